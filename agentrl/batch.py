@@ -1,0 +1,85 @@
+"""The ragged batch: N sequences as T tokens in a row and the offsets where each begins. There is no padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+_TOKEN = {"kind": "token"}
+_SEQUENCE = {"kind": "sequence"}
+
+
+@dataclass(slots=True)
+class RaggedBatch:
+    """T tokens of N sequences. Legend: T tokens, N sequences.
+
+    A token field's entry t belongs to ids[t]: `logprobs[t]` is log p(ids[t] | the tokens before it in its sequence),
+    so the first token of a sequence never carries one. `mask` is True where the policy sampled the token.
+    """
+
+    offsets: torch.Tensor  # [N + 1] int64, offsets[0] = 0, offsets[N] = T
+    ids: torch.Tensor = field(metadata=_TOKEN)  # [T] int64
+    mask: torch.Tensor = field(metadata=_TOKEN)  # [T] bool
+    rollout_logprobs: torch.Tensor = field(metadata=_TOKEN)  # [T] float32, the engine's
+    rewards: torch.Tensor = field(metadata=_TOKEN)  # [T] float32, each on a policy token
+    group: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, index of the prompt
+    trajectory: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, sequences of one trajectory share it
+    old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the trainer's, before the update
+    ref_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the reference policy's
+    values: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the critic's
+    advantages: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
+    returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
+
+    def __len__(self) -> int:
+        return self.offsets.numel() - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self.ids.numel()
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """[N] int64"""
+        return self.offsets.diff()
+
+    def select(self, indices: Sequence[int]) -> RaggedBatch:
+        """The sequences `indices`, in that order."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        lengths = self.lengths[rows]
+        offsets = torch.zeros(len(indices) + 1, dtype=torch.int64)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        # Position of each chosen token in the old batch: its sequence's old start plus its place in the sequence.
+        take = torch.repeat_interleave(self.offsets[rows] - offsets[:-1], lengths) + torch.arange(int(offsets[-1]))
+        changes: dict[str, Any] = {"offsets": offsets}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None and item.metadata:
+                changes[item.name] = value[take] if item.metadata["kind"] == "token" else value[rows]
+        return replace(self, **changes)
+
+    def sequence_ids(self) -> torch.Tensor:
+        """[T] int64: which sequence each token belongs to."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.lengths)
+
+
+def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group sequence indices into micro-batches of at most `max_tokens` tokens, longest first, first fit.
+
+    A sequence longer than `max_tokens` gets a micro-batch of its own. Deterministic.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in order:
+        for position, free in enumerate(room):
+            if lengths[index] <= free:
+                bins[position].append(index)
+                room[position] -= lengths[index]
+                break
+        else:
+            bins.append([index])
+            room.append(max_tokens - lengths[index])
+    return bins

@@ -1,0 +1,1 @@
+"""Rollout engines: token ids in, sampled token ids and log-probs out."""

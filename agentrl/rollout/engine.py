@@ -1,0 +1,124 @@
+"""The contract of a rollout engine. `tests/rollout/contract.py` holds every implementation to it.
+
+Conventions, the same as SGLang's: log-probs are of log_softmax(logits / temperature) over the whole vocabulary, not
+renormalised for top-p or top-k; at temperature 0 (greedy) of plain log_softmax(logits). A stop token stays in the ids.
+With a stop string the ids end with the token that completed it. An aborted request returns what it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from agentrl.trajectory import VersionSpan
+
+if TYPE_CHECKING:
+    import torch
+
+PauseMode = Literal["abort", "in_place", "retract"]
+
+
+class EngineError(RuntimeError):
+    """The engine failed, not the request: the trajectory may be retried."""
+
+
+class RequestError(ValueError):
+    """The request can never be served (id outside the vocabulary, context too long, bad parameter)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. `max_new_tokens` counts tokens; `top_k` -1 means all; temperature 0 means greedy."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    """Same seed, same ids and same weights give the same tokens, whatever else runs in the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReason:
+    """Why generation ended: a stop token (matched: its id) or stop string (matched: str), the length, or an abort."""
+
+    kind: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What was sampled. `versions` spans are relative to `ids` and cover it."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    versions: list[VersionSpan]
+    cached_tokens: int = 0
+    """How many of the prompt's tokens came from the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """What the engine says of itself."""
+
+    version: int
+    running: int
+    waiting: int
+    paused: bool
+    asleep: bool
+
+
+class RolloutEngine(Protocol):
+    """Generates tokens for many sessions at once. All methods are coroutines of one event loop."""
+
+    async def generate(self, ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+        """Continue `ids`. `session` names the trajectory, so that its KV cache is found again on the next turn.
+
+        Raises RequestError (this request can never be served) or EngineError (the engine failed).
+        """
+        ...
+
+    async def abort(self, session: str | None = None) -> None:
+        """End one session's running request, or all of them; each returns with what it has. Unknown is no error."""
+        ...
+
+    async def release(self, session: str) -> None:
+        """The session is over; its KV cache may be dropped."""
+        ...
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Stop sampling. abort: end what runs; in_place: keep it with its KV; retract: keep it, drop its KV."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`. New requests made meanwhile were waiting."""
+        ...
+
+    async def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Replace weights by Hugging Face parameter name. All or nothing: unknown names or shapes raise ValueError
+        before anything is changed. KV caches of the old weights are dropped, except of requests paused in_place.
+        Sampling stops between two steps for the exchange; running requests go on with the new version.
+        """
+        ...
+
+    async def flush_cache(self) -> None:
+        """Drop all KV that no running request uses."""
+        ...
+
+    async def sleep(self) -> None:
+        """Free the KV cache. Raises EngineError when requests are running."""
+        ...
+
+    async def wake(self) -> None:
+        """Undo `sleep`."""
+        ...
+
+    async def health(self) -> EngineHealth: ...
+
+    async def close(self) -> None:
+        """End all requests with an abort and free everything."""
+        ...
