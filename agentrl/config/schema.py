@@ -1,0 +1,383 @@
+"""Every config key, its type, its default and what it does. Importable without torch.
+
+The classes mirror the Hydra groups under `configs/`. Lengths are in tokens, times in seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+KLType = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+
+
+class Section(BaseModel):
+    """A group of keys: unknown keys are refused, values are checked, and nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class DataConfig(Section):
+    """`data.*`"""
+
+    train_files: str | list[str] = "quickstart"
+    """Parquet files or glob patterns; `quickstart` means the made-up tasks of `python -m data_prep.quickstart`."""
+    val_files: str | list[str] | None = "quickstart"
+    """The same for validation; null: no validation."""
+    prompt_key: str = "prompt"
+    """The column that holds the messages."""
+    train_batch_size: int = Field(32, gt=0)
+    """Prompts a step."""
+    val_batch_size: int | None = Field(None, gt=0)
+    """Prompts validated at once; null: all."""
+    train_max_samples: int | None = Field(None, gt=0)
+    """Use only the first so many rows."""
+    val_max_samples: int | None = Field(None, gt=0)
+    max_prompt_length: int = Field(512, gt=0)
+    """Tokens of the first rendered prompt, tools included."""
+    max_response_length: int = Field(512, gt=0)
+    """Tokens after the first prompt, over all turns, tool answers included."""
+    filter_overlong_prompts: bool = True
+    """True: leave out rows whose prompt is too long, and count them; False: refuse the data set, naming the first."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """What to do with a row that does not fit the schema: stop and name it, or skip and count it."""
+    shuffle: bool = True
+    seed: int = 1
+    """Seed of the data order."""
+
+
+class ModelConfig(Section):
+    """`actor_rollout_ref.model.*`"""
+
+    path: str = "quickstart"
+    """A Hugging Face model directory or name; `quickstart` makes and warms up the tiny policy first."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Parameter type of policy, reference and embedded engine."""
+    trust_remote_code: bool = False
+    enable_gradient_checkpointing: bool = False
+    chat_template: str | None = None
+    """A Jinja file that replaces the tokenizer's chat template."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further variables for the chat template or renderer, e.g. enable_thinking."""
+
+
+class OptimConfig(Section):
+    """`*.optim.*`"""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """muon: matrices by Muon at `lr`, everything else by AdamW at `adamw_lr`."""
+    lr: float = Field(1e-6, gt=0)
+    adamw_lr: float | None = Field(None, gt=0)
+    """Only with name=muon."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.01, ge=0)
+    lr_warmup_steps: int = Field(0, ge=0)
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Where cosine and linear end, as a fraction of `lr`."""
+
+
+class PolicyLossConfig(Section):
+    """`actor_rollout_ref.actor.policy_loss.*`"""
+
+    loss_mode: Literal["vanilla", "gspo"] = "vanilla"
+    """vanilla: PPO's clipped ratio by token; gspo: by sequence (arXiv:2507.18071)."""
+
+
+class ActorConfig(Section):
+    """`actor_rollout_ref.actor.*`"""
+
+    strategy: Literal["fsdp2"] = "fsdp2"
+    ppo_mini_batch_size: int = Field(16, gt=0)
+    """Prompts an optimizer step; must divide data.train_batch_size."""
+    ppo_epochs: int = Field(1, gt=0)
+    ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
+    """Tokens a micro-batch; changes memory, never the result."""
+    clip_ratio: float = Field(0.2, gt=0)
+    """Both clip bounds at once; set this or the two below."""
+    clip_ratio_low: float | None = Field(None, gt=0)
+    clip_ratio_high: float | None = Field(None, gt=0)
+    clip_ratio_c: float = Field(3.0, gt=1)
+    """Dual-clip bound for negative advantages (arXiv:1912.09729)."""
+    loss_agg_mode: LossAggMode = "token-mean"
+    entropy_coeff: float = 0.0
+    use_kl_loss: bool = False
+    kl_loss_coef: float = Field(0.001, ge=0)
+    """Only with use_kl_loss."""
+    kl_loss_type: KLType = "low_var_kl"
+    """Only with use_kl_loss."""
+    grad_clip: float = Field(1.0, gt=0)
+    shuffle: bool = True
+    """Shuffle the prompts over the mini-batches."""
+    policy_loss: PolicyLossConfig = PolicyLossConfig()
+    optim: OptimConfig = OptimConfig()
+
+
+class RefConfig(Section):
+    """`actor_rollout_ref.ref.*`"""
+
+    path: str | None = None
+    """Model of the reference policy; null: the policy's own start."""
+    log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)
+
+
+class MultiTurnConfig(Section):
+    """`actor_rollout_ref.rollout.multi_turn.*`"""
+
+    tool_config_path: str | None = None
+    """YAML of the tools; `quickstart` with the quickstart data. Relative to the working directory, else to configs/."""
+    interaction_config_path: str | None = None
+    """YAML of the interactions."""
+    format: str = "auto"
+    """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, or
+    `template:<parser>` for the tokenizer's own template with a parser (hermes, qwen3_coder, glm, deepseek_v3, none)."""
+    max_assistant_turns: int = Field(8, gt=0)
+    max_user_turns: int = Field(8, ge=0)
+    """Answers of an interaction."""
+    max_tokens_per_turn: int | None = Field(None, gt=0)
+    """Cap on one assistant turn; null: only the response budget."""
+    max_tool_response_length: int = Field(1024, gt=0)
+    """Tokens of one tool answer; longer ones are cut with a visible marker."""
+    tool_response_truncate_side: Literal["left", "right", "middle"] = "middle"
+    """Which part of a long answer is cut away."""
+    max_parallel_calls: int = Field(16, gt=0)
+    """Tool calls in one message that are run; the rest get an error as their answer."""
+    max_malformed: int = Field(4, ge=0)
+    """Malformed calls after which the trajectory ends."""
+    force_final_answer: bool = True
+    """At the turn limit with calls pending: one last generation without tools."""
+    tool_timeout: float = Field(30.0, gt=0)
+    """Deadline of one tool call, unless the tool's own YAML sets another."""
+
+
+class AgentConfig(Section):
+    """`actor_rollout_ref.rollout.agent.*`"""
+
+    default_agent_loop: str = "single_turn"
+    """For rows without `agent_name`."""
+    agent_loop_config_path: str | None = None
+    """YAML of user agent loops: a list of `name` and `_target_`."""
+    max_concurrent: int = Field(1024, gt=0)
+    """Trajectories that run at once."""
+    trajectory_timeout: float = Field(600.0, gt=0)
+    max_retries: int = Field(2, ge=0)
+    """Fresh tries of a trajectory that failed for a fault of the infrastructure."""
+    max_failed_fraction: float = Field(0.5, ge=0, le=1)
+    """A step stops the run when a larger part of its trajectories failed."""
+
+
+class ValKwargs(Section):
+    """`actor_rollout_ref.rollout.val_kwargs.*`"""
+
+    n: int = Field(1, gt=0)
+    """Sampled trajectories a prompt: gives mean@n and pass@k; 0 with greedy only is not offered, set do_sample=False."""
+    do_sample: bool = True
+    """Validate by sampling."""
+    greedy: bool = True
+    """Validate greedily too (one trajectory a prompt)."""
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(-1, ge=-1)
+
+
+class RolloutConfig(Section):
+    """`actor_rollout_ref.rollout.*`"""
+
+    name: Literal["embedded", "sglang"] = "embedded"
+    n: int = Field(8, gt=0)
+    """Trajectories a prompt."""
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(-1, ge=-1)
+    max_model_len: int | None = Field(None, gt=0)
+    """Longest context; null: data.max_prompt_length + data.max_response_length."""
+    max_num_seqs: int = Field(256, gt=0)
+    """Sequences in the engine's running batch."""
+    log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)
+    """Tokens a micro-batch of the log-prob pass."""
+    multi_turn: MultiTurnConfig = MultiTurnConfig()
+    agent: AgentConfig = AgentConfig()
+    val_kwargs: ValKwargs = ValKwargs()
+
+
+class ActorRolloutRefConfig(Section):
+    """`actor_rollout_ref.*`"""
+
+    model: ModelConfig = ModelConfig()
+    actor: ActorConfig = ActorConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    ref: RefConfig = RefConfig()
+
+
+class CriticConfig(Section):
+    """`critic.*`: only with an advantage estimator that needs values (gae)."""
+
+    path: str | None = None
+    """Model the critic starts from; null: the policy's start."""
+    ppo_mini_batch_size: int | None = Field(None, gt=0)
+    """null: the actor's."""
+    ppo_epochs: int | None = Field(None, gt=0)
+    """null: the actor's."""
+    ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
+    cliprange_value: float = Field(0.5, gt=0)
+    loss_agg_mode: LossAggMode = "token-mean"
+    grad_clip: float = Field(1.0, gt=0)
+    optim: OptimConfig = OptimConfig(lr=1e-5)
+
+
+class RewardConfig(Section):
+    """`reward_model.*`"""
+
+    timeout: float = Field(60.0, gt=0)
+    """Deadline of scoring one trajectory."""
+    max_concurrent: int = Field(64, gt=0)
+    """Scorers that run at once."""
+
+
+class CustomRewardConfig(Section):
+    """`custom_reward_function.*`"""
+
+    path: str | None = None
+    """A Python file; its function replaces the scorers by data source."""
+    name: str = "compute_score"
+    reward_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class KLCtrlConfig(Section):
+    """`algorithm.kl_ctrl.*`: only with use_kl_in_reward."""
+
+    type: Literal["fixed", "adaptive"] = "fixed"
+    kl_coef: float = Field(0.001, ge=0)
+    horizon: int = Field(10000, gt=0)
+    """adaptive only."""
+    target_kl: float = Field(0.1, gt=0)
+    """adaptive only."""
+
+
+class FilterGroupsConfig(Section):
+    """`algorithm.filter_groups.*`"""
+
+    enable: bool = True
+    """Leave groups whose rewards are all equal out of the update (their advantages are zero); group estimators only."""
+
+
+class AlgorithmConfig(Section):
+    """`algorithm.*`"""
+
+    adv_estimator: Literal["grpo", "gae", "rloo", "reinforce_plus_plus", "remax", "opo", "grpo_turn"] = "grpo"
+    gamma: float = Field(1.0, ge=0, le=1)
+    lam: float = Field(1.0, ge=0, le=1)
+    norm_adv_by_std_in_grpo: bool = True
+    """False: Dr. GRPO (arXiv:2503.20783)."""
+    use_kl_in_reward: bool = False
+    kl_penalty: KLType = "kl"
+    """Only with use_kl_in_reward."""
+    kl_ctrl: KLCtrlConfig = KLCtrlConfig()
+    turn_reward_coef: float = Field(1.0, ge=0)
+    """Weight of turn rewards (tools, interactions) beside the trajectory's score; 0 leaves them out."""
+    filter_groups: FilterGroupsConfig = FilterGroupsConfig()
+
+
+class TrainerConfig(Section):
+    """`trainer.*`"""
+
+    project_name: str = "agentrl"
+    """Project in wandb and title of the plot."""
+    experiment_name: str = "quickstart"
+    default_local_dir: str = "runs/${trainer.experiment_name}"
+    """Where everything the run writes goes."""
+    total_epochs: int = Field(1, gt=0)
+    total_training_steps: int | None = Field(None, gt=0)
+    """null: as many as total_epochs gives."""
+    logger: list[Literal["console", "jsonl", "tensorboard", "wandb"]] = ["console", "jsonl"]
+    save_freq: int = -1
+    """Checkpoint every so many steps, and at the end; -1: only at the end."""
+    test_freq: int = -1
+    """Validate every so many steps, and at the end; -1: only at the end."""
+    val_before_train: bool = True
+    val_only: bool = False
+    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
+    """auto: go on from the newest checkpoint in default_local_dir, if there is one; disable: start anew, refusing to
+    overwrite a finished run's files unless it is the same experiment started over."""
+    resume_from_path: str | None = None
+    """Only with resume_mode=resume_path."""
+    max_actor_ckpt_to_keep: int | None = Field(2, gt=0)
+    critic_warmup: int = Field(0, ge=0)
+    """Steps in which only the critic learns; only with a critic."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    nnodes: Literal[1] = 1
+    n_gpus_per_node: Literal[1] = 1
+    seed: int = 1
+    """Seed of sampling and of mini-batch order. With the same seed, data and machine a run repeats exactly."""
+    save_trajectories: Literal["all", "val", "none"] = "all"
+    show_trajectory_freq: int = 10
+    """Show one whole trajectory every so many steps; -1: never."""
+
+
+class QuickstartConfig(Section):
+    """`quickstart.*`: only when data or model is `quickstart`."""
+
+    dir: str = "runs/quickstart-assets"
+    """Where data, tokenizer and warmed-up policy are made; found there, they are used again if made with these keys."""
+    seed: int = 1
+    train_rows: int = Field(2048, gt=0)
+    val_rows: int = Field(96, gt=0)
+
+
+class Config(Section):
+    """The whole config of `python -m agentrl.train`."""
+
+    data: DataConfig = DataConfig()
+    actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
+    critic: CriticConfig = CriticConfig()
+    reward_model: RewardConfig = RewardConfig()
+    custom_reward_function: CustomRewardConfig = CustomRewardConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    quickstart: QuickstartConfig = QuickstartConfig()
+
+
+class SFTDataConfig(Section):
+    """`data.*` of `python -m agentrl.sft`."""
+
+    train_files: str | list[str]
+    val_files: str | list[str] | None = None
+    messages_key: str = "messages"
+    tools_key: str = "tools"
+    """Column with the tools of a transcript, as OpenAI schemas in JSON text; may be absent."""
+    train_batch_size: int = Field(32, gt=0)
+    """Transcripts an optimizer step."""
+    max_length: int = Field(2048, gt=0)
+    truncation: Literal["error", "skip"] = "error"
+    """What to do with a longer transcript."""
+    max_token_len_per_gpu: int = Field(16384, gt=0)
+    shuffle: bool = True
+    seed: int = 1
+
+
+class SFTTrainerConfig(Section):
+    """`trainer.*` of `python -m agentrl.sft`."""
+
+    default_local_dir: str = "runs/sft"
+    total_epochs: int = Field(1, gt=0)
+    total_training_steps: int | None = Field(None, gt=0)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int = 1
+    logger: list[Literal["console", "jsonl", "tensorboard", "wandb"]] = ["console", "jsonl"]
+    project_name: str = "agentrl"
+    experiment_name: str = "sft"
+    test_freq: int = -1
+
+
+class SFTConfig(Section):
+    """The whole config of `python -m agentrl.sft`."""
+
+    data: SFTDataConfig
+    model: ModelConfig = ModelConfig()
+    format: str = "auto"
+    """As `actor_rollout_ref.rollout.multi_turn.format`."""
+    optim: OptimConfig = OptimConfig(lr=1e-5)
+    grad_clip: float = Field(1.0, gt=0)
+    trainer: SFTTrainerConfig = SFTTrainerConfig()

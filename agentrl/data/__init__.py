@@ -1,0 +1,1 @@
+"""Parquet rows in, samples out."""

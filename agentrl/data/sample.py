@@ -1,0 +1,29 @@
+"""One row of a data set, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.trajectory import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One row. `row` and `file` say where it came from, for messages."""
+
+    prompt: list[Message]
+    data_source: str
+    agent_name: str
+    ground_truth: Any = None
+    """`reward_model.ground_truth` of the row."""
+    ability: str | None = None
+    tools_kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By tool name: {"create_kwargs": {...}, ...}. When not empty, only these tools are offered in the prompt;
+    when empty, all configured tools are."""
+    interaction_kwargs: dict[str, Any] = field(default_factory=dict)
+    extra_info: dict[str, Any] = field(default_factory=dict)
+    index: int = 0
+    """Position in the data set, over all files."""
+    file: str = ""
+    row: int = 0
