@@ -19,8 +19,8 @@ class Sample:
     """`reward_model.ground_truth` of the row."""
     ability: str | None = None
     tools_kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By tool name: {"create_kwargs": {...}, ...}. When not empty, only these tools are offered in the prompt;
-    when empty, all configured tools are."""
+    """By tool name: {"create_kwargs": {...}, ...}. Every configured tool is offered, named here or not; a name that
+    is not configured is an error."""
     interaction_kwargs: dict[str, Any] = field(default_factory=dict)
     extra_info: dict[str, Any] = field(default_factory=dict)
     index: int = 0
