@@ -1,0 +1,26 @@
+"""Agent loops: how the policy acts on one sample, and the scheduler that runs many at once."""
+
+from agentrl.agent_loop.base import AgentLoop, Episode, LoopContext, Reply
+from agentrl.agent_loop.limits import LoopLimits
+from agentrl.agent_loop.react import ReactLoop
+from agentrl.agent_loop.registry import agent_names, get_loop, load_agent_loops, register
+from agentrl.agent_loop.scheduler import Request, Scheduler
+from agentrl.agent_loop.single_turn import SingleTurnLoop
+from agentrl.agent_loop.tool_agent import ToolAgentLoop
+
+__all__ = [
+    "AgentLoop",
+    "Episode",
+    "LoopContext",
+    "LoopLimits",
+    "ReactLoop",
+    "Reply",
+    "Request",
+    "Scheduler",
+    "SingleTurnLoop",
+    "ToolAgentLoop",
+    "agent_names",
+    "get_loop",
+    "load_agent_loops",
+    "register",
+]

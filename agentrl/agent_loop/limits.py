@@ -1,0 +1,46 @@
+"""The budgets of one trajectory, and the seeds of its turns."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from agentrl.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLimits:
+    """Lengths in tokens, times in seconds."""
+
+    max_response_tokens: int
+    max_model_len: int
+    max_assistant_turns: int
+    max_user_turns: int
+    max_tokens_per_turn: int | None
+    max_parallel_calls: int
+    max_malformed: int
+    force_final_answer: bool
+    call_timeout: float
+    """Deadline of one call of an interaction; tools have their own."""
+
+    @staticmethod
+    def of(config: Config) -> LoopLimits:
+        rollout = config.actor_rollout_ref.rollout
+        turns = rollout.multi_turn
+        return LoopLimits(
+            max_response_tokens=config.data.max_response_length,
+            max_model_len=rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length,
+            max_assistant_turns=turns.max_assistant_turns,
+            max_user_turns=turns.max_user_turns,
+            max_tokens_per_turn=turns.max_tokens_per_turn,
+            max_parallel_calls=turns.max_parallel_calls,
+            max_malformed=turns.max_malformed,
+            force_final_answer=turns.force_final_answer,
+            call_timeout=turns.tool_timeout,
+        )
+
+
+def seed_of(*parts: int | str) -> int:
+    """A 63-bit seed that depends on all parts and on nothing else."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,138 @@
+"""Runs many trajectories at once.
+
+Invariant: every request ends exactly once, as a scored trajectory or as a counted failure. A failure carries no
+reward. At most `max_concurrent` tries run at a time; scoring starts when a trajectory ends and does not hold a place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.agent_loop.base import AgentLoop, Episode, LoopContext
+from agentrl.agent_loop.limits import seed_of
+from agentrl.data.sample import Sample
+from agentrl.errors import UserError
+from agentrl.reward import RewardManager
+from agentrl.rollout.engine import RequestError, SamplingParams
+from agentrl.trajectory import Status, Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One trajectory to run."""
+
+    uid: str
+    group: int
+    sample: Sample
+    params: SamplingParams
+    """Only temperature, top_p and top_k are read."""
+    seed: int
+    count_drift: bool = False
+    """Compare its tokens with a full re-render at the end (costs a render)."""
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """See the module. `loops` maps agent names to loop objects."""
+
+    context: LoopContext
+    loops: Mapping[str, AgentLoop]
+    reward: RewardManager | None
+    max_concurrent: int
+    trajectory_timeout: float
+    max_retries: int
+    running: dict[str, Episode] = field(default_factory=dict)
+
+    async def run(
+        self, requests: Sequence[Request], on_end: Callable[[Trajectory], None] | None = None
+    ) -> list[Trajectory]:
+        """Run all requests; the result is in their order. `on_end` is called once a trajectory, when it ends.
+
+        Raises UserError when user code or data makes every further try pointless.
+        """
+        places = asyncio.Semaphore(self.max_concurrent)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._run_one(request, places, on_end)) for request in requests]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        return [task.result() for task in tasks]
+
+    def waiting_for(self) -> dict[str, int]:
+        """What the running trajectories wait for, most frequent first."""
+        return dict(Counter(episode.waiting_for.split(" (")[0] for episode in self.running.values()).most_common())
+
+    async def _run_one(
+        self, request: Request, places: asyncio.Semaphore, on_end: Callable[[Trajectory], None] | None
+    ) -> Trajectory:
+        async with places:
+            trajectory = await self._with_retries(request)
+        if self.reward is not None and trajectory.status not in (Status.FAILED, Status.TIMEOUT, Status.ABORTED):
+            await self.reward.score(trajectory, request.sample)
+        if on_end is not None:
+            on_end(trajectory)
+        return trajectory
+
+    async def _with_retries(self, request: Request) -> Trajectory:
+        attempt = 0
+        while True:
+            trajectory = await self._try(request, attempt)
+            if trajectory.status is not Status.FAILED or attempt >= self.max_retries:
+                trajectory.metrics["retries"] = float(attempt)
+                return trajectory
+            attempt += 1
+            logger.warning("trajectory %s: %s; try %d", request.uid, trajectory.failure, attempt + 1)
+
+    async def _try(self, request: Request, attempt: int) -> Trajectory:
+        """One try from the start. Exceptions of the loop are attributed here, and only here."""
+        sample = request.sample
+        trajectory = Trajectory(request.uid, request.group, sample.data_source, sample.agent_name)
+        episode = Episode(
+            context=self.context,
+            sample=sample,
+            trajectory=trajectory,
+            params=request.params,
+            seed=seed_of(request.seed, attempt),
+            session=f"{request.uid}.{attempt}",
+        )
+        self.running[episode.session] = episode
+        try:
+            await self._run_loop(episode)
+            if request.count_drift and trajectory.status is Status.COMPLETED:
+                episode.count_drift()
+        except UserError:
+            raise
+        except RequestError as error:
+            fail(trajectory, "request", error)
+        except Exception as error:
+            fail(trajectory, type(error).__name__, error)
+        finally:
+            del self.running[episode.session]
+            await self.context.engine.release(episode.session)
+        return trajectory
+
+    async def _run_loop(self, episode: Episode) -> None:
+        loop = self.loops[episode.sample.agent_name]
+        deadline = asyncio.timeout(self.trajectory_timeout)
+        try:
+            async with deadline:
+                await loop.run(episode)
+        except TimeoutError as error:
+            if not deadline.expired():
+                # A deadline of a single call (interaction): infrastructure, to be retried.
+                raise TimeoutError(f"no answer in time from {episode.waiting_for}") from error
+            episode.finish(Status.TIMEOUT)
+            episode.trajectory.failure = f"timeout: {self.trajectory_timeout:g} s passed waiting for {episode.waiting_for}"
+
+
+def fail(trajectory: Trajectory, kind: str, error: Exception) -> None:
+    """End a trajectory as an infrastructure failure: without score, never trained on."""
+    trajectory.status = Status.FAILED
+    trajectory.score = None
+    trajectory.failure = f"{kind}: {error}"

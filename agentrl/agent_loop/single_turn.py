@@ -1,0 +1,20 @@
+"""One prompt, one answer."""
+
+from __future__ import annotations
+
+from agentrl.agent_loop.base import AgentLoop, Episode
+from agentrl.agent_loop.registry import register
+from agentrl.agent_loop.outcome import status_of
+from agentrl.trajectory import Status
+
+
+@register("single_turn")
+class SingleTurnLoop(AgentLoop):
+    """Generate once; no tools are offered."""
+
+    async def run(self, episode: Episode) -> None:
+        episode.start(episode.sample.prompt)
+        if episode.budget_left <= 0:
+            return episode.finish(Status.LENGTH)
+        reply = await episode.generate()
+        episode.finish(status_of(reply) or Status.COMPLETED)
