@@ -17,7 +17,7 @@ from agentrl.agent_loop.limits import seed_of
 from agentrl.data.sample import Sample
 from agentrl.errors import UserError
 from agentrl.reward import RewardManager
-from agentrl.rollout.engine import RequestError, SamplingParams
+from agentrl.rollout.engine import SamplingParams
 from agentrl.trajectory import Status, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -108,8 +108,6 @@ class Scheduler:
                 episode.count_drift()
         except UserError:
             raise
-        except RequestError as error:
-            fail(trajectory, "request", error)
         except Exception as error:
             fail(trajectory, type(error).__name__, error)
         finally:
