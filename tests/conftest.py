@@ -1,0 +1,41 @@
+"""What every test needs: one thread a process, no network, and the shared data where it is present."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported by any test: the test machine has two cores, and spinning OpenMP threads would eat them.
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    MKL_NUM_THREADS="1",
+    OMP_WAIT_POLICY="PASSIVE",
+    TOKENIZERS_PARALLELISM="false",
+    HF_HUB_OFFLINE="1",
+    MPLBACKEND="Agg",
+)
+
+PROJECT = Path(__file__).resolve().parent.parent
+SHARED = next((path for path in (PROJECT.parent / "shared", PROJECT / "shared") if (path / "data").is_dir()), None)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """`../shared`, with real data sets under `data/`, that is not part of the project; skips the test where absent."""
+    if SHARED is None:
+        pytest.skip(f"no shared/data folder beside the checkout {PROJECT}: this test reads real data from there")
+    return SHARED
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, None]:
+    """Under .ci/run a test that reads the shared data may not be skipped while the data is there."""
+    outcome = yield
+    report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
+    reads_shared = "shared_data" in getattr(item, "fixturenames", ())
+    if report.skipped and reads_shared and SHARED is not None and os.environ.get("AGENTRL_CI") == "1":
+        report.outcome = "failed"
+        report.longrepr = f"skipped although {SHARED} is there: {report.longrepr}"
