@@ -1,0 +1,133 @@
+"""A trajectory as pieces of text that are safe to show on a terminal, told apart by who wrote them.
+
+The pieces come from the transcript's mask and turn spans, so they show exactly what is trained on. Whatever a model
+or a tool wrote, no control character, terminal escape or invisible character reaches the output as itself.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from agentrl.trajectory import Trajectory, Transcript, Turn
+
+Decode = Callable[[Sequence[int]], str]
+Kind = Literal["prompt", "policy", "call", "tool", "user", "template"]
+
+# How the families mark a tool call in the policy's text; what is not found here is found by the tool's name.
+_CALL = re.compile(
+    r"<tool_call>.*?(?:</tool_call>|\Z)"
+    r"|<function=.*?(?:</function>|\Z)"
+    r"|<｜tool▁calls▁begin｜>.*?(?:<｜tool▁calls▁end｜>|\Z)"
+    r"|<\|tool_calls_section_begin\|>.*?(?:<\|tool_calls_section_end\|>|\Z)"
+    r"|<\|tool_call>.*?(?:<tool_call\|>|\Z)"
+    r"|\[TOOL_CALLS\].*"
+    r"|<\|python_tag\|>.*"
+    r"|^Action:.*?(?=^Observation:|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a trajectory's text that one side wrote."""
+
+    kind: Kind
+    text: str
+
+
+def visible(text: str) -> str:
+    """`text` with every control, format, surrogate or unassigned character but newline and tab spelled out.
+
+    ESC becomes U+241B and so on (the Unicode control pictures); others become `\\x9b` or `\\u202e`.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_visible_character, text.replace("\r\n", "\n"))).expandtabs(4)
+
+
+def _visible_character(character: str) -> str:
+    if character.isprintable() or character in "\n\t" or unicodedata.category(character) not in _INVISIBLE:
+        return character
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def pieces(trajectory: Trajectory, index: int, decode: Decode) -> list[Piece]:
+    """The text of transcript `index` in order. Sampled tokens give `policy` and `call`, the others the rest."""
+    transcript = trajectory.transcripts[index]
+    turns = [turn for turn in trajectory.turns if turn.transcript == index]
+    found: list[Piece] = []
+    for start, end, sampled in _runs(transcript):
+        text = visible(decode(transcript.ids[start:end]))
+        turn = next((turn for turn in turns if turn.start < end and turn.end > start), None)
+        if sampled:
+            found.extend(_split_calls(text, turn))
+        else:
+            found.append(Piece(_observed_kind(start, transcript, turn), text))
+    return found
+
+
+def _runs(transcript: Transcript) -> Iterator[tuple[int, int, bool]]:
+    """Spans [start, end) of equal mask; the first prompt is a span of its own."""
+    start = 0
+    labels = ((index < transcript.prompt_length, mask) for index, mask in enumerate(transcript.mask))
+    for (_, mask), run in groupby(labels):
+        end = start + sum(1 for _ in run)
+        yield start, end, bool(mask)
+        start = end
+
+
+def _observed_kind(start: int, transcript: Transcript, turn: Turn | None) -> Kind:
+    if start < transcript.prompt_length:
+        return "prompt"
+    if turn is None:
+        return "template"
+    return "tool" if turn.role == "tool" else "user"
+
+
+def _split_calls(text: str, turn: Turn | None) -> list[Piece]:
+    """The policy's text with its tool calls as pieces of their own."""
+    spans = [match.span() for match in _CALL.finditer(text)]
+    if not spans and turn is not None and turn.calls:
+        at = text.find(turn.calls[0].name) if turn.calls[0].name else -1
+        spans = [(text.rfind("\n", 0, at) + 1, len(text))] if at >= 0 else []
+    found: list[Piece] = []
+    done = 0
+    for start, end in spans:
+        found.extend((Piece("policy", text[done:start]), Piece("call", text[start:end])))
+        done = end
+    found.append(Piece("policy", text[done:]))
+    return [piece for piece in found if piece.text]
+
+
+def headline(trajectory: Trajectory) -> str:
+    """What became of the trajectory, in one line."""
+    parts = [trajectory.data_source, trajectory.agent_name, str(trajectory.status)]
+    if trajectory.failure:
+        parts.append(trajectory.failure)
+    if trajectory.score is not None:
+        parts.append(f"score {trajectory.score:g}")
+    if trajectory.turn_rewards:
+        parts.append(f"turn rewards {sum(trajectory.turn_rewards):g}")
+    turns = sum(turn.role == "assistant" for turn in trajectory.turns)
+    parts.extend((f"{turns} turns", f"{len(trajectory.tool_calls)} calls", f"{trajectory.num_sampled} tokens sampled"))
+    return visible(" · ".join(parts)).replace("\n", " ")
+
+
+def cut(lines: list[str], limit: int) -> list[str]:
+    """At most `limit` lines: the middle is replaced by one line that counts what was left out."""
+    if len(lines) <= limit:
+        return lines
+    head, tail = limit // 2, limit - limit // 2 - 1
+    hidden = len(lines) - head - tail
+    return [*lines[:head], f"… {hidden} lines not shown …", *lines[len(lines) - tail :]]

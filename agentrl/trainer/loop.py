@@ -1,0 +1,204 @@
+"""The training loop. `Trainer.train_step` reads top to bottom like the algorithm.
+
+Everything random is derived from (trainer.seed, step, prompt, trajectory, position), so a resumed run needs no
+generator state: it continues with the same batches and, on one device, the same numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl.algorithms.advantages import compute_advantages, informative_sequences
+from agentrl.algorithms.kl import apply_kl_to_rewards
+from agentrl.batch import RaggedBatch
+from agentrl.batching import from_trajectories
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.trainer.build import Parts
+from agentrl.trainer.metrics import step_metrics
+from agentrl.trainer.plot import plot
+from agentrl.trainer.record import write_trajectories
+from agentrl.trainer.validation import validate
+from agentrl.trajectory import Trajectory
+
+Metrics = dict[str, float]
+
+
+class Trainer:
+    """Runs `parts` from the newest checkpoint, or from the start, to the last step."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.display = parts.display
+        self.step = 0
+        self.seconds: Metrics = {}
+
+    def fit(self) -> Metrics:
+        """Train and return the last validation's metrics (empty without validation)."""
+        config, total = self.config.trainer, self.parts.total_steps
+        validation: Metrics = {}
+        self.resume()
+        if self.step == 0 and (config.val_before_train or config.val_only):
+            validation = self.validate()
+            self.log(validation)
+        if config.val_only:
+            return validation
+        with self.display.stage("train", total=total, done=self.step) as stage:
+            while self.step < total:
+                self.step += 1
+                metrics = self.train_step()
+                if due(config.test_freq, self.step, total):
+                    validation = self.validate()
+                    metrics |= validation
+                self.display.step(self.step, total, metrics)
+                self.log(metrics)
+                if due(config.save_freq, self.step, total):
+                    self.save()
+                stage.advance(1)
+        self.export()
+        return validation
+
+    def train_step(self) -> Metrics:
+        """One step: rollouts, log-probs, advantages, update, weights to the engine."""
+        parts, algorithm = self.parts, self.config.algorithm
+        self.seconds = {}
+        began = time.perf_counter()
+
+        samples = next(parts.loader)
+        with self.timed("rollout"):
+            trajectories = parts.rollouts.train(samples, self.step)
+        metrics = step_metrics(trajectories)
+        self.record(trajectories, "train")
+        batch = from_trajectories(self.usable(trajectories), turn_reward_coef=algorithm.turn_reward_coef)
+
+        with self.timed("old_log_prob"):
+            batch.old_logprobs, metrics_old = parts.policy.run("compute_log_probs", batch)
+        metrics |= metrics_old
+        if parts.reference is not None:
+            with self.timed("ref_log_prob"):
+                batch.ref_logprobs, _ = parts.reference.run("compute_log_probs", batch)
+        if parts.kl_controller is not None:
+            batch, kl_metrics = apply_kl_to_rewards(batch, algorithm.kl_penalty, parts.kl_controller)
+            metrics |= kl_metrics
+        if parts.critic is not None:
+            with self.timed("values"):
+                batch.values = parts.critic.run("compute_values", batch)
+
+        batch = compute_advantages(batch, algorithm)
+        if algorithm.filter_groups.enable and parts.critic is None:
+            kept = informative_sequences(batch)
+            metrics["train/filtered_fraction"] = 1 - len(kept) / max(len(batch), 1)
+            batch = batch.select(kept)
+
+        if parts.critic is not None:
+            with self.timed("update_critic"):
+                metrics |= parts.critic.run("update", batch, step=self.step)
+        if len(batch) and self.step > self.config.trainer.critic_warmup:
+            with self.timed("update_actor"):
+                metrics |= parts.policy.run("update", batch, step=self.step)
+            with self.timed("sync_weights"):
+                parts.rollouts.sync_weights(parts.policy.run("named_tensors"), self.step)
+        return metrics | self.costs(time.perf_counter() - began, batch)
+
+    def usable(self, trajectories: list[Trajectory]) -> list[Trajectory]:
+        """The scored trajectories. Raises TrainingError when too many failed."""
+        scored = [trajectory for trajectory in trajectories if trajectory.score is not None]
+        failed = len(trajectories) - len(scored)
+        if failed > self.config.actor_rollout_ref.rollout.agent.max_failed_fraction * len(trajectories) or not scored:
+            causes = sorted(
+                {trajectory.failure or trajectory.status for trajectory in trajectories if trajectory.score is None}
+            )
+            raise TrainingError(
+                f"step {self.step}: {failed} of {len(trajectories)} trajectories failed, more than "
+                f"actor_rollout_ref.rollout.agent.max_failed_fraction allows. Causes: {'; '.join(causes[:5])}"
+            )
+        return scored
+
+    def validate(self) -> Metrics:
+        """Validate and show. Empty when there is no validation data."""
+        if self.parts.val_data is None:
+            return {}
+        with self.timed("validation"):
+            metrics, trajectories = validate(self.parts, self.step)
+        self.record(trajectories, "val")
+        self.display.validation(self.step, metrics)
+        return metrics | {"time/validation": self.seconds["time/validation"]}
+
+    def log(self, metrics: Metrics) -> None:
+        """One line of metrics a step, and the plot whenever validation is in it."""
+        self.parts.tracker.log(metrics, self.step)
+        if any(name.startswith("val/") for name in metrics):
+            plot(self.parts.dir / "metrics.jsonl", self.parts.dir / "reward.png", self.config.trainer.experiment_name)
+
+    def record(self, trajectories: list[Trajectory], split: str) -> None:
+        """Write trajectories as configured, and now and then show one."""
+        config = self.config.trainer
+        if config.save_trajectories in ("all", split):
+            write_trajectories(self.parts.dir / "trajectories", trajectories, step=self.step, split=split)
+        frequency = config.show_trajectory_freq
+        if frequency > 0 and (split == "val" or (self.step - 1) % frequency == 0):
+            shown = next((trajectory for trajectory in trajectories if trajectory.transcripts), None)
+            if shown is not None:
+                self.display.trajectory(shown, f"{split}, step {self.step}")
+
+    def save(self) -> None:
+        """Write a checkpoint of everything a continued run needs."""
+        parts = self.parts
+        writers = {"policy": lambda path: parts.policy.run("save", dir=path)}
+        if parts.critic is not None:
+            critic = parts.critic
+            writers["critic"] = lambda path: critic.run("save", dir=path)
+        state: dict[str, Any] = {"step": self.step, "loader": parts.loader.state_dict()}
+        if parts.kl_controller is not None:
+            state["kl_controller"] = parts.kl_controller.state_dict()
+        with self.timed("save"):
+            parts.checkpoints.save(self.step, writers, state)
+
+    def resume(self) -> None:
+        """Load the checkpoint that `resume_mode` asks for, if there is one."""
+        parts, config = self.parts, self.config.trainer
+        path = Path(config.resume_from_path) if config.resume_from_path else parts.checkpoints.latest()
+        if path is None:
+            parts.tracker.truncate_after(-1)
+            return
+        state = parts.checkpoints.load(path)
+        parts.policy.run("load", dir=path / "policy")
+        if parts.critic is not None:
+            parts.critic.run("load", dir=path / "critic")
+        if parts.kl_controller is not None:
+            parts.kl_controller.load_state_dict(state["kl_controller"])
+        parts.loader.load_state_dict(state["loader"])
+        self.step = state["step"]
+        if self.step >= parts.total_steps:
+            raise ConfigError(
+                f"{path} is of step {self.step}, and this run ends at step {parts.total_steps}: there is nothing left to "
+                "train. Raise trainer.total_training_steps or trainer.total_epochs, name another "
+                "trainer.experiment_name, or start over with trainer.resume_mode=disable"
+            )
+        parts.tracker.truncate_after(self.step)
+        parts.rollouts.sync_weights(parts.policy.run("named_tensors"), self.step)
+        self.display.note(f"resumed from {path} (step {self.step})")
+
+    def export(self) -> None:
+        """The policy in Hugging Face format."""
+        self.parts.policy.run("export", dir=self.parts.dir / "policy", tokenizer=self.parts.chat.tokenizer)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Time a stage into `time/<name>`, in seconds."""
+        began = time.perf_counter()
+        yield
+        self.seconds[f"time/{name}"] = time.perf_counter() - began
+
+    def costs(self, seconds: float, batch: RaggedBatch) -> Metrics:
+        """Seconds by stage and throughput of the step."""
+        return self.seconds | {"time/step": seconds, "perf/tokens_per_second": batch.num_tokens / seconds}
+
+
+def due(frequency: int, step: int, total: int) -> bool:
+    """Every `frequency` steps, and at the last one; -1: only there."""
+    return step == total or (frequency > 0 and step % frequency == 0)

@@ -1,0 +1,101 @@
+"""Trajectories for a step: samples in, finished and scored trajectories out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from agentrl.agent_loop import Request, Scheduler
+from agentrl.agent_loop.limits import seed_of
+from agentrl.config import Config
+from agentrl.data.sample import Sample
+from agentrl.rollout.engine import RolloutEngine, SamplingParams
+from agentrl.trainer.display import Display
+from agentrl.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+STALL_SECONDS = 30.0
+
+
+class Rollouts:
+    """Owns the event loop on which engine and scheduler live."""
+
+    def __init__(self, config: Config, scheduler: Scheduler, engine: RolloutEngine, display: Display) -> None:
+        self.config = config
+        self.scheduler = scheduler
+        self.engine = engine
+        self.display = display
+        self.runner = asyncio.Runner()
+
+    def train(self, samples: Sequence[Sample], step: int) -> list[Trajectory]:
+        """n sampled trajectories a prompt; their order is that of the prompts."""
+        rollout = self.config.actor_rollout_ref.rollout
+        params = SamplingParams(1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
+        return self._run(samples, rollout.n, params, f"train/{step}", "rollout")
+
+    def validate(self, samples: Sequence[Sample], step: int, *, greedy: bool) -> list[Trajectory]:
+        """Greedy: one trajectory a prompt; else val_kwargs.n sampled ones."""
+        val = self.config.actor_rollout_ref.rollout.val_kwargs
+        if greedy:
+            return self._run(samples, 1, SamplingParams(1, temperature=0.0), f"greedy/{step}", "validate (greedy)")
+        params = SamplingParams(1, temperature=val.temperature, top_p=val.top_p, top_k=val.top_k)
+        # The seed leaves the step out: every validation asks the policy with the same random numbers.
+        return self._run(samples, val.n, params, f"val/{step}", "validate (sampled)")
+
+    def sync_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Give the engine the policy's weights."""
+        self.runner.run(self.engine.update_weights(named_tensors, version))
+
+    def close(self) -> None:
+        """End the engine and the event loop."""
+        try:
+            self.runner.run(self.engine.close())
+        finally:
+            self.runner.close()
+
+    def _run(self, samples: Sequence[Sample], n: int, params: SamplingParams, tag: str, title: str) -> list[Trajectory]:
+        kind = tag.partition("/")[0]
+        seed_tag = tag if kind == "train" else kind
+        requests = [
+            Request(
+                uid=f"{tag}/{group}/{k}",
+                group=group,
+                sample=sample,
+                params=params,
+                seed=seed_of(self.config.trainer.seed, seed_tag, group, k),
+                count_drift=k == 0,
+            )
+            for group, sample in enumerate(samples)
+            for k in range(n)
+        ]
+        return self.runner.run(self._run_all(requests, title))
+
+    async def _run_all(self, requests: list[Request], title: str) -> list[Trajectory]:
+        with self.display.stage(title, total=len(requests)) as stage:
+            ended = 0
+
+            def on_end(trajectory: Trajectory) -> None:
+                nonlocal ended
+                ended += 1
+                stage.advance(1)
+
+            watch = asyncio.create_task(self._watch(lambda: ended, title))
+            try:
+                return await self.scheduler.run(requests, on_end)
+            finally:
+                watch.cancel()
+
+    async def _watch(self, ended: Callable[[], int], title: str) -> None:
+        """Say what a stalled rollout waits for."""
+        before = -1
+        while True:
+            await asyncio.sleep(STALL_SECONDS)
+            if ended() == before:
+                waiting = ", ".join(f"{count} for {what}" for what, count in self.scheduler.waiting_for().items())
+                self.display.warn(
+                    f"{title}: no trajectory ended in {STALL_SECONDS:g} s; waiting: {waiting or 'scoring'}"
+                )
+            before = ended()
