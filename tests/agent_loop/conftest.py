@@ -1,0 +1,110 @@
+"""A real tokenizer and chat template, and a way to run one scripted trajectory through the real loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
+from agentrl.agent_loop.registry import instantiate
+from agentrl.chat import Chat
+from agentrl.data.sample import Sample
+from agentrl.interaction import Interaction
+from agentrl.reward import RewardManager
+from agentrl.rollout.engine import SamplingParams
+from agentrl.tiny_policy import make_tiny_policy
+from agentrl.tool import Tool
+from agentrl.toolset import ToolSet
+from agentrl.trajectory import Trajectory
+from tests.agent_loop.scripted_engine import Script, ScriptedEngine
+
+LIMITS = LoopLimits(
+    max_response_tokens=600,
+    max_model_len=1500,
+    max_assistant_turns=6,
+    max_user_turns=4,
+    max_tokens_per_turn=None,
+    max_parallel_calls=4,
+    max_malformed=2,
+    force_final_answer=True,
+    call_timeout=5.0,
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    make_tiny_policy(path, seed=1)
+    return path
+
+
+@pytest.fixture(scope="session")
+def chat(tiny_dir: Path) -> Chat:
+    return Chat.from_pretrained(str(tiny_dir))
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def sample(agent_name: str = "tool_agent", **changes: Any) -> Sample:
+    base = Sample(
+        prompt=[{"role": "user", "content": "What is 2 + 3?"}],
+        data_source="quickstart/arithmetic",
+        agent_name=agent_name,
+        ground_truth="5",
+        file="test.parquet",
+    )
+    return replace(base, **changes)
+
+
+@dataclass
+class Bench:
+    """Runs scripted trajectories through scheduler, loop, tools and scorer, all real."""
+
+    chat: Chat
+    engine: ScriptedEngine
+    scheduler: Scheduler
+
+    async def run(self, row: Sample, n: int = 1) -> list[Trajectory]:
+        requests = [Request(f"t/{k}", 0, row, SamplingParams(1), seed=k) for k in range(n)]
+        return await self.scheduler.run(requests)
+
+
+@pytest.fixture
+def bench(chat: Chat) -> Callable[..., Bench]:
+    def make(
+        script: Script | list[str],
+        tools: list[Tool | Callable[..., Any]] | None = None,
+        *,
+        interactions: dict[str, Interaction] | None = None,
+        timeout: float = 5.0,
+        trajectory_timeout: float = 20.0,
+        max_concurrent: int = 100,
+        max_retries: int = 2,
+        tool_response_tokens: int = 200,
+        **limits: Any,
+    ) -> Bench:
+        texts = script
+        toolset = ToolSet.of(
+            tools or [], timeout=timeout, max_response_tokens=tool_response_tokens, truncate_side="middle"
+        )
+        toolset.bind(chat.encode, chat.decode)
+        engine = ScriptedEngine(chat, texts if callable(texts) else lambda session, turn: texts[turn])
+        context = LoopContext(engine, chat, toolset, interactions or {}, replace(LIMITS, **limits))
+        scheduler = Scheduler(
+            context=context,
+            loops=instantiate(["tool_agent", "single_turn", "react"]),
+            reward=RewardManager(),
+            max_concurrent=max_concurrent,
+            trajectory_timeout=trajectory_timeout,
+            max_retries=max_retries,
+        )
+        return Bench(chat, engine, scheduler)
+
+    return make

@@ -1,0 +1,71 @@
+"""A scripted policy in place of an engine: says given texts, records what it said, and injects faults on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.chat import Chat
+from agentrl.rollout.engine import EngineHealth, FinishReason, Generation, PauseMode, SamplingParams
+from agentrl.trajectory import VersionSpan
+
+Script = Callable[[str, int], str | Exception]
+"""(session, turn number from 0) -> what the policy says, or the fault that the engine has."""
+
+
+@dataclass
+class ScriptedEngine:
+    """Each turn is the script's text, tokenised with its special tokens; max_new_tokens and stop strings are obeyed."""
+
+    chat: Chat
+    script: Script
+    said: dict[str, list[list[int]]] = field(default_factory=dict)
+    """By session: the ids of every turn."""
+    prompts: dict[str, list[list[int]]] = field(default_factory=dict)
+    released: list[str] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+    delay: float = 0.0
+
+    async def generate(self, ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+        turns = self.said.setdefault(session, [])
+        self.prompts.setdefault(session, []).append(list(ids))
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(self.delay)
+        finally:
+            self.running -= 1
+        text = self.script(session, len(turns))
+        if isinstance(text, Exception):
+            turns.append([])
+            raise text
+        finish = FinishReason("stop", self.chat.stop_token_ids[0])
+        for stop in params.stop:
+            if stop in text:
+                text = text[: text.index(stop) + len(stop)]
+                finish = FinishReason("stop", stop)
+        out = self.chat.tokenizer.encode(text, add_special_tokens=False)
+        if not isinstance(finish.matched, str):
+            out.append(self.chat.stop_token_ids[0])
+        if len(out) > params.max_new_tokens:
+            out, finish = out[: params.max_new_tokens], FinishReason("length")
+        turns.append(out)
+        return Generation(out, [-0.25] * len(out), finish, [VersionSpan(3, 0, len(out))])
+
+    async def release(self, session: str) -> None:
+        self.released.append(session)
+
+    async def abort(self, session: str | None = None) -> None: ...
+    async def pause(self, mode: PauseMode = "abort") -> None: ...
+    async def resume(self) -> None: ...
+    async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], version: int) -> None: ...
+    async def flush_cache(self) -> None: ...
+    async def sleep(self) -> None: ...
+    async def wake(self) -> None: ...
+    async def close(self) -> None: ...
+
+    async def health(self) -> EngineHealth:
+        return EngineHealth(version=3, running=self.running, waiting=0, paused=False, asleep=False)

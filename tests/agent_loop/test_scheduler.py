@@ -1,0 +1,159 @@
+"""Every dispatched trajectory ends exactly once, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.agent_loop import AgentLoop, Episode, Request, agent_names, get_loop, load_agent_loops, register
+from agentrl.agent_loop.limits import seed_of
+from agentrl.errors import ConfigError
+from agentrl.rollout.engine import EngineError, SamplingParams
+from agentrl.trajectory import Status, Trajectory
+from tests.agent_loop.conftest import Bench, call, sample
+
+MakeBench = Callable[..., Bench]
+
+
+async def test_an_engine_fault_is_retried_and_the_retry_counted(bench: MakeBench) -> None:
+    def script(session: str, turn: int) -> str | Exception:
+        return EngineError("out of memory") if session.endswith(".0") else "#### 5"
+
+    (t,) = await bench(script).run(sample())
+    assert t.status is Status.COMPLETED
+    assert t.score == 1.0
+    assert t.metrics["retries"] == 1
+
+
+async def test_a_lasting_fault_is_a_failure_and_never_a_zero(bench: MakeBench) -> None:
+    (t,) = await bench(lambda session, turn: EngineError("gone")).run(sample())
+    assert t.status is Status.FAILED
+    assert t.score is None
+    assert t.failure == "EngineError: gone"
+
+
+async def test_the_trajectory_deadline_says_what_it_waited_for(bench: MakeBench) -> None:
+    async def stuck() -> str:
+        """Hangs."""
+        await asyncio.sleep(60)
+        return ""
+
+    b = bench([call("stuck")], [stuck], timeout=50, trajectory_timeout=0.3)
+    (t,) = await b.run(sample())
+    assert t.status is Status.TIMEOUT
+    assert t.score is None
+    assert "tools: stuck" in (t.failure or "")
+    assert b.engine.released == ["t/0.0"]
+
+
+async def test_the_concurrency_limit_holds(bench: MakeBench) -> None:
+    b = bench(["#### 5"], max_concurrent=7)
+    b.engine.delay = 0.01
+    assert len(await b.run(sample(), n=50)) == 50
+    assert b.engine.most_running == 7
+
+
+async def test_a_thousand_trajectories_under_random_faults_end_exactly_once(bench: MakeBench) -> None:
+    rng = random.Random(5)
+
+    async def flaky() -> str:
+        """Sometimes slow, sometimes broken."""
+        roll = rng.random()
+        if roll < 0.02:
+            await asyncio.sleep(60)
+        if roll < 0.2:
+            raise RuntimeError("flaky")
+        await asyncio.sleep(rng.random() * 0.01)
+        return "ok"
+
+    def script(session: str, turn: int) -> str | Exception:
+        if rng.random() < 0.15:
+            return EngineError("fault")
+        return call("flaky") if turn < 2 else "#### 5"
+
+    b = bench(script, [flaky], timeout=0.1, max_concurrent=200, max_retries=1)
+    ended: Counter[str] = Counter()
+
+    def on_end(trajectory: Trajectory) -> None:
+        ended[trajectory.uid] += 1
+
+    requests = [Request(f"t/{k}", k, sample(), SamplingParams(1), seed=k) for k in range(1000)]
+    trajectories = await b.scheduler.run(requests, on_end)
+    assert [t.uid for t in trajectories] == [request.uid for request in requests]
+    assert set(ended.values()) == {1}
+    assert len(ended) == 1000
+    statuses = Counter(t.status for t in trajectories)
+    assert set(statuses) == {Status.COMPLETED, Status.FAILED}
+    assert 50 < statuses[Status.FAILED] < 400
+    assert all((t.score is None) == (t.status is Status.FAILED) for t in trajectories)
+    assert Counter(b.engine.released) == Counter(b.engine.said), "each try is released once"
+    assert not b.scheduler.running
+
+
+async def test_cancelling_a_run_releases_everything(bench: MakeBench) -> None:
+    b = bench(["#### 5"])
+    b.engine.delay = 30
+    task = asyncio.create_task(b.run(sample(), n=20))
+    await asyncio.sleep(0.05)
+    assert b.scheduler.waiting_for() == {"the engine": 20}
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(b.engine.released) == 20
+    assert b.engine.running == 0
+
+
+def test_seeds_depend_on_every_part() -> None:
+    seeds = {seed_of(1, step, group, k) for step in range(5) for group in range(20) for k in range(8)}
+    assert len(seeds) == 800
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+async def test_a_users_loop_by_decorator(bench: MakeBench) -> None:
+    @register("twice")
+    class Twice(AgentLoop):
+        async def run(self, episode: Episode) -> None:
+            episode.start(episode.sample.prompt)
+            await episode.generate()
+            episode.observe([{"role": "user", "content": "Again."}])
+            await episode.generate()
+            episode.finish(Status.COMPLETED)
+
+    b = bench(["no", "#### 5"])
+    b.scheduler.loops = {"twice": get_loop("twice")()}
+    (t,) = await b.run(sample("twice"))
+    assert [turn.role for turn in t.turns] == ["assistant", "user", "assistant"]
+    assert t.score == 1.0
+    with pytest.raises(ValueError, match="already registered"):
+
+        @register("tool_agent")
+        class Clash(AgentLoop):
+            async def run(self, episode: Episode) -> None: ...
+
+
+def test_users_loops_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_loops.py").write_text(
+        "from agentrl.agent_loop import AgentLoop\n\nclass Math(AgentLoop):\n    async def run(self, episode): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    good = tmp_path / "loops.yaml"
+    good.write_text("- name: math_expression\n  _target_: my_loops.Math\n")
+    assert load_agent_loops(good) == ["math_expression"]
+    assert "math_expression" in agent_names()
+    for text, says in [
+        ("- name: x\n  _target_: my_loops.Nope\n", "entry 0.*my_loops.Nope"),
+        ("- name: x\n", "exactly the keys"),
+        ("name: x\n", "expected a list"),
+        ("- name: x\n  _target_: pathlib.Path\n", "not a subclass"),
+    ]:
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            load_agent_loops(tmp_path / "bad.yaml")
+    with pytest.raises(ConfigError, match="did you mean 'tool_agent'"):
+        get_loop("tool_agnet")
+    assert get_loop("react_agent") is get_loop("react")
