@@ -1,0 +1,62 @@
+"""Sums over sequences and statistics over a mask, for tokens laid out without padding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def segment_ids(offsets: Tensor) -> Tensor:
+    """[T] int64: the sequence that each token belongs to."""
+    return torch.repeat_interleave(torch.arange(offsets.numel() - 1, device=offsets.device), offsets.diff())
+
+
+def segment_sum(values: Tensor, offsets: Tensor) -> Tensor:
+    """[N]: the sum of each sequence's entries of `values` [T], 0 for an empty one; differentiable.
+
+    A reduction by segment rather than a scattered addition, so that a GPU repeats it bit for bit.
+    """
+    return torch.segment_reduce(values, "sum", offsets=offsets, initial=0.0)
+
+
+def suffix_sums(values: Tensor, offsets: Tensor, discount: float) -> Tensor:
+    """[T] float64: y[t] = values[t] + discount * y[t + 1], started anew in every sequence.
+
+    By doubling: after step k an entry covers the 2**k tokens from its own on, so a sequence of L tokens takes
+    log2(L) passes over the whole batch in place of L.
+    """
+    result = values.double()
+    if result.numel() == 0:
+        return result
+    position = torch.arange(result.numel(), device=result.device)
+    end = torch.repeat_interleave(offsets[1:], offsets.diff())
+    reach, longest = 1, int(offsets.diff().max())
+    while reach < longest:
+        ahead = position + reach
+        tail = torch.where(ahead < end, result[ahead.clamp(max=result.numel() - 1)], 0.0)
+        result = result + discount**reach * tail
+        reach *= 2
+    return result
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """Scalar: the sum of `values` [T] where `mask` [T] bool."""
+    return torch.where(mask, values, 0.0).sum()
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Scalar: the mean of `values` [T] where `mask` [T] bool; 0 when the mask is empty."""
+    return masked_sum(values, mask) / mask.sum().clamp(min=1)
+
+
+def masked_whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """[T]: `values` with mean 0 and unbiased variance 1 over `mask` [T] bool; 0 where it is False.
+
+    (v - mean) / sqrt(var + 1e-8), computed in float64 so that equal values give 0 and not the rounding of their
+    mean times 1e4. A single value has no variance and gives 0.
+    """
+    wide = torch.where(mask, values.double(), 0.0)
+    count = mask.sum()
+    centred = torch.where(mask, wide - wide.sum() / count.clamp(min=1), 0.0)
+    variance = centred.square().sum() / (count - 1).clamp(min=1)
+    return (centred * torch.rsqrt(variance + 1e-8)).to(values.dtype)
