@@ -1,0 +1,59 @@
+# Everything a user needs: `make help`.
+PYTHON ?= python3
+VENV ?= .venv
+# The versions that `make` installs; empty for the newest ones, with CUDA where torch's own packages bring it.
+CONSTRAINTS ?= constraints/cpu.txt
+# Where the constrained torch comes from: builds for the CPU (a tenth of the size). Unreachable, the package index serves.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+ARGS ?=
+
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check
+STAMP := $(VENV)/.setup-$(notdir $(CONSTRAINTS))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test lint format clean
+
+help:
+	@echo "make train              set up, then run the quickstart: data, warm-up, GRPO, plot (python -m agentrl.train)"
+	@echo "make train ARGS='...'   the same job with overrides, e.g. ARGS='trainer.seed=2 trainer.total_training_steps=5'"
+	@echo "make test  ARGS='...'   set up, then run the tests (pytest)"
+	@echo "make lint               ruff and mypy"
+	@echo "make setup              only the environment in $(VENV)/; runs again when pyproject.toml or constraints change"
+	@echo "CONSTRAINTS=            with any of these: the newest packages, and torch with CUDA, instead of constraints/cpu.txt"
+	@echo "PYTHON=python3.12       another interpreter (3.11 or newer)"
+
+setup: $(STAMP)
+
+train: $(STAMP)
+	$(RUN) -m agentrl.train $(ARGS)
+
+test: $(STAMP)
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: $(STAMP)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+clean:
+	rm -rf $(VENV)
+
+$(STAMP): pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+	rm -f $(VENV)/.setup-*
+	$(if $(CONSTRAINTS),$(PIP) install --no-deps --retries 1 -c $(CONSTRAINTS) --extra-index-url $(TORCH_INDEX) torch)
+	$(PIP) install $(if $(CONSTRAINTS),-c $(CONSTRAINTS),--upgrade) -e '.[dev]'
+	touch $@
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "agentrl needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1 || true)"; \
+	  echo "Install one, or name one that you have: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments: its venv and ensurepip modules are missing."; \
+	  echo "On Debian and Ubuntu: sudo apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
