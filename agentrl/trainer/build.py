@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,3 +31,238 @@ from agentrl.trainer.display import Display
 from agentrl.trainer.rollouts import Rollouts
 from agentrl.trainer.tracking import Tracker
 from agentrl.workers import CriticWorker, LocalWorkerGroup, PolicyWorker, ReferenceWorker, WorkerGroup
+
+
+@dataclass(slots=True)
+class Parts:
+    """What the training loop works with."""
+
+    config: Config
+    display: Display
+    dir: Path
+    chat: Chat
+    loader: Loader
+    val_data: ParquetDataset | None
+    rollouts: Rollouts
+    policy: WorkerGroup
+    reference: WorkerGroup | None
+    critic: WorkerGroup | None
+    kl_controller: KLController | None
+    checkpoints: CheckpointManager
+    tracker: Tracker
+    total_steps: int
+
+    def val_samples(self) -> list[Sample]:
+        """All validation rows."""
+        return [self.val_data[index] for index in range(len(self.val_data))] if self.val_data is not None else []
+
+
+@contextmanager
+def build(config: Config, display: Display) -> Iterator[Parts]:
+    """Check and make everything, cheapest checks first; free it at the end.
+
+    Raises UserError before the first step for whatever cannot work.
+    """
+    run_dir = prepare_run_dir(config, display)
+    device = resolve_device(config.trainer.device)
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    chat = Chat.from_pretrained(
+        model.path,
+        format=rollout.multi_turn.format,
+        chat_template=model.chat_template,
+        chat_template_kwargs=model.chat_template_kwargs,
+        trust_remote_code=model.trust_remote_code,
+    )
+    display.decode = chat.decode
+    context_parts = build_tools(config, chat)
+    train_data, val_data = build_data(config, chat, context_parts, display)
+    loader = Loader(train_data, config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed)
+    total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch
+    show_first_prompt(chat, context_parts, train_data[0], display)
+
+    with display.stage("load models", total=None):
+        policy, reference, critic = build_workers(config, device, total_steps)
+        engine = EmbeddedEngine(
+            load_model(model.path, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code),
+            max_num_seqs=rollout.max_num_seqs,
+            max_model_len=LoopLimits.of(config).max_model_len,
+            stop_decode=chat.decode,
+        )
+    tracker = Tracker(
+        config.trainer.logger, run_dir, config, config.trainer.project_name, config.trainer.experiment_name, display
+    )
+    scheduler = Scheduler(
+        context=LoopContext(engine, chat, context_parts.tools, context_parts.interactions, LoopLimits.of(config)),
+        loops=instantiate(agent_names()),
+        reward=context_parts.reward,
+        max_concurrent=rollout.agent.max_concurrent,
+        trajectory_timeout=rollout.agent.trajectory_timeout,
+        max_retries=rollout.agent.max_retries,
+    )
+    rollouts = Rollouts(config, scheduler, engine, display)
+    try:
+        yield Parts(
+            config=config,
+            display=display,
+            dir=run_dir,
+            chat=chat,
+            loader=loader,
+            val_data=val_data,
+            rollouts=rollouts,
+            policy=policy,
+            reference=reference,
+            critic=critic,
+            kl_controller=build_kl_controller(config),
+            checkpoints=CheckpointManager(run_dir / "checkpoints", keep=config.trainer.max_actor_ckpt_to_keep),
+            tracker=tracker,
+            total_steps=total_steps,
+        )
+    finally:
+        rollouts.close()
+        tracker.close()
+
+
+def prepare_run_dir(config: Config, display: Display) -> Path:
+    """The run's directory, with the resolved config in it. With resume_mode=disable an older run is moved aside."""
+    run_dir = Path(config.trainer.default_local_dir)
+    if config.trainer.resume_mode == "disable" and run_dir.exists():
+        number = next(n for n in range(1, 10**6) if not run_dir.with_name(f"{run_dir.name}.{n}").exists())
+        aside = run_dir.with_name(f"{run_dir.name}.{number}")
+        run_dir.rename(aside)
+        display.note(f"resume_mode=disable: the run that was in {run_dir} is now in {aside}")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_config(config, run_dir / "config.yaml")
+    return run_dir
+
+
+def resolve_device(name: str) -> str:
+    """`auto` takes the GPU where there is one. Raises ConfigError for cuda without a GPU."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device=cuda, but torch sees no CUDA device: use trainer.device=cpu")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParts:
+    """What rows name: tools, interactions and scorers."""
+
+    tools: ToolSet
+    interactions: dict[str, Interaction]
+    reward: RewardManager
+
+
+def build_tools(config: Config, chat: Chat) -> ContextParts:
+    """Load what the YAML files name."""
+    turns, agent = config.actor_rollout_ref.rollout.multi_turn, config.actor_rollout_ref.rollout.agent
+    if agent.agent_loop_config_path is not None:
+        load_agent_loops(agent.agent_loop_config_path)
+    tools = ToolSet.from_yaml(
+        turns.tool_config_path,
+        timeout=turns.tool_timeout,
+        max_response_tokens=turns.max_tool_response_length,
+        truncate_side=turns.tool_response_truncate_side,
+    )
+    tools.bind(chat.encode, chat.decode)
+    interactions = load_interactions(turns.interaction_config_path)
+    return ContextParts(tools, interactions, RewardManager(config.reward_model, config.custom_reward_function))
+
+
+def build_data(
+    config: Config, chat: Chat, context: ContextParts, display: Display
+) -> tuple[ParquetDataset, ParquetDataset | None]:
+    """Training and validation data, every name in them checked, overlong prompts left out."""
+    train = open_data(config, config.data.train_files, config.data.train_max_samples, chat, context, display)
+    if config.data.val_files is None:
+        return train, None
+    return train, open_data(config, config.data.val_files, config.data.val_max_samples, chat, context, display)
+
+
+def open_data(
+    config: Config,
+    files: str | list[str],
+    max_samples: int | None,
+    chat: Chat,
+    context: ContextParts,
+    display: Display,
+) -> ParquetDataset:
+    """Open, check names, and leave out (or refuse) prompts that are too long."""
+    data = ParquetDataset(
+        files,
+        prompt_key=config.data.prompt_key,
+        default_agent_loop=config.actor_rollout_ref.rollout.agent.default_agent_loop,
+        max_samples=max_samples,
+        on_bad_row=config.data.on_bad_row,
+    )
+    sources = data.check(
+        agent_names=[*agent_names(), *ALIASES],
+        tool_names=context.tools.names,
+        interaction_names=list(context.interactions),
+    )
+    context.reward.check(sources)
+
+    def length(sample: Sample) -> int:
+        return len(chat.render(sample.prompt, prompt_tools(sample, context)))
+
+    with display.stage("check prompts", total=len(data)) as stage:
+        dropped = data.filter_overlong(
+            length,
+            config.data.max_prompt_length,
+            refuse=not config.data.filter_overlong_prompts,
+            progress=stage.advance,
+        )
+    if dropped:
+        display.note(f"{dropped} prompts longer than data.max_prompt_length={config.data.max_prompt_length} are left out")
+    return data
+
+
+def prompt_tools(sample: Sample, context: ContextParts) -> list[ToolSchema] | None:
+    """The tools that the first prompt of a row renders through the chat template."""
+    return context.tools.schemas if sample.agent_name not in ("single_turn", "react") else None
+
+
+def show_first_prompt(chat: Chat, context: ContextParts, sample: Sample, display: Display) -> None:
+    """The start-up check: print one rendered prompt; fail when tools, parser and template do not fit together."""
+    text = start_up_check(chat, sample.prompt, prompt_tools(sample, context))
+    display.note(f"first prompt of {sample.file} (agent_name={sample.agent_name}):\n{text}")
+
+
+def build_workers(
+    config: Config, device: str, total_steps: int
+) -> tuple[WorkerGroup, WorkerGroup | None, WorkerGroup | None]:
+    """Policy; reference and critic only where the algorithm needs them."""
+    roles, algorithm = config.actor_rollout_ref, config.algorithm
+    policy = PolicyWorker(
+        roles.model,
+        roles.actor,
+        device=device,
+        temperature=roles.rollout.temperature,
+        log_prob_max_tokens=roles.rollout.log_prob_max_token_len_per_gpu,
+        total_steps=total_steps,
+        seed=config.trainer.seed,
+    )
+    reference = critic = None
+    if algorithm.use_kl_in_reward or roles.actor.use_kl_loss:
+        reference = ReferenceWorker(
+            roles.model,
+            path=roles.ref.path or roles.model.path,
+            device=device,
+            temperature=roles.rollout.temperature,
+            log_prob_max_tokens=roles.ref.log_prob_max_token_len_per_gpu,
+        )
+    if algorithm.adv_estimator in NEEDS_CRITIC:
+        critic = CriticWorker(
+            roles.model, config.critic, roles.actor, device=device, total_steps=total_steps, seed=config.trainer.seed
+        )
+    groups = [LocalWorkerGroup(worker) if worker is not None else None for worker in (policy, reference, critic)]
+    assert groups[0] is not None
+    return groups[0], groups[1], groups[2]
+
+
+def build_kl_controller(config: Config) -> KLController | None:
+    """The KL coefficient of the reward; None without KL in the reward."""
+    ctrl = config.algorithm.kl_ctrl
+    if not config.algorithm.use_kl_in_reward:
+        return None
+    if ctrl.type == "fixed":
+        return FixedKLController(ctrl.kl_coef)
+    return AdaptiveKLController(ctrl.kl_coef, target=ctrl.target_kl, horizon=ctrl.horizon)
