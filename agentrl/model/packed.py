@@ -1,0 +1,162 @@
+"""Causal language models on packed sequences, without padding: hidden states and log-probs of tokens.
+
+T tokens of N sequences lie in a row; offsets [N + 1] say where each begins. No sequence sees another, and positions
+start anew in each. Beginnings that sequences share are computed once (see `agentrl.model.layout`); the result and the
+gradient are those of separate sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.errors import ConfigError
+from agentrl.model.attention import IMPLEMENTATION, LAYOUT, PackedAttention
+from agentrl.model.layout import PackedLayout, flat_layout, tree_layout
+
+_CHUNK_LOGITS = 1 << 24
+"""Logits kept for the backward pass at once (64 MiB in fp32); more are computed in chunks and again in backward."""
+
+
+def load_model(
+    path: str, *, dtype: str = "float32", device: str | torch.device = "cpu", trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """Load a Hugging Face causal LM with packed attention, in eval mode and without dropout.
+
+    Raises ConfigError when there is no such model, or when its packed forward does not equal its own.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"cannot load a causal language model from {path!r}: {error}\n"
+            "Give a directory with config.json and safetensors weights (actor_rollout_ref.model.path)."
+        ) from error
+    model.to(device)  # type: ignore[arg-type]
+    return use_packed_attention(model)
+
+
+def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
+    """Select packed attention for a model made elsewhere, switch dropout off, and check the model for it.
+
+    Raises ConfigError when the packed forward would not compute what the model's own forward does.
+    """
+    if model.config._attn_implementation == IMPLEMENTATION:
+        return model
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.eval()
+    ids = torch.arange(24, device=model.device) * 7 % model.config.get_text_config().vocab_size
+    with torch.no_grad():
+        own = model(input_ids=ids[None, 8:], use_cache=False).logits[0]
+        model.set_attn_implementation(IMPLEMENTATION)
+        offsets = torch.tensor([0, 8, 24])
+        try:
+            packed = token_logits(model, hidden_states(model, ids, offsets))[8:]
+            difference = float((own - packed).abs().max() / own.abs().max().clamp(min=1e-6))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(_unsupported(model, str(error))) from error
+    if not difference <= (1e-4 if model.dtype == torch.float32 else 0.05):
+        raise ConfigError(_unsupported(model, f"its logits differ by {difference:.2g} of their size"))
+    return model
+
+
+def _unsupported(model: PreTrainedModel, why: str) -> str:
+    return (
+        f"{type(model).__name__} cannot be run on packed sequences: {why}\n"
+        "Supported are causal language models with ordinary attention in every layer (Qwen2, Qwen3, Llama, Mistral, "
+        "Gemma and alike)."
+    )
+
+
+def hidden_states(model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The last hidden states, after the final norm. ids [T] int64, offsets [N + 1] int64 -> [T, H]. Differentiable."""
+    layout = make_layout(model, ids, offsets)
+    stored = stored_hidden_states(model, ids, layout)
+    return stored if layout.is_flat else stored.index_select(0, layout.expand)
+
+
+def make_layout(model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
+    """Share common beginnings where the attention kernel can (on the CPU)."""
+    return flat_layout(offsets, ids.device) if ids.is_cuda else tree_layout(ids, offsets)
+
+
+def stored_hidden_states(model: PreTrainedModel, ids: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
+    """[P, H]: the hidden states of the layout's stored tokens."""
+    arguments: dict[str, Any] = {LAYOUT: PackedAttention(layout)}
+    output = model.base_model(
+        input_ids=ids[layout.stored][None], position_ids=layout.positions[None], use_cache=False, **arguments
+    )
+    return output.last_hidden_state[0]
+
+
+def token_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    """[M, H] -> [M, V] float32 logits by the model's head."""
+    logits = model.get_output_embeddings()(hidden).float()
+    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def token_logprobs(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    offsets: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    needed: torch.Tensor | None = None,
+    chunk_tokens: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """log p(ids[t] | the tokens before it in its sequence) under softmax(logits / temperature), and its entropy.
+
+    Args:
+        ids: [T] int64. offsets: [N + 1] int64.
+        temperature: above 0; 0 stands for greedy sampling, whose log-probs are those of temperature 1.
+        needed: [T] bool, the tokens whose log-prob is wanted; None: all. Others cost no vocabulary projection.
+        chunk_tokens: tokens whose logits are alive at once; None: as many as 64 MiB hold.
+
+    Returns:
+        log-probs [T] float32 and entropies [T] float32 in nats (None without `with_entropy`) of the distribution that
+        ids[t] was drawn from; 0 where not needed and at each sequence's first token. Differentiable in the weights.
+    """
+    layout = make_layout(model, ids, offsets)
+    hidden = stored_hidden_states(model, ids, layout)
+    wanted = torch.ones_like(ids, dtype=torch.bool) if needed is None else needed.clone()
+    wanted[offsets[:-1].to(ids.device)] = False
+    places = wanted.nonzero()[:, 0]
+    rows = layout.expand[places - 1]
+    size = chunk_tokens or max(1, _CHUNK_LOGITS // model.config.get_text_config().vocab_size)
+    single = len(places) <= size
+    parts = []
+    for start in range(0, len(places), size):
+        targets = ids[places[start : start + size]]
+        chosen = hidden.index_select(0, rows[start : start + size])
+        arguments = (model, chosen, targets, temperature or 1.0, with_entropy)
+        recompute = not single and torch.is_grad_enabled()
+        parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
+    scores = torch.cat(parts, dim=1) if parts else hidden.new_zeros(2, 0, dtype=torch.float32)
+    spread = torch.zeros(len(scores), len(ids), dtype=torch.float32, device=ids.device).index_copy(1, places, scores)
+    return spread[0], spread[1] if with_entropy else None
+
+
+def _score(
+    model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
+) -> torch.Tensor:
+    """[1 or 2, M] float32: log-probs of the targets and, on request, entropies."""
+    logits = token_logits(model, hidden)
+    if temperature != 1.0:
+        logits = logits / temperature
+    if not with_entropy:
+        return -cross_entropy(logits, targets, reduction="none")[None]
+    logprobs = logits.log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return torch.stack([logprobs.gather(1, targets[:, None])[:, 0], entropy])
