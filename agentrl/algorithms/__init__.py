@@ -1,6 +1,6 @@
 """Advantages, policy losses and KL on ragged tensors: pure functions that import nothing else of agentrl.
 
 Legend: T tokens of N sequences in a row, `offsets` [N + 1] says where each begins (`agentrl.batch.RaggedBatch`);
-`mask` [T] bool is True where the policy sampled the token. Nothing is padded, and what a masked-out token holds,
-even NaN, changes no result.
+`mask` [T] bool is True where the policy sampled the token, and rewards are on such tokens only. Nothing is padded; the
+log-probs, values and losses of the other tokens, even NaN, change no result and no gradient.
 """

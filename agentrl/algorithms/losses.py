@@ -63,10 +63,10 @@ def aggregate(loss: Tensor, mask: Tensor, offsets: Tensor, scale: LossScale) -> 
     """Scalar: the share that these sequences have in the loss of the mini-batch that `scale` was counted on.
 
     loss [T] float, mask [T] bool, offsets [N + 1]. Sequences without policy tokens count nowhere.
-    - token-mean: every policy token weighs the same (DAPO, arXiv:2503.14476, eq. 8)
+    - token-mean: every policy token weighs the same (DAPO, arXiv:2503.14476, eq. 12)
     - seq-mean-token-sum: the mean over sequences of the sum over tokens
     - seq-mean-token-mean: the mean over sequences of the mean over tokens (GRPO, arXiv:2402.03300, eq. 3)
-    - seq-mean-token-sum-norm: seq-mean-token-sum by a constant length (Dr. GRPO, arXiv:2503.20783, appendix)
+    - seq-mean-token-sum-norm: seq-mean-token-sum by a constant length (Dr. GRPO, arXiv:2503.20783, section 3.2)
     """
     if scale.mode == "token-mean":
         return masked_sum(loss, mask) / max(scale.tokens, 1)
@@ -145,7 +145,7 @@ def _vanilla(
     log_ratio: Tensor, advantages: Tensor, mask: Tensor, offsets: Tensor, clip: Clip
 ) -> tuple[Tensor, PolicyStats]:
     """PPO's clipped surrogate (arXiv:1707.06347, eq. 7) with separate bounds (DAPO, arXiv:2503.14476, eq. 10) and
-    the dual clip for negative advantages (arXiv:1912.09729, eq. 5).
+    the dual clip for negative advantages (arXiv:1912.09729, "Dual-clip PPO").
 
     r = exp(clamp(log-ratio, +-20));  L = max(-A r, -A clip(r, 1 - low, 1 + high));  where A < 0: L = min(L, -A dual).
     """
@@ -226,8 +226,8 @@ def value_loss(
 ) -> tuple[Tensor, Tensor]:
     """([T] loss by token, scalar count of clipped tokens); all inputs [T], `values` carries the gradient.
 
-    0.5 * max((v - R)^2, (clip(v, v_old +- clip_range) - R)^2): PPO's clipped value loss (arXiv:2005.12729, eq. 2 on
-    page 3). 0 where mask is False.
+    0.5 * max((v - R)^2, (clip(v, v_old +- clip_range) - R)^2): PPO's clipped value loss (arXiv:2005.12729,
+    section 3, with the maximum that implementations take). 0 where mask is False.
     """
     bounded = values.clamp(old_values - clip_range, old_values + clip_range)
     free_error = torch.where(mask, values - returns, 0.0).square()

@@ -1,0 +1,126 @@
+"""KL between policies from the log-probs of sampled tokens: estimators, KL in the reward, and the measured gaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.ragged import masked_mean, masked_sum, segment_sum
+
+if TYPE_CHECKING:
+    from agentrl.batch import RaggedBatch
+
+Kind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+
+
+def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: Kind) -> Tensor:
+    """[T]: an estimate by token of KL(policy || reference), for tokens that the policy sampled.
+
+    With d = log p - log q (J. Schulman, "Approximating KL Divergence", 2020, http://joschu.net/blog/kl-approx.html):
+    - kl, k1: d, unbiased; as a loss its expected gradient is 0, so it belongs in the reward
+    - abs: |d|
+    - mse, k2: d^2 / 2, whose gradient is the KL's
+    - low_var_kl, k3: exp(-d) - 1 + d, unbiased and never negative (GRPO, arXiv:2402.03300, eq. 4); -d is clamped to
+      +-20 and the result to +-10
+    """
+    difference = logprobs - ref_logprobs
+    match kind:
+        case "kl" | "k1":
+            return difference
+        case "abs":
+            return difference.abs()
+        case "mse" | "k2":
+            return 0.5 * difference.square()
+        case "low_var_kl" | "k3":
+            log_ratio = (-difference).clamp(-20.0, 20.0)
+            return (log_ratio.exp() - 1 - log_ratio).clamp(-10.0, 10.0)
+
+
+class KLController(Protocol):
+    """The coefficient of the KL in the reward."""
+
+    coef: float
+
+    def update(self, kl: float, sequences: int) -> None:
+        """After a step: the mean KL it had, over so many sequences."""
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state: dict[str, float]) -> None: ...
+
+
+@dataclass(slots=True)
+class FixedKLController:
+    """Always `coef`, also after a checkpoint that had another."""
+
+    coef: float
+
+    def update(self, kl: float, sequences: int) -> None:
+        return None
+
+    def state_dict(self) -> dict[str, float]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        return None
+
+
+@dataclass(slots=True)
+class AdaptiveKLController:
+    """Steers the KL towards `target` (arXiv:1909.08593, section 2.2):
+
+    coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon.
+    """
+
+    coef: float
+    target: float
+    horizon: int
+
+    def update(self, kl: float, sequences: int) -> None:
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        self.coef *= 1 + error * sequences / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.coef = state["coef"]
+
+
+def apply_kl_to_rewards(
+    batch: RaggedBatch, kind: Kind, controller: KLController
+) -> tuple[RaggedBatch, dict[str, float]]:
+    """Subtract coef * KL(old policy || reference) from the reward of every policy token, then update the controller.
+
+    r_t - coef * kl_t (arXiv:1909.08593, eq. 2, by token). Needs `old_logprobs` and `ref_logprobs`. Metrics:
+    actor/reward_kl_penalty, the mean over sequences of their mean over policy tokens, which steers the controller, and
+    actor/reward_kl_penalty_coeff, the coefficient used here.
+    """
+    assert batch.old_logprobs is not None and batch.ref_logprobs is not None, "both log-probs come first"
+    kl = torch.where(batch.mask, kl_penalty(batch.old_logprobs, batch.ref_logprobs, kind), 0.0)
+    counts = segment_sum(batch.mask.to(kl.dtype), batch.offsets)
+    by_sequence = segment_sum(kl, batch.offsets) / counts.clamp(min=1)
+    mean = masked_mean(by_sequence, counts > 0).item()
+    metrics = {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": controller.coef}
+    rewards = batch.rewards - controller.coef * kl
+    controller.update(mean, len(batch))
+    return replace(batch, rewards=rewards), metrics
+
+
+def logprob_gap(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
+    """How far the trainer's log-probs are from the engine's for the same tokens of the same weights.
+
+    logprobs, rollout_logprobs [T], mask [T] bool. mean_abs and max_abs of the difference in nats, and kl: the k3
+    estimate of KL(engine || trainer), since the engine sampled. All 0 on an empty mask.
+    """
+    difference = torch.where(mask, logprobs - rollout_logprobs, 0.0).double()
+    k3 = kl_penalty(torch.zeros_like(difference), difference, "k3")
+    count = max(int(mask.sum()), 1)
+    return {
+        "mean_abs": difference.abs().sum().item() / count,
+        "max_abs": difference.abs().max().item() if difference.numel() else 0.0,
+        "kl": masked_sum(k3, mask).item() / count,
+    }
