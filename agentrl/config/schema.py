@@ -266,7 +266,7 @@ class FilterGroupsConfig(Section):
 class AlgorithmConfig(Section):
     """`algorithm.*`"""
 
-    adv_estimator: Literal["grpo", "gae", "rloo", "reinforce_plus_plus", "remax", "opo", "grpo_turn"] = "grpo"
+    adv_estimator: Literal["grpo", "gae", "rloo", "reinforce_plus_plus", "opo", "grpo_turn"] = "grpo"
     gamma: float = Field(1.0, ge=0, le=1)
     lam: float = Field(1.0, ge=0, le=1)
     norm_adv_by_std_in_grpo: bool = True
