@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints/cpu.txt
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 
-RUN := $(VENV)/bin/python
+RUN := $(VENV)/bin/pip
 PIP := $(RUN) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.setup-$(notdir $(CONSTRAINTS))
 
@@ -43,13 +43,13 @@ format: $(STAMP)
 clean:
 	rm -rf $(VENV)
 
-$(STAMP): pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+$(STAMP): pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/pip
 	rm -f $(VENV)/.setup-*
 	$(if $(CONSTRAINTS),$(PIP) install --no-deps --retries 1 -c $(CONSTRAINTS) --extra-index-url $(TORCH_INDEX) torch)
-	$(PIP) install $(if $(CONSTRAINTS),-c $(CONSTRAINTS),--upgrade) -e '.[dev]'
+	$(PIP) install $(if $(CONSTRAINTS),-c $(CONSTRAINTS),--upgrade --upgrade-strategy eager) -e '.[dev]'
 	touch $@
 
-$(VENV)/bin/python:
+$(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "agentrl needs Python 3.11 or newer; '$(PYTHON)' is: $$($(PYTHON) --version 2>&1 || true)"; \
 	  echo "Install one, or name one that you have: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
