@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints/cpu.txt
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 
-RUN := $(VENV)/bin/pip
+RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.setup-$(notdir $(CONSTRAINTS))
 
