@@ -27,7 +27,7 @@ class RaggedBatch:
     rewards: torch.Tensor = field(metadata=_TOKEN)  # [T] float32, each on a policy token
     group: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, index of the prompt
     trajectory: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, sequences of one trajectory share it
-    old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the trainer's, before the update
+    old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, before the update
     ref_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the reference policy's
     values: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the critic's
     advantages: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
