@@ -1,0 +1,111 @@
+"""Conversations that show how a task is solved, and conversations that show how it goes wrong.
+
+The flawed ones teach a policy to guess, to write broken calls, to pass wrong arguments and to answer in the wrong
+form, so that a policy warmed up on both can do the task but usually does not. That is what reinforcement learning
+then mends.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+from data_prep.made_up import Call, Fact, Task, World, calculate, look_up
+
+Message = dict[str, Any]
+
+SYSTEM = "Use the tools. End with #### and the number."
+TOOLS: tuple[dict[str, Any], ...] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {argument: {"type": "string"}},
+                "required": [argument],
+            },
+        },
+    }
+    for name, argument, description in (
+        ("calculator", "expression", "Evaluate arithmetic."),
+        ("search", "query", "Look up a fact."),
+    )
+)
+ARGUMENTS = {tool["function"]["name"]: tool["function"]["parameters"]["required"][0] for tool in TOOLS}
+FLAWS = {"guess": 6, "malformed": 1, "wrong_argument": 1, "wrong_form": 1}
+"""How often each happens, relative to the others; guessing comes first, so that the likeliest answer is a wrong one."""
+
+
+def prompt(task: Task) -> list[Message]:
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.question}]
+
+
+def good(task: Task) -> list[Message]:
+    """Every call as it should be, then the answer."""
+    turns = [message for call in task.calls for message in exchange(call)]
+    return [*prompt(task), *turns, final(f"#### {task.answer}")]
+
+
+def flawed(task: Task, world: World, rng: Random) -> list[Message]:
+    """The task gone wrong in one of the ways of `FLAWS`."""
+    flaw = rng.choices(list(FLAWS), list(FLAWS.values()))[0]
+    if flaw == "guess":
+        return [*prompt(task), guess(rng)]
+    if flaw == "malformed":
+        return [*prompt(task), broken_call(task.calls[0], rng)]
+    if flaw == "wrong_argument":
+        call = mistaken(task.calls[0], world, rng)
+        return [*prompt(task), *exchange(call), final(f"#### {number_in(call.answer)}")]
+    return [*good(task)[:-1], final(rng.choice(("The answer is {}.", "{}", "= {}")).format(task.answer))]
+
+
+def exchange(call: Call) -> list[Message]:
+    """The assistant's call and the tool's answer."""
+    arguments = json.dumps({ARGUMENTS[call.tool]: call.argument})
+    return [calling(call.tool, arguments), {"role": "tool", "content": call.answer}]
+
+
+def calling(tool: str, arguments: str) -> Message:
+    function = {"name": tool, "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
+def final(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def guess(rng: Random) -> Message:
+    return final(f"#### {rng.randint(100, 99999)}")
+
+
+def broken_call(call: Call, rng: Random) -> Message:
+    """A call whose JSON does not parse, or that lacks its argument."""
+    whole = json.dumps({ARGUMENTS[call.tool]: call.argument})
+    return calling(call.tool, rng.choice((whole[:-1], whole[:-2], whole[1:], "{}")))
+
+
+def mistaken(call: Call, world: World, rng: Random) -> Call:
+    """The same tool asked for something else."""
+    if call.tool == "search":
+        return look_up(another_fact(call, world, rng))
+    while True:
+        other = calculate(f"{rng.randint(100, 999)}{rng.choice('+-*')}{rng.randint(12, 99)}")
+        if other.answer != call.answer:
+            return other
+
+
+def another_fact(call: Call, world: World, rng: Random) -> Fact:
+    """A fact that training may see, other than the one that `call` looks up."""
+    facts = world.facts_of("train")
+    while True:
+        fact = rng.choice(facts)
+        if fact.query != call.argument:
+            return fact
+
+
+def number_in(text: str) -> str:
+    """The last word of a tool's answer."""
+    return text.split()[-1]
