@@ -51,7 +51,8 @@ def make(out: Path, recipe: Recipe, report: Report) -> bool:
         return False
     world = World(recipe.seed)
     (out / STAMP).unlink(missing_ok=True)  # from here on the files may be of two makings
-    for split, count in (("train", recipe.train_rows), ("val", recipe.val_rows)):
+    counts: dict[Split, int] = {"train": recipe.train_rows, "val": recipe.val_rows}
+    for split, count in counts.items():
         write_parquet(out / f"{split}.parquet", rows(world, split, count))
         report(f"{out / split}.parquet: {count} questions")
     write_parquet(out / "sft.parquet", conversations(world, recipe))
@@ -126,7 +127,7 @@ tools:
 
 def main(arguments: list[str] | None = None) -> int:
     default = Recipe()
-    parser = argparse.ArgumentParser(prog="python -m data_prep.quickstart", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m data_prep.quickstart", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory to write to")
     parser.add_argument("--seed", type=int, default=default.seed, help="another seed makes other facts and questions")
     parser.add_argument("--train-rows", type=positive, default=default.train_rows)
@@ -135,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         make(given.out, Recipe(seed=given.seed, train_rows=given.train_rows, val_rows=given.val_rows), print)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

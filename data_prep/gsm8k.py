@@ -1,0 +1,120 @@
+"""GSM8K (arXiv:2110.14168) as rows: `python -m data_prep.gsm8k --source DIR --out DIR`.
+
+DIR holds train.jsonl and test.jsonl with {"question", "answer"}, whose answers end with `#### N`. Each becomes a
+parquet file of rows for `tool_agent` with the calculator, for `single_turn`, or both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from agentrl.errors import DataError, UserError
+from data_prep.files import write_parquet
+
+Agent = Literal["tool_agent", "single_turn"]
+
+SPLITS = ("train", "test")
+CALCULATOR_PROMPT = "Solve the problem step by step. Compute with the calculator tool."
+ANSWER_PROMPT = "Let's think step by step and output the final answer after `####`."
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One line of the data set."""
+
+    question: str
+    answer: str
+    """The worked solution, with its calculator annotations `<<48/2=24>>` and the last line `#### N`."""
+    result: str
+    """N without thousands separators."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m data_prep.gsm8k", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--source", type=Path, required=True, help="directory with train.jsonl and test.jsonl")
+    parser.add_argument("--out", type=Path, required=True, help="directory to write train.parquet and test.parquet to")
+    parser.add_argument("--agent", choices=("tool_agent", "single_turn", "both"), default="tool_agent")
+    parser.add_argument(
+        "--interaction", action="store_true", help="tool_agent rows are answered by the gsm8k interaction"
+    )
+    given = parser.parse_args(arguments)
+    if given.interaction and given.agent == "single_turn":
+        parser.error("--interaction needs turns to answer: single_turn has one; use --agent tool_agent or both")
+    agents: tuple[Agent, ...] = ("tool_agent", "single_turn") if given.agent == "both" else (given.agent,)
+    try:
+        for split in SPLITS:
+            problems = list(read(given.source / f"{split}.jsonl"))
+            rows = [
+                row(problem, agent, split, index, interaction=given.interaction)
+                for index, problem in enumerate(problems)
+                for agent in agents
+            ]
+            path = given.out / f"{split}.parquet"
+            write_parquet(path, rows)
+            print(f"{path}: {len(rows)} rows of {len(problems)} problems", flush=True)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def read(path: Path) -> Iterator[Problem]:
+    """The problems of one file. Raises DataError naming the file and line that cannot be used."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield problem(line, f"{path}:{number}")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); --source must hold {path.name}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 text ({error})") from error
+
+
+def problem(line: str, where: str) -> Problem:
+    """Parse one line. Raises DataError."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: expected a JSON object, found {line[:80]!r} ({error})") from error
+    for key in ("question", "answer"):
+        if not isinstance(record, dict) or not isinstance(record.get(key), str):
+            raise DataError(f"{where}: expected an object with the text `{key}`, found {line[:80]!r}")
+    _, marker, result = record["answer"].rpartition("####")
+    result = result.strip().replace(",", "")
+    if not marker or not result:
+        raise DataError(f"{where}: expected an answer that ends with `#### N`, found {record['answer'][-80:]!r}")
+    return Problem(record["question"], record["answer"], result)
+
+
+def row(problem: Problem, agent: Agent, split: str, index: int, *, interaction: bool) -> dict[str, Any]:
+    """One row, with the fields that verl's own preparation of GSM8K has."""
+    tools = agent == "tool_agent"
+    system = [{"role": "system", "content": CALCULATOR_PROMPT}] if tools else []
+    made: dict[str, Any] = {
+        "data_source": "openai/gsm8k",
+        "prompt": [*system, {"role": "user", "content": f"{problem.question} {ANSWER_PROMPT}"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.result},
+        "agent_name": agent,
+        "extra_info": {"split": split, "index": index, "question": problem.question, "answer": problem.answer},
+    }
+    if tools:
+        made["tools_kwargs"] = {"calculator": {"create_kwargs": {"ground_truth": problem.result}}}
+        if interaction:
+            made["interaction_kwargs"] = {
+                "name": "gsm8k",
+                "query": problem.question,
+                "ground_truth": problem.result,
+            }
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())
