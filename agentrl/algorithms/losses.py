@@ -44,7 +44,7 @@ class LossScale:
     sequences: int
     """Sequences with at least one policy token."""
     norm_length: int = 1
-    """Tokens; the constant of seq-mean-token-sum-norm."""
+    """Tokens; the constant of seq-mean-token-sum-norm, 1 in the other modes."""
 
     @classmethod
     def of(cls, mask: Tensor, offsets: Tensor, mode: Aggregation, norm_length: int | None = None) -> LossScale:
@@ -53,10 +53,12 @@ class LossScale:
         `norm_length` is needed by, and only used in, seq-mean-token-sum-norm: a number that stays the same over the
         whole run, as the longest response allowed. Raises ValueError when it is missing there.
         """
-        if mode == "seq-mean-token-sum-norm" and norm_length is None:
+        if mode != "seq-mean-token-sum-norm":
+            norm_length = 1
+        elif norm_length is None:
             raise ValueError("seq-mean-token-sum-norm needs norm_length, e.g. data.max_response_length")
         counts = segment_sum(mask.double(), offsets)
-        return cls(mode, int(mask.sum()), int((counts > 0).sum()), norm_length or 1)
+        return cls(mode, int(mask.sum()), int((counts > 0).sum()), norm_length)
 
 
 def aggregate(loss: Tensor, mask: Tensor, offsets: Tensor, scale: LossScale) -> Tensor:

@@ -1,0 +1,79 @@
+"""Small ragged batches, written out by hand or drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from agentrl.batch import RaggedBatch
+from agentrl.config.schema import AlgorithmConfig
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence. `mask` as text, e.g. "0110"; `rewards` and `values` by position in it."""
+
+    mask: str
+    rewards: dict[int, float] = field(default_factory=dict)
+    group: int = 0
+    trajectory: int | None = None
+    """None: the row's position."""
+    values: Sequence[float] | None = None
+
+
+def batch_of(*rows: Row) -> RaggedBatch:
+    """The batch of `rows`; ids are 0, 1, 2, ..."""
+    lengths = [len(row.mask) for row in rows]
+    total = sum(lengths)
+    return RaggedBatch(
+        offsets=torch.tensor([0, *lengths]).cumsum(0),
+        ids=torch.arange(total),
+        mask=torch.tensor([char == "1" for row in rows for char in row.mask], dtype=torch.bool),
+        rollout_logprobs=torch.zeros(total),
+        rewards=torch.tensor([row.rewards.get(at, 0.0) for row in rows for at in range(len(row.mask))]),
+        group=torch.tensor([row.group for row in rows], dtype=torch.int64),
+        trajectory=torch.tensor(
+            [index if row.trajectory is None else row.trajectory for index, row in enumerate(rows)], dtype=torch.int64
+        ),
+        values=torch.tensor([value for row in rows for value in row.values or [0.0] * len(row.mask)]),
+    )
+
+
+def algorithm(estimator: str, **keys: Any) -> AlgorithmConfig:
+    """The config of one estimator."""
+    return AlgorithmConfig.model_validate({"adv_estimator": estimator, **keys})
+
+
+@st.composite
+def batches(draw: st.DrawFn, max_trajectories: int = 6) -> RaggedBatch:
+    """Trajectories of one to two sequences in up to three groups, every token field filled with random numbers.
+
+    Every sequence begins with an observed token and has a policy token; rewards are on policy tokens only. A group's
+    rewards come from a small set, so that equal groups are common.
+    """
+    count = draw(st.integers(1, max_trajectories))
+    rows: list[Row] = []
+    for trajectory in range(count):
+        group = draw(st.integers(0, 2))
+        for _ in range(draw(st.integers(1, 2))):
+            tail = draw(st.text("01", min_size=0, max_size=6))
+            mask = "0" + tail + "1" + draw(st.sampled_from(["", "0", "00"]))
+            policy = [at for at, char in enumerate(mask) if char == "1"]
+            rewards = {
+                at: draw(st.sampled_from([0.0, 0.1, 0.5, 1.0, -1.0]))
+                for at in draw(st.sets(st.sampled_from(policy), max_size=2))
+            }
+            rows.append(Row(mask, rewards, group, trajectory))
+    batch = batch_of(*rows)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def normal() -> torch.Tensor:
+        return torch.randn(batch.num_tokens, generator=generator)
+
+    batch.rollout_logprobs, batch.old_logprobs, batch.ref_logprobs = -normal().abs(), -normal().abs(), -normal().abs()
+    batch.values, batch.advantages, batch.returns = normal(), normal(), normal()
+    return batch
