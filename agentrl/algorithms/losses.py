@@ -4,17 +4,15 @@ A loss function returns the loss of every token; `aggregate` adds the tokens up 
 beforehand over the whole mini-batch. Each micro-batch therefore adds exactly its share, and the gradient does not
 depend on how the mini-batch is cut into micro-batches (nor, once the two counts are summed over ranks, into ranks):
 
-    scale = LossScale.of(mini.mask, mini.offsets, config.loss_agg_mode)       # once a mini-batch
-    stats = PolicyStats.zero()
-    for micro in micro_batches:                                               # whole sequences of `mini`
+    scale = LossScale.of(mini.mask, mini.offsets, config.loss_agg_mode, norm_length)   # once a mini-batch
+    for micro in micro_batches:                                                        # whole sequences of `mini`
         logprobs, entropy = token_logprobs(model, micro.ids, micro.offsets, with_entropy=True)
-        loss, seen = policy_loss(
+        by_token, stats = policy_loss(
             "vanilla", logprobs, micro.old_logprobs, micro.advantages, micro.mask, micro.offsets, clip)
-        loss = actor_loss(loss, entropy=entropy, entropy_coeff=0.01)          # still [T]
-        aggregate(loss, micro.mask, micro.offsets, scale).backward()          # no further division
-        stats += seen
+        by_token = actor_loss(by_token, entropy=entropy, entropy_coeff=0.01)
+        aggregate(by_token, micro.mask, micro.offsets, scale).backward()               # no further division
+        clipped += stats.clipped; tokens += stats.tokens                               # sums, divided at the end
     optimizer.step()
-    metrics = stats.means()
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStats:
-    """Sums over policy tokens (scalar tensors, no gradient), so that those of micro-batches can be added."""
+    """Sums over policy tokens (scalar tensors without gradient): add those of micro-batches, then divide by tokens."""
 
     tokens: Tensor
     clipped: Tensor
@@ -97,35 +95,10 @@ class PolicyStats:
     dual_clipped: Tensor
     """Tokens whose gradient the dual clip cut off."""
     kl: Tensor
-    """Sum of old - new log-prob: k1 of KL(old || new)."""
+    """Of old - new log-prob: k1 of KL(old || new)."""
     ratio: Tensor
     ratio_max: Tensor
-
-    @classmethod
-    def zero(cls) -> PolicyStats:
-        """The statistics of no tokens."""
-        return cls(*(torch.zeros(()) for _ in range(6)))
-
-    def __add__(self, other: PolicyStats) -> PolicyStats:
-        return PolicyStats(
-            self.tokens + other.tokens,
-            self.clipped + other.clipped,
-            self.dual_clipped + other.dual_clipped,
-            self.kl + other.kl,
-            self.ratio + other.ratio,
-            torch.maximum(self.ratio_max, other.ratio_max),
-        )
-
-    def means(self) -> dict[str, float]:
-        """pg_clipfrac, pg_clipfrac_lower, ppo_kl, ratio_mean, ratio_max."""
-        tokens = max(self.tokens.item(), 1.0)
-        return {
-            "pg_clipfrac": self.clipped.item() / tokens,
-            "pg_clipfrac_lower": self.dual_clipped.item() / tokens,
-            "ppo_kl": self.kl.item() / tokens,
-            "ratio_mean": self.ratio.item() / tokens,
-            "ratio_max": self.ratio_max.item(),
-        }
+    """Not a sum: take the largest over micro-batches."""
 
 
 def policy_loss(

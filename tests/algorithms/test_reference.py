@@ -74,8 +74,13 @@ def test_policy_loss_gradient_and_metrics(case: dict[str, Any], mode: Any) -> No
     assert loss.item() == pytest.approx(expected["loss"], rel=1e-6)
     assert new.grad is not None
     close(new.grad, unpad(expected["gradient"], case["lengths"]))
-    for name in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"):
-        assert stats.means()[name] == pytest.approx(expected[f"actor/{name}"], rel=1e-6, abs=1e-7)
+    for name, found in (
+        ("pg_clipfrac", stats.clipped),
+        ("pg_clipfrac_lower", stats.dual_clipped),
+        ("ppo_kl", stats.kl),
+    ):
+        mean = found.item() / stats.tokens.item()
+        assert mean == pytest.approx(expected[f"actor/{name}"], rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.parametrize("case", cases("aggregation"))
