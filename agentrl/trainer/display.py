@@ -79,11 +79,11 @@ def duration(seconds: float) -> str:
 class Stage:
     """A stretch of work with a progress. Made by `Display.stage`; a context manager."""
 
-    def __init__(self, display: Display, name: str, total: int | None, completed: int) -> None:
+    def __init__(self, display: Display, name: str, total: int | None, done: int) -> None:
         self.name = visible(name)
         self.total = total
-        self.begun_at = completed
-        self.completed = completed
+        self.begun_at = done
+        self.completed = done
         self.values: dict[str, float] = {}
         self.depth = 0
         self._display = display
@@ -158,9 +158,9 @@ class Display(ABC):
             return RichDisplay(title)
         return PlainDisplay(title)
 
-    def stage(self, name: str, total: int | None = None, completed: int = 0) -> Stage:
-        """A stage to enter with `with`. Stages nest; `completed` is what was done before (a resumed run)."""
-        return Stage(self, name, total, completed)
+    def stage(self, name: str, total: int | None = None, done: int = 0) -> Stage:
+        """A stage to enter with `with`. Stages nest; `done` is what was done before (a resumed run)."""
+        return Stage(self, name, total, done)
 
     def __enter__(self) -> Self:
         return self

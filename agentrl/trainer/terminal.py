@@ -11,6 +11,7 @@ import io
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -275,7 +276,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not count:
         return ""
     edges = [len(values) * index // count for index in range(count + 1)]
-    means = [sum(values[start:end]) / (end - start) for start, end in zip(edges, edges[1:], strict=False)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
     low, span = min(means), max(means) - min(means)
     return "".join(BLOCKS[round((mean - low) / span * 7)] if span else BLOCKS[3] for mean in means)
 

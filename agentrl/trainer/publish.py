@@ -1,0 +1,60 @@
+"""Files that appear whole or not at all: written beside their place, flushed to the disk, then renamed into it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentrl.errors import TrainingError
+
+
+@contextmanager
+def published(path: Path) -> Iterator[Path]:
+    """A path to write to; when the block ends it takes the place of `path`, also of an older file there.
+
+    When the block raises, or the process is killed, what was at `path` stays. Raises TrainingError on a full disk.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        flush_to_disk(temporary)
+        temporary.replace(path)
+        flush_to_disk(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if is_disk_full(error):
+            raise disk_full(path) from error
+        raise
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def flush_to_disk(path: Path) -> None:
+    """fsync a file or a directory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an exception says so. Libraries that write in native code raise types of their own, with the text."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
+
+
+def disk_full(path: Path) -> TrainingError:
+    """The error to raise when `path` could not be written."""
+    free = shutil.disk_usage(path.parent).free
+    return TrainingError(
+        f"the disk is full: {path} could not be written ({free:,} bytes free there). What was written before is "
+        "intact. Make room and start again: the run goes on from its last checkpoint"
+    )
