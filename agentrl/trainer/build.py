@@ -113,7 +113,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
             reference=reference,
             critic=critic,
             kl_controller=build_kl_controller(config),
-            checkpoints=CheckpointManager(run_dir / "checkpoints", keep=config.trainer.max_actor_ckpt_to_keep),
+            checkpoints=CheckpointManager(run_dir / "checkpoints", keep=config.trainer.max_actor_ckpt_to_keep, warn=display.warn),
             tracker=tracker,
             total_steps=total_steps,
         )
@@ -239,19 +239,27 @@ def build_workers(
         log_prob_max_tokens=roles.rollout.log_prob_max_token_len_per_gpu,
         total_steps=total_steps,
         seed=config.trainer.seed,
+        max_response_length=config.data.max_response_length,
     )
     reference = critic = None
     if algorithm.use_kl_in_reward or roles.actor.use_kl_loss:
         reference = ReferenceWorker(
-            roles.model,
-            path=roles.ref.path or roles.model.path,
+            roles.ref.path or roles.model.path,
+            dtype=roles.model.dtype,
             device=device,
             temperature=roles.rollout.temperature,
             log_prob_max_tokens=roles.ref.log_prob_max_token_len_per_gpu,
+            trust_remote_code=roles.model.trust_remote_code,
         )
     if algorithm.adv_estimator in NEEDS_CRITIC:
         critic = CriticWorker(
-            roles.model, config.critic, roles.actor, device=device, total_steps=total_steps, seed=config.trainer.seed
+            roles.model,
+            config.critic,
+            roles.actor,
+            device=device,
+            total_steps=total_steps,
+            seed=config.trainer.seed,
+            max_response_length=config.data.max_response_length,
         )
     groups = [LocalWorkerGroup(worker) if worker is not None else None for worker in (policy, reference, critic)]
     assert groups[0] is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms.advantages import compute_advantages, informative_sequences
-from agentrl.algorithms.kl import apply_kl_to_rewards
+from agentrl.algorithms.kl import apply_kl_to_rewards, logprob_gap
 from agentrl.batch import RaggedBatch
 from agentrl.batching import from_trajectories
 from agentrl.errors import ConfigError, TrainingError
@@ -71,13 +71,14 @@ class Trainer:
         samples = next(parts.loader)
         with self.timed("rollout"):
             trajectories = parts.rollouts.train(samples, self.step)
-        metrics = step_metrics(trajectories)
+        metrics = step_metrics(trajectories, turn_reward_coef=algorithm.turn_reward_coef)
         self.record(trajectories, "train")
         batch = from_trajectories(self.usable(trajectories), turn_reward_coef=algorithm.turn_reward_coef)
 
         with self.timed("old_log_prob"):
-            batch.old_logprobs, metrics_old = parts.policy.run("compute_log_probs", batch)
-        metrics |= metrics_old
+            batch.old_logprobs, entropy = parts.policy.run("compute_log_probs", batch)
+        gap = logprob_gap(batch.old_logprobs, batch.rollout_logprobs, batch.mask)
+        metrics |= entropy | {f"rollout/logprob_gap_{name}": value for name, value in gap.items()}
         if parts.reference is not None:
             with self.timed("ref_log_prob"):
                 batch.ref_logprobs, _ = parts.reference.run("compute_log_probs", batch)
