@@ -1,0 +1,39 @@
+"""What every chat format can do; `family` and `template` implement it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from agentrl.chat.message import AssistantMessage
+from agentrl.tool import ToolSchema
+from agentrl.trajectory import Message
+
+
+class Format(Protocol):
+    """Messages given here are normalised and guarded (see `Chat`)."""
+
+    name: str
+    stop_token_ids: tuple[int, ...]
+    """Tokens with which the policy ends its turn."""
+    tail: list[int]
+    """What a full render puts behind an assistant turn's stop token, e.g. a newline; the policy does not sample it."""
+    parses_tools: bool
+    guards: bool
+    """Whether untrusted text must be guarded; False where the format's own encoder takes text literally."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
+        """The whole conversation; with `generation`, up to where the policy begins to sample."""
+        ...
+
+    def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        """Ids to append to a transcript that ends with a sampled turn, whole or cut."""
+        ...
+
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage: ...
+
+    def render_training(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
+    ) -> tuple[list[int], list[int]]:
+        """Ids and loss mask up to the last token that the policy would sample."""
+        ...

@@ -1,0 +1,130 @@
+"""What the policy said, parsed; and messages brought to one form before they are rendered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.trajectory import Message
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """One tool call as the policy wrote it, well-formed or not."""
+
+    id: str
+    """The id the policy wrote where its format has one, else `call00000`, `call00001`, ... in the order of the message:
+    nine letters and digits, which is what the strictest chat template asks for."""
+    name: str
+    """Empty when none could be read."""
+    arguments: dict[str, Any] | None
+    """None exactly when `error` is set."""
+    raw: str
+    """The call's text without its markers."""
+    error: str | None = None
+    """Why the call is malformed, in words that the policy can act on."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantMessage:
+    """One assistant turn. `text` is what stands outside reasoning and calls."""
+
+    text: str
+    reasoning: str | None = None
+    calls: tuple[ParsedCall, ...] = ()
+
+    def to_message(self) -> Message:
+        """The OpenAI form. A malformed call carries its raw text as `arguments`."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.name,
+                        "arguments": call.raw if call.arguments is None else call.arguments,
+                    },
+                }
+                for call in self.calls
+            ]
+        return message
+
+
+def make_call(index: int, raw: str, name: Any, arguments: Any, error: str | None, id: str | None = None) -> ParsedCall:
+    """A ParsedCall from what a parser found. `arguments` may be a JSON text; None stands for no arguments at all."""
+    if isinstance(arguments, str):
+        try:
+            arguments = parse_json(arguments) if arguments.strip() else {}
+        except ValueError as fault:
+            error = error or f"the arguments are not valid JSON: {fault}"
+    if error is None and not (isinstance(name, str) and name):
+        error = "the call has no function name"
+    if error is None and not isinstance(arguments, dict | None):
+        error = f"the arguments must be a JSON object, not {type(arguments).__name__}"
+    return ParsedCall(
+        id=id or f"call{index:05d}",
+        name=name if isinstance(name, str) else "",
+        arguments=None if error is not None else (arguments or {}),
+        raw=raw,
+        error=error,
+    )
+
+
+def parse_json(text: str) -> Any:
+    """`json.loads` for text that a policy wrote. Raises only ValueError, with a short message.
+
+    NaN and Infinity are refused: they are not JSON. So are numbers and nesting beyond the interpreter's limits.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except json.JSONDecodeError as fault:
+        raise ValueError(f"{fault.msg} at character {fault.pos}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a JSON value")
+
+
+def normalise(messages: Sequence[Message]) -> list[Message]:
+    """The form that templates expect: no None fields (parquet fills them in), content a string, arguments objects."""
+    return [_normalise(message) for message in messages]
+
+
+def _normalise(message: Message) -> Message:
+    out = {key: value for key, value in message.items() if value is not None}
+    out["content"] = _plain_content(out.get("content", ""))
+    calls = out.pop("tool_calls", None)
+    if calls is not None and len(calls):
+        out["tool_calls"] = [_normalise_call(call) for call in calls]
+    return out
+
+
+def _plain_content(content: Any) -> Any:
+    """Text parts joined; parts of other kinds are left for the template to judge."""
+    if isinstance(content, str):
+        return content
+    parts = [part if isinstance(part, str) else part.get("text") for part in content]
+    return "".join(parts) if all(isinstance(part, str) for part in parts) else content
+
+
+def _normalise_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = {key: value for key, value in call.get("function", call).items() if value is not None}
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            decoded = parse_json(arguments) if arguments.strip() else {}
+            arguments = decoded if isinstance(decoded, dict) else arguments
+        except ValueError:
+            pass  # A malformed call of the policy: its text is rendered as it is.
+    function["arguments"] = arguments
+    out: dict[str, Any] = {"type": "function", "function": function}
+    if call.get("id") is not None:
+        out["id"] = call["id"]
+    return out

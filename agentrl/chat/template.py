@@ -1,0 +1,263 @@
+"""The default chat format: a tokenizer's own Jinja chat template, with a tool-call parser.
+
+Sampled turns are never rendered again. What the template writes between one assistant turn and the next is found by
+rendering a stand-in conversation with a marker in its assistant turn, and cutting behind that turn's end. That text
+is learnt once for each shape of the new messages (roles, names), with slots for their contents, where probes show
+that the template inserts contents as they are, stripped, or as JSON; elsewhere it is rendered anew each time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from agentrl.chat.codec import Codec
+from agentrl.chat.message import AssistantMessage
+from agentrl.chat.parsers import CALL_FORMATS, THINK, CallParser
+from agentrl.errors import ConfigError
+from agentrl.tool import ToolSchema
+from agentrl.trajectory import Message
+
+MARK = "AgentrlTurnMark"
+SLOT = "AgentrlSlot{}End"
+USER: Message = {"role": "user", "content": "u"}
+REPLY: Message = {"role": "assistant", "content": MARK}
+PROBES = ("x", " a\n", '{"q": "é\\"}', "1", "[1, 2]", "null", "a <b> & 'c'\n\nd")
+MAX_SHAPES = 1000
+RESERVED = ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template", "return_dict", "conversation")
+Insert = Callable[[str], str]
+
+
+def _as_json(text: str) -> str:
+    """Without the quotes, which stand around the slot already."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+INSERTS: tuple[Insert, ...] = (str, str.strip, _as_json)
+
+
+class Shape:
+    """The text between two assistant turns, with a slot for each new message's content."""
+
+    def __init__(self, pieces: Sequence[str], inserts: Sequence[Insert]) -> None:
+        self._first, *self._others = pieces
+        self._inserts = inserts
+
+    def fill(self, contents: Sequence[str]) -> str:
+        parts = [self._first]
+        for insert, content, piece in zip(self._inserts, contents, self._others, strict=True):
+            parts += (insert(content), piece)
+        return "".join(parts)
+
+
+class TemplateFormat:
+    """A tokenizer's own template behind the `Format` protocol."""
+
+    guards = True
+
+    def __init__(self, codec: Codec, parser: str, template_kwargs: dict[str, Any]) -> None:
+        """`parser`: a key of CALL_FORMATS. Raises ConfigError when the template cannot hold a plain conversation."""
+        self.name = f"template:{parser}"
+        self.parses_tools = CALL_FORMATS[parser] is not None
+        self._codec = codec
+        self._kwargs = template_kwargs
+        if reserved := sorted(set(template_kwargs) & set(RESERVED)):
+            raise ConfigError(f"chat_template_kwargs: {reserved} are set by agentrl; leave them out")
+        self._source = str(codec.tokenizer.chat_template)
+        self._shapes: dict[Hashable, tuple[object, Shape | None]] = {}
+        closing = self._text([USER, REPLY], None, False).partition(MARK)[2]
+        self._end = self._end_of_turn(closing)
+        self.tail = codec.encode(closing.partition(self._end)[2]) if self._end else []
+        self.stop_token_ids = self._stop_tokens(closing)
+        prompt = self._text([USER], None, True).removeprefix(self._text([USER], None, False))
+        starts_in_reasoning = prompt.rstrip().endswith(THINK)
+        self._parser = CallParser(codec, CALL_FORMATS[parser], starts_in_reasoning=starts_in_reasoning)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
+        return self._codec.encode(self._text(messages, tools, generation))
+
+    def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        between = self._between_ids(messages, tools)
+        if ids[-1] not in self.stop_token_ids:
+            return [*self._end_ids, *between]
+        # Where turns end with the next one's header, the policy has sampled that header already.
+        return between[1:] if not self._end and ids[-1] == between[0] else between
+
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
+        sampled = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
+        return self._parser.parse(sampled, tools)
+
+    def render_training(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
+    ) -> tuple[list[int], list[int]]:
+        """The transcript that a policy would have left which sampled the assistant messages."""
+        ids: list[int] = []
+        mask: list[int] = []
+        begin = 0
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            new = self._before(ids, messages, begin, index, tools)
+            sampled = self._sampled(messages[: index + 1], tools)
+            ids += [*new, *sampled]
+            mask += [0] * len(new) + [1] * len(sampled)
+            begin = index + 1
+        return (ids, mask) if ids else (whole := self.render(messages, tools, False), [0] * len(whole))
+
+    def _before(
+        self, ids: list[int], messages: Sequence[Message], begin: int, index: int, tools: Sequence[ToolSchema] | None
+    ) -> list[int]:
+        """What stands between the transcript so far and the assistant turn at `index`."""
+        if not ids:
+            return self.render(messages[:index], tools, True)
+        if begin == index:
+            raise ConfigError(f"messages {begin - 1} and {index} are both assistant turns; join them into one")
+        return self.bridge(ids, messages[begin:index], tools)
+
+    def _sampled(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        """The last message as the policy would sample it, stop token included."""
+        prompt, whole = self._text(messages[:-1], tools, True), self._text(messages, tools, False)
+        if not whole.startswith(prompt):
+            raise ConfigError(
+                f"{self._where()} writes something else before an assistant turn than its generation prompt, so "
+                f"the turn's own tokens cannot be told apart: {_last_line(prompt)!r} is not in the full conversation"
+            )
+        turn = whole[len(prompt) :]
+        if self._end:
+            turn = turn[: turn.rindex(self._end)]
+        stop = self._end_ids or list(self.stop_token_ids[:1])
+        return [*self._codec.encode(turn), *stop]
+
+    @property
+    def _end_ids(self) -> list[int]:
+        return [self._codec.added[self._end]] if self._end else []
+
+    def _between_ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        """Encoded behind the end-of-turn token, for tokenizers that write a text's first word in another way."""
+        return self._codec.encode(self._end + self._between(messages, tools))[len(self._end_ids) :]
+
+    def _between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
+        """The text from behind an assistant turn's end to where the next one begins."""
+        contents = [message["content"] for message in messages]
+        if all(isinstance(content, str) and content.strip() for content in contents):
+            shape = self._shape(messages, tools)
+            if shape is not None:
+                return shape.fill(contents)
+        return self._render_between(messages, tools)
+
+    def _shape(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> Shape | None:
+        """By everything but the contents that the template may read; `tools` by identity, which is kept alive."""
+        fields = tuple(
+            tuple((name, str(value)) for name, value in message.items() if name != "content" and name in self._source)
+            for message in messages
+        )
+        key = (fields, id(tools))
+        if key not in self._shapes:
+            if len(self._shapes) >= MAX_SHAPES:
+                self._shapes.clear()
+            self._shapes[key] = (tools, self._learn_shape(messages, tools))
+        return self._shapes[key][1]
+
+    def _learn_shape(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> Shape | None:
+        slots = [SLOT.format(index) for index in range(len(messages))]
+        rest = self._render_between(_with_contents(messages, slots), tools)
+        pieces = []
+        for slot in slots:
+            piece, found, rest = rest.partition(slot)
+            if not found:
+                return None
+            pieces.append(piece)
+        pieces.append(rest)
+        inserts: list[Insert] = []
+        for index in range(len(slots)):
+            written = []
+            for probe in PROBES:
+                contents = [*slots[:index], probe, *slots[index + 1 :]]
+                written.append((contents, self._render_between(_with_contents(messages, contents), tools)))
+            for insert in INSERTS:
+                shape = Shape(pieces, [insert if at == index else str for at in range(len(slots))])
+                if all(shape.fill(contents) == text for contents, text in written):
+                    inserts.append(insert)
+                    break
+            else:
+                return None
+        return Shape(pieces, inserts)
+
+    def _render_between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
+        stand_in = [USER, _stand_in_turn(messages)]
+        after = self._text([*stand_in, *messages], tools, True).partition(MARK)[2]
+        if self._end:
+            return after.partition(self._end)[2]
+        closing = self._text(stand_in, tools, False).partition(MARK)[2]
+        return after.removeprefix(closing)
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> str:
+        try:
+            text: str = self._codec.tokenizer.apply_chat_template(
+                list(messages), tools=tools, add_generation_prompt=generation, tokenize=False, **self._kwargs
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as fault:
+            roles = [message.get("role") for message in messages]
+            raise ConfigError(f"{self._where()} cannot render a conversation of {roles}: {fault}") from fault
+        return text
+
+    def _end_of_turn(self, closing: str) -> str:
+        """The last control token that the template closes an assistant turn with; empty when there is none."""
+        found = [(closing.rfind(text), text) for text in self._codec.added if text in closing]
+        return max(found)[1] if found else ""
+
+    def _stop_tokens(self, closing: str) -> tuple[int, ...]:
+        """The end of a turn, else the control tokens that the next turn opens with, and the tokenizer's EOS."""
+        eos = self._codec.tokenizer.eos_token_id
+        stops = list(self._end_ids)
+        if not self._end:
+            if closing.strip():
+                raise ConfigError(
+                    f"{self._where()} ends an assistant turn with {closing!r}, which is not a token of the vocabulary, "
+                    f"so the policy could not end its turn: add it to the tokenizer or choose another template"
+                )
+            first = self._codec.encode(self._render_between([USER], None))[:1]
+            stops += [id for id in first if id in self._codec.added_ids]
+            stops += self._tool_header()
+        return tuple(dict.fromkeys([*stops, *([] if eos is None else [eos])]))
+
+    def _tool_header(self) -> list[int]:
+        """The control token that tool answers open with, where the template knows tool answers."""
+        try:
+            text = self._render_between(
+                [{"role": "tool", "content": "t", "name": "f", "tool_call_id": "call00000"}], None
+            )
+        except ConfigError:
+            return []
+        return [id for id in self._codec.encode(text)[:1] if id in self._codec.added_ids]
+
+    def _where(self) -> str:
+        return f"the chat template of {self._codec.tokenizer.name_or_path or 'the tokenizer'}"
+
+
+def _stand_in_turn(messages: Sequence[Message]) -> Message:
+    """An assistant turn that made the calls which `messages` answer; MARK is the last thing in it."""
+    answers = [message for message in messages if message["role"] == "tool"]
+    if not answers:
+        return REPLY
+    calls = [
+        {
+            "id": answer.get("tool_call_id", f"call{index:05d}"),
+            "type": "function",
+            "function": {"name": answer.get("name") or "f", "arguments": {"x": "y"}},
+        }
+        for index, answer in enumerate(answers)
+    ]
+    calls[-1]["function"] = {"name": answers[-1].get("name") or "f", "arguments": {"x": MARK}}
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _with_contents(messages: Sequence[Message], contents: Sequence[str]) -> list[Message]:
+    return [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip("\n").rpartition("\n")[2]
