@@ -128,8 +128,8 @@ def _row(trajectory: Trajectory, step: int, split: str) -> dict[str, Any]:
             [{"version": span.version, "start": span.start, "end": span.end} for span in transcript.versions]
             for transcript in trajectory.transcripts
         ],
-        "score_extra": trajectory.score_extra,
-        "metrics": trajectory.metrics,
+        "score_extra": {_valid(name): value for name, value in trajectory.score_extra.items()},
+        "metrics": {_valid(name): value for name, value in trajectory.metrics.items()},
     }
 
 
