@@ -1,0 +1,87 @@
+"""GSM8K rows, and what a broken source gets."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep.gsm8k import main
+
+LINES = [
+    {"question": "Two and two?", "answer": "It is 2+2=<<2+2=4>>4.\n#### 4"},
+    {"question": "A dozen hundreds?", "answer": "12*100=<<12*100=1200>>1200.\n#### 1,200"},
+]
+
+
+def source(directory: Path, train: list[Any] | None = None) -> Path:
+    for split, lines in (("train", LINES if train is None else train), ("test", LINES[:1])):
+        text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        (directory / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    return directory
+
+
+def rows(tmp_path: Path, *options: str) -> list[dict[str, Any]]:
+    assert main(["--source", str(source(tmp_path)), "--out", str(tmp_path / "out"), *options]) == 0
+    assert pq.read_metadata(tmp_path / "out" / "test.parquet").num_rows > 0
+    table: list[dict[str, Any]] = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
+    return table
+
+
+def test_tool_agent_rows(tmp_path: Path) -> None:
+    first, second = rows(tmp_path)
+    assert first["agent_name"] == "tool_agent"
+    assert first["data_source"] == "openai/gsm8k"
+    assert first["ability"] == "math"
+    assert second["reward_model"] == {"style": "rule", "ground_truth": "1200"}
+    assert second["tools_kwargs"] == {"calculator": {"create_kwargs": {"ground_truth": "1200"}}}
+    assert second["extra_info"] == {"split": "train", "index": 1, **LINES[1]}
+    assert second["prompt"][-1]["content"].startswith("A dozen hundreds?")
+    assert "interaction_kwargs" not in second
+
+
+def test_single_turn_rows_have_no_tools(tmp_path: Path) -> None:
+    (first, _) = rows(tmp_path, "--agent", "single_turn")
+    assert first["agent_name"] == "single_turn"
+    assert [message["role"] for message in first["prompt"]] == ["user"]
+    assert "tools_kwargs" not in first
+
+
+def test_both_agents_and_the_interaction(tmp_path: Path) -> None:
+    table = rows(tmp_path, "--agent", "both", "--interaction")
+    assert [row["agent_name"] for row in table] == ["tool_agent", "single_turn"] * 2
+    assert [row["extra_info"]["index"] for row in table] == [0, 0, 1, 1]
+    expected = {"name": "gsm8k", "query": "Two and two?", "ground_truth": "4"}
+    assert [row["interaction_kwargs"] for row in table[:2]] == [expected, None]
+
+
+def test_an_interaction_needs_a_loop_with_turns(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--source", str(tmp_path), "--out", str(tmp_path), "--agent", "single_turn", "--interaction"])
+    assert exit_.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{not json", "JSON object"),
+        ({"question": "?"}, "`answer`"),
+        ({"question": 3, "answer": "#### 3"}, "`question`"),
+        ([1], "`question`"),
+        ({"question": "?", "answer": "no marker"}, "#### N"),
+        ({"question": "?", "answer": "#### "}, "#### N"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: Any, expected: str) -> None:
+    source(tmp_path, [*LINES, line])
+    assert main(["--source", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert f"{tmp_path / 'train.jsonl'}:3" in message
+    assert expected in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--source", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == 2
+    assert str(tmp_path / "nowhere" / "train.jsonl") in capsys.readouterr().err
