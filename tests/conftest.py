@@ -34,7 +34,7 @@ def shared_data() -> Path:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, None]:
     """Under .ci/run a test that reads the shared data may not be skipped while the data is there."""
     outcome = yield
-    report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
+    report: pytest.TestReport = outcome.get_result()
     reads_shared = "shared_data" in getattr(item, "fixturenames", ())
     if report.skipped and reads_shared and SHARED is not None and os.environ.get("AGENTRL_CI") == "1":
         report.outcome = "failed"

@@ -5,18 +5,29 @@ The classes mirror the Hydra groups under `configs/`. Lengths are in tokens, tim
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KLType = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+Loggers = Annotated[
+    list[Literal["console", "jsonl", "tensorboard", "wandb"]],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
 
 
 class Section(BaseModel):
     """A group of keys: unknown keys are refused, values are checked, and nothing changes after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        coerce_numbers_to_str=True,  # experiment_name=20260101 is a name
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
 
 
 class DataConfig(Section):
@@ -24,8 +35,8 @@ class DataConfig(Section):
 
     train_files: str | list[str] = "quickstart"
     """Parquet files or glob patterns; `quickstart` means the made-up tasks of `python -m data_prep.quickstart`."""
-    val_files: str | list[str] | None = "quickstart"
-    """The same for validation; null: no validation."""
+    val_files: str | list[str] | None = None
+    """The same for validation; null: no validation. With train_files=quickstart the default is `quickstart`, too."""
     prompt_key: str = "prompt"
     """The column that holds the messages."""
     train_batch_size: int = Field(32, gt=0)
@@ -95,10 +106,12 @@ class ActorConfig(Section):
     ppo_epochs: int = Field(1, gt=0)
     ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
     """Tokens a micro-batch; changes memory, never the result."""
-    clip_ratio: float = Field(0.2, gt=0)
-    """Both clip bounds at once; set this or the two below."""
+    clip_ratio: float | None = Field(None, gt=0)
+    """Both clip bounds at once; set this or the two below. With none of the three set: 0.2."""
     clip_ratio_low: float | None = Field(None, gt=0)
+    """The ratio is clipped from below at 1 - this; null: 0.2."""
     clip_ratio_high: float | None = Field(None, gt=0)
+    """The ratio is clipped from above at 1 + this; null: 0.2."""
     clip_ratio_c: float = Field(3.0, gt=1)
     """Dual-clip bound for negative advantages (arXiv:1912.09729)."""
     loss_agg_mode: LossAggMode = "token-mean"
@@ -114,6 +127,16 @@ class ActorConfig(Section):
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     optim: OptimConfig = OptimConfig()
 
+    @property
+    def clip_low(self) -> float:
+        """The lower clip bound that holds."""
+        return self.clip_ratio_low or self.clip_ratio or 0.2
+
+    @property
+    def clip_high(self) -> float:
+        """The upper clip bound that holds."""
+        return self.clip_ratio_high or self.clip_ratio or 0.2
+
 
 class RefConfig(Section):
     """`actor_rollout_ref.ref.*`"""
@@ -127,7 +150,7 @@ class MultiTurnConfig(Section):
     """`actor_rollout_ref.rollout.multi_turn.*`"""
 
     tool_config_path: str | None = None
-    """YAML of the tools; `quickstart` with the quickstart data. Relative to the working directory, else to configs/."""
+    """YAML of the tools, relative to the working directory, else to configs/. The quickstart data brings its own."""
     interaction_config_path: str | None = None
     """YAML of the interactions."""
     format: str = "auto"
@@ -172,7 +195,7 @@ class ValKwargs(Section):
     """`actor_rollout_ref.rollout.val_kwargs.*`"""
 
     n: int = Field(1, gt=0)
-    """Sampled trajectories a prompt: gives mean@n and pass@k; 0 with greedy only is not offered, set do_sample=False."""
+    """Sampled trajectories a prompt: gives mean@n and pass@k."""
     do_sample: bool = True
     """Validate by sampling."""
     greedy: bool = True
@@ -291,7 +314,7 @@ class TrainerConfig(Section):
     total_epochs: int = Field(1, gt=0)
     total_training_steps: int | None = Field(None, gt=0)
     """null: as many as total_epochs gives."""
-    logger: list[Literal["console", "jsonl", "tensorboard", "wandb"]] = ["console", "jsonl"]
+    logger: Loggers = ["console", "jsonl"]
     save_freq: int = -1
     """Checkpoint every so many steps, and at the end; -1: only at the end."""
     test_freq: int = -1
@@ -308,7 +331,9 @@ class TrainerConfig(Section):
     """Steps in which only the critic learns; only with a critic."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     nnodes: Literal[1] = 1
+    """This version trains on one machine."""
     n_gpus_per_node: Literal[1] = 1
+    """This version trains in one process, on one device."""
     seed: int = 1
     """Seed of sampling and of mini-batch order. With the same seed, data and machine a run repeats exactly."""
     save_trajectories: Literal["all", "val", "none"] = "all"
@@ -365,7 +390,7 @@ class SFTTrainerConfig(Section):
     total_training_steps: int | None = Field(None, gt=0)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     seed: int = 1
-    logger: list[Literal["console", "jsonl", "tensorboard", "wandb"]] = ["console", "jsonl"]
+    logger: Loggers = ["console", "jsonl"]
     project_name: str = "agentrl"
     experiment_name: str = "sft"
     test_freq: int = -1

@@ -1,0 +1,227 @@
+"""What one key cannot know: keys that conflict, that can have no effect with the others, that do not fit together.
+
+A key counts as set when the user gave it (command line or own YAML) another value than the default.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.config.schema import Config, SFTConfig
+from agentrl.errors import ConfigError
+
+NEEDS_CRITIC = ("gae",)
+GROUP_ESTIMATORS = ("grpo", "grpo_turn", "rloo", "opo")
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Keys (patterns) that have an effect only where `holds` is true of the config."""
+
+    keys: tuple[str, ...]
+    needs: str
+    """What the user would have to set."""
+    holds: Callable[[Any], bool]
+
+
+def has_tools(config: Config) -> bool:
+    return config.actor_rollout_ref.rollout.multi_turn.tool_config_path is not None
+
+
+def has_tools_or_interactions(config: Config) -> bool:
+    return has_tools(config) or config.actor_rollout_ref.rollout.multi_turn.interaction_config_path is not None
+
+
+def uses_quickstart(config: Config) -> bool:
+    return "quickstart" in (config.data.train_files, config.data.val_files, config.actor_rollout_ref.model.path)
+
+
+TRAIN_NEEDS = (
+    Needs(
+        (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
+        f"{ACTOR}.use_kl_loss=true",
+        lambda c: c.actor_rollout_ref.actor.use_kl_loss,
+    ),
+    Needs(
+        ("algorithm.kl_penalty", "algorithm.kl_ctrl.*"),
+        "algorithm.use_kl_in_reward=true",
+        lambda c: c.algorithm.use_kl_in_reward,
+    ),
+    Needs(
+        ("algorithm.kl_ctrl.horizon", "algorithm.kl_ctrl.target_kl"),
+        "algorithm.kl_ctrl.type=adaptive",
+        lambda c: c.algorithm.kl_ctrl.type == "adaptive",
+    ),
+    Needs(
+        ("actor_rollout_ref.ref.path",),
+        f"{ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true",
+        lambda c: c.actor_rollout_ref.actor.use_kl_loss or c.algorithm.use_kl_in_reward,
+    ),
+    Needs(
+        ("critic.*", "trainer.critic_warmup", "algorithm.lam"),
+        "algorithm.adv_estimator=gae",
+        lambda c: c.algorithm.adv_estimator in NEEDS_CRITIC,
+    ),
+    Needs(
+        ("algorithm.gamma",),
+        "algorithm.adv_estimator=gae or reinforce_plus_plus",
+        lambda c: c.algorithm.adv_estimator in (*NEEDS_CRITIC, "reinforce_plus_plus"),
+    ),
+    Needs(
+        ("algorithm.norm_adv_by_std_in_grpo",),
+        "algorithm.adv_estimator=grpo or grpo_turn",
+        lambda c: c.algorithm.adv_estimator in ("grpo", "grpo_turn"),
+    ),
+    Needs(
+        ("algorithm.filter_groups.enable",),
+        f"algorithm.adv_estimator to be one of {', '.join(GROUP_ESTIMATORS)}",
+        lambda c: c.algorithm.adv_estimator in GROUP_ESTIMATORS,
+    ),
+    Needs(
+        (f"{ACTOR}.optim.adamw_lr",),
+        f"{ACTOR}.optim.name=muon",
+        lambda c: c.actor_rollout_ref.actor.optim.name == "muon",
+    ),
+    Needs(
+        (f"{ACTOR}.optim.min_lr_ratio",),
+        f"{ACTOR}.optim.lr_scheduler_type=cosine or linear",
+        lambda c: c.actor_rollout_ref.actor.optim.lr_scheduler_type != "constant",
+    ),
+    Needs(("critic.optim.adamw_lr",), "critic.optim.name=muon", lambda c: c.critic.optim.name == "muon"),
+    Needs(
+        ("critic.optim.min_lr_ratio",),
+        "critic.optim.lr_scheduler_type=cosine or linear",
+        lambda c: c.critic.optim.lr_scheduler_type != "constant",
+    ),
+    Needs(
+        ("trainer.resume_from_path",),
+        "trainer.resume_mode=resume_path",
+        lambda c: c.trainer.resume_mode == "resume_path",
+    ),
+    Needs(
+        (f"{ROLLOUT}.val_kwargs.*", "data.val_batch_size", "data.val_max_samples", "trainer.test_freq"),
+        "data.val_files",
+        lambda c: c.data.val_files is not None,
+    ),
+    Needs(
+        tuple(f"{ROLLOUT}.val_kwargs.{name}" for name in ("n", "temperature", "top_p", "top_k")),
+        f"{ROLLOUT}.val_kwargs.do_sample=true",
+        lambda c: c.actor_rollout_ref.rollout.val_kwargs.do_sample,
+    ),
+    Needs(
+        tuple(
+            f"{ROLLOUT}.multi_turn.{name}"
+            for name in ("max_tool_response_length", "tool_response_truncate_side", "max_parallel_calls")
+        ),
+        f"{ROLLOUT}.multi_turn.tool_config_path",
+        has_tools,
+    ),
+    Needs(
+        (f"{ROLLOUT}.multi_turn.tool_timeout",),
+        f"{ROLLOUT}.multi_turn.tool_config_path or interaction_config_path",
+        has_tools_or_interactions,
+    ),
+    Needs(
+        ("custom_reward_function.name", "custom_reward_function.reward_kwargs"),
+        "custom_reward_function.path",
+        lambda c: c.custom_reward_function.path is not None,
+    ),
+    Needs(("quickstart.*",), "data.train_files=quickstart or model.path=quickstart", uses_quickstart),
+    Needs(
+        ("trainer.total_epochs",),
+        "trainer.total_training_steps=null",
+        lambda c: c.trainer.total_training_steps is None,
+    ),
+)
+
+SFT_NEEDS = (
+    Needs(("optim.adamw_lr",), "optim.name=muon", lambda c: c.optim.name == "muon"),
+    Needs(
+        ("optim.min_lr_ratio",),
+        "optim.lr_scheduler_type=cosine or linear",
+        lambda c: c.optim.lr_scheduler_type != "constant",
+    ),
+    Needs(("trainer.test_freq",), "data.val_files", lambda c: c.data.val_files is not None),
+    Needs(
+        ("trainer.total_epochs",),
+        "trainer.total_training_steps=null",
+        lambda c: c.trainer.total_training_steps is None,
+    ),
+)
+
+
+def check(config: Config | SFTConfig, user_set: Mapping[str, Any]) -> None:
+    """Raises ConfigError for the first key that conflicts, can have no effect, or does not fit with the others."""
+    rules = TRAIN_NEEDS if isinstance(config, Config) else SFT_NEEDS
+    for rule in rules:
+        if not rule.holds(config):
+            refuse_ineffective(rule, user_set)
+    if isinstance(config, Config):
+        check_clip(config)
+        check_batches(config)
+        check_rollout(config)
+        check_trainer(config)
+
+
+def refuse_ineffective(rule: Needs, user_set: Mapping[str, Any]) -> None:
+    for key, value in user_set.items():
+        if any(fnmatch.fnmatchcase(key, pattern) for pattern in rule.keys):
+            raise ConfigError(f"{key}={value} has no effect: it needs {rule.needs}. Set that, or leave {key} out")
+
+
+def check_clip(config: Config) -> None:
+    actor = config.actor_rollout_ref.actor
+    bounds = {"clip_ratio_low": actor.clip_ratio_low, "clip_ratio_high": actor.clip_ratio_high}
+    given = [f"{ACTOR}.{name}={value}" for name, value in bounds.items() if value is not None]
+    if actor.clip_ratio is not None and given:
+        raise ConfigError(
+            f"{ACTOR}.clip_ratio={actor.clip_ratio} conflicts with {' and '.join(given)}: clip_ratio sets both bounds "
+            "at once. Keep one kind, and set the other to null"
+        )
+
+
+def check_batches(config: Config) -> None:
+    batch = config.data.train_batch_size
+    minis = {
+        f"{ACTOR}.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
+        "critic.ppo_mini_batch_size": config.critic.ppo_mini_batch_size,
+    }
+    for key, size in minis.items():
+        if size is not None and batch % size:
+            divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+            near = [*[n for n in divisors if n < size][-1:], *[n for n in divisors if n > size][:1]]
+            raise ConfigError(
+                f"{key}={size} must divide data.train_batch_size={batch} (both count prompts); the nearest that do: "
+                f"{' and '.join(map(str, near))}"
+            )
+
+
+def check_rollout(config: Config) -> None:
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    needed = data.max_prompt_length + data.max_response_length
+    if rollout.max_model_len is not None and rollout.max_model_len < needed:
+        raise ConfigError(
+            f"{ROLLOUT}.max_model_len={rollout.max_model_len} is less than data.max_prompt_length + "
+            f"data.max_response_length = {data.max_prompt_length} + {data.max_response_length} = {needed}; "
+            "raise it, or set it to null"
+        )
+    if rollout.name == "sglang" and importlib.util.find_spec("agentrl.rollout.sglang") is None:
+        raise ConfigError(f"{ROLLOUT}.name=sglang: the SGLang engine is not part of this version; use embedded")
+    if data.val_files is not None and not (rollout.val_kwargs.do_sample or rollout.val_kwargs.greedy):
+        raise ConfigError(
+            f"{ROLLOUT}.val_kwargs has do_sample=false and greedy=false, so nothing would be validated; set one of "
+            "them, or data.val_files=null"
+        )
+
+
+def check_trainer(config: Config) -> None:
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path" and trainer.resume_from_path is None:
+        raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path, the checkpoint's folder")
+    if trainer.val_only and config.data.val_files is None:
+        raise ConfigError("trainer.val_only=true needs data.val_files")

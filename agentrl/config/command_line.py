@@ -1,0 +1,105 @@
+"""The command line of the entry points: overrides and a few flags."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config.keys import leaf_keys
+from agentrl.config.schema import Config, Section
+
+TRAIN_HELP = """\
+Train a tool-using policy by reinforcement learning. With no arguments it runs the quickstart: it makes a small data
+set and a tiny policy, trains for a few minutes on a CPU, and leaves metrics, a plot and the policy in runs/quickstart/.
+
+  python -m agentrl.train data.train_files=train.parquet data.val_files=test.parquet \\
+      actor_rollout_ref.model.path=Qwen/Qwen3-0.6B \\
+      actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml trainer.experiment_name=mine
+  python -m agentrl.train algorithm=ppo trainer.seed=2          PPO with a critic instead of GRPO
+  python -m agentrl.train --config-path my/configs --config-name job
+      your own YAML; it builds on ours with `defaults: [train, _self_]`
+"""
+
+SFT_HELP = """\
+Fine-tune a policy on multi-turn transcripts with tools; the loss is on assistant tokens only.
+
+  python -m agentrl.sft data.train_files=transcripts.parquet model.path=Qwen/Qwen3-0.6B
+"""
+
+GRAMMAR = """\
+  key=value          set a key; lists as [a,b], no value as null; +key=value is the same
+  ~key               back to its default
+  group=choice       take another file of a config group
+"""
+
+USEFUL = (
+    "data.train_files",
+    "data.val_files",
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+    "actor_rollout_ref.rollout.multi_turn.interaction_config_path",
+    "custom_reward_function.path",
+    "algorithm.adv_estimator",
+    "trainer.experiment_name",
+    "trainer.default_local_dir",
+    "trainer.total_training_steps",
+    "trainer.resume_mode",
+    "trainer.seed",
+    "model.path",
+    "optim.lr",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    overrides: list[str]
+    config_name: str
+    config_path: Path | None
+    """The user's own folder of YAML files."""
+    show_config: bool
+    """Print the config and end."""
+
+
+def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Section]) -> CommandLine:
+    """Split flags from overrides. `--help` prints and ends the process with status 0, a wrong flag with status 2."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage="[key=value ...] [flags]")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--config-name", "-cn", default=config_name)
+    parser.add_argument("--config-path", "--config-dir", "-cp", "-cd", type=Path)
+    parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_intermixed_args(list(argv))
+    if args.help:
+        sys.stdout.write(help_text(schema))
+        raise SystemExit(0)
+    return CommandLine(args.overrides, args.config_name, args.config_path, args.cfg is not None)
+
+
+def help_text(schema: type[Section]) -> str:
+    """What the command does, its flags, and the keys that matter most."""
+    leaves = leaf_keys(schema)
+    lines = [TRAIN_HELP if schema is Config else SFT_HELP, "Overrides:", GRAMMAR, "Flags:"]
+    lines += [
+        "  --cfg job                         print the whole resolved config and end",
+        "  --config-name NAME                the YAML to start from",
+        "  --config-path DIR                 your own folder of YAML files, searched before ours",
+        "",
+        f"The most useful of the {len(leaves)} keys:",
+    ]
+    for key in USEFUL:
+        if key in leaves:
+            field = leaves[key]
+            default = "required" if field.is_required() else f"default {field.default}"
+            lines.append(f"  {key}  ({default})")
+            lines += textwrap.wrap(field.description or "", 110, initial_indent="      ", subsequent_indent="      ")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,147 @@
+"""Keys of verl's launch scripts that agentrl does not have, so that such scripts run as they are.
+
+Where a value asks for what agentrl always does, or only for how a device is used (never for another result), the key
+is accepted with a note. Any other value is an error that says what to use instead.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class VerlKey:
+    """One key, or all that match a pattern."""
+
+    pattern: str
+    note: str
+    """What agentrl does: the note for an accepted value, and the reason in the error for another."""
+    accepted: tuple[Any, ...] | None = None
+    """Values that are accepted; None: every value."""
+
+
+OFF = (False, None)
+MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MICRO_BATCHES = "micro-batches go by tokens (ppo_max_token_len_per_gpu, log_prob_max_token_len_per_gpu)"
+ONE_DEVICE = "this version runs on one device: nothing is sharded, parallel or offloaded"
+ENGINE_MEMORY = "the embedded engine takes the memory it needs; actor_rollout_ref.rollout.max_num_seqs limits it"
+SAME_CHECKPOINT = "one checkpoint holds policy, critic, optimizers, RNG and data position"
+
+VERL_KEYS = (
+    VerlKey("data.return_raw_chat", "rows always reach the loops as messages", (True,)),
+    VerlKey("data.truncation", "prompts are never cut: data.filter_overlong_prompts drops or refuses", ("error",)),
+    VerlKey("data.reward_fn_key", "scorers are chosen by the column data_source", ("data_source",)),
+    VerlKey("data.return_raw_input_ids", "use the trajectories of the run", OFF),
+    VerlKey("data.return_full_prompt", "use the trajectories of the run", OFF),
+    VerlKey("data.return_multi_modal_inputs", "text only", OFF),
+    VerlKey("data.image_key", "text only: no image is read", ("images", None)),
+    VerlKey("data.video_key", "text only: no video is read", ("videos", None)),
+    VerlKey("data.*_workers", "rows are read as they are needed, in this process"),
+    VerlKey("data.trust_remote_code", f"use {MODEL}.trust_remote_code", OFF),
+    VerlKey("data.tool_config_path", f"use {ROLLOUT}.multi_turn.tool_config_path", (None,)),
+    VerlKey("data.apply_chat_template_kwargs", f"use {MODEL}.chat_template_kwargs", ({}, None)),
+    VerlKey("data.custom_cls.*", "write the rows as parquet (python -m data_prep.gsm8k is an example)", (None,)),
+    VerlKey("data.sampler.*", "rows are drawn in a shuffled order (data.shuffle, data.seed)", (None,)),
+    VerlKey("*.use_shm", "models and data are read from their own place", OFF),
+    VerlKey("actor_rollout_ref.hybrid_engine", "policy and engine always share the device", (True,)),
+    VerlKey("actor_rollout_ref.nccl_timeout", ONE_DEVICE),
+    VerlKey("*.use_remove_padding", "sequences are always packed without padding", (True,)),
+    VerlKey(f"{MODEL}.custom_chat_template", f"use {MODEL}.chat_template, the path of a Jinja file", (None,)),
+    VerlKey(f"{MODEL}.override_config", "the model's own config.json holds", ({}, None)),
+    VerlKey("*.model.external_lib", "use trust_remote_code", (None,)),
+    VerlKey(f"{MODEL}.lora_rank", "this version trains all parameters", (0, None)),
+    VerlKey(f"{MODEL}.lora_alpha", "this version trains all parameters"),
+    VerlKey(f"{MODEL}.target_modules", "this version trains all parameters"),
+    VerlKey("*.use_liger", "the log-probs are computed in chunks already", OFF),
+    VerlKey("*.use_fused_kernels", "the log-probs are computed in chunks already", OFF),
+    VerlKey("*.enable_activation_offload", ONE_DEVICE, OFF),
+    VerlKey("critic.model.enable_gradient_checkpointing", f"follows {MODEL}.enable_gradient_checkpointing"),
+    VerlKey("critic.model.path", "use critic.path", ()),
+    VerlKey("critic.model.tokenizer_path", "the critic sees the policy's tokens"),
+    VerlKey("critic.enable", "a critic is made where algorithm.adv_estimator needs one", (None,)),
+    VerlKey("*.fsdp_config.model_dtype", f"use {MODEL}.dtype", ("fp32", "float32")),
+    VerlKey("*.fsdp_config.*", ONE_DEVICE),
+    VerlKey("*.ulysses_sequence_parallel_size", ONE_DEVICE, (1,)),
+    VerlKey(f"{ROLLOUT}.*_parallel_size", ONE_DEVICE, (1,)),
+    VerlKey("*micro_batch_size*", MICRO_BATCHES),
+    VerlKey("*use_dynamic_bsz", MICRO_BATCHES),
+    VerlKey("*.use_torch_compile", "nothing is compiled"),
+    VerlKey("*.checkpoint.*", SAME_CHECKPOINT),
+    VerlKey("*.entropy_from_logits_with_chunking", "the entropy is computed in chunks"),
+    VerlKey("*.entropy_checkpointing", "the entropy is computed in chunks"),
+    VerlKey(f"{ACTOR}.calculate_entropy", "the entropy is always measured"),
+    VerlKey(f"{ACTOR}.data_loader_seed", "use trainer.seed", (None,)),
+    VerlKey(f"{ACTOR}.loss_scale_factor", "the loss is scaled by loss_agg_mode alone", (None,)),
+    VerlKey(f"{ACTOR}.tis_imp_ratio_cap", "this version trains on policy: no importance cap", (-1, None)),
+    VerlKey("actor_rollout_ref.ref.strategy", ONE_DEVICE),
+    VerlKey("critic.strategy", ONE_DEVICE),
+    VerlKey("*.optim.total_training_steps", "the schedule runs over the steps of the trainer", (-1, None)),
+    VerlKey("*.optim.lr_warmup_steps_ratio", "use lr_warmup_steps beside it", (0, None)),
+    VerlKey("*.optim.warmup_style", "use lr_scheduler_type beside it", ("constant", None)),
+    VerlKey("*.optim.clip_grad", "use grad_clip of the actor or critic", ()),
+    VerlKey(f"{ROLLOUT}.mode", "trajectories always run asynchronously", ("async",)),
+    VerlKey(f"{ROLLOUT}.do_sample", f"training always samples; to validate greedily: {ROLLOUT}.val_kwargs", (True,)),
+    VerlKey(f"{ROLLOUT}.calculate_log_probs", "the engine always returns the log-probs of what it sampled"),
+    VerlKey(f"{ROLLOUT}.ignore_eos", "a turn ends at the model's end-of-turn token", OFF),
+    VerlKey(f"{ROLLOUT}.prompt_length", "use data.max_prompt_length", ()),
+    VerlKey(f"{ROLLOUT}.response_length", "use data.max_response_length", ()),
+    VerlKey(f"{ROLLOUT}.dtype", f"use {MODEL}.dtype", ()),
+    VerlKey(f"{ROLLOUT}.gpu_memory_utilization", ENGINE_MEMORY),
+    VerlKey(f"{ROLLOUT}.free_cache_engine", ENGINE_MEMORY),
+    VerlKey(f"{ROLLOUT}.max_num_batched_tokens", ENGINE_MEMORY),
+    VerlKey(f"{ROLLOUT}.enable_chunked_prefill", ENGINE_MEMORY),
+    VerlKey(f"{ROLLOUT}.enable_prefix_caching", "the trajectories of a prompt share its prefix"),
+    VerlKey(f"{ROLLOUT}.enforce_eager", "nothing is compiled"),
+    VerlKey(f"{ROLLOUT}.load_format", "the engine is given the policy's own weights"),
+    VerlKey(f"{ROLLOUT}.layered_summon", ONE_DEVICE),
+    VerlKey(f"{ROLLOUT}.disable_log_stats", "the engine's numbers are metrics of each step"),
+    VerlKey(f"{ROLLOUT}.update_weights_bucket_megabytes", ONE_DEVICE),
+    VerlKey(f"{ROLLOUT}.engine_kwargs.*", "the embedded engine has no further settings", (None,)),
+    VerlKey(f"{ROLLOUT}.agent.num_workers", "one event loop runs all trajectories"),
+    VerlKey(f"{ROLLOUT}.agent.custom_async_server.*", "engines of your own are not part of this version", (None,)),
+    VerlKey(f"{ROLLOUT}.multi_turn.enable", "agent_name of each row chooses its loop", (True,)),
+    VerlKey(f"{ROLLOUT}.multi_turn.max_turns", "use max_assistant_turns and max_user_turns", (None,)),
+    VerlKey(f"{ROLLOUT}.multi_turn.completion_callback", "write an agent loop", (None,)),
+    VerlKey(f"{ROLLOUT}.multi_turn.use_inference_chat_template", "sampled tokens are trained on as they are"),
+    VerlKey(f"{ROLLOUT}.multi_turn.tokenization_sanity_check_mode", "sampled tokens are trained on as they are"),
+    VerlKey("reward_model.enable", "use a scorer by data_source or custom_reward_function", OFF),
+    VerlKey("reward_model.reward_manager", "every trajectory is scored as it ends", ("naive", "prime", "batch")),
+    VerlKey("reward_model.launch_reward_fn_async", "scoring always runs beside generation"),
+    VerlKey("reward_model.use_reward_loop", "scoring always runs beside generation"),
+    VerlKey("algorithm.use_pf_ppo", "prompts are not re-weighted", OFF),
+    VerlKey("trainer.balance_batch", "micro-batches are balanced by tokens"),
+    VerlKey("trainer.default_hdfs_dir", "use trainer.default_local_dir", (None,)),
+    VerlKey("trainer.max_critic_ckpt_to_keep", SAME_CHECKPOINT),
+    VerlKey("trainer.remove_previous_ckpt_in_save", "use trainer.max_actor_ckpt_to_keep", OFF),
+    VerlKey("trainer.del_local_ckpt_after_load", "checkpoints stay until newer ones push them out", OFF),
+    VerlKey("trainer.log_val_generations", "trajectories are saved by trainer.save_trajectories"),
+    VerlKey("trainer.rollout_data_dir", "trajectories are saved by trainer.save_trajectories", (None,)),
+    VerlKey("trainer.validation_data_dir", "trajectories are saved by trainer.save_trajectories", (None,)),
+    VerlKey("trainer.ray_wait_register_center_timeout", "this version runs in one process, without Ray"),
+    VerlKey("trainer.use_legacy_worker_impl", "this version runs in one process, without Ray"),
+    VerlKey("ray_init.*", "this version runs in one process, without Ray"),
+    VerlKey("ray_kwargs.*", "this version runs in one process, without Ray"),
+)
+
+
+def translate(unknown: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Sort keys that the schema does not have. Returns (keys that are no verl keys either, notes for accepted ones).
+
+    Raises ConfigError for a value that asks for something agentrl does not do.
+    """
+    strangers, notes = [], []
+    for key, value in unknown.items():
+        rule = next((rule for rule in VERL_KEYS if fnmatch.fnmatchcase(key, rule.pattern)), None)
+        if rule is None:
+            strangers.append(key)
+        elif rule.accepted is None or any(value == one for one in rule.accepted):
+            notes.append(f"{key}={value} has no effect of its own: {rule.note}")
+        else:
+            only = f" (accepted here: {', '.join(map(str, rule.accepted))})" if rule.accepted else ""
+            raise ConfigError(f"{key}={value} asks for something that agentrl does not do: {rule.note}{only}")
+    return strangers, notes
