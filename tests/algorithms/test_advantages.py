@@ -1,0 +1,195 @@
+"""Advantages in cases small enough to work out by hand, each one that a likely mistake gets wrong."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import get_args
+
+import pytest
+import torch
+
+from agentrl.algorithms.advantages import (
+    ESTIMATORS,
+    GROUP_ESTIMATORS,
+    NEEDS_CRITIC,
+    compute_advantages,
+    group_counts,
+    informative_sequences,
+)
+from agentrl.batch import RaggedBatch
+from agentrl.config.schema import AlgorithmConfig
+from tests.algorithms.batches import Row, algorithm, batch_of
+
+
+def advantages(batch: RaggedBatch, estimator: str, **keys: object) -> list[list[float]]:
+    """By sequence, the advantages of its policy tokens; checks that the others have none."""
+    result = compute_advantages(batch, algorithm(estimator, **keys))
+    assert result.advantages is not None and result.returns is not None
+    assert result.advantages.dtype == result.returns.dtype == torch.float32
+    assert not result.advantages[~batch.mask].any() and not result.returns[~batch.mask].any()
+    return by_sequence(result, result.advantages)
+
+
+def returns(batch: RaggedBatch, estimator: str, **keys: object) -> list[list[float]]:
+    result = compute_advantages(batch, algorithm(estimator, **keys))
+    assert result.returns is not None
+    return by_sequence(result, result.returns)
+
+
+def by_sequence(batch: RaggedBatch, values: torch.Tensor) -> list[list[float]]:
+    bounds = batch.offsets.tolist()
+    return [values[start:end][batch.mask[start:end]].tolist() for start, end in pairwise(bounds)]
+
+
+def outcome(*scores: float, groups: list[int] | None = None) -> RaggedBatch:
+    """One sequence of two policy tokens and a trailing tool token a score."""
+    return batch_of(*(Row("0110", {2: score}, groups[i] if groups else 0) for i, score in enumerate(scores)))
+
+
+def approx(*rows: list[float]) -> list[object]:
+    return [pytest.approx(row, rel=1e-5, abs=1e-7) for row in rows]
+
+
+def test_every_estimator_of_the_config_is_there() -> None:
+    names = set(get_args(AlgorithmConfig.model_fields["adv_estimator"].annotation))
+    assert set(ESTIMATORS) == names
+    assert names >= GROUP_ESTIMATORS | NEEDS_CRITIC
+
+
+def test_grpo_divides_by_the_unbiased_deviation() -> None:
+    # std([0, 1, 2]) is 1 unbiased and 0.816 biased.
+    assert advantages(outcome(0, 1, 2), "grpo") == approx([-1, -1], [0, 0], [1, 1])
+
+
+def test_grpo_without_std_is_the_distance_to_the_mean() -> None:
+    found = advantages(outcome(0, 1, 5), "grpo", norm_adv_by_std_in_grpo=False)
+    assert found == approx([-2, -2], [-1, -1], [3, 3])
+
+
+@pytest.mark.parametrize("estimator", sorted(GROUP_ESTIMATORS))
+def test_a_group_of_one_has_mean_0_and_std_1(estimator: str) -> None:
+    found = advantages(outcome(0.7, 0, 1, groups=[5, 2, 2]), estimator)
+    assert found[0] == pytest.approx([0.7, 0.7], rel=1e-5)
+
+
+@pytest.mark.parametrize("estimator", sorted(GROUP_ESTIMATORS))
+def test_equal_rewards_give_exactly_nothing(estimator: str) -> None:
+    # The mean of three times 0.1 is not 0.1 in floating point; over 1e-6 the difference would be an advantage.
+    batch = outcome(0.1, 0.1, 0.1, 1, 0, groups=[0, 0, 0, 1, 1])
+    found = advantages(batch, estimator)
+    assert found[:3] == [[0.0, 0.0]] * 3
+    assert found[3][0] > 0.1
+
+
+def test_equal_up_to_the_rounding_of_a_sum_is_equal() -> None:
+    # 0.1 + 0.2 and 0.3 differ in the last digit.
+    batch = batch_of(Row("0111", {1: 0.1, 2: 0.2}), Row("0111", {3: 0.3}))
+    assert batch.rewards[1].double() + batch.rewards[2].double() != batch.rewards[7].double()
+    assert advantages(batch, "grpo") == [[0.0] * 3] * 2
+
+
+def test_groups_need_not_stand_together() -> None:
+    found = advantages(outcome(0, 10, 2, 30, groups=[7, 3, 7, 3]), "grpo", norm_adv_by_std_in_grpo=False)
+    assert found == approx([-1, -1], [-10, -10], [1, 1], [10, 10])
+
+
+def test_a_trajectory_of_two_sequences_counts_once() -> None:
+    # By sequence the scores would be 0, 1, 0 with mean 1/3; by trajectory they are 1, 0.
+    batch = batch_of(Row("011", trajectory=4), Row("01", {1: 1.0}, trajectory=4), Row("01", trajectory=9))
+    half = math.sqrt(0.5)
+    assert advantages(batch, "grpo") == approx([half, half], [half], [-half])
+    assert advantages(batch, "rloo") == approx([1, 1], [1], [-1])
+    # 3 policy tokens with reward 1 and 1 with reward 0.
+    assert advantages(batch, "opo") == approx([0.25, 0.25], [0.25], [-0.75])
+
+
+def test_rloo_compares_with_the_mean_of_the_others() -> None:
+    assert advantages(outcome(1, 0, 0), "rloo") == approx([1, 1], [-0.5, -0.5], [-0.5, -0.5])
+
+
+def test_opo_weighs_by_policy_tokens_and_not_by_tool_tokens() -> None:
+    batch = batch_of(Row("01000000", {1: 1.0}), Row("0111"))
+    assert advantages(batch, "opo") == approx([0.75], [-0.25] * 3)
+
+
+def test_reinforce_plus_plus_discounts_policy_tokens_only() -> None:
+    batch = batch_of(Row("0100011", {6: 1.0}), Row("01", {1: -1.0}))
+    assert returns(batch, "reinforce_plus_plus", gamma=0.5) == approx([0.25, 0.5, 1], [-1])
+    # mean 3/16, unbiased variance of [0.25, 0.5, 1, -1]
+    mean, std = 0.1875, math.sqrt(sum((x - 0.1875) ** 2 for x in (0.25, 0.5, 1, -1)) / 3)
+    expected = [[(0.25 - mean) / std, (0.5 - mean) / std, (1 - mean) / std], [(-1 - mean) / std]]
+    assert advantages(batch, "reinforce_plus_plus", gamma=0.5) == approx(*expected)
+
+
+def test_gae_jumps_over_tool_tokens() -> None:
+    # delta_2 = 1 - 0.4 = 0.6; delta_1 = 0.5 * 0.4 - 0.2 = 0; A_1 = 0.5 * 0.5 * 0.6 = 0.15.
+    batch = batch_of(Row("010010", {4: 1.0}, values=[9, 0.2, 100, -100, 0.4, 7]))
+    assert returns(batch, "gae", gamma=0.5, lam=0.5) == approx([0.35, 1.0])
+    half = math.sqrt(0.5)  # [0.15, 0.6] whitened
+    assert advantages(batch, "gae", gamma=0.5, lam=0.5) == approx([-half, half])
+
+
+def test_gae_ends_with_a_trajectory_and_goes_on_through_its_sequences() -> None:
+    values = [0.0, 0.0]
+    apart = batch_of(Row("01", values=values, trajectory=0), Row("01", {1: 1.0}, values=values, trajectory=1))
+    assert returns(apart, "gae") == approx([0], [1])
+    together = batch_of(
+        Row("01", values=values, trajectory=0),
+        Row("01", trajectory=1),
+        Row("01", {1: 1.0}, values=values, trajectory=0),
+    )
+    assert returns(together, "gae") == approx([1], [0], [1])
+
+
+def test_gae_of_one_token_is_no_nan() -> None:
+    batch = batch_of(Row("01", {1: 1.0}))
+    assert advantages(batch, "gae") == [[0.0]]
+    assert advantages(batch, "reinforce_plus_plus") == [[0.0]]
+
+
+def test_grpo_turn_credits_a_turn_with_what_comes_after() -> None:
+    # G = (1.5, 1) and (1, 1); c = (0.25, 0) and (-0.25, 0); s^2 = 0.25^2 / 2 + 0.25^2 / 2 = 0.25^2.
+    batch = batch_of(Row("0110010", {2: 0.5, 5: 1.0}), Row("010011", {5: 1.0}))
+    assert advantages(batch, "grpo_turn") == approx([1, 1, 0], [-1, 0, 0])
+    found = advantages(batch, "grpo_turn", norm_adv_by_std_in_grpo=False)
+    assert found == approx([0.25, 0.25, 0], [-0.25, 0, 0])
+
+
+def test_grpo_turn_compares_with_the_last_turn_of_a_trajectory_that_has_ended() -> None:
+    # A malformed call costs 0.1 and a third turn: G = (0.9, 0.9, 1) against (1, 1, and 1 again for the turn not taken).
+    batch = batch_of(Row("0101010", {3: -0.1, 5: 1.0}), Row("01010", {3: 1.0}))
+    found = advantages(batch, "grpo_turn", norm_adv_by_std_in_grpo=False)
+    assert found == approx([-0.05, -0.05, 0], [0.05, 0.05])
+
+
+def test_grpo_turn_is_grpo_when_rewards_come_at_the_end() -> None:
+    rows = [Row("0101011", {6: 1.0}), Row("011", {2: 0.2}), Row("01010", {3: 0.0}), Row("01", {1: 0.6}, group=1)]
+    assert advantages(batch_of(*rows), "grpo_turn") == approx(*advantages(batch_of(*rows), "grpo"))
+
+
+def test_grpo_turn_rewards_no_turn_of_equal_trajectories() -> None:
+    # Every turn earns the same, so none is better than another, early or late.
+    row = Row("0101010", {1: 0.1, 3: 0.1, 5: 1.1})
+    assert advantages(batch_of(row, row, row), "grpo_turn") == [[0.0] * 3] * 3
+
+
+def test_grpo_turn_goes_on_through_the_sequences_of_a_trajectory() -> None:
+    batch = batch_of(Row("01", trajectory=0), Row("01", {1: 1.0}, trajectory=0), Row("0101", trajectory=1))
+    found = advantages(batch, "grpo_turn", norm_adv_by_std_in_grpo=False)
+    assert found == approx([0.5], [0.5], [-0.5, -0.5])
+
+
+def test_informative_sequences_keeps_whole_groups() -> None:
+    # Group 1 has a trajectory at its mean, which stays; group 0 is all equal; group 2 is alone with a reward.
+    batch = outcome(1, 0, 1, 0.5, 1, 1, groups=[0, 1, 1, 1, 0, 2])
+    batch = compute_advantages(batch, algorithm("grpo"))
+    assert informative_sequences(batch) == [1, 2, 3, 5]
+    assert group_counts(batch) == {"groups": 3, "groups_of_one": 1, "groups_equal": 1}
+
+
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+def test_an_empty_batch_stays_empty(estimator: str) -> None:
+    batch = compute_advantages(batch_of(), algorithm(estimator))
+    assert batch.advantages is not None and batch.advantages.shape == (0,)
+    assert informative_sequences(batch) == []

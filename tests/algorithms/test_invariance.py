@@ -1,0 +1,156 @@
+"""What may not change a result: the order of sequences, the cut into micro-batches, tokens that are masked."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from agentrl.algorithms.advantages import ESTIMATORS, compute_advantages, informative_sequences
+from agentrl.algorithms.kl import kl_penalty
+from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss, value_loss
+from agentrl.batch import RaggedBatch, split_by_tokens
+from tests.algorithms.batches import algorithm, batches
+
+MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+POLICIES = ["vanilla", "gspo"]
+
+
+def loss_of(batch: RaggedBatch, logprobs: Tensor, scale: LossScale, policy: Any) -> Tensor:
+    """All terms of an update at once."""
+    assert batch.old_logprobs is not None and batch.ref_logprobs is not None and batch.advantages is not None
+    assert batch.values is not None and batch.returns is not None
+    clip = Clip(0.1, 0.2, 1.5)
+    by_token, _ = policy_loss(policy, logprobs, batch.old_logprobs, batch.advantages, batch.mask, batch.offsets, clip)
+    kl = kl_penalty(logprobs, batch.ref_logprobs, "k3")
+    by_token = actor_loss(by_token, entropy=logprobs.exp(), entropy_coeff=0.1, kl=kl, kl_coef=0.2)
+    by_token = by_token + value_loss(logprobs, batch.values, batch.returns, batch.mask, 0.5)[0]
+    return aggregate(by_token, batch.mask, batch.offsets, scale)
+
+
+def token_positions(batch: RaggedBatch, rows: list[int]) -> Tensor:
+    """Where the tokens of `rows` stand in `batch`."""
+    bounds = batch.offsets.tolist()
+    return torch.tensor([at for row in rows for at in range(bounds[row], bounds[row + 1])], dtype=torch.int64)
+
+
+@settings(max_examples=80, deadline=None)
+@given(mode=st.sampled_from(MODES), policy=st.sampled_from(POLICIES), batch=batches(), max_tokens=st.integers(1, 30))
+def test_micro_batches_add_up_to_the_mini_batch(mode: Any, policy: Any, batch: RaggedBatch, max_tokens: int) -> None:
+    scale = LossScale.of(batch.mask, batch.offsets, mode, norm_length=7)
+    whole = batch.rollout_logprobs.double().requires_grad_()
+    loss = loss_of(batch, whole, scale, policy)
+    loss.backward()
+
+    cut = batch.rollout_logprobs.double().requires_grad_()
+    total = 0.0
+    for rows in split_by_tokens(batch.lengths.tolist(), max_tokens):
+        share = loss_of(batch.select(rows), cut[token_positions(batch, rows)], scale, policy)
+        share.backward()
+        total += share.item()
+    assert total == pytest.approx(loss.item(), rel=1e-9, abs=1e-12)
+    torch.testing.assert_close(cut.grad, whole.grad)
+
+
+@settings(max_examples=100, deadline=None)
+@given(estimator=st.sampled_from(sorted(ESTIMATORS)), batch=batches(), order=st.randoms(use_true_random=False))
+def test_the_order_of_trajectories_does_not_matter(estimator: str, batch: RaggedBatch, order: Any) -> None:
+    config = algorithm(estimator, gamma=0.9, lam=0.8)
+    trajectories = batch.trajectory.unique().tolist()
+    order.shuffle(trajectories)
+    rows = [row for name in trajectories for row in torch.nonzero(batch.trajectory == name).flatten().tolist()]
+    first = compute_advantages(batch, config)
+    second = compute_advantages(batch.select(rows), config)
+    assert first.advantages is not None and second.advantages is not None
+    moved = token_positions(batch, rows)
+    torch.testing.assert_close(second.advantages, first.advantages[moved], rtol=1e-4, atol=1e-5)
+    kept = informative_sequences(first)
+    assert sorted(rows[row] for row in informative_sequences(second)) == kept
+
+
+def with_more_masked_tokens(batch: RaggedBatch, extra: list[int]) -> tuple[RaggedBatch, Tensor]:
+    """(`batch` with NaN-filled tokens after some of its masked ones, where the old tokens now stand)."""
+    take: list[int] = []
+    new: list[bool] = []
+    lengths = []
+    bounds = batch.offsets.tolist()
+    for start, end in pairwise(bounds):
+        before = len(take)
+        for at in range(start, end):
+            take.append(at)
+            new.append(False)
+            if not batch.mask[at]:
+                count = extra[at % len(extra)]
+                take += [at] * count
+                new += [True] * count
+        lengths.append(len(take) - before)
+    index, added = torch.tensor(take), torch.tensor(new)
+    changes: dict[str, Any] = {"offsets": torch.tensor([0, *lengths]).cumsum(0)}
+    for item in fields(batch):
+        value = getattr(batch, item.name)
+        if item.metadata.get("kind") == "token" and value is not None:
+            longer = value[index].clone()
+            if longer.is_floating_point() and item.name != "rewards":
+                longer[added] = float("nan")
+            changes[item.name] = longer
+    return replace(batch, **changes), torch.nonzero(~added).flatten()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    estimator=st.sampled_from(sorted(ESTIMATORS)),
+    batch=batches(),
+    extra=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+)
+def test_more_masked_tokens_change_no_advantage(estimator: str, batch: RaggedBatch, extra: list[int]) -> None:
+    config = algorithm(estimator, gamma=0.9, lam=0.8)
+    longer, where = with_more_masked_tokens(batch, extra)
+    first, second = compute_advantages(batch, config), compute_advantages(longer, config)
+    assert first.advantages is not None and first.returns is not None
+    assert second.advantages is not None and second.returns is not None
+    torch.testing.assert_close(second.advantages[where], first.advantages)
+    torch.testing.assert_close(second.returns[where], first.returns)
+    assert second.advantages.count_nonzero() == first.advantages.count_nonzero()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    mode=st.sampled_from(MODES),
+    policy=st.sampled_from(POLICIES),
+    batch=batches(),
+    extra=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+)
+def test_more_masked_tokens_change_no_loss(mode: Any, policy: Any, batch: RaggedBatch, extra: list[int]) -> None:
+    longer, where = with_more_masked_tokens(batch, extra)
+    results = []
+    for each in (batch, longer):
+        logprobs = each.rollout_logprobs.double().requires_grad_()
+        scale = LossScale.of(each.mask, each.offsets, mode, norm_length=7)
+        loss = loss_of(each, logprobs, scale, policy)
+        loss.backward()
+        assert logprobs.grad is not None
+        results.append((loss.item(), logprobs.grad))
+    assert results[1][0] == pytest.approx(results[0][0], rel=1e-9, abs=1e-12)
+    torch.testing.assert_close(results[1][1][where], results[0][1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=batches())
+def test_grpo_gives_a_group_mean_0_and_deviation_1_over_its_trajectories(batch: RaggedBatch) -> None:
+    result = compute_advantages(batch, algorithm("grpo"))
+    assert result.advantages is not None
+    trajectory_of = batch.trajectory[batch.sequence_ids()]
+    for group in batch.group.unique():
+        members = batch.trajectory[batch.group == group].unique()
+        found = [result.advantages[(trajectory_of == member) & batch.mask].unique() for member in members]
+        assert all(len(values) == 1 for values in found), "all policy tokens of a trajectory share one advantage"
+        values = torch.cat(found)
+        if len(members) > 1 and values.any():
+            assert values.mean().item() == pytest.approx(0, abs=1e-5)
+            assert values.std(unbiased=True).item() == pytest.approx(1, abs=1e-4)

@@ -1,0 +1,88 @@
+"""KL estimators against exact divergences, KL in the reward, and the measured gaps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.algorithms.kl import (
+    AdaptiveKLController,
+    FixedKLController,
+    apply_kl_to_rewards,
+    kl_penalty,
+    logprob_gap,
+)
+from tests.algorithms.batches import Row, batch_of
+
+P, Q = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.3, 0.3, 0.4])
+KL_P_Q = (P * (P / Q).log()).sum().item()
+
+
+@pytest.mark.parametrize("kind", ["kl", "k1", "low_var_kl", "k3"])
+def test_unbiased_kinds_average_to_the_divergence_of_the_policy_from_the_reference(kind: Any) -> None:
+    assert (P * kl_penalty(P.log(), Q.log(), kind)).sum().item() == pytest.approx(KL_P_Q, rel=1e-5)
+
+
+def test_k3_is_never_negative_and_clamped_twice() -> None:
+    logprobs, ref = torch.tensor([-1.0, -1.0, -1.0, -50.0, 0.0]), torch.tensor([-1.0, -0.9, -1.1, -1.0, -50.0])
+    found = kl_penalty(logprobs, ref, "k3").tolist()
+    # log-ratios 0, 0.1, -0.1, 49 (clamped to 20, the result to 10), -50 (clamped to -20: e^-20 + 20 - 1 = 19 -> 10)
+    assert found == pytest.approx([0.0, math.exp(0.1) - 1.1, math.exp(-0.1) - 0.9, 10.0, 10.0], abs=1e-6)
+
+
+def test_k2_as_a_loss_has_the_gradient_of_the_divergence() -> None:
+    logits = torch.tensor([0.3, -0.2, 0.5], requires_grad=True)
+    logprobs = logits.log_softmax(0)
+    (logprobs.exp() * (logprobs - Q.log())).sum().backward()
+    assert logits.grad is not None
+    exact, logits.grad = logits.grad, None
+    logprobs = logits.log_softmax(0)
+    (logprobs.exp().detach() * kl_penalty(logprobs, Q.log(), "k2")).sum().backward()
+    torch.testing.assert_close(logits.grad, exact)
+
+
+def test_kl_leaves_the_reward_of_policy_tokens_only() -> None:
+    batch = batch_of(Row("0110", {2: 1.0}), Row("01"))
+    batch.old_logprobs = torch.tensor([0.0, -1.0, -2.0, -9.0, float("nan"), -1.0])
+    batch.ref_logprobs = torch.tensor([0.0, -1.5, -1.0, -1.0, 0.0, -3.0])
+    controller = AdaptiveKLController(0.1, target=0.5, horizon=100)
+    result, metrics = apply_kl_to_rewards(batch, "k1", controller)
+    assert result.rewards.tolist() == pytest.approx([0, -0.05, 1.1, 0, 0, -0.2])
+    assert batch.rewards.tolist() == [0, 0, 1, 0, 0, 0]
+    # The mean over sequences of (0.5 - 1) / 2 and 2.
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx((-0.25 + 2) / 2)
+    assert metrics["actor/reward_kl_penalty_coeff"] == 0.1
+    # 0.875 is 75 % above the target: the step is held to 20 %, times 2 sequences of a horizon of 100.
+    assert controller.coef == pytest.approx(0.1 * (1 + 0.2 * 2 / 100))
+
+
+def test_the_adaptive_coefficient_survives_a_checkpoint_and_the_fixed_one_is_the_config() -> None:
+    adaptive = AdaptiveKLController(0.1, target=0.5, horizon=10)
+    adaptive.update(0.0, 5)
+    resumed = AdaptiveKLController(0.1, target=0.5, horizon=10)
+    resumed.load_state_dict(adaptive.state_dict())
+    assert resumed.coef == adaptive.coef == pytest.approx(0.1 * (1 - 0.2 * 0.5))
+    fixed = FixedKLController(0.3)
+    fixed.update(100.0, 5)
+    fixed.load_state_dict(FixedKLController(0.7).state_dict())
+    assert fixed.coef == 0.3
+
+
+def test_logprob_gap() -> None:
+    mask = torch.tensor([False, True, True, False])
+    trainer, engine = torch.tensor([5.0, -1.0, -2.0, float("nan")]), torch.tensor([0.0, -1.1, -1.7, 0.0])
+    gap = logprob_gap(trainer, engine, mask)
+    assert gap["mean_abs"] == pytest.approx(0.2)
+    assert gap["max_abs"] == pytest.approx(0.3)
+    assert gap["kl"] == pytest.approx((math.exp(0.1) - 1 - 0.1 + math.exp(-0.3) - 1 + 0.3) / 2, rel=1e-5)
+    assert logprob_gap(trainer, engine, torch.zeros(4, dtype=torch.bool)) == {"mean_abs": 0, "max_abs": 0, "kl": 0}
+
+
+def test_logprob_gap_measures_from_the_engine_that_sampled() -> None:
+    # 7, 2 and 1 tokens of ten, as the engine's distribution has it.
+    drawn = torch.tensor([0] * 7 + [1] * 2 + [2])
+    gap = logprob_gap(Q.log()[drawn], P.log()[drawn], torch.ones(10, dtype=torch.bool))
+    assert gap["kl"] == pytest.approx(KL_P_Q, rel=1e-5)

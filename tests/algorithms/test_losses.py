@@ -1,0 +1,154 @@
+"""Losses in cases small enough to work out by hand, and what they must do with what is masked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.losses import (
+    Clip,
+    LossScale,
+    PolicyStats,
+    actor_loss,
+    aggregate,
+    policy_loss,
+    value_loss,
+)
+
+CLIP = Clip(low=0.2, high=0.28, dual=3.0)
+
+
+def one_token(mode: Any, ratio: float, advantage: float) -> tuple[float, float, PolicyStats]:
+    """(loss, gradient by log-prob, statistics) of a single token."""
+    old = torch.tensor([-1.0], dtype=torch.float64)
+    new = (old + math.log(ratio)).requires_grad_()
+    mask, offsets = torch.tensor([True]), torch.tensor([0, 1])
+    loss, stats = policy_loss(mode, new, old, torch.tensor([advantage], dtype=torch.float64), mask, offsets, CLIP)
+    loss.sum().backward()
+    assert new.grad is not None
+    return loss.item(), new.grad.item(), stats
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient", "clipped", "dual_clipped"),
+    [
+        (1.1, 1.0, -1.1, -1.1, 0, 0),
+        (1.5, 1.0, -1.28, 0.0, 1, 0),  # above 1 + high
+        (0.5, 1.0, -0.5, -0.5, 0, 0),  # below 1 - low, but coming back
+        (0.5, -1.0, 0.8, 0.0, 1, 0),  # below 1 - low
+        (2.0, -1.0, 2.0, 2.0, 0, 0),  # above, but coming back
+        (5.0, -1.0, 3.0, 0.0, 0, 1),  # dual clip
+        (5.0, 1.0, -1.28, 0.0, 1, 0),  # no dual clip for a positive advantage
+    ],
+)
+def test_vanilla(ratio: float, advantage: float, loss: float, gradient: float, clipped: int, dual_clipped: int) -> None:
+    found, slope, stats = one_token("vanilla", ratio, advantage)
+    assert [found, slope] == pytest.approx([loss, gradient])
+    assert (stats.tokens.item(), stats.clipped.item(), stats.dual_clipped.item()) == (1, clipped, dual_clipped)
+    assert stats.kl.item() == pytest.approx(-math.log(ratio))
+    assert stats.ratio.item() == stats.ratio_max.item() == pytest.approx(ratio)
+
+
+def test_gspo_has_no_dual_clip() -> None:
+    found, slope, stats = one_token("gspo", 5.0, -1.0)
+    assert [found, slope, stats.dual_clipped.item()] == pytest.approx([5.0, 5.0, 0])
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "gspo"])
+def test_a_log_ratio_beyond_20_is_clamped_before_exp(mode: Any) -> None:
+    _, _, stats = one_token(mode, math.exp(100), 1.0)
+    assert stats.ratio_max.item() == pytest.approx(math.exp(20))
+    _, _, stats = one_token(mode, math.exp(-100), 1.0)
+    assert stats.ratio_max.item() == pytest.approx(math.exp(-20))
+
+
+def test_gspo_is_the_gradient_of_the_sequence_ratio() -> None:
+    # With seq-mean-token-mean the objective of the paper is the mean over sequences of -A * exp(mean log-ratio).
+    generator = torch.Generator().manual_seed(0)
+    old, change = torch.randn(7, generator=generator).double(), 0.05 * torch.randn(7, generator=generator).double()
+    mask = torch.tensor([False, True, True, False, True, False, True])
+    offsets, advantages = torch.tensor([0, 5, 7]), torch.tensor([1.0] * 5 + [-0.5] * 2, dtype=torch.float64)
+
+    ours = (old + change).requires_grad_()
+    by_token, _ = policy_loss("gspo", ours, old, advantages, mask, offsets, CLIP)
+    loss = aggregate(by_token, mask, offsets, LossScale.of(mask, offsets, "seq-mean-token-mean"))
+    loss.backward()
+
+    paper = (old + change).requires_grad_()
+    log_ratio = paper - old
+    first, second = log_ratio[[1, 2, 4]].mean().exp(), log_ratio[6].exp()
+    expected = (-1.0 * first + 0.5 * second) / 2
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item())
+    torch.testing.assert_close(ours.grad, paper.grad)
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "gspo"])
+def test_masked_tokens_may_hold_anything(mode: Any) -> None:
+    nan = float("nan")
+    old = torch.tensor([nan, -1.0, float("-inf"), -2.0])
+    new = torch.tensor([nan, -1.1, float("-inf"), -1.9], requires_grad=True)
+    mask, offsets = torch.tensor([False, True, False, True]), torch.tensor([0, 4])
+    by_token, stats = policy_loss(mode, new, old, torch.tensor([nan, 1.0, nan, -1.0]), mask, offsets, CLIP)
+    whole = actor_loss(by_token, entropy=new.exp(), entropy_coeff=0.1)
+    loss = aggregate(whole, mask, offsets, LossScale.of(mask, offsets, "seq-mean-token-mean"))
+    loss.backward()
+    assert math.isfinite(loss.item()) and math.isfinite(stats.kl.item()) and math.isfinite(stats.ratio_max.item())
+    assert new.grad is not None
+    assert new.grad[~mask].nan_to_num().abs().sum() == 0 and new.grad[mask].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", (1 + 2 + 3 + 10) / 4),
+        ("seq-mean-token-sum", (6 + 10) / 2),
+        ("seq-mean-token-mean", (2 + 10) / 2),
+        ("seq-mean-token-sum-norm", (6 + 10) / 2 / 50),
+    ],
+)
+def test_aggregate(mode: Any, expected: float) -> None:
+    """Three sequences, one without a policy token, which counts nowhere."""
+    loss = torch.tensor([9.0, 1, 2, 3, 9, 9, 10])
+    mask = torch.tensor([False, True, True, True, False, False, True])
+    offsets = torch.tensor([0, 4, 5, 7])
+    scale = LossScale.of(mask, offsets, mode, norm_length=50)
+    assert (scale.tokens, scale.sequences) == (4, 2)
+    assert aggregate(loss, mask, offsets, scale).item() == pytest.approx(expected)
+
+
+def test_a_constant_length_must_be_given() -> None:
+    with pytest.raises(ValueError, match="norm_length"):
+        LossScale.of(torch.tensor([True]), torch.tensor([0, 1]), "seq-mean-token-sum-norm")
+
+
+def test_the_loss_of_no_policy_token_is_zero() -> None:
+    mask, offsets = torch.zeros(2, dtype=torch.bool), torch.tensor([0, 2])
+    for mode in ("token-mean", "seq-mean-token-mean"):
+        scale = LossScale.of(mask, offsets, mode)
+        assert aggregate(torch.ones(2), mask, offsets, scale).item() == 0.0
+
+
+def test_actor_loss_rewards_entropy_and_punishes_kl() -> None:
+    found = actor_loss(
+        torch.tensor([1.0]), entropy=torch.tensor([2.0]), entropy_coeff=0.1, kl=torch.tensor([3.0]), kl_coef=0.01
+    )
+    assert found.item() == pytest.approx(1 - 0.2 + 0.03)
+
+
+def test_value_loss_takes_the_larger_error() -> None:
+    # v, v_old, R: free error, then the error of v held within 0.5 of v_old.
+    values = torch.tensor([1.0, 3.0, 3.0, float("nan")], requires_grad=True)
+    old, returns = torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.tensor([2.0, 4.0, 1.0, 0.0])
+    mask = torch.tensor([True, True, True, False])
+    loss, clipped = value_loss(values, old, returns, mask, 0.5)
+    assert loss.tolist() == pytest.approx([0.5 * 1.5**2, 0.5 * 2.5**2, 0.5 * 2.0**2, 0.0])
+    assert clipped.item() == 2
+    loss.sum().backward()
+    gradient: Tensor | None = values.grad
+    assert gradient is not None
+    assert gradient.tolist() == [0.0, 0.0, 2.0, 0.0]
