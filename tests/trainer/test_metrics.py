@@ -130,7 +130,8 @@ def test_pass_at_k_refuses_what_makes_no_sense(n: int, successes: int, k: int) -
 
 
 def test_validation_by_source_and_k() -> None:
-    sampled = [scored(score, group) for group, scores in enumerate([[1, 0, 0, 0], [0, 0, 0, 0.5]]) for score in scores]
+    by_prompt = [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.5]]
+    sampled = [scored(score, group) for group, scores in enumerate(by_prompt) for score in scores]
     sampled.append(scored(1.0, 2, "other"))
     greedy = [scored(1.0, 0), scored(0.0, 1), scored(0.0, 2, "other")]
     metrics = validation_metrics(sampled, greedy)
