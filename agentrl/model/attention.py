@@ -181,6 +181,28 @@ def attend_tail(
     return torch.matmul(weights, value.repeat_interleave(groups, dim=0))
 
 
+def attend_part(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention to some of the keys, for `join_parts`: the output [B, H, Q, D] and its log-sum-exp [B, H, Q] float32.
+
+    query [B, H, Q, D], key and value [B, H, L, D], mask additive and broadcastable to [B, H, Q, L].
+    """
+    if query.device.type == "cpu":
+        return _flash_forward(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
+    scores = torch.matmul(query, key.transpose(2, 3)).float() * scale
+    scores = scores if mask is None else scores + mask
+    lse = scores.logsumexp(-1)
+    return torch.matmul((scores - lse.unsqueeze(-1)).exp().to(value.dtype), value), lse
+
+
+def join_parts(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
+    """Add in place to an output and its log-sum-exp those of the same queries over further keys."""
+    share = torch.sigmoid(part_lse - lse).unsqueeze(-1)
+    out.lerp_(part, share.to(out.dtype))
+    lse.copy_(torch.logaddexp(lse, part_lse))
+
+
 class _TreeAttention(torch.autograd.Function):
     """Attention over a prefix tree on the CPU, with no padding and no mask.
 
@@ -200,18 +222,11 @@ class _TreeAttention(torch.autograd.Function):
         lse = q.new_empty(size, kv_heads, groups, dtype=torch.float32)
         out, total = output.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
         for start, end in layout.spans:
-            out[:, :, start:end], total[:, :, start:end] = _flash_forward(
-                q[:, :, start:end], k[:, :, start:end], v[:, :, start:end], 0.0, True, scale=scale
-            )
+            own = (slice(None), slice(None), slice(start, end))
+            out[own], total[own] = _flash_forward(q[own], k[own], v[own], 0.0, True, scale=scale)
         for first, last, start, end in layout.shared:
-            part, part_lse = _flash_forward(
-                q[:, :, first:last], k[:, :, start:end], v[:, :, start:end], 0.0, False, scale=scale
-            )
-            old_out, old_lse = out[:, :, first:last], total[:, :, first:last]
-            joined = torch.logaddexp(old_lse, part_lse)
-            old_out.mul_((old_lse - joined).exp_().unsqueeze(-1))
-            old_out.add_(part.mul_((part_lse - joined).exp_().unsqueeze(-1)))
-            old_lse.copy_(joined)
+            below, above = (slice(None), slice(None), slice(first, last)), (slice(None), slice(None), slice(start, end))
+            join_parts(out[below], total[below], *attend_part(q[below], k[above], v[above], None, scale))
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.layout, ctx.scale = layout, scale
         return output.flatten(1, 2)
@@ -230,11 +245,11 @@ class _TreeAttention(torch.autograd.Function):
                 grad_out[own], q[own], k[own], v[own], out[own], total[own], 0.0, True, scale=ctx.scale
             )
         for first, last, start, end in ctx.layout.shared:
-            own, above = (slice(None), slice(None), slice(first, last)), (slice(None), slice(None), slice(start, end))
+            below, above = (slice(None), slice(None), slice(first, last)), (slice(None), slice(None), slice(start, end))
             parts = _flash_backward(
-                grad_out[own], q[own], k[above], v[above], out[own], total[own], 0.0, False, scale=ctx.scale
+                grad_out[below], q[below], k[above], v[above], out[below], total[below], 0.0, False, scale=ctx.scale
             )
-            for whole, place, part in zip(grads, (own, above, above), parts, strict=True):
+            for whole, place, part in zip(grads, (below, above, above), parts, strict=True):
                 whole[place] += part
         return dq.flatten(0, 1), dk.sum(1), dv.sum(1), None, None
 

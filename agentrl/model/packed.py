@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.errors import ConfigError
-from agentrl.model.attention import IMPLEMENTATION, LAYOUT, PackedAttention
+from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
 from agentrl.model.layout import PackedLayout, flat_layout, tree_layout
 
 _CHUNK_LOGITS = 1 << 24
@@ -63,7 +63,7 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
         try:
             packed = token_logits(model, hidden_states(model, ids, offsets))[8:]
             difference = float((own - packed).abs().max() / own.abs().max().clamp(min=1e-6))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise ConfigError(_unsupported(model, str(error))) from error
     if not difference <= (1e-4 if model.dtype == torch.float32 else 0.05):
         raise ConfigError(_unsupported(model, f"its logits differ by {difference:.2g} of their size"))
@@ -92,10 +92,15 @@ def make_layout(model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor
 
 def stored_hidden_states(model: PreTrainedModel, ids: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
     """[P, H]: the hidden states of the layout's stored tokens."""
-    arguments: dict[str, Any] = {LAYOUT: PackedAttention(layout)}
-    output = model.base_model(
-        input_ids=ids[layout.stored][None], position_ids=layout.positions[None], use_cache=False, **arguments
-    )
+    return forward_packed(model, ids[layout.stored], layout.positions, PackedAttention(layout))
+
+
+def forward_packed(
+    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, attention: AttentionLayout
+) -> torch.Tensor:
+    """The last hidden states [P, H] of packed tokens: ids and positions [P] int64."""
+    arguments: dict[str, Any] = {LAYOUT: attention}
+    output = model.base_model(input_ids=ids[None], position_ids=positions[None], use_cache=False, **arguments)
     return output.last_hidden_state[0]
 
 

@@ -1,0 +1,401 @@
+"""The embedded engine: generation in this process with a Hugging Face model on the CPU or one GPU.
+
+Requests join and leave the running batch between steps. The engine runs on the event loop itself, one step at a time
+and without threads, so that the same sequence of calls gives the same results bit for bit; between two steps it lets
+the other coroutines run. Every change of its state (abort, pause, new weights) thus falls between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.errors import ConfigError
+from agentrl.model.attention import PackedAttention
+from agentrl.model.layout import flat_layout
+from agentrl.model.packed import forward_packed, use_packed_attention
+from agentrl.rollout.embedded_cache import SessionCache
+from agentrl.rollout.embedded_step import Request, StepRunner
+from agentrl.rollout.engine import (
+    EngineError,
+    EngineHealth,
+    FinishReason,
+    Generation,
+    PauseMode,
+    RequestError,
+    SamplingParams,
+)
+from agentrl.trajectory import VersionSpan
+
+_TURNS_OF_LOOP = 6
+"""Turns of the event loop after a request has ended: enough for a tool in this process to answer and come back."""
+_STEP_TOKENS = 16384
+"""New tokens beyond which no further request joins a step."""
+
+
+class EmbeddedEngine:
+    """Implements `agentrl.rollout.engine.RolloutEngine`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        stop_decode: Callable[[list[int]], str] | None = None,
+        version: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """The engine uses the model as it is: one that a trainer also holds, or one of its own.
+
+        Args:
+            model: a causal LM; packed attention is selected if it is not yet.
+            max_num_seqs: requests that run at once; others wait.
+            max_model_len: tokens of the longest context, prompt and response together.
+            stop_decode: ids to text, for stop strings.
+            version: version of the weights that the model has now.
+            seed: of the requests that bring no seed of their own.
+
+        Raises ConfigError when the model's attention cannot be run from the engine's cache.
+        """
+        self.model = use_packed_attention(model)
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self._vocab_size = model.get_output_embeddings().weight.shape[0]
+        self._stop_decode = stop_decode
+        self._version = version
+        self._next_seed = (1 << 63) + (seed << 32)
+        shapes = _attention_shapes(self.model, max_model_len)
+        self._cache = SessionCache(shapes, model.dtype, model.device, 2 * max_num_seqs)
+        self._runner = StepRunner(self.model, self._cache)
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._paused = self._asleep = self._closed = False
+        self._task: asyncio.Task[None] | None = None
+
+    # Requests
+
+    async def generate(self, ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+        """See `RolloutEngine.generate`. While the engine is paused or asleep the request waits."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        request = self._accept(list(ids), params, session)
+        self._waiting.append(request)
+        self._kick()
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            self._leave([request])
+            raise
+
+    def _accept(self, ids: list[int], params: SamplingParams, name: str) -> Request:
+        self._check(ids, params)
+        known = self._cache.sessions.get(name)
+        if known is not None and known.busy:
+            raise RequestError(f"session {name!r} is generating already; one request a session at a time")
+        session, same = self._cache.take(name, ids)
+        new = session.ids[same:]
+        if new and not 0 <= min(new) <= max(new) < self._vocab_size:
+            self._cache.forget(session)
+            bad = next(i for i, token in enumerate(ids) if not 0 <= token < self._vocab_size)
+            raise RequestError(f"id {ids[bad]} at place {bad} is outside the vocabulary of {self._vocab_size}")
+        session.busy = True
+        seed = params.seed
+        if seed is None:
+            seed, self._next_seed = self._next_seed, self._next_seed + 1
+        # A stop string of B bytes takes at most B tokens; the rest is context for decoding the first of them.
+        window = max((len(text.encode()) for text in params.stop), default=0) + 4
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        return Request(session, params, seed, future, len(ids), frozenset(params.stop_token_ids), window)
+
+    def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty")
+        if params.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens is {params.max_new_tokens}; expected at least 1")
+        if len(ids) + params.max_new_tokens > self.max_model_len:
+            raise RequestError(
+                f"{len(ids)} prompt tokens and max_new_tokens={params.max_new_tokens} exceed the context of "
+                f"{self.max_model_len} tokens"
+            )
+        if not (math.isfinite(params.temperature) and params.temperature >= 0):
+            raise RequestError(f"temperature is {params.temperature}; expected 0 (greedy) or more")
+        if not 0 < params.top_p <= 1:
+            raise RequestError(f"top_p is {params.top_p}; expected more than 0 and at most 1")
+        if params.top_k != -1 and params.top_k < 1:
+            raise RequestError(f"top_k is {params.top_k}; expected -1 (all) or at least 1")
+        if params.stop and self._stop_decode is None:
+            raise RequestError("stop strings need an engine made with stop_decode")
+
+    # The loop
+
+    def _kick(self) -> None:
+        """Start the loop, if there is something to do and it does not run. It ends when there is nothing left."""
+        if self._ready() and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _ready(self) -> bool:
+        return bool(self._running or self._waiting) and not (self._paused or self._asleep or self._closed)
+
+    async def _run(self) -> None:
+        turns = _TURNS_OF_LOOP  # also at the start, so that requests made together begin together
+        while True:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if not self._ready():
+                return
+            turns = _TURNS_OF_LOOP if self._step() else 1
+
+    def _step(self) -> bool:
+        """Run one step; True when a request ended."""
+        try:
+            self._admit()
+            if self.model.training:
+                self.model.eval()
+            requests, tokens, logprobs = self._runner.run(self._running)
+            if not math.isfinite(sum(logprobs)):
+                raise FloatingPointError("the model's logits are not finite")
+        except Exception as error:
+            self._fail(error)
+            return True
+        ended = [
+            request
+            for request, token, logprob in zip(requests, tokens, logprobs, strict=True)
+            if self._append(request, token, logprob)
+        ]
+        if ended:
+            self._leave(ended)
+        return bool(ended)
+
+    def _admit(self) -> None:
+        """Let waiting requests join, while there is room in the batch and in the step."""
+        if not self._waiting or len(self._running) >= self.max_num_seqs:
+            return
+        room = _STEP_TOKENS
+        prompts = set()
+        while self._waiting and len(self._running) < self.max_num_seqs and room > 0:
+            request = self._waiting.popleft()
+            session = request.session
+            self._cache.attach(session)
+            if request.cached_tokens < 0:
+                request.cached_tokens = session.cached
+            room -= len(session.ids) - session.cached
+            if session.prefix in prompts:
+                room += session.prompt_length
+            elif not session.cached:
+                prompts.add(session.prefix)
+            self._running.append(request)
+        self._runner.disturb()
+
+    def _append(self, request: Request, token: int, logprob: float) -> bool:
+        """Record a sampled token; True, with the future resolved, when it was the last."""
+        count = len(request.logprobs)
+        if not request.versions or request.versions[-1][0] != self._version:
+            request.versions.append((self._version, count))
+        ids = request.session.ids
+        ids.append(token)
+        request.logprobs.append(logprob)
+        if token in request.stop_ids:
+            self._resolve(request, FinishReason("stop", token))
+            return True
+        if request.params.stop:
+            assert self._stop_decode is not None
+            text = self._stop_decode(ids[max(request.start, len(ids) - request.stop_window) :])
+            for stop in request.params.stop:
+                if stop in text:
+                    self._resolve(request, FinishReason("stop", stop))
+                    return True
+        if count + 1 == request.params.max_new_tokens:
+            self._resolve(request, FinishReason("length"))
+            return True
+        return False
+
+    def _resolve(self, request: Request, reason: FinishReason) -> None:
+        if request.future.done():
+            return
+        ends = [start for _, start in request.versions[1:]] + [len(request.logprobs)]
+        spans = [VersionSpan(v, start, end) for (v, start), end in zip(request.versions, ends, strict=False)]
+        ids = request.session.ids[request.start :]
+        cached = min(max(request.cached_tokens, 0), request.start)
+        request.future.set_result(Generation(ids, request.logprobs, reason, spans, cached))
+
+    def _leave(self, requests: Sequence[Request]) -> None:
+        """Take requests out of the queue and the batch; their sessions' keys and values stay."""
+        gone = set(map(id, requests))
+        self._running = [request for request in self._running if id(request) not in gone]
+        self._waiting = deque(request for request in self._waiting if id(request) not in gone)
+        for request in requests:
+            request.session.busy = False
+            if request.session.stale:
+                self._cache.drop(request.session)
+        self._runner.disturb()
+
+    def _fail(self, error: Exception) -> None:
+        """The step failed: so do the requests it ran. What the cache holds is in doubt and dropped."""
+        failed = self._running
+        for request in failed:
+            if not request.future.done():
+                failure = EngineError(f"the step failed: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                request.future.set_exception(failure)
+        self._leave(failed)
+        self._cache.free()
+
+    # Control
+
+    async def abort(self, session: str | None = None) -> None:
+        """See `RolloutEngine.abort`."""
+        self._abort([r for r in (*self._running, *self._waiting) if session is None or r.session.name == session])
+
+    def _abort(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._resolve(request, FinishReason("abort"))
+        self._leave(requests)
+
+    async def release(self, session: str) -> None:
+        """See `RolloutEngine.release`. A request of the session that still runs is aborted."""
+        await self.abort(session)
+        known = self._cache.sessions.get(session)
+        if known is not None:
+            self._cache.forget(known)
+            self._runner.disturb()
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """See `RolloutEngine.pause`. abort ends the requests that wait, too."""
+        self._paused = True
+        if mode == "abort":
+            self._abort([*self._running, *self._waiting])
+        elif mode == "in_place":
+            for request in self._running:
+                request.in_place = True
+        else:
+            self._retract(self._running)
+
+    async def resume(self) -> None:
+        """See `RolloutEngine.resume`."""
+        self._paused = False
+        for request in self._running:
+            request.in_place = False
+        self._kick()
+
+    def _retract(self, requests: Sequence[Request]) -> None:
+        """Put running requests back to the head of the queue, without keys and values."""
+        gone = set(map(id, requests))
+        self._running = [request for request in self._running if id(request) not in gone]
+        self._waiting.extendleft(reversed(requests))
+        for request in requests:
+            request.in_place = False
+            self._cache.drop(request.session)
+        self._runner.disturb()
+
+    async def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """See `RolloutEngine.update_weights`. Some of the weights may be given; tied ones under any of their names.
+
+        Requests that run without a pause are computed again from their tokens with the new weights.
+        """
+        known = self.model.state_dict(keep_vars=True)
+        targets: dict[int, tuple[str, torch.Tensor, torch.Tensor]] = {}
+        for name, tensor in named_tensors:
+            if name not in known:
+                raise ValueError(f"update_weights: the model has no parameter {name!r}; nothing was changed")
+            target = known[name]
+            if target.shape != tensor.shape:
+                raise ValueError(
+                    f"update_weights: {name} has shape {tuple(target.shape)} in the engine but "
+                    f"{tuple(tensor.shape)} was given; nothing was changed"
+                )
+            other = targets.get(id(target))
+            if other is not None and other[2] is not tensor and not torch.equal(other[2], tensor):
+                raise ValueError(f"update_weights: {other[0]} and {name} are tied but differ; nothing was changed")
+            targets[id(target)] = (name, target, tensor)
+        with torch.no_grad():
+            for _, target, tensor in targets.values():
+                target.copy_(tensor)
+        self._version = version
+        kept = [request for request in self._running if request.in_place]
+        self._retract([request for request in self._running if not request.in_place])
+        self._cache.outdate(request.session for request in kept)
+        self._runner.disturb()
+
+    async def flush_cache(self) -> None:
+        """See `RolloutEngine.flush_cache`."""
+        self._cache.flush(request.session for request in self._running)
+        self._runner.disturb()
+
+    async def sleep(self) -> None:
+        """See `RolloutEngine.sleep`. Requests made meanwhile wait for `wake`."""
+        if self._running:
+            raise EngineError(f"sleep: {len(self._running)} requests are running; pause with mode abort or retract")
+        self._asleep = True
+        self._cache.free()
+        self._runner.disturb()
+
+    async def wake(self) -> None:
+        """See `RolloutEngine.wake`."""
+        self._asleep = False
+        self._kick()
+
+    async def health(self) -> EngineHealth:
+        """See `RolloutEngine.health`."""
+        return EngineHealth(self._version, len(self._running), len(self._waiting), self._paused, self._asleep)
+
+    async def close(self) -> None:
+        """See `RolloutEngine.close`."""
+        self._closed = True
+        self._abort([*self._running, *self._waiting])
+        self._cache.free()
+
+
+class _ShapeProbe(PackedAttention):
+    """Notes what each layer asks of attention."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(flat_layout(torch.tensor([0, 1]), model.device))
+        self.shapes: dict[int, tuple[int, int, int]] = {}
+        self.windows: set[int | None] = set()
+        self.softcaps: set[float | None] = set()
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        self.shapes[layer] = (key.shape[0], key.shape[-1], value.shape[-1])
+        self.windows.add(window)
+        self.softcaps.add(softcap)
+        return super().attend(layer, query, key, value, scale, window, softcap)
+
+
+@torch.no_grad()
+def _attention_shapes(model: PreTrainedModel, max_model_len: int) -> list[tuple[int, int, int]]:
+    """(K, D of keys, D of values) of each layer. Raises ConfigError when the cache cannot serve the model."""
+    probe = _ShapeProbe(model)
+    zero = torch.zeros(1, dtype=torch.int64, device=model.device)
+    forward_packed(model, zero, zero, probe)
+    layers = model.config.get_text_config().num_hidden_layers
+    shortest = min((window for window in probe.windows if window is not None), default=max_model_len)
+    problem = None
+    if sorted(probe.shapes) != list(range(layers)):
+        problem = f"only {len(probe.shapes)} of its {layers} layers have attention with a cache of their own"
+    elif shortest < max_model_len:
+        problem = f"its sliding window of {shortest} tokens is shorter than the longest context of {max_model_len}"
+    elif probe.softcaps != {None}:
+        problem = "it caps attention scores (softcap)"
+    elif any(width != other for _, width, other in probe.shapes.values()):
+        problem = "its keys and values differ in width"
+    if problem:
+        raise ConfigError(
+            f"{type(model).__name__} cannot run in the embedded engine: {problem}. Use a model with ordinary full "
+            "attention in every layer, a shorter actor_rollout_ref.rollout.max_model_len, or rollout.name=sglang."
+        )
+    return [probe.shapes[layer] for layer in range(layers)]

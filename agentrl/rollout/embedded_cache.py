@@ -1,0 +1,283 @@
+"""Keys and values of the embedded engine: rows of tensors, and who holds which row.
+
+A session's cache has two parts. The first prompt's keys and values lie in a row of the prefix store that all sessions
+with the same prompt share; what follows lies in a row of the session's own. Columns count from the part's beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+_COLUMNS = 64
+"""Capacity grows in steps of at least so many tokens."""
+
+
+class Holder(Protocol):
+    """Someone who holds a row."""
+
+    row: int
+    """Index of the row, -1 for none."""
+
+    @property
+    def held(self) -> int:
+        """Columns of the row that are in use."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Prefix:
+    """A prompt whose keys and values sessions share."""
+
+    ids: tuple[int, ...]
+    row: int = -1
+    ready: bool = False
+    """Its keys and values have been computed."""
+    hidden: torch.Tensor | None = None  # [H], the last hidden state after the prompt's last token
+    sessions: int = 0
+    """How many sessions lie on it."""
+    last_used: int = 0
+
+    @property
+    def held(self) -> int:
+        return len(self.ids) if self.ready else 0
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One trajectory's tokens, and how many of them have keys and values."""
+
+    name: str
+    ids: list[int] = field(default_factory=list)
+    cached: int = 0
+    """Tokens of ids, from the first, whose keys and values are there (those of the prefix included)."""
+    prompt_length: int = 0
+    """Length of the first prompt: what is shared with other sessions."""
+    prefix: Prefix | None = None
+    row: int = -1
+    stale: bool = False
+    """Its keys and values are of weights that have been replaced."""
+    busy: bool = False
+    """A request of it waits or runs."""
+    last_used: int = 0
+
+    @property
+    def held(self) -> int:
+        return max(0, self.cached - self.prompt_length)
+
+
+def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the common beginning, by halving: each comparison of slices runs at the speed of C."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class KVRows:
+    """Rows of keys and values for every layer, each [rows, K, capacity, D]; both grow on demand.
+
+    What has not been written is zero, since a masked value is still multiplied by its weight of zero.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, device: torch.device) -> None:
+        """shapes: (K, D of keys, D of values) of each layer."""
+        self.shapes = shapes
+        self.dtype = dtype
+        self.device = device
+        self.free()
+
+    def free(self) -> None:
+        """Give up the memory and all rows."""
+        self.keys = [self._zeros(0, heads, 0, width) for heads, width, _ in self.shapes]
+        self.values = [self._zeros(0, heads, 0, width) for heads, _, width in self.shapes]
+        self.holders: list[Holder | None] = []
+        self.capacity = 0
+        self.used = 0
+
+    def _zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def reserve(self, rows: int, columns: int) -> None:
+        """Make room for at least so many rows and columns."""
+        have = len(self.holders)
+        rows = have if rows <= have else max(rows, 2 * have)
+        if columns > self.capacity:
+            columns = max(columns, 2 * self.capacity)
+        columns = max(-(-columns // _COLUMNS) * _COLUMNS, self.capacity)
+        if (rows, columns) == (have, self.capacity):
+            return
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                grown = self._zeros(rows, old.shape[1], columns, old.shape[3])
+                grown[:have, :, : self.capacity] = old
+                tensors[layer] = grown
+        self.holders.extend([None] * (rows - have))
+        self.capacity = columns
+
+    def place(self, holder: Holder) -> None:
+        """Give a holder a row, if it has none."""
+        if holder.row < 0:
+            if None not in self.holders:
+                self.reserve(len(self.holders) + 1, self.capacity)
+            holder.row = self.holders.index(None)
+            self.holders[holder.row] = holder
+            self.used += 1
+
+    def remove(self, holder: Holder) -> None:
+        if holder.row >= 0:
+            self.holders[holder.row] = None
+            holder.row = -1
+            self.used -= 1
+
+    def arrange(self, active: Sequence[Holder]) -> None:
+        """Bring the active holders' rows near the front, so that one view of the first rows holds them all.
+
+        Up to a quarter of that view may be rows of others; moving them would cost more than reading over them.
+        """
+        limit = len(active) + len(active) // 4 + 1
+        far = [holder for holder in active if holder.row >= limit]
+        if not far:
+            return
+        chosen = set(map(id, active))
+        near = [row for row in range(limit) if id(self.holders[row]) not in chosen]
+        near.sort(key=lambda row: self.holders[row] is not None)  # an empty row costs no copy back
+        pairs = [(holder.row, row) for holder, row in zip(far, near, strict=False)]
+        self._swap(pairs)
+
+    def _swap(self, pairs: list[tuple[int, int]]) -> None:
+        for row, other in pairs:
+            first, second = self.holders[row], self.holders[other]
+            columns = max(holder.held for holder in (first, second) if holder is not None)
+            for tensor in (*self.keys, *self.values):
+                if second is None:
+                    tensor[other, :, :columns] = tensor[row, :, :columns]
+                else:
+                    tensor[[row, other], :, :columns] = tensor[[other, row], :, :columns]
+            self.holders[row], self.holders[other] = second, first
+            for holder, place in ((first, other), (second, row)):
+                if holder is not None:
+                    holder.row = place
+
+    def write(
+        self, layer: int, rows: torch.Tensor, columns: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Store key and value [K, P, D] of P tokens at (rows[p], columns[p])."""
+        self.keys[layer][rows, :, columns] = key.transpose(0, 1)
+        self.values[layer][rows, :, columns] = value.transpose(0, 1)
+
+
+class SessionCache:
+    """All sessions and prefixes, and the two stores their keys and values lie in."""
+
+    def __init__(
+        self, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, device: torch.device, max_rows: int
+    ) -> None:
+        self.own = KVRows(shapes, dtype, device)
+        self.shared = KVRows(shapes, dtype, device)
+        self.max_rows = max_rows
+        self.sessions: dict[str, Session] = {}
+        self.prefixes: dict[tuple[int, ...], Prefix] = {}
+        self._clock = 0
+
+    def take(self, name: str, ids: Sequence[int]) -> tuple[Session, int]:
+        """The session of that name with `ids` as its tokens, and how many of them it knew already.
+
+        What is cached of their common beginning is kept, unless that ends within the first prompt.
+        """
+        session = self.sessions.setdefault(name, Session(name))
+        known = len(session.ids)
+        same = known if ids[:known] == session.ids else _common_length(session.ids, ids)
+        if same < session.prompt_length or not session.prompt_length:
+            self.drop(session)
+            session.prompt_length = len(ids)
+        session.cached = min(session.cached, same)
+        if session.cached == len(ids) > session.prompt_length:
+            session.cached -= 1  # at least one token has to be run again for its logits
+        del session.ids[same:]
+        session.ids.extend(ids[same:])
+        return session, same
+
+    def attach(self, session: Session) -> None:
+        """Give a session its rows: those it has, else new ones, for which the longest unused may have to go."""
+        self._clock += 1
+        session.last_used = self._clock
+        if session.prefix is None:
+            session.cached = 0
+            prompt = tuple(session.ids[: session.prompt_length])
+            prefix = self.prefixes.get(prompt)
+            if prefix is None:
+                self._make_room()
+                prefix = self.prefixes[prompt] = Prefix(prompt)
+                self.shared.place(prefix)
+            prefix.sessions += 1
+            session.prefix = prefix
+            session.cached = prefix.held
+        session.prefix.last_used = self._clock
+        if session.row < 0:
+            self._make_room()
+            self.own.place(session)
+
+    def _make_room(self) -> None:
+        """Let the session go that was used longest ago and no longer runs, where there are too many."""
+        while self.own.used >= self.max_rows:
+            parked = [session for session in self.sessions.values() if session.row >= 0 and not session.busy]
+            if not parked:
+                break
+            self.forget(min(parked, key=lambda session: session.last_used))
+        while self.shared.used >= self.max_rows:
+            unused = [prefix for prefix in self.prefixes.values() if not prefix.sessions]
+            if not unused:
+                break
+            self._discard(min(unused, key=lambda prefix: prefix.last_used))
+
+    def drop(self, session: Session) -> None:
+        """Give up a session's keys and values; it keeps its tokens, to be computed again."""
+        self.own.remove(session)
+        session.cached, session.stale = 0, False
+        prefix, session.prefix = session.prefix, None
+        if prefix is not None:
+            prefix.sessions -= 1
+            if not prefix.sessions and (not prefix.ready or self.prefixes.get(prefix.ids) is not prefix):
+                self._discard(prefix)
+
+    def forget(self, session: Session) -> None:
+        self.drop(session)
+        self.sessions.pop(session.name, None)
+
+    def _discard(self, prefix: Prefix) -> None:
+        self.shared.remove(prefix)
+        prefix.hidden = None
+        if self.prefixes.get(prefix.ids) is prefix:
+            del self.prefixes[prefix.ids]
+
+    def flush(self, keep: Iterable[Session] = ()) -> None:
+        """Give up all keys and values but those of the sessions to keep."""
+        kept = set(map(id, keep))
+        for session in [s for s in self.sessions.values() if id(s) not in kept]:
+            self.drop(session)
+            if not session.busy:
+                del self.sessions[session.name]
+        for prefix in [p for p in self.prefixes.values() if not p.sessions]:
+            self._discard(prefix)
+
+    def outdate(self, keep: Iterable[Session]) -> None:
+        """The weights have changed: keep only the given sessions' keys and values, and let nobody else share them."""
+        kept = list(keep)
+        self.flush(kept)
+        for session in kept:
+            session.stale = True
+        self.prefixes.clear()
+
+    def free(self) -> None:
+        """Give up all keys and values, and their memory."""
+        self.flush()
+        self.own.free()
+        self.shared.free()
