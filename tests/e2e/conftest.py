@@ -1,0 +1,78 @@
+"""Whole runs of the commands, with a policy and data small enough for seconds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.tiny_policy import make_tiny_policy
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), seed=3)
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's questions, few of them, with their tools."""
+    from data_prep.quickstart import Recipe, make
+
+    out = tmp_path_factory.mktemp("data")
+    make(out, Recipe(seed=1, train_rows=48, val_rows=6, good_rows=64, flawed_rows=16), lambda text: None)
+    return out
+
+
+@pytest.fixture
+def small_run(policy_dir: Path, data_dir: Path, tmp_path: Path) -> Callable[..., list[str]]:
+    """Overrides of a run of seconds: 4 prompts x 4 trajectories a step, short answers."""
+
+    def overrides(*more: str, run_dir: Path | None = None) -> list[str]:
+        return [
+            f"data.train_files={data_dir}/train.parquet",
+            f"data.val_files={data_dir}/val.parquet",
+            f"actor_rollout_ref.rollout.multi_turn.tool_config_path={data_dir}/tools.yaml",
+            f"actor_rollout_ref.model.path={policy_dir}",
+            "data.train_batch_size=4",
+            "data.max_prompt_length=300",
+            "data.max_response_length=48",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.optim.lr=1e-3",
+            "algorithm.filter_groups.enable=false",
+            "trainer.total_training_steps=3",
+            "trainer.save_freq=1",
+            f"trainer.default_local_dir={run_dir or tmp_path / 'run'}",
+            *more,
+        ]
+
+    return overrides
+
+
+def command(arguments: list[str], cwd: Path, module: str = "agentrl.train") -> subprocess.CompletedProcess[str]:
+    """`python -m <module> ...` in its own process, away from the checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=170
+    )
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for two checkpoints and not for three."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    mount = tmp_path / "small"
+    mount.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(mount)], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)

@@ -1,0 +1,138 @@
+"""Every kind of bad input stops early with one message that says where and what to do, and leaves what was there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+
+from agentrl.train import main
+
+Overrides = Callable[..., list[str]]
+
+
+def fails(arguments: list[str], capsys: pytest.CaptureFixture[str], *says: str) -> str:
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert "Traceback" not in message
+    for text in says:
+        assert text in message, f"{text!r} is not in: {message}"
+    return message
+
+
+def row(**changes: object) -> dict[str, object]:
+    base: dict[str, object] = {
+        "prompt": [{"role": "user", "content": "What is 2 + 2?"}],
+        "data_source": "quickstart/arithmetic",
+        "agent_name": "tool_agent",
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+    }
+    return {**base, **changes}
+
+
+def parquet(path: Path, rows: list[dict[str, object]]) -> Path:
+    pq.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def test_missing_file(small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fails(small_run(f"data.train_files={tmp_path}/nope.parquet"), capsys, "nope.parquet")
+
+
+def test_parquet_without_prompt(small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = parquet(tmp_path / "bad.parquet", [{"question": "2 + 2?"}] * 8)
+    fails(small_run(f"data.train_files={path}"), capsys, "bad.parquet", "prompt", "question")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"agent_name": "tool_agnet"}, ["tool_agnet", "tool_agent", "row 5"]),
+        ({"tools_kwargs": {"calculater": {"create_kwargs": {"x": 1}}}}, ["calculater", "calculator", "row 5"]),
+        ({"data_source": "nobody/knows"}, ["nobody/knows"]),
+        ({"prompt": [{"role": "user", "content": None}]}, ["row 5", "content"]),
+    ],
+)
+def test_bad_row(
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], says: list[str]
+) -> None:
+    rows = [row() for _ in range(8)]
+    rows[5] = row(**changes)
+    path = parquet(tmp_path / "rows.parquet", rows)
+    fails(small_run(f"data.train_files={path}"), capsys, "rows.parquet" if "row 5" in says else "", *says)
+
+
+def test_tool_yaml_with_a_wrong_class(small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tools.yaml"
+    path.write_text("tools:\n  - class_name: tools.calculator.Calculater\n    config: {}\n")
+    key = f"actor_rollout_ref.rollout.multi_turn.tool_config_path={path}"
+    fails(small_run(key), capsys, "tools.yaml", "Calculater", "CalculatorTool")
+
+
+def test_tokenizer_without_a_chat_template(
+    small_run: Overrides, tmp_path: Path, policy_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = shutil.copytree(policy_dir, tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((bare / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (bare / "tokenizer_config.json").write_text(json.dumps(config))
+    fails(small_run(f"actor_rollout_ref.model.path={bare}"), capsys, "chat template", "actor_rollout_ref.model.chat_template")
+
+
+def test_a_batch_size_that_does_not_divide(small_run: Overrides, capsys: pytest.CaptureFixture[str]) -> None:
+    fails(small_run("actor_rollout_ref.actor.ppo_mini_batch_size=3"), capsys, "ppo_mini_batch_size", "train_batch_size")
+
+
+def test_an_unknown_key_names_the_nearest(small_run: Overrides, capsys: pytest.CaptureFixture[str]) -> None:
+    fails(small_run("actor_rollout_ref.actor.optm.lr=1"), capsys, "actor_rollout_ref.actor.optim.lr")
+
+
+def test_a_missing_model(small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fails(small_run(f"actor_rollout_ref.model.path={tmp_path}/no_model"), capsys, "no_model")
+
+
+def test_a_checkpoint_of_another_model_and_a_half_written_one(
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from agentrl.tiny_policy import TinyShape, make_tiny_policy
+
+    assert main(small_run("trainer.total_training_steps=2")) == 0
+    capsys.readouterr()
+    run = tmp_path / "run"
+    before = (run / "metrics.jsonl").read_text()
+    other = make_tiny_policy(tmp_path / "other", seed=1, shape=TinyShape(hidden=64))
+    fails(small_run(f"actor_rollout_ref.model.path={other}"), capsys, "step_000002", "another model")
+    assert (run / "metrics.jsonl").read_text() == before, "metrics are intact"
+
+    newest = run / "checkpoints" / "step_000002"
+    weights = next(path for path in (newest / "policy").iterdir() if path.stat().st_size > 10000)
+    weights.write_bytes(weights.read_bytes()[:1000])
+    path_mode = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={newest}"]
+    fails(small_run(*path_mode), capsys, "step_000002", weights.name)
+    assert main(small_run()) == 0, "auto falls back to the checkpoint of step 1"
+    assert "step_000002" in capsys.readouterr().out
+
+
+def test_a_full_disk_keeps_what_was_there(
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str], full_disk: Path
+) -> None:
+    run = full_disk / "run"
+    fails(small_run(run_dir=run), capsys, "disk is full")
+    kept = sorted(path.name for path in (run / "checkpoints").glob("step_*"))
+    assert kept, "the checkpoints of earlier steps are there"
+    assert main(small_run("trainer.val_only=true", f"actor_rollout_ref.model.path={run / 'nope'}")) == 2
+
+
+def test_a_nan_loss_stops_with_weights_and_metrics_intact(
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails(small_run("actor_rollout_ref.actor.optim.lr=1e30", "trainer.save_freq=1"), capsys, "step", "finite")
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line)

@@ -1,0 +1,96 @@
+"""The main job from its command line: what it leaves behind, for every algorithm it offers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentrl.train import main
+from agentrl.trainer.invariants import check_trajectory
+from agentrl.trainer.record import read_trajectories
+from tests.e2e.conftest import command
+
+Overrides = Callable[..., list[str]]
+
+
+def lines(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_what_a_run_leaves_behind(small_run: Overrides, tmp_path: Path, policy_dir: Path) -> None:
+    done = command(small_run(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    metrics = lines(run)
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3]
+    assert {"val/success_sampled", "val/success_greedy"} <= set(metrics[0]) & set(metrics[3])
+    for line in metrics[1:]:
+        assert line["rollout/logprob_gap_max_abs"] < 1e-4, "engine and trainer disagree"
+        assert line["actor/grad_norm"] >= 0
+        assert line["time/rollout"] > 0
+        assert all(value is not None and math.isfinite(value) for value in line.values())
+    frame = pandas.read_parquet(sorted((run / "trajectories").glob("train_*.parquet"))[0])
+    assert len(frame) == 16
+    trajectories = read_trajectories(sorted((run / "trajectories").glob("train_*.parquet"))[0])
+    assert [problem for t in trajectories for problem in check_trajectory(t, vocab_size=600)] == []
+    assert (run / "reward.png").read_bytes()[:4] == b"\x89PNG"
+    assert "train_batch_size: 4" in (run / "config.yaml").read_text()
+    assert len(list((run / "checkpoints").glob("step_*"))) == 2
+    trained = AutoModelForCausalLM.from_pretrained(run / "policy")
+    start = AutoModelForCausalLM.from_pretrained(policy_dir)
+    assert trained.config._attn_implementation in ("sdpa", "eager")
+    assert any(
+        not torch.equal(a, b) for a, b in zip(trained.parameters(), start.parameters(), strict=True)
+    ), "training changed nothing"
+    assert AutoTokenizer.from_pretrained(run / "policy").chat_template
+    again = command(small_run(), cwd=tmp_path)
+    assert again.returncode == 2
+    assert "nothing left to train" in again.stderr
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["algorithm=ppo", "critic.optim.lr=1e-3"],
+        ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.1"],
+        ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.kl_coef=0.01"],
+        ["algorithm.adv_estimator=rloo", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo"],
+        ["algorithm.adv_estimator=grpo_turn", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
+        ["actor_rollout_ref.actor.entropy_coeff=0.01", "actor_rollout_ref.actor.optim.name=muon"],
+        ["actor_rollout_ref.rollout.val_kwargs.n=4", "actor_rollout_ref.rollout.top_p=0.9"],
+    ],
+)
+def test_algorithms_run_whole(small_run: Overrides, tmp_path: Path, changes: list[str]) -> None:
+    changes = [c for c in changes]
+    base = [o for o in small_run("trainer.total_training_steps=2") if "filter_groups" not in o or "algorithm=ppo" not in changes]
+    assert main([*base, *changes]) == 0
+    last = lines(tmp_path / "run")[-1]
+    assert math.isfinite(last["actor/pg_loss"])
+    if "algorithm=ppo" in changes:
+        assert math.isfinite(last["critic/vf_loss"])
+    if "algorithm.use_kl_in_reward=true" in changes:
+        assert last["actor/reward_kl_penalty_coeff"] != 0.01, "the adaptive controller moved"
+    if "actor_rollout_ref.actor.use_kl_loss=true" in changes:
+        assert last["actor/kl_loss"] > 0
+    if "actor_rollout_ref.rollout.val_kwargs.n=4" in changes:
+        assert "val/quickstart/arithmetic/pass@4" in last
+        assert last["rollout/logprob_gap_max_abs"] < 1e-4
+
+
+def test_val_only_trains_nothing(small_run: Overrides, tmp_path: Path) -> None:
+    assert main(small_run("trainer.val_only=true")) == 0
+    assert [line["step"] for line in lines(tmp_path / "run")] == [0]
+    assert not (tmp_path / "run" / "checkpoints").exists() or not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_disable_moves_the_older_run_aside(small_run: Overrides, tmp_path: Path) -> None:
+    assert main(small_run("trainer.total_training_steps=1")) == 0
+    assert main(small_run("trainer.total_training_steps=1", "trainer.resume_mode=disable")) == 0
+    assert len(lines(tmp_path / "run.1")) == len(lines(tmp_path / "run")) == 2
