@@ -1,0 +1,120 @@
+"""The critic of PPO: values by token, fitted to the returns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from agentrl.algorithms.losses import LossScale, aggregate, value_loss
+from agentrl.batch import RaggedBatch
+from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig
+from agentrl.model.packed import load_model
+from agentrl.workers.group import by_share
+from agentrl.workers.learner import Learner, StepReport, forward_tokens
+from agentrl.workers.models import ValueModel
+from agentrl.workers.plan import update_plan, with_policy_tokens
+from agentrl.workers.state import load_state, save_state
+
+
+class CriticWorker:
+    """Values of the states that policy tokens were sampled in.
+
+    Starts from `critic.path`, else from the policy's model; what `critic.*` leaves open is taken from the actor's
+    config. The other arguments are those of `PolicyWorker`.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        critic_config: CriticConfig,
+        actor_config: ActorConfig,
+        *,
+        device: str | torch.device,
+        total_steps: int,
+        seed: int,
+        max_response_length: int | None = None,
+    ) -> None:
+        self.config = critic_config
+        self.device = torch.device(device)
+        self.seed = seed
+        self._mini_batch_size = critic_config.ppo_mini_batch_size or actor_config.ppo_mini_batch_size
+        self._epochs = critic_config.ppo_epochs or actor_config.ppo_epochs
+        self._shuffle = actor_config.shuffle
+        self._max_response_length = max_response_length
+        path = critic_config.path or model_config.path
+        base = load_model(path, dtype="float32", device=device, trust_remote_code=model_config.trust_remote_code)
+        self.model = ValueModel(base, autocast=model_config.dtype == "bfloat16")
+        self.learner = Learner(
+            self.model,
+            critic_config.optim,
+            grad_clip=critic_config.grad_clip,
+            max_tokens=critic_config.ppo_max_token_len_per_gpu,
+            total_steps=total_steps,
+            gradient_checkpointing=model_config.enable_gradient_checkpointing,
+        )
+
+    @by_share
+    def compute_values(self, batch: RaggedBatch) -> torch.Tensor:
+        """[T] float32 on the CPU: the value of the state before each token (see `ValueModel.forward`)."""
+        return forward_tokens(
+            lambda micro: self.model(micro.ids, micro.offsets),
+            batch,
+            self.config.ppo_max_token_len_per_gpu,
+            self.device,
+        )
+
+    def update(self, batch: RaggedBatch, *, step: int) -> dict[str, float]:
+        """Fit the values to `batch.returns`, in mini-batches of whole prompts; `step` counts from 1.
+
+        Returns the means over the optimizer steps of critic/vf_loss, critic/clip_frac, critic/value_mean,
+        critic/grad_norm and critic/lr.
+
+        Raises ValueError when values or returns are missing or there is no policy token, and TrainingError when the
+        loss or the gradient is not finite; the mini-batch at fault has then changed nothing.
+        """
+        batch = batch.select(with_policy_tokens(batch))
+        if len(batch) == 0:
+            raise ValueError("CriticWorker.update: the batch has no policy token")
+        if batch.values is None or batch.returns is None:
+            raise ValueError("CriticWorker.update: batch.values and batch.returns are needed; compute them first")
+        key = f"{self.seed}/{step}" if self._shuffle else None
+        reports = [
+            self._update_mini_batch(batch.select(rows), step, f"step {step}, {where} of the critic")
+            for where, rows in update_plan(batch.group, self._mini_batch_size, self._epochs, key)
+        ]
+        return _critic_metrics(reports)
+
+    def save(self, dir: Path) -> None:
+        """Write weights and optimizer state; `load` of them continues bit for bit."""
+        save_state(Path(dir), self.learner.params, self.learner.optim)
+
+    def load(self, dir: Path) -> None:
+        """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
+        load_state(Path(dir), self.learner.params, self.learner.optim)
+
+    def _update_mini_batch(self, mini: RaggedBatch, step: int, where: str) -> StepReport:
+        scale = LossScale.of(mini.mask, mini.offsets, self.config.loss_agg_mode, self._max_response_length)
+
+        def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            assert micro.values is not None and micro.returns is not None
+            values = self.model(micro.ids, micro.offsets)
+            by_token, clipped = value_loss(values, micro.values, micro.returns, micro.mask, self.config.cliprange_value)
+            seen = {"tokens": micro.mask.sum(), "clipped": clipped, "values": values.detach()[micro.mask].sum()}
+            return aggregate(by_token, micro.mask, micro.offsets, scale), seen
+
+        return self.learner.step(mini, loss, step=step, where=where)
+
+
+def _critic_metrics(reports: list[StepReport]) -> dict[str, float]:
+    rows = [
+        {
+            "vf_loss": report.loss,
+            "clip_frac": report.sums["clipped"] / report.sums["tokens"],
+            "value_mean": report.sums["values"] / report.sums["tokens"],
+            "grad_norm": report.grad_norm,
+            "lr": report.lr,
+        }
+        for report in reports
+    ]
+    return {f"critic/{name}": sum(row[name] for row in rows) / len(rows) for name in rows[0]}

@@ -1,0 +1,177 @@
+"""One optimizer step on a mini-batch: cut into micro-batches, accumulate, check, clip, step. Or nothing at all.
+
+The model's parameters are float32. With `dtype=bfloat16` the forward pass runs under autocast, and what leaves the
+worker for the engine or for disk in Hugging Face format is cast to bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentrl.batch import RaggedBatch
+from agentrl.config.schema import OptimConfig
+from agentrl.errors import TrainingError
+from agentrl.workers.group import join_tokens, shares
+from agentrl.workers.optim import Optim
+from agentrl.workers.plan import micro_batches
+from agentrl.workers.shard import all_max, all_sum, decoder_layers, full, rank, shard, world_size
+
+Loss = Callable[[RaggedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+"""A micro-batch's share of the loss (scalar with gradient), and sums to be added up over the mini-batch (scalars).
+
+The share is divided by what was counted over the whole mini-batch, so shares simply add up.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one optimizer step did."""
+
+    loss: float
+    sums: dict[str, float]
+    """The loss function's sums over all micro-batches and ranks."""
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+
+
+class Learner:
+    """Owns the optimizer of `root`, a module whose attribute `base` is the Hugging Face model; shards it in place."""
+
+    def __init__(
+        self,
+        root: nn.Module,
+        config: OptimConfig,
+        *,
+        grad_clip: float,
+        max_tokens: int,
+        total_steps: int,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        base = root.base
+        assert isinstance(base, PreTrainedModel)
+        matrices = {id(p) for layer in decoder_layers(base) for p in layer.parameters() if p.ndim == 2}
+        names = {name for name, p in root.named_parameters() if id(p) in matrices}
+        if gradient_checkpointing:
+            checkpoint_layers(base)
+        shard(root, base)
+        self.root = root
+        self.params = {_hugging_face_name(name): p for name, p in root.named_parameters() if p.requires_grad}
+        self.optim = Optim(self.params, {_hugging_face_name(name) for name in names}, config, total_steps)
+        self._grad_clip = grad_clip
+        self._max_tokens = max_tokens
+        self._device = next(iter(self.params.values())).device
+
+    def step(self, mini: RaggedBatch, loss: Loss, *, step: int, where: str) -> StepReport:
+        """Update the weights with the gradient of `loss` over `mini`, which every rank must be given whole.
+
+        Args:
+            loss: called with each micro-batch of this rank's share.
+            step: the training step, counted from 1, for the learning rate.
+            where: names the mini-batch in the error.
+
+        Raises TrainingError, with the weights untouched, when the loss or the gradient is not finite.
+        """
+        self.optim.zero_grad()
+        sums = self._accumulate(mini, loss)
+        gradients = [param.grad for param in self.params.values() if param.grad is not None]
+        norm = full(get_total_norm(gradients))
+        grad_norm, total = norm.item(), sums.pop("loss")
+        if not (math.isfinite(grad_norm) and math.isfinite(total)):
+            self.optim.zero_grad()
+            raise TrainingError(_not_finite(mini, where, total, grad_norm))
+        clip_grads_with_norm_(self.params.values(), self._grad_clip, norm)
+        lr = self.optim.step(step)
+        self.optim.zero_grad()
+        return StepReport(total, sums, grad_norm, lr)
+
+    def _accumulate(self, mini: RaggedBatch, loss: Loss) -> dict[str, float]:
+        """Backward over this rank's micro-batches; returns the sums over all ranks, the loss among them."""
+        plans = []
+        for share in shares(mini.lengths.tolist(), world_size()):
+            part = mini.select(share)
+            plans.append([part.select(rows) for rows in micro_batches(part, self._max_tokens)])
+        mine, rounds = plans[rank()], max(len(plan) for plan in plans)
+        sums: dict[str, torch.Tensor] = {}
+        for index in range(rounds):
+            # FSDP gathers weights on all ranks at once: a rank with fewer micro-batches repeats one without effect.
+            counts = index < len(mine)
+            micro = to_device(mine[index] if counts else mini.select([0]), self._device)
+            share_of_loss, seen = loss(micro)
+            weight = world_size() if counts else 0  # FSDP averages gradients over the ranks; they have to add up
+            (share_of_loss * weight).backward()
+            for name, value in (seen | {"loss": share_of_loss.detach()}).items():
+                addend = value.double() if counts else torch.zeros((), dtype=torch.float64, device=self._device)
+                sums[name] = sums[name] + addend if name in sums else addend
+        totals = all_sum(torch.stack([sums[name] for name in sorted(sums)])).tolist()
+        return dict(zip(sorted(sums), totals, strict=True))
+
+
+def forward_tokens(
+    forward: Callable[[RaggedBatch], torch.Tensor], batch: RaggedBatch, max_tokens: int, device: torch.device
+) -> torch.Tensor:
+    """[T, ...] on the CPU: `forward` ([tokens, ...] of a micro-batch) over all of `batch`, without gradient."""
+    plan = micro_batches(batch, max_tokens)
+    filler = RaggedBatch(
+        offsets=torch.tensor([0, 1]),
+        ids=torch.zeros(1, dtype=torch.int64),
+        mask=torch.zeros(1, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(1),
+        rewards=torch.zeros(1),
+        group=torch.zeros(1, dtype=torch.int64),
+        trajectory=torch.zeros(1, dtype=torch.int64),
+    )
+    with torch.no_grad():
+        results = [forward(to_device(batch.select(rows), device)).cpu() for rows in plan]
+        for _ in range(all_max(len(plan), device) - len(plan)):
+            results_of_none = forward(to_device(filler, device))
+        if not plan:
+            return results_of_none[:0].cpu()
+    return join_tokens(results, plan, batch)
+
+
+def to_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
+    """The same batch with every tensor on `device`."""
+    if device.type == "cpu":
+        return batch
+    values = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    return replace(batch, **{name: value.to(device) for name, value in values.items() if value is not None})
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Compute each decoder layer again in the backward pass. The rest stays in eval mode: no dropout appears."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True  # only this flag, not its children's: the layer recomputes only when training
+
+
+def _hugging_face_name(name: str) -> str:
+    return name.removeprefix("base.")
+
+
+def _not_finite(mini: RaggedBatch, where: str, loss: float, grad_norm: float) -> str:
+    bad = []
+    for name in ("rewards", "old_logprobs", "ref_logprobs", "values", "advantages", "returns"):
+        value = getattr(mini, name)
+        count = 0 if value is None else int((~torch.isfinite(value[mini.mask])).sum())
+        if count:
+            bad.append(f"{name} ({count} of {int(mini.mask.sum())} policy tokens)")
+    cause = (
+        f"Not finite in the batch: {', '.join(bad)}; look at the reward function and the log-probs first."
+        if bad
+        else "All numbers of the batch are finite, so the model's own are not: lower optim.lr or grad_clip, or use "
+        "float32; if it happens at the first step, the model's weights are broken."
+    )
+    return (
+        f"{where}: the loss is {loss} and the gradient norm {grad_norm}. The weights stand as they "
+        f"were before this mini-batch. {cause}"
+    )

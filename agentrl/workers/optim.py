@@ -1,0 +1,79 @@
+"""The optimizer of a trained model: AdamW, or Muon for the matrices of the hidden layers and AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from agentrl.config.schema import OptimConfig
+from agentrl.errors import ConfigError
+from agentrl.workers.muon import Muon
+from agentrl.workers.schedule import lr_factor
+from agentrl.workers.shard import full, placed_like
+
+
+class Optim:
+    """Steps the named parameters `params` of a model; `matrices` names those that Muon may take.
+
+    The learning rates are set before each step from the schedule (`lr_factor`), never kept from the last one.
+    """
+
+    def __init__(
+        self, params: Mapping[str, nn.Parameter], matrices: set[str], config: OptimConfig, total_steps: int
+    ) -> None:
+        if config.name != "muon" and config.adamw_lr is not None:
+            raise ConfigError("optim.adamw_lr has an effect only with optim.name=muon; with adamw set optim.lr")
+        self.name = config.name
+        self._config = config
+        self._total_steps = total_steps
+        self._params = dict(params)
+        by_muon = matrices if config.name == "muon" else set()
+        rest = [param for name, param in self._params.items() if name not in by_muon]
+        rest_lr = config.lr if config.adamw_lr is None else config.adamw_lr
+        self._optimizers: list[tuple[float, torch.optim.Optimizer]] = []
+        if by_muon:
+            chosen = [self._params[name] for name in self._params if name in by_muon]
+            self._optimizers.append((config.lr, Muon(chosen, lr=config.lr, weight_decay=config.weight_decay)))
+        adamw = torch.optim.AdamW(rest, lr=rest_lr, betas=config.betas, weight_decay=config.weight_decay, fused=True)
+        self._optimizers.append((rest_lr, adamw))
+
+    def step(self, step: int) -> float:
+        """Apply the gradients at the rates of training step `step` (counted from 1); returns optim.lr's rate."""
+        factor = lr_factor(self._config, step, self._total_steps)
+        for lr, optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * factor
+            optimizer.step()
+        return self._config.lr * factor
+
+    def zero_grad(self) -> None:
+        for _, optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything it remembers between steps, as whole tensors named `<parameter>/<state>`."""
+        state: dict[str, torch.Tensor] = {}
+        for name, param in self._params.items():
+            for key, value in self._of(param).state.get(param, {}).items():
+                state[f"{name}/{key}"] = full(value).detach()
+        return state
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `state()` gave; parameters without an entry start anew."""
+        for _, optimizer in self._optimizers:
+            optimizer.state.clear()
+        for key, value in state.items():
+            name, _, kind = key.rpartition("/")
+            param = self._params[name]
+            # AdamW's step count is a scalar; everything else has the shape of its parameter and lives where it lives.
+            placed = placed_like(value, param) if value.shape == param.shape else value
+            self._of(param).state[param][kind] = placed.to(param.device)
+
+    def _of(self, param: nn.Parameter) -> torch.optim.Optimizer:
+        """The optimizer that steps `param`."""
+        for _, optimizer in self._optimizers[:-1]:
+            if any(param is other for group in optimizer.param_groups for other in group["params"]):
+                return optimizer
+        return self._optimizers[-1][1]

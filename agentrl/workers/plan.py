@@ -1,0 +1,67 @@
+"""Which sequences are updated together: mini-batches (one optimizer step each) and micro-batches (one forward each).
+
+Both follow from the batch and a seed alone, so every rank makes the same plan and a resumed run repeats it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import torch
+
+from agentrl.batch import RaggedBatch, split_by_tokens
+
+
+def update_plan(group: torch.Tensor, prompts: int, epochs: int, shuffle_key: str | None) -> list[tuple[str, list[int]]]:
+    """The optimizer steps of one update: where each stands, for messages, and its sequences. See `mini_batches`."""
+    steps = []
+    for epoch in range(1, epochs + 1):
+        plan = mini_batches(group, prompts, None if shuffle_key is None else f"{shuffle_key}/{epoch}")
+        for number, rows in enumerate(plan, start=1):
+            steps.append((f"epoch {epoch} of {epochs}, mini-batch {number} of {len(plan)}", rows))
+    return steps
+
+
+def mini_batches(group: torch.Tensor, prompts: int, shuffle_key: str | None) -> list[list[int]]:
+    """Sequence indices of each mini-batch; all sequences of a prompt go together.
+
+    Args:
+        group: [N] int64, the prompt of each sequence.
+        prompts: the most prompts a mini-batch may hold; their number is as even as can be over the mini-batches, so
+            that a batch from which prompts were left out does not end in a small and noisy step.
+        shuffle_key: prompts are shuffled by this text, e.g. "<seed>/<step>/<epoch>"; None keeps their order.
+    """
+    order = torch.unique(group).tolist()
+    if shuffle_key is not None:
+        random.Random(shuffle_key).shuffle(order)
+    count = -(-len(order) // prompts)
+    bounds = [len(order) * i // count for i in range(count + 1)] if count else []
+    rows = _rows_by_group(group)
+    return [[row for prompt in order[start:end] for row in rows[prompt]] for start, end in itertools.pairwise(bounds)]
+
+
+def micro_batches(batch: RaggedBatch, max_tokens: int) -> list[list[int]]:
+    """Sequence indices of each micro-batch of at most `max_tokens` tokens; a longer sequence goes alone.
+
+    The sequences of a prompt stay together where they fit, because what they share is computed once.
+    """
+    lengths = batch.lengths.tolist()
+    pieces: list[list[int]] = []
+    for rows in _rows_by_group(batch.group).values():
+        pieces += [[rows[i] for i in part] for part in split_by_tokens([lengths[row] for row in rows], max_tokens)]
+    sizes = [sum(lengths[row] for row in piece) for piece in pieces]
+    return [[row for i in part for row in pieces[i]] for part in split_by_tokens(sizes, max_tokens)]
+
+
+def with_policy_tokens(batch: RaggedBatch) -> list[int]:
+    """The sequences that have a policy token."""
+    counts = torch.zeros(len(batch), dtype=torch.int64).index_add_(0, batch.sequence_ids(), batch.mask.long())
+    return counts.nonzero()[:, 0].tolist()
+
+
+def _rows_by_group(group: torch.Tensor) -> dict[int, list[int]]:
+    rows: dict[int, list[int]] = {}
+    for row, prompt in enumerate(group.tolist()):
+        rows.setdefault(prompt, []).append(row)
+    return rows

@@ -1,0 +1,214 @@
+"""The policy: log-probs of what was sampled, the update, and its weights for the engine and for disk."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from agentrl.algorithms.kl import kl_penalty
+from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss
+from agentrl.algorithms.ragged import masked_sum
+from agentrl.batch import RaggedBatch
+from agentrl.config.schema import ActorConfig, ModelConfig
+from agentrl.model.packed import load_model
+from agentrl.workers.group import by_share
+from agentrl.workers.learner import Learner, StepReport, forward_tokens
+from agentrl.workers.models import PolicyModel
+from agentrl.workers.plan import update_plan, with_policy_tokens
+from agentrl.workers.shard import all_sum, full, rank
+from agentrl.workers.state import load_state, save_state
+
+
+class PolicyWorker:
+    """The trained policy on one device, or one rank's part of it.
+
+    Args:
+        temperature: what the engine sampled with; log-probs are of softmax(logits / temperature).
+        log_prob_max_tokens: tokens a micro-batch of `compute_log_probs`.
+        total_steps: training steps of the whole run, for the learning-rate schedule.
+        seed: of the order of mini-batches.
+        max_response_length: the constant of loss_agg_mode=seq-mean-token-sum-norm, needed only there.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        actor_config: ActorConfig,
+        *,
+        device: str | torch.device,
+        temperature: float,
+        log_prob_max_tokens: int,
+        total_steps: int,
+        seed: int,
+        max_response_length: int | None = None,
+    ) -> None:
+        self.config = actor_config
+        self.device = torch.device(device)
+        self.temperature = temperature
+        self.seed = seed
+        self._log_prob_max_tokens = log_prob_max_tokens
+        self._max_response_length = max_response_length
+        self._dtype = getattr(torch, model_config.dtype)
+        self.base = load_model(
+            model_config.path, dtype="float32", device=device, trust_remote_code=model_config.trust_remote_code
+        )
+        self.model = PolicyModel(self.base, autocast=self._dtype == torch.bfloat16)
+        self.learner = Learner(
+            self.model,
+            actor_config.optim,
+            grad_clip=actor_config.grad_clip,
+            max_tokens=actor_config.ppo_max_token_len_per_gpu,
+            total_steps=total_steps,
+            gradient_checkpointing=model_config.enable_gradient_checkpointing,
+        )
+
+    @by_share
+    def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; the metric actor/entropy, in nats)."""
+        scores = forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device)
+        sums = torch.stack([scores[:, 1].double().sum(), batch.mask.sum().double()]).to(self.device)
+        entropy, tokens = all_sum(sums).tolist()
+        return scores[:, 0].contiguous(), {"actor/entropy": entropy / max(tokens, 1.0)}
+
+    def update(self, batch: RaggedBatch, *, step: int) -> dict[str, float]:
+        """Update the weights in mini-batches of whole prompts; `step` is the training step, counted from 1.
+
+        With one mini-batch and one epoch `batch.old_logprobs` may be None: the policy's own log-probs, detached, are
+        the same. Sequences without a policy token are left out.
+
+        Returns the means over the optimizer steps of actor/pg_loss, actor/ppo_kl, actor/clip_frac,
+        actor/clip_frac_lower, actor/grad_norm (before clipping), actor/lr, with an entropy bonus actor/entropy, with
+        KL in the loss actor/kl_loss; and perf/update_tokens, all tokens that the updates went over.
+
+        Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
+        when the loss or the gradient is not finite; the mini-batch at fault has then changed nothing.
+        """
+        config = self.config
+        batch = batch.select(with_policy_tokens(batch))
+        key = f"{self.seed}/{step}" if config.shuffle else None
+        plan = update_plan(batch.group, config.ppo_mini_batch_size, config.ppo_epochs, key)
+        self._check(batch, len(plan))
+        reports = [
+            self._update_mini_batch(batch.select(rows), step, f"step {step}, {where} of the policy")
+            for where, rows in plan
+        ]
+        return _actor_metrics(reports) | {"perf/update_tokens": float(batch.num_tokens * config.ppo_epochs)}
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight once, by its Hugging Face name, whole and in the engine's dtype. Tied weights have one name."""
+        for name, param in self.learner.params.items():
+            yield name, full(param.detach()).to(self._dtype)
+
+    def save(self, dir: Path) -> None:
+        """Write weights and optimizer state; `load` of them continues bit for bit."""
+        save_state(Path(dir), self.learner.params, self.learner.optim)
+
+    def load(self, dir: Path) -> None:
+        """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
+        load_state(Path(dir), self.learner.params, self.learner.optim)
+
+    def export(self, dir: Path, tokenizer: Any) -> None:
+        """Write the policy and its tokenizer in Hugging Face format, in the configured dtype."""
+        tensors = {name: tensor.cpu() for name, tensor in self.named_tensors()}
+        if rank() == 0:
+            export_model(self.base, tensors, self._dtype, Path(dir))
+            tokenizer.save_pretrained(dir)
+
+    def _score(self, micro: RaggedBatch) -> torch.Tensor:
+        """[T, 2]: log-probs and entropies of the policy tokens."""
+        logprobs, entropy = self.model(
+            micro.ids, micro.offsets, needed=micro.mask, temperature=self.temperature, with_entropy=True
+        )
+        return torch.stack([logprobs, entropy], dim=1)
+
+    def _check(self, batch: RaggedBatch, optimizer_steps: int) -> None:
+        if len(batch) == 0:
+            raise ValueError("PolicyWorker.update: the batch has no policy token")
+        if batch.advantages is None:
+            raise ValueError("PolicyWorker.update: batch.advantages is missing; compute them first")
+        if batch.old_logprobs is None and optimizer_steps != 1:
+            raise ValueError(
+                f"PolicyWorker.update: {optimizer_steps} optimizer steps need batch.old_logprobs; without them the "
+                "batch must be one mini-batch and one epoch"
+            )
+        if self.config.use_kl_loss and batch.ref_logprobs is None:
+            raise ValueError("PolicyWorker.update: use_kl_loss needs batch.ref_logprobs, of the reference policy")
+
+    def _update_mini_batch(self, mini: RaggedBatch, step: int, where: str) -> StepReport:
+        config = self.config
+        scale = LossScale.of(mini.mask, mini.offsets, config.loss_agg_mode, self._max_response_length)
+        clip = Clip(config.clip_low, config.clip_high, config.clip_ratio_c)
+
+        def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            assert micro.advantages is not None
+            logprobs, entropy = self.model(
+                micro.ids,
+                micro.offsets,
+                needed=micro.mask,
+                temperature=self.temperature,
+                with_entropy=config.entropy_coeff != 0,
+            )
+            old = logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
+            by_token, stats = policy_loss(
+                config.policy_loss.loss_mode, logprobs, old, micro.advantages, micro.mask, micro.offsets, clip
+            )
+            kl = None
+            if config.use_kl_loss:
+                assert micro.ref_logprobs is not None
+                kl = kl_penalty(logprobs, micro.ref_logprobs, config.kl_loss_type)
+            seen = {
+                "pg_loss": aggregate(by_token.detach(), micro.mask, micro.offsets, scale),
+                "tokens": stats.tokens,
+                "clipped": stats.clipped,
+                "dual_clipped": stats.dual_clipped,
+                "kl": stats.kl,
+            }
+            if kl is not None:
+                seen["kl_loss"] = aggregate(kl.detach(), micro.mask, micro.offsets, scale)
+            if entropy is not None:
+                seen["entropy"] = masked_sum(entropy.detach(), micro.mask)
+            whole = actor_loss(
+                by_token, entropy=entropy, entropy_coeff=config.entropy_coeff, kl=kl, kl_coef=config.kl_loss_coef
+            )
+            return aggregate(whole, micro.mask, micro.offsets, scale), seen
+
+        return self.learner.step(mini, loss, step=step, where=where)
+
+
+def export_model(model: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype, directory: Path) -> None:
+    """Write `tensors` as a model shaped like `model` in Hugging Face format.
+
+    They are hung into an empty copy of the model, since a sharded one cannot be written and packed attention is
+    nothing that a user's `from_pretrained` knows.
+    """
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = "eager"
+    with torch.device("meta"):
+        shell: PreTrainedModel = type(model)(config)
+        nn.Module.to(shell, dtype)
+    shell.load_state_dict(tensors, strict=False, assign=True)
+    shell.tie_weights()
+    left = [name for name, param in shell.named_parameters() if param.is_meta]
+    if left:
+        raise ValueError(f"export: no tensor was given for {left[0]}")
+    shell.generation_config = copy.deepcopy(model.generation_config)
+    shell.save_pretrained(directory)
+
+
+def _actor_metrics(reports: list[StepReport]) -> dict[str, float]:
+    by_token = {"ppo_kl": "kl", "clip_frac": "clipped", "clip_frac_lower": "dual_clipped", "entropy": "entropy"}
+    rows = []
+    for report in reports:
+        sums = report.sums
+        row = {"pg_loss": sums["pg_loss"], "grad_norm": report.grad_norm, "lr": report.lr}
+        row |= {name: sums[key] / sums["tokens"] for name, key in by_token.items() if key in sums}
+        if "kl_loss" in sums:
+            row["kl_loss"] = sums["kl_loss"]
+        rows.append(row)
+    return {f"actor/{name}": sum(row[name] for row in rows) / len(rows) for name in rows[0]}

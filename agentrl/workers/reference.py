@@ -1,0 +1,42 @@
+"""The reference policy: frozen weights that the KL is measured against."""
+
+from __future__ import annotations
+
+import torch
+
+from agentrl.batch import RaggedBatch
+from agentrl.model.packed import load_model
+from agentrl.workers.group import by_share
+from agentrl.workers.learner import forward_tokens
+from agentrl.workers.models import PolicyModel
+from agentrl.workers.shard import shard
+
+
+class ReferenceWorker:
+    """Log-probs under the model at `path`, at the temperature that the policy samples with."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        dtype: str,
+        device: str | torch.device,
+        temperature: float,
+        log_prob_max_tokens: int,
+        trust_remote_code: bool = False,
+    ) -> None:
+        base = load_model(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        self.model = PolicyModel(base.requires_grad_(False))
+        shard(self.model, base)
+        self.device = torch.device(device)
+        self.temperature = temperature
+        self._log_prob_max_tokens = log_prob_max_tokens
+
+    @by_share
+    def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics), as `PolicyWorker` does."""
+        return forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device), {}
+
+    def _score(self, micro: RaggedBatch) -> torch.Tensor:
+        logprobs, _ = self.model(micro.ids, micro.offsets, needed=micro.mask, temperature=self.temperature)
+        return logprobs

@@ -1,0 +1,69 @@
+"""Sharding over the ranks of a process group with FSDP2; without one, or with one rank, everything here is a no-op."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+
+def world_size() -> int:
+    """Ranks that share the work of an update; 1 without a process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The repeated blocks of `model`, which FSDP gathers one at a time. Ask before `shard`, which changes classes."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def shard(root: nn.Module, model: PreTrainedModel) -> None:
+    """Shard `root`, a module around `model`, in place over all ranks: each decoder layer for itself, then the rest.
+
+    Only `root`'s own forward gathers the embeddings and the head, so every forward must go through it.
+    """
+    if world_size() == 1:
+        return
+    device = next(root.parameters()).device.type
+    mesh = init_device_mesh(device, (world_size(),))
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(root, mesh=mesh)
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor of a sharded one; every rank must ask at the same time."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def placed_like(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """`tensor`, of which every rank holds the whole, on the device of `param` and sharded as `param` is."""
+    tensor = tensor.to(param.device)
+    if not isinstance(param, DTensor):
+        return tensor
+    return distribute_tensor(tensor, param.device_mesh, param.placements, src_data_rank=None)
+
+
+def all_sum(values: torch.Tensor) -> torch.Tensor:
+    """The sum of `values` over the ranks, on every rank. In place."""
+    if world_size() > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def all_max(value: int, device: torch.device) -> int:
+    """The largest of the ranks' values."""
+    if world_size() == 1:
+        return value
+    box = torch.tensor(value, device=device)
+    dist.all_reduce(box, dist.ReduceOp.MAX)
+    return int(box)

@@ -1,0 +1,115 @@
+"""The critic on a real tiny Qwen3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig
+from agentrl.errors import TrainingError
+from agentrl.workers import CriticWorker
+from tests.workers.conftest import BatchMaker
+
+
+def critic(tiny_policy: Path, **config: object) -> CriticWorker:
+    settings = {"optim": OptimConfig(lr=1e-2), "cliprange_value": 100.0} | config
+    return CriticWorker(
+        ModelConfig(path=str(tiny_policy)),
+        CriticConfig(**settings),  # type: ignore[arg-type]
+        ActorConfig(ppo_mini_batch_size=2),
+        device="cpu",
+        total_steps=100,
+        seed=1,
+    )
+
+
+def test_values_fit_the_returns(tiny_policy: Path, make_batch: BatchMaker) -> None:
+    batch = make_batch(prompts=4, n=2)
+    # What can be told from the tokens before: a different return for each prompt, known from its first token on.
+    target = torch.tensor([1.0, -1.0, 0.5, 0.0])
+    batch.returns = torch.repeat_interleave(target[batch.group], batch.lengths)
+    worker = critic(tiny_policy)
+    batch.values = worker.compute_values(batch)
+    assert batch.values.abs().max() == 0.0
+    losses = []
+    for step in range(1, 41):
+        batch.values = worker.compute_values(batch)
+        losses.append(worker.update(batch, step=step)["critic/vf_loss"])
+    values = worker.compute_values(batch)
+    first = sum(0.5 * target[rows].square().mean() for rows in ([0, 1], [2, 3])) / 2
+    assert losses[0] == pytest.approx(float(first), rel=0.5)
+    assert (values - batch.returns)[batch.mask].abs().max() < 0.15
+
+
+def test_a_value_knows_only_the_tokens_before_it(tiny_policy: Path, make_batch: BatchMaker) -> None:
+    batch = make_batch(prompts=2, n=1)
+    worker = critic(tiny_policy)
+    torch.nn.init.ones_(worker.model.value_head.weight)
+    values = worker.compute_values(batch)
+    place = int(batch.offsets[1]) - 2
+    changed = replace(batch, ids=batch.ids.clone())
+    changed.ids[place] = (changed.ids[place] + 1) % 200
+    after = worker.compute_values(changed)
+    assert torch.equal(after[: place + 1], values[: place + 1])
+    assert after[place + 1] != values[place + 1]
+    assert torch.equal(after[place + 2 :], values[place + 2 :])  # the next sequence sees nothing of it
+    assert (values[batch.offsets[:-1]] == 0).all()
+
+
+def test_clip_range_holds_the_values_back(tiny_policy: Path, make_batch: BatchMaker) -> None:
+    batch = make_batch(prompts=2, n=2)
+    batch.returns = torch.full((batch.num_tokens,), 5.0)
+    worker = critic(tiny_policy, cliprange_value=0.1, ppo_epochs=20)
+    batch.values = worker.compute_values(batch)
+    metrics = worker.update(batch, step=1)
+    assert metrics["critic/clip_frac"] > 0.3
+    assert worker.compute_values(batch)[batch.mask].mean() < 2.5
+    free = critic(tiny_policy, ppo_epochs=20)
+    free.update(batch, step=1)
+    assert free.compute_values(batch)[batch.mask].mean() > 3.5
+
+
+def test_micro_batches_change_nothing(tiny_policy: Path, make_batch: BatchMaker) -> None:
+    batch = make_batch()
+    batch.returns = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(0))
+    batch.values = torch.zeros(batch.num_tokens)
+    small, large = (
+        critic(tiny_policy, ppo_max_token_len_per_gpu=budget, optim=OptimConfig(lr=1e-3)) for budget in (64, 100_000)
+    )
+    for worker in (small, large):  # a head of 0 would give the backbone no gradient but rounding
+        torch.nn.init.normal_(worker.model.value_head.weight, generator=torch.Generator().manual_seed(0))
+    assert small.update(batch, step=1) == pytest.approx(large.update(batch, step=1), abs=1e-5)
+    for name, param in small.learner.params.items():
+        assert torch.allclose(param, large.learner.params[name], rtol=0, atol=1e-6), name
+
+
+def test_save_and_load_continue_bit_for_bit(tiny_policy: Path, make_batch: BatchMaker, tmp_path: Path) -> None:
+    batch = make_batch()
+    batch.returns = torch.ones(batch.num_tokens)
+    batch.values = torch.zeros(batch.num_tokens)
+    worker = critic(tiny_policy)
+    worker.update(batch, step=1)
+    worker.save(tmp_path)
+    again = critic(tiny_policy)
+    again.load(tmp_path)
+    for one in (worker, again):
+        one.update(batch, step=2)
+    assert all(torch.equal(param, again.learner.params[name]) for name, param in worker.learner.params.items())
+
+
+def test_a_nan_return_stops_the_run(tiny_policy: Path, make_batch: BatchMaker) -> None:
+    batch = make_batch()
+    batch.returns = torch.full((batch.num_tokens,), torch.nan)
+    batch.values = torch.zeros(batch.num_tokens)
+    worker = critic(tiny_policy)
+    with pytest.raises(TrainingError, match=r"step 3, .* of the critic: .* returns \("):
+        worker.update(batch, step=3)
+    assert worker.model.value_head.weight.abs().max() == 0
+
+
+def test_missing_returns_are_named(tiny_policy: Path, make_batch: BatchMaker) -> None:
+    with pytest.raises(ValueError, match=r"batch\.values and batch\.returns are needed"):
+        critic(tiny_policy).update(make_batch(), step=1)

@@ -1,0 +1,292 @@
+"""The update of the policy on a real tiny Qwen3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig, PolicyLossConfig
+from agentrl.errors import TrainingError
+from agentrl.model.packed import load_model, token_logprobs
+from agentrl.workers import LocalWorkerGroup, ReferenceWorker
+from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights, weights
+
+ADAMW = OptimConfig(lr=1e-2)
+
+
+def test_log_probs_are_those_of_the_model(make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path) -> None:
+    """Against transformers' own forward, one sequence at a time, at a temperature."""
+    batch = make_batch()
+    logprobs, metrics = make_worker(temperature=0.7, log_prob_max_tokens=64).compute_log_probs(batch)
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy)
+    expected, entropies = torch.zeros(batch.num_tokens), torch.zeros(batch.num_tokens)
+    for start, end in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True):
+        with torch.no_grad():
+            table = (model(input_ids=batch.ids[None, start:end]).logits[0] / 0.7).log_softmax(-1)
+        expected[start + 1 : end] = table[:-1].gather(1, batch.ids[start + 1 : end, None])[:, 0]
+        entropies[start + 1 : end] = -(table.exp() * table).sum(-1)[:-1]
+    assert (logprobs - expected * batch.mask).abs().max() < 1e-5
+    assert metrics["actor/entropy"] == pytest.approx(float(entropies[batch.mask].mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_micro_batches_change_nothing(make_worker: WorkerMaker, make_batch: BatchMaker, mode: str) -> None:
+    batch = make_batch(prompts=4, n=3)
+    workers = []
+    for budget in (64, 100_000):
+        config = ActorConfig(
+            ppo_mini_batch_size=2,
+            ppo_max_token_len_per_gpu=budget,
+            loss_agg_mode=mode,  # type: ignore[arg-type]
+            optim=OptimConfig(lr=1e-3),
+            use_kl_loss=True,
+            entropy_coeff=0.01,
+        )
+        worker = make_worker(config, max_response_length=30)
+        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        batch.ref_logprobs = batch.old_logprobs - 0.1
+        metrics = worker.update(batch, step=1)
+        workers.append((worker, metrics))
+    (small, small_metrics), (large, large_metrics) = workers
+    assert same_weights(small, large, 1e-6)
+    assert small_metrics == pytest.approx(large_metrics, abs=1e-5)
+    assert not same_weights(small, make_worker(), 5e-4)
+
+
+def test_only_policy_tokens_count(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    """Whatever stands beside prompt and tool tokens, NaN included, has no effect; beside policy tokens it has."""
+    batch = make_batch()
+    assert batch.advantages is not None
+    config = ActorConfig(ppo_mini_batch_size=4, optim=ADAMW)
+    plain, disturbed, changed = make_worker(config), make_worker(config), make_worker(config)
+    batch.old_logprobs, _ = plain.compute_log_probs(batch)
+    noise = torch.where(batch.mask, 0.0, torch.nan)
+    plain.update(batch, step=1)
+    disturbed.update(
+        replace(batch, advantages=batch.advantages + noise, old_logprobs=batch.old_logprobs + noise), step=1
+    )
+    changed.update(replace(batch, advantages=batch.advantages + batch.mask * 0.5), step=1)
+    assert same_weights(plain, disturbed)
+    assert not same_weights(plain, changed, 1e-4)
+
+
+def test_a_step_makes_good_tokens_likelier_and_bad_ones_less_likely(
+    make_worker: WorkerMaker, make_batch: BatchMaker
+) -> None:
+    batch = make_batch(prompts=4, n=2)
+    sign = torch.where(torch.arange(len(batch)) % 2 == 0, 1.0, -1.0)
+    batch.advantages = torch.repeat_interleave(sign, batch.lengths) * batch.mask
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=2e-3)))
+    before, _ = worker.compute_log_probs(batch)
+    batch.old_logprobs = before
+    metrics = worker.update(batch, step=1)
+    after, _ = worker.compute_log_probs(batch)
+    change = torch.zeros(len(batch)).index_add_(0, batch.sequence_ids(), after - before)
+    assert (change * sign > 0).all()
+    assert metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["actor/clip_frac"] == 0.0
+
+
+def test_repeated_updates_on_one_batch_are_held_by_the_clip(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    """The surrogate falls, and once the ratios pass their bounds tokens are clipped."""
+    batch = make_batch()
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=4, ppo_epochs=8, grad_clip=1e9, optim=OptimConfig(lr=3e-3)))
+    batch.old_logprobs, _ = worker.compute_log_probs(batch)
+    first = worker.update(batch, step=1)
+    second = worker.update(batch, step=2)
+    assert second["actor/pg_loss"] < first["actor/pg_loss"] < 0.2
+    assert second["actor/clip_frac"] > 0.1
+    assert second["actor/lr"] == pytest.approx(3e-3)
+    assert second["perf/update_tokens"] == 8 * batch.num_tokens
+
+
+def test_old_log_probs_may_be_left_out_of_a_single_step(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    batch = make_batch()
+    config = ActorConfig(ppo_mini_batch_size=4, optim=ADAMW)
+    given, left_out = make_worker(config), make_worker(config)
+    left_out.update(batch, step=1)
+    batch.old_logprobs, _ = given.compute_log_probs(batch)
+    given.update(batch, step=1)
+    assert same_weights(given, left_out, 1e-6)
+    batch.old_logprobs = None
+    for config in (ActorConfig(ppo_mini_batch_size=2), ActorConfig(ppo_mini_batch_size=4, ppo_epochs=2)):
+        with pytest.raises(ValueError, match=r"2 optimizer steps need batch\.old_logprobs"):
+            make_worker(config).update(batch, step=1)
+
+
+def test_gspo_moves_the_weights_elsewhere_than_vanilla(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    batch = make_batch()
+    vanilla, gspo = (
+        make_worker(
+            ActorConfig(ppo_mini_batch_size=2, policy_loss=PolicyLossConfig(loss_mode=mode), optim=OptimConfig(lr=5e-2))
+        )
+        for mode in ("vanilla", "gspo")
+    )
+    batch.old_logprobs, _ = vanilla.compute_log_probs(batch)
+    vanilla.update(batch, step=1)
+    gspo.update(batch, step=1)
+    assert not same_weights(vanilla, gspo, 1e-3)
+
+
+def test_kl_in_the_loss_pulls_towards_the_reference(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path
+) -> None:
+    batch = make_batch()
+    reference = ReferenceWorker(
+        str(tiny_policy), dtype="float32", device="cpu", temperature=1.0, log_prob_max_tokens=4096
+    )
+    batch.ref_logprobs, _ = reference.compute_log_probs(batch)
+    kls = []
+    for coefficient in (0.0, 10.0):
+        config = ActorConfig(
+            ppo_mini_batch_size=4, use_kl_loss=True, kl_loss_coef=coefficient, optim=OptimConfig(lr=2e-3)
+        )
+        worker = make_worker(config)
+        for step in (1, 2, 3, 4):
+            batch.old_logprobs, _ = worker.compute_log_probs(batch)
+            metrics = worker.update(batch, step=step)
+        kls.append(metrics["actor/kl_loss"])
+    assert 0 < kls[1] < 0.5 * kls[0]
+
+
+def test_entropy_bonus_raises_the_entropy(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    batch = make_batch()
+    batch.advantages = torch.zeros(batch.num_tokens)
+    worker = make_worker(
+        ActorConfig(ppo_mini_batch_size=4, entropy_coeff=1.0, optim=OptimConfig(lr=1e-3)), temperature=0.2
+    )
+    batch.old_logprobs, before = worker.compute_log_probs(batch)
+    metrics = worker.update(batch, step=1)
+    _, after = worker.compute_log_probs(batch)
+    assert metrics["actor/entropy"] == pytest.approx(before["actor/entropy"], abs=1e-5)
+    assert after["actor/entropy"] > before["actor/entropy"] + 1e-3
+
+
+def test_gradient_checkpointing_changes_nothing(
+    make_worker: WorkerMaker,
+    make_batch: BatchMaker,
+    tiny_policy: Path,
+) -> None:
+    batch = make_batch()
+    config = ActorConfig(ppo_mini_batch_size=4, optim=ADAMW)
+    plain = make_worker(config)
+    saving = make_worker(config, ModelConfig(path=str(tiny_policy), enable_gradient_checkpointing=True))
+    layer = saving.base.base_model.layers[0]  # type: ignore[union-attr, index]
+    runs = []
+    layer.self_attn.register_forward_hook(lambda *_: runs.append(1))  # type: ignore[union-attr]
+    plain.update(batch, step=1)
+    saving.update(batch, step=1)
+    assert len(runs) == 2  # once forward, once again in the backward pass
+    assert same_weights(plain, saving, 1e-6)
+
+
+def test_a_nan_stops_the_run_and_leaves_the_weights(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    batch = make_batch()
+    assert batch.advantages is not None
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=ADAMW))
+    batch.old_logprobs, _ = worker.compute_log_probs(batch)
+    worker.update(batch, step=1)
+    before = weights(worker)
+    healthy = batch.advantages.clone()
+    batch.advantages[batch.mask.nonzero()[3]] = torch.nan
+    with pytest.raises(TrainingError, match=r"step 2, epoch 1 of 1, mini-batch 1 of 1 .* advantages \(1 of \d+ policy"):
+        worker.update(batch, step=2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in worker.named_tensors())
+    # Nothing of the failed mini-batch is left in the optimizer either.
+    untouched = make_worker(worker.config)
+    batch.advantages = healthy
+    for step in (1, 2):
+        untouched.update(batch, step=step)
+    worker.update(batch, step=2)
+    assert same_weights(worker, untouched)
+
+
+def test_a_broken_model_is_told_from_a_broken_batch(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    batch = make_batch()
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=4))
+    with torch.no_grad():
+        next(iter(worker.learner.params.values())).fill_(torch.inf)
+    with pytest.raises(TrainingError, match=r"All numbers of the batch are finite, so the model's own are not"):
+        worker.update(batch, step=1)
+
+
+def test_sequences_without_a_policy_token_are_left_out(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    batch = make_batch(prompts=4, n=2)
+    config = ActorConfig(ppo_mini_batch_size=4, loss_agg_mode="seq-mean-token-mean", optim=ADAMW)
+    batch.mask[: batch.offsets[1]] = False
+    worker, without = make_worker(config), make_worker(config)
+    worker.update(batch, step=1)
+    without.update(batch.select(range(1, 8)), step=1)
+    assert same_weights(worker, without)
+    batch.mask[:] = False
+    with pytest.raises(ValueError, match="no policy token"):
+        worker.update(batch, step=2)
+
+
+def test_named_tensors_are_the_models_weights_by_their_names(make_worker: WorkerMaker, tiny_policy: Path) -> None:
+    found = dict(make_worker().named_tensors())
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy)
+    expected = dict(model.named_parameters())  # tied weights once
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    half = make_worker(model=ModelConfig(path=str(tiny_policy), dtype="bfloat16")).named_tensors()
+    assert {tensor.dtype for _, tensor in half} == {torch.bfloat16}
+
+
+def test_bfloat16_computes_on_float32_weights(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path
+) -> None:
+    batch = make_batch()
+    model = ModelConfig(path=str(tiny_policy), dtype="bfloat16")
+    tiny_step = ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=1e-5))
+    worker, exact = make_worker(tiny_step, model), make_worker(tiny_step)
+    half, _ = worker.compute_log_probs(batch)
+    full, _ = exact.compute_log_probs(batch)
+    assert 1e-5 < (half - full).abs().max() < 0.1
+    before = dict(exact.named_tensors())["model.norm.weight"].clone()
+    worker.update(batch, step=1)
+    after = worker.learner.params["model.norm.weight"]
+    # bfloat16 weights of size 1 could not take a step of 1e-5.
+    assert after.dtype == torch.float32
+    assert (after - before).abs().max() == pytest.approx(1e-5, rel=0.05)
+
+
+def test_export_loads_with_transformers(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    batch = make_batch()
+    for dtype in ("float32", "bfloat16"):
+        worker = make_worker(
+            ActorConfig(ppo_mini_batch_size=4, optim=ADAMW), ModelConfig(path=str(tiny_policy), dtype=dtype)
+        )
+        worker.update(batch, step=1)
+        worker.export(tmp_path / dtype, AutoTokenizer.from_pretrained(tiny_policy))
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / dtype)
+        assert "agentrl" not in (tmp_path / dtype / "config.json").read_text()
+        assert loaded.dtype == getattr(torch, dtype)
+        assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+        state = loaded.state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in worker.named_tensors())
+        assert len(AutoTokenizer.from_pretrained(tmp_path / dtype)) == loaded.config.vocab_size
+    assert not same_weights(worker, make_worker(model=ModelConfig(path=str(tiny_policy), dtype="bfloat16")), 1e-3)
+
+
+def test_local_group_runs_the_worker(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    batch = make_batch()
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=4))
+    group = LocalWorkerGroup(worker)
+    logprobs, _ = group.run("compute_log_probs", batch)
+    model = load_model(worker.base.config._name_or_path)
+    with torch.no_grad():
+        expected, _ = token_logprobs(model, batch.ids, batch.offsets, needed=batch.mask)
+    assert torch.allclose(logprobs, expected, atol=1e-6)
+    assert group.run("update", batch, step=1)["actor/grad_norm"] > 0
+    named: Iterator[tuple[str, torch.Tensor]] = group.run("named_tensors")
+    assert next(named)[0] == "model.embed_tokens.weight"
