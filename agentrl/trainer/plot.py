@@ -19,6 +19,7 @@ SAMPLED = "val/success_sampled"
 GREEDY = "val/success_greedy"
 # Told apart by people who see few colours, too (the Okabe-Ito palette).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+UNIT = (-0.03, 1.03)
 
 Lines = list[dict[str, Any]]
 
@@ -35,6 +36,7 @@ def plot(metrics_path: Path, out: Path, title: str) -> None:
             success, lines, GREEDY, label="validation success, greedy", color=COLOURS[2], marker="s", linestyle="--"
         ),
     ]
+    _share_scale(reward)
     reward.set_ylabel("mean training reward", color=COLOURS[0])
     _percent_axis(success, "validation success")
     success.grid(False)
@@ -55,6 +57,7 @@ def plot_runs(runs: Mapping[str, Path], out: Path) -> None:
         drawn += _draw(reward, lines, REWARD, label=name, color=color, linewidth=1.6)
         _draw(success, lines, SAMPLED, label=name, color=color, marker="o")
         _draw(success, lines, GREEDY, label=name, color=color, marker="s", linestyle="--")
+    _share_scale(reward)
     if drawn:
         figure.legend(handles=drawn, loc="outside lower center", ncols=len(COLOURS), frameon=False, fontsize=9)
     _save(figure, out)
@@ -70,7 +73,7 @@ def _figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
     axes = [figure.add_subplot(1, panels, index + 1) for index in range(panels)]
     for one in axes:
         one.set_xlabel("step")
-        one.xaxis.set_major_locator(MaxNLocator(integer=True))
+        one.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         one.grid(alpha=0.25)
         one.spines["top"].set_visible(False)
     if title:
@@ -80,7 +83,7 @@ def _figure(title: str, panels: int) -> tuple[Figure, list[Axes]]:
 
 def _percent_axis(axes: Axes, label: str) -> None:
     axes.set_ylabel(label)
-    axes.set_ylim(-0.03, 1.03)
+    axes.set_ylim(*UNIT)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.spines["top"].set_visible(False)
 
@@ -93,6 +96,12 @@ def _draw(axes: Axes, lines: Lines, key: str, **style: Any) -> list[Any]:
     if len(points) == 1:
         style.setdefault("marker", "o")
     return axes.plot(*zip(*points, strict=True), **style)
+
+
+def _share_scale(axes: Axes) -> None:
+    """Rewards between 0 and 1, the usual case, stand on the scale of the success rate: the eye can compare them."""
+    if axes.dataLim.ymin >= 0 and axes.dataLim.ymax <= 1:
+        axes.set_ylim(*UNIT)
 
 
 def _save(figure: Figure, out: Path) -> None:

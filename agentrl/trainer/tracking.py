@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -158,7 +159,7 @@ class Wandb(Sink):
             raise _missing("wandb") from error
         dir.mkdir(parents=True, exist_ok=True)
         id_file = dir / "wandb_id"
-        run_id = id_file.read_text().strip() if id_file.exists() else wandb.util.generate_id()
+        run_id = id_file.read_text().strip() if id_file.exists() else uuid.uuid4().hex[:8]
         id_file.write_text(run_id)
         self._run = wandb.init(
             project=project,
