@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pydantic
+
+from agentrl.errors import ConfigError
+from agentrl.plugin import Entry, describe, read_entries
 from agentrl.trajectory import Message
 
 
@@ -47,3 +52,38 @@ class Interaction(ABC):
     async def finalize_interaction(self, instance_id: str) -> None:
         """Called exactly once for every started instance, however the trajectory ended."""
         return None
+
+
+def load_interactions(path: str | Path | None) -> dict[str, Interaction]:
+    """By name, from a YAML file (None: none). Its path is relative to the working directory, else to `configs/`.
+
+        interaction:
+          - name: gsm8k
+            class_name: interactions.gsm8k.Gsm8kInteraction
+            config: {}
+
+    Raises ConfigError naming the file and the entry.
+    """
+    loaded: dict[str, Interaction] = {}
+    for entry in read_entries(path, "interaction") if path is not None else []:
+        interaction = _of_entry(entry)
+        if interaction.name in loaded:
+            raise entry.error(f"two interactions are called {interaction.name!r}: give one of them another name")
+        loaded[interaction.name] = interaction
+    return loaded
+
+
+def _of_entry(entry: Entry) -> Interaction:
+    entry.check_keys(("name", "class_name", "config"))
+    name = entry.text("name")
+    interaction_class = entry.load(entry.text("class_name"), Interaction)
+    try:
+        interaction = interaction_class(entry.mapping("config"), name)
+    except pydantic.ValidationError as error:
+        raise entry.error(f"config: {describe(error)}") from error
+    except ConfigError as error:
+        raise entry.error(str(error)) from error
+    except Exception as error:
+        raise entry.error(f"cannot be made: {type(error).__name__}: {error}") from error
+    assert isinstance(interaction, Interaction)
+    return interaction

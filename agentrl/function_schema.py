@@ -1,0 +1,136 @@
+"""From a plain Python function to the schema that a model is shown, and to checked arguments.
+
+Types come from the hints (through pydantic: Annotated, Field, Literal, nested models), texts from the docstring (Google
+or Sphinx style) or from `Field(description=...)`, which wins.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pydantic
+
+Schema = dict[str, Any]
+
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Return|Yields|Raises|Examples?|Notes?|Warnings?):\s*$")
+_GOOGLE = re.compile(r"^(\*{0,2}\w+)\s*(?:\(.*?\))?\s*:\s*(.*)$")
+_SPHINX = re.compile(r"^:(?:param|parameter|arg|argument)\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)$")
+
+
+def arguments_model(function: Callable[..., Any]) -> type[pydantic.BaseModel]:
+    """A model whose fields are the function's parameters.
+
+    Raises TypeError when a parameter cannot be given by name, has no type hint, or has a hint that has no schema.
+    """
+    name = function_name(function)
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise TypeError(f"{name}: a type hint cannot be resolved: {error}") from error
+    _, texts = parse_docstring(inspect.getdoc(function) or "")
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"{name}: parameter `{parameter}` cannot be given by name; a tool's parameters must be")
+        if parameter.name not in hints:
+            raise TypeError(f"{name}: parameter `{parameter.name}` has no type hint, like `{parameter.name}: str`")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (_with_description(hints[parameter.name], texts.get(parameter.name)), default)
+    config = pydantic.ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=False)
+    try:
+        with warnings.catch_warnings():
+            # A parameter may be called `json` or `copy` like a method of the model: its value is read from __dict__.
+            warnings.filterwarnings("ignore", message='Field name ".*" .*shadows an attribute')
+            return pydantic.create_model(name, __config__=config, **fields)
+    except (pydantic.errors.PydanticUserError, NameError) as error:
+        raise TypeError(f"{name}: no schema can be made of its parameters: {error}") from error
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _with_description(hint: Any, text: str | None) -> Any:
+    """The hint with the docstring's text; put before the hint's own metadata, which therefore wins."""
+    if text is None:
+        return hint
+    metadata = getattr(hint, "__metadata__", ())
+    base = hint.__origin__ if metadata else hint
+    return Annotated[(base, pydantic.Field(description=text), *metadata)]  # type: ignore[return-value]
+
+
+def parameters_schema(model: type[pydantic.BaseModel]) -> Schema:
+    """The model's JSON schema without titles, its definitions inlined.
+
+    Raises TypeError for a recursive type, which cannot be inlined, and for a type without a JSON schema.
+    """
+    try:
+        schema = model.model_json_schema()
+    except pydantic.errors.PydanticInvalidForJsonSchema as error:
+        raise TypeError(f"{model.__name__}: no JSON schema: {error.message}") from error
+    definitions = schema.pop("$defs", {})
+    cleaned: Schema = _clean(schema, definitions, ())
+    cleaned.setdefault("properties", {})
+    # The validator refuses unknown arguments without being told so; the model's prompt stays shorter.
+    cleaned.pop("additionalProperties", None)
+    return {"type": cleaned.pop("type"), "properties": cleaned.pop("properties"), **cleaned}
+
+
+def _clean(node: Any, definitions: Schema, inside: tuple[str, ...]) -> Any:
+    if isinstance(node, list):
+        return [_clean(item, definitions, inside) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        name = str(node["$ref"]).removeprefix("#/$defs/")
+        if name in inside:
+            raise TypeError(f"the type {name} contains itself; a tool's schema cannot be recursive")
+        rest = {key: value for key, value in node.items() if key != "$ref"}
+        return _clean({**definitions[name], **rest}, definitions, (*inside, name))
+    out: Schema = {}
+    for key, value in node.items():
+        if key == "properties":
+            out[key] = {name: _clean(item, definitions, inside) for name, item in value.items()}
+        elif key in ("default", "const", "enum", "examples"):
+            out[key] = value
+        elif key != "title" or not isinstance(value, str):
+            out[key] = _clean(value, definitions, inside)
+    out.pop("discriminator", None)  # it refers to the definitions that are inlined
+    return out
+
+
+def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """(description, {parameter: description}) of a Google- or Sphinx-style docstring that inspect.getdoc cleaned."""
+    description: list[str] = []
+    parameters: dict[str, str] = {}
+    section, current, indent = "", "", 0
+    for line in text.splitlines():
+        stripped = line.strip()
+        if match := _SECTION.match(line):
+            section, current = match[1], ""
+        elif match := _SPHINX.match(stripped):
+            section, current = ":param", match[1]
+            parameters[current] = match[2]
+        elif stripped.startswith(":") and re.match(r":\w+[^:]*:", stripped):
+            section, current = ":other", ""
+        elif section in ("Args", "Arguments", "Parameters") and stripped:
+            depth = len(line) - len(line.lstrip())
+            match = _GOOGLE.match(stripped)
+            if match and (not current or depth <= indent):
+                current, indent = match[1].lstrip("*"), depth
+                parameters[current] = match[2]
+            elif depth == 0:
+                section, current = "", ""
+                description.append(stripped)
+            elif current:
+                parameters[current] = f"{parameters[current]} {stripped}".strip()
+        elif section == ":param" and stripped:
+            parameters[current] = f"{parameters[current]} {stripped}".strip()
+        elif not section:
+            description.append(stripped)
+    return "\n".join(description).strip(), {name: value for name, value in parameters.items() if value}

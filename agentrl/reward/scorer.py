@@ -1,0 +1,164 @@
+"""One scoring function: what it is called with, and what its answer must be."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError
+from agentrl.plugin import nearest
+from agentrl.threads import DaemonThreads
+
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info", "trajectory")
+"""What a function may ask for, by name; it is given those that its signature has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A finite score and further finite numbers."""
+
+    score: float
+    extra: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A scoring function that is called with the arguments it asks for."""
+
+    function: Callable[..., Any]
+    accepts: frozenset[str]
+    """Names among ARGUMENTS."""
+    kwargs: Mapping[str, Any]
+    threads: DaemonThreads | None
+    """None: it is async, or takes microseconds and runs in the event loop."""
+    is_async: bool
+
+    @staticmethod
+    def of(function: Callable[..., Any], where: str, kwargs: Mapping[str, Any], *, in_loop: bool = False) -> Scorer:
+        """`where` names the function in messages. Raises ConfigError when it cannot be called as a scorer."""
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(type(function), "__call__", None)  # noqa: B004 - an object whose __call__ is async
+        )
+        threads = None if is_async or in_loop else DaemonThreads(f"scorer {where}")
+        return Scorer(function, _accepted(function, where, kwargs), dict(kwargs), threads, is_async)
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> Verdict:
+        """Raises what the function raises, and ValueError for an answer that is no score."""
+        given = {name: arguments[name] for name in self.accepts}
+        if self.threads is not None:
+            answer = await self.threads.run(self.function, **given, **self.kwargs)
+        else:
+            answer = self.function(**given, **self.kwargs)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return as_verdict(answer)
+
+    @property
+    def is_instant(self) -> bool:
+        """It needs neither a deadline nor a place among the running scorers."""
+        return self.threads is None and not self.is_async
+
+
+def as_verdict(answer: Any) -> Verdict:
+    """A number, or a mapping with `score` whose other finite numbers are kept. Raises ValueError for anything else."""
+    if not isinstance(answer, Mapping):
+        return Verdict(_finite(answer), {})
+    if "score" not in answer:
+        raise ValueError(f"the scorer's dict has no key 'score', only {sorted(map(str, answer))}")
+    extra = {}
+    for key, value in answer.items():
+        number = None if key == "score" else _number(value)
+        if number is not None and math.isfinite(number):
+            extra[str(key)] = number
+    return Verdict(_finite(answer["score"]), extra)
+
+
+def _number(value: Any) -> float | None:
+    """Python, numpy and 0-d tensor numbers and bools as float; None for anything else, texts included."""
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _finite(value: Any) -> float:
+    number = _number(value)
+    if number is None or not math.isfinite(number):
+        raise ValueError(f"a score must be a finite number, found {value!r}")
+    return number
+
+
+def _accepted(function: Callable[..., Any], where: str, kwargs: Mapping[str, Any]) -> frozenset[str]:
+    if not callable(function) or isinstance(function, type):
+        raise ConfigError(f"{where}: expected a function, found {function!r}")
+    signature = inspect.signature(function)
+    for name in kwargs:
+        if name in ARGUMENTS:
+            raise ConfigError(f"{where}: reward_kwargs may not set {name!r}, which every scorer is given")
+    known = {*ARGUMENTS, *kwargs}
+    any_name = False
+    names = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            any_name = True
+        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            names.append(parameter.name)
+        if parameter.default is parameter.empty and (
+            parameter.kind is parameter.POSITIONAL_ONLY
+            or (
+                parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+                and parameter.name not in known
+            )
+        ):
+            raise ConfigError(
+                f"{where}{signature}: parameter {parameter.name!r} is not one that a scorer is given by name: "
+                f"{', '.join(ARGUMENTS)}{nearest(parameter.name, ARGUMENTS)} (further ones come from reward_kwargs)"
+            )
+    for name in kwargs:
+        if not any_name and name not in names:
+            raise ConfigError(
+                f"{where}{signature}: reward_kwargs sets {name!r}{nearest(name, names)}, no parameter of it"
+            )
+    if not any_name and "solution_str" not in names and "trajectory" not in names:
+        raise ConfigError(f"{where}{signature}: it must have the parameter solution_str (or trajectory)")
+    # `trajectory` only where it is asked for by name: functions written for other trainers log their **kwargs.
+    return frozenset(name for name in ARGUMENTS if name in names or (any_name and name != "trajectory"))
+
+
+def load_function(path: str, name: str) -> Callable[..., Any]:
+    """The function `name` of a Python file. Raises ConfigError naming the file and what went wrong."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ConfigError(f"custom_reward_function.path: no such file: {file.absolute()}")
+    module_name = f"agentrl_custom_reward_{file.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"custom_reward_function.path: {file} is no Python file (its name must end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[module_name]
+        if not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise ConfigError(
+            f"custom_reward_function.path: running {file} failed: {type(error).__name__}: {error}"
+        ) from error
+    function = getattr(module, name, None)
+    if function is None:
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise ConfigError(
+            f"custom_reward_function.name: {file} has no function {name!r}{nearest(name, functions)}; "
+            f"its functions are {', '.join(functions) or 'none'}"
+        )
+    found: Callable[..., Any] = function
+    return found

@@ -1,0 +1,51 @@
+"""Feedback on GSM8K answers: a wrong or missing answer is sent back, a right one ends the dialogue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.reward.gsm8k import compute_score, extract
+from agentrl.trajectory import Message
+
+RIGHT = "Your response is correct!"
+WRONG = "Your response is incorrect. Check your reasoning and answer again."
+NO_ANSWER = "I could not find your answer. End your response with a line like `#### 42`."
+
+
+class Gsm8kInteraction(Interaction):
+    """Row: `interaction_kwargs: {name: gsm8k, ground_truth: "72"}`; further keys are ignored.
+
+    Turn score: 1.0 for the right answer, else 0.0. Score of the dialogue: that of the last answer (1, 0.1 or 0).
+    """
+
+    def __init__(self, config: dict[str, Any], name: str) -> None:
+        """Raises ValueError when `config` holds anything: this interaction has no keys."""
+        super().__init__(config, name)
+        if config:
+            raise ValueError(f"config must be empty, found the keys {', '.join(map(str, config))}")
+        self._ground_truth: dict[str, str] = {}
+        self._score: dict[str, float] = {}
+
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        """Raises ValueError without a ground truth."""
+        if kwargs.get("ground_truth") is None:
+            raise ValueError("interaction_kwargs of gsm8k need `ground_truth`, the right answer as text")
+        self._ground_truth[instance_id] = str(kwargs["ground_truth"])
+        self._score[instance_id] = 0.0
+
+    async def generate_response(self, instance_id: str, messages: list[Message]) -> InteractionResponse:
+        answer = next((str(m.get("content") or "") for m in reversed(messages) if m["role"] == "assistant"), "")
+        score = compute_score("gsm8k", answer, self._ground_truth[instance_id])
+        self._score[instance_id] = score
+        if score == 1.0:
+            return InteractionResponse(should_end=True, text=RIGHT, score=1.0)
+        text = WRONG if extract(answer) is not None else NO_ANSWER
+        return InteractionResponse(should_end=False, text=text, score=0.0)
+
+    async def calculate_score(self, instance_id: str) -> float:
+        return self._score[instance_id]
+
+    async def finalize_interaction(self, instance_id: str) -> None:
+        self._ground_truth.pop(instance_id, None)
+        self._score.pop(instance_id, None)
