@@ -20,7 +20,7 @@ from typing import Any
 from agentrl.errors import DataError, UserError
 from data_prep.files import write_json_lines, write_parquet, write_text
 from data_prep.made_up import Split, Task, World
-from data_prep.transcripts import TOOLS, Message, flawed, good, prompt
+from data_prep.transcripts import TOOLS, TOOLS_YAML, Message, flawed, good, prompt
 
 Report = Callable[[str], None]
 
@@ -60,7 +60,7 @@ def make(out: Path, recipe: Recipe, report: Report) -> bool:
     documents = [{"id": str(index), "contents": fact.document} for index, fact in enumerate(world.facts)]
     write_json_lines(out / "corpus.jsonl", documents)
     report(f"{out / 'corpus.jsonl'}: {len(documents)} documents")
-    write_text(out / "tools.yaml", tools_yaml())
+    write_text(out / "tools.yaml", TOOLS_YAML.read_text(encoding="utf-8"))
     write_text(out / STAMP, json.dumps(stamp, indent=2) + "\n")
     return True
 
@@ -107,22 +107,6 @@ def conversations(world: World, recipe: Recipe) -> list[dict[str, Any]]:
         for task in islice(tasks, recipe.flawed_rows)
     ]
     return first + last
-
-
-def tools_yaml() -> str:
-    calculator, search = (json.dumps(tool) for tool in TOOLS)
-    return f"""\
-tools:
-  - class_name: tools.calculator.CalculatorTool
-    config: {{}}
-    tool_schema: {calculator}
-  - class_name: tools.search.SearchTool
-    config:
-      corpus_path: ${{yaml_dir}}/corpus.jsonl
-      topk: 1
-      format: plain
-    tool_schema: {search}
-"""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,29 +11,20 @@ import json
 from random import Random
 from typing import Any
 
+import yaml
+
+from agentrl.config.files import configs_dir
 from data_prep.made_up import Call, Fact, Task, World, calculate, look_up
 
 Message = dict[str, Any]
 
 SYSTEM = "Use the tools. End with #### and the number."
+TOOLS_YAML = configs_dir() / "tools" / "quickstart.yaml"
 TOOLS: tuple[dict[str, Any], ...] = tuple(
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": description,
-            "parameters": {
-                "type": "object",
-                "properties": {argument: {"type": "string"}},
-                "required": [argument],
-            },
-        },
-    }
-    for name, argument, description in (
-        ("calculator", "expression", "Evaluate arithmetic."),
-        ("search", "query", "Look up a fact."),
-    )
+    entry["tool_schema"] for entry in yaml.safe_load(TOOLS_YAML.read_text(encoding="utf-8"))["tools"]
 )
+PARSE_ERROR = "Error (parse): the call is not valid JSON"
+MISSING_ERROR = "Error (arguments): argument '{argument}' is missing"
 ARGUMENTS = {tool["function"]["name"]: tool["function"]["parameters"]["required"][0] for tool in TOOLS}
 FLAWS = {"guess": 6, "malformed": 1, "wrong_argument": 1, "wrong_form": 1}
 """How often each happens, relative to the others; guessing comes first, so that the likeliest answer is a wrong one."""
@@ -55,7 +46,7 @@ def flawed(task: Task, world: World, rng: Random) -> list[Message]:
     if flaw == "guess":
         return [*prompt(task), guess(rng)]
     if flaw == "malformed":
-        return [*prompt(task), broken_call(task.calls[0], rng)]
+        return [*prompt(task), *broken_exchange(task.calls[0], rng), guess(rng)]
     if flaw == "wrong_argument":
         call = mistaken(task.calls[0], world, rng)
         return [*prompt(task), *exchange(call), final(f"#### {number_in(call.answer)}")]
@@ -81,10 +72,12 @@ def guess(rng: Random) -> Message:
     return final(f"#### {rng.randint(100, 99999)}")
 
 
-def broken_call(call: Call, rng: Random) -> Message:
-    """A call whose JSON does not parse, or that lacks its argument."""
+def broken_exchange(call: Call, rng: Random) -> list[Message]:
+    """A call whose JSON does not parse, or that lacks its argument, and the error that it gets."""
     whole = json.dumps({ARGUMENTS[call.tool]: call.argument})
-    return calling(call.tool, rng.choice((whole[:-1], whole[:-2], whole[1:], "{}")))
+    arguments, error = rng.choice(((whole[:-1], PARSE_ERROR), (whole[1:], PARSE_ERROR), ("{}", MISSING_ERROR)))
+    error = error.format(argument=ARGUMENTS[call.tool])
+    return [calling(call.tool, arguments), {"role": "tool", "content": error}]
 
 
 def mistaken(call: Call, world: World, rng: Random) -> Call:

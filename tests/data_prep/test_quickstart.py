@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
 
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import DataError
+from agentrl.toolset import ToolSet
 from data_prep.made_up import KINDS, World, calculate
 from data_prep.quickstart import Recipe, main, make
 from data_prep.transcripts import ARGUMENTS, flawed, good
@@ -105,23 +106,27 @@ def test_a_good_conversation_calls_every_tool_and_ends_with_the_answer() -> None
     assert messages[-1]["content"] == f"#### {task.answer}"
 
 
-def test_flawed_conversations_never_end_with_the_right_answer_in_the_right_form() -> None:
+def test_flawed_conversations_go_wrong_in_every_way() -> None:
     world, rng = World(1), Random(0)
-    endings = []
+    seen: list[str] = []
     for task in islice(world.tasks("train"), 2000):
-        last = flawed(task, world, rng)[-1]
-        assert last["content"] != f"#### {task.answer}"
-        if last.get("tool_calls"):
-            endings.append("call")
-            arguments = last["tool_calls"][0]["function"]["arguments"]
-            assert not well_formed(arguments, ARGUMENTS[task.calls[0].tool])
+        messages = flawed(task, world, rng)
+        answers = [message["content"] for message in messages if message["role"] == "tool"]
+        last = messages[-1]["content"]
+        if not answers:
+            seen.append("guess")
+        elif answers[0].startswith("Error"):
+            seen.append("malformed")
+            assert not well_formed(messages[2]["tool_calls"][0]["function"]["arguments"], ARGUMENTS[task.calls[0].tool])
+        elif answers[0] == task.calls[0].answer:
+            seen.append("wrong form")
+            assert not last.startswith("####")
+            assert task.answer in last
         else:
-            endings.append("answer" if last["content"].startswith("####") else "form")
-    assert {ending: round(endings.count(ending) / 2000, 1) for ending in set(endings)} == {
-        "answer": 0.8,
-        "form": 0.1,
-        "call": 0.1,
-    }
+            seen.append("wrong argument")
+            assert last == f"#### {answers[0].split()[-1]}"
+    shares = {flaw: round(seen.count(flaw) / 2000, 1) for flaw in set(seen)}
+    assert shares == {"guess": 0.7, "malformed": 0.1, "wrong form": 0.1, "wrong argument": 0.1}
 
 
 def well_formed(arguments: str, required: str) -> bool:
@@ -129,6 +134,21 @@ def well_formed(arguments: str, required: str) -> bool:
         return required in json.loads(arguments)
     except ValueError:
         return False
+
+
+async def test_conversations_show_what_the_tools_really_answer(made: Path) -> None:
+    tools = ToolSet.from_yaml(made / "tools.yaml")
+    tools.bind(lambda text: list(text.encode()), lambda ids: bytes(ids).decode())
+    session = await tools.open("test", {})
+    world, rng = World(1), Random(0)
+    for task in islice(world.tasks("val"), 150):
+        for messages in (good(task), flawed(task, world, rng)):
+            for calling, answer in pairwise(messages):
+                if answer["role"] == "tool" and not answer["content"].startswith("Error (parse)"):
+                    function = calling["tool_calls"][0]["function"]
+                    result = await session.call(function["name"], json.loads(function["arguments"]))
+                    assert result.text == answer["content"]
+    await session.close()
 
 
 def test_warm_up_is_in_learning_order(made: Path) -> None:
