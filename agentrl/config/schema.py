@@ -55,7 +55,7 @@ class DataConfig(Section):
     on_bad_row: Literal["error", "skip"] = "error"
     """What to do with a row that does not fit the schema: stop and name it, or skip and count it."""
     shuffle: bool = True
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     """Seed of the data order."""
 
 
@@ -334,7 +334,7 @@ class TrainerConfig(Section):
     """This version trains on one machine."""
     n_gpus_per_node: Literal[1] = 1
     """This version trains in one process, on one device."""
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     """Seed of sampling and of mini-batch order. With the same seed, data and machine a run repeats exactly."""
     save_trajectories: Literal["all", "val", "none"] = "all"
     show_trajectory_freq: int = 10
@@ -346,7 +346,7 @@ class QuickstartConfig(Section):
 
     dir: str = "runs/quickstart-assets"
     """Where data, tokenizer and warmed-up policy are made; found there, they are used again if made with these keys."""
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     train_rows: int = Field(2048, gt=0)
     val_rows: int = Field(96, gt=0)
 
@@ -379,7 +379,7 @@ class SFTDataConfig(Section):
     """What to do with a longer transcript."""
     max_token_len_per_gpu: int = Field(16384, gt=0)
     shuffle: bool = True
-    seed: int = 1
+    seed: int = Field(1, ge=0)
 
 
 class SFTTrainerConfig(Section):
@@ -389,7 +389,7 @@ class SFTTrainerConfig(Section):
     total_epochs: int = Field(1, gt=0)
     total_training_steps: int | None = Field(None, gt=0)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    seed: int = 1
+    seed: int = Field(1, ge=0)
     logger: Loggers = ["console", "jsonl"]
     project_name: str = "agentrl"
     experiment_name: str = "sft"

@@ -7,6 +7,9 @@ from typing import Any
 
 from agentrl.trajectory import Message
 
+AGENT_ALIASES = {"single_turn_agent": "single_turn", "react_agent": "react"}
+"""Names of verl's data sets for our loops."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -15,6 +18,7 @@ class Sample:
     prompt: list[Message]
     data_source: str
     agent_name: str
+    """The loop; an alias has been replaced."""
     ground_truth: Any = None
     """`reward_model.ground_truth` of the row."""
     ability: str | None = None

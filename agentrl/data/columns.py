@@ -1,0 +1,188 @@
+"""What the columns of a data file must hold, checked a batch at a time without making Python rows.
+
+A column of a wrong type spoils the whole file: `check_types` raises. A wrong value spoils its row: `bad_rows` names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agentrl.errors import DataError
+
+TEXT = ("data_source", "ability", "agent_name")
+MAPPINGS = ("reward_model", "tools_kwargs", "interaction_kwargs", "extra_info")
+IN_EXTRA_INFO = ("agent_name", "tools_kwargs", "interaction_kwargs")
+"""Found at the top level, or else inside `extra_info`."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class BadValue:
+    """One row, numbered in its batch, and what is wrong with it."""
+
+    row: int
+    column: str
+    expected: str
+    found: str
+
+
+def wanted_columns(schema: pa.Schema, prompt_key: str) -> list[str]:
+    """The columns of the file that rows are made of."""
+    return [name for name in schema.names if name in (prompt_key, *TEXT, *MAPPINGS)]
+
+
+def check_types(schema: pa.Schema, prompt_key: str, file: str) -> None:
+    """Raises DataError for a file without prompts or with a column of a type that no row can have."""
+    if prompt_key not in schema.names:
+        raise DataError(
+            f"{file}: there is no column {prompt_key!r} with the messages; its columns are {', '.join(schema.names)}. "
+            "Name the right one with data.prompt_key"
+        )
+    problem = prompt_problem(schema.field(prompt_key).type)
+    if problem is not None:
+        raise DataError(
+            f"{file}, column {prompt_key}: expected a list of messages {{role, content}} in text, found {problem}"
+        )
+    for name, column_type in typed_columns(schema):
+        base = name.removeprefix("extra_info.")
+        if base in TEXT and not is_text(column_type):
+            raise DataError(f"{file}, column {name}: expected text, found {column_type}")
+        if base in MAPPINGS and not is_struct(column_type):
+            raise DataError(f"{file}, column {name}: expected a struct (a mapping), found {column_type}")
+        if base == "tools_kwargs" and pa.types.is_struct(column_type):
+            for field in column_type:
+                if not is_struct(field.type):
+                    raise DataError(
+                        f"{file}, column {name}.{field.name}: expected a struct such as {{create_kwargs: {{...}}}}, "
+                        f"found {field.type}"
+                    )
+
+
+def prompt_problem(column_type: pa.DataType) -> str | None:
+    """Why a column cannot hold messages, or None when it can."""
+    if not (pa.types.is_list(column_type) or pa.types.is_large_list(column_type)):
+        return str(column_type)
+    message = column_type.value_type
+    if not pa.types.is_struct(message):
+        return f"a list of {message}"
+    names = [field.name for field in message]
+    for name in ("role", "content"):
+        if name not in names:
+            return f"messages without {name}: {message}"
+        if not is_text(message.field(name).type):
+            return f"{name} of type {message.field(name).type}"
+    return None
+
+
+def typed_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+    """Name and type of every optional column, those inside `extra_info` under their dotted names."""
+    for name in (*TEXT, *MAPPINGS):
+        if name in schema.names:
+            yield name, schema.field(name).type
+    if "extra_info" in schema.names and pa.types.is_struct(schema.field("extra_info").type):
+        for field in schema.field("extra_info").type:
+            if field.name in IN_EXTRA_INFO:
+                yield f"extra_info.{field.name}", field.type
+
+
+def is_text(column_type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(column_type):
+        column_type = column_type.value_type
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(kind(column_type) for kind in kinds)
+
+
+def is_struct(column_type: pa.DataType) -> bool:
+    return pa.types.is_struct(column_type) or pa.types.is_null(column_type)
+
+
+def bad_rows(batch: pa.RecordBatch, prompt_key: str) -> list[BadValue]:
+    """Every row that does not fit, with the first thing that is wrong with it, in the order of the rows."""
+    found = [*bad_prompts(batch, prompt_key), *bad_sources(batch), *bad_interactions(batch)]
+    first: dict[int, BadValue] = {}
+    for bad in found:
+        first.setdefault(bad.row, bad)
+    return [first[row] for row in sorted(first)]
+
+
+def bad_prompts(batch: pa.RecordBatch, prompt_key: str) -> Iterator[BadValue]:
+    prompt = batch.column(prompt_key)
+    empty = pc.fill_null(pc.equal(pc.list_value_length(prompt), 0), True)
+    for row in true_rows(empty):
+        yield BadValue(row, prompt_key, "at least one message", repr(prompt[row].as_py()))
+    messages, rows = pc.list_flatten(prompt), pc.list_parent_indices(prompt)
+    role = pc.struct_field(messages, "role").cast(pa.string())
+    for position in true_rows(pc.invert(pc.is_in(role, pa.array(ROLES)))):
+        row = rows[position].as_py()
+        yield BadValue(row, f"{prompt_key}.role", f"one of {', '.join(ROLES)}", repr(role[position].as_py()))
+    no_content = pc.is_null(pc.struct_field(messages, "content"))
+    if any(field.name == "tool_calls" for field in messages.type):
+        no_content = pc.and_(no_content, pc.is_null(pc.struct_field(messages, "tool_calls")))
+    for position in true_rows(no_content):
+        yield BadValue(rows[position].as_py(), f"{prompt_key}.content", "text", "null")
+
+
+def bad_sources(batch: pa.RecordBatch) -> Iterator[BadValue]:
+    if "data_source" in batch.schema.names:
+        for row in true_rows(pc.is_null(batch.column("data_source"))):
+            yield BadValue(row, "data_source", "text", "null")
+
+
+def bad_interactions(batch: pa.RecordBatch) -> Iterator[BadValue]:
+    """`interaction_kwargs` that hold something, but no name."""
+    for column, kwargs in candidates(batch, "interaction_kwargs"):
+        if not pa.types.is_struct(kwargs.type):
+            continue
+        fields = {field.name: pc.is_valid(pc.struct_field(kwargs, field.name)) for field in kwargs.type}
+        named = fields.pop("name", None)
+        for valid in fields.values():
+            for row in true_rows(valid if named is None else pc.and_not(valid, named)):
+                yield BadValue(row, f"{column}.name", "the name of an interaction", repr(kwargs[row].as_py()))
+
+
+def names_in(batch: pa.RecordBatch, default_agent_loop: str) -> Iterator[tuple[str, str, pa.BooleanArray]]:
+    """(column, name, rows that have it) for every data source, agent loop, tool and interaction that rows name."""
+    size = batch.num_rows
+    sources = [array for _, array in candidates(batch, "data_source")]
+    agents = [array for _, array in candidates(batch, "agent_name")]
+    yield from by_value("data_source", pc.coalesce(*texts(sources), pa.scalar("unknown")), size)
+    yield from by_value("agent_name", pc.coalesce(*texts(agents), pa.scalar(default_agent_loop)), size)
+    for _, kwargs in candidates(batch, "interaction_kwargs"):
+        if pa.types.is_struct(kwargs.type) and any(field.name == "name" for field in kwargs.type):
+            yield from by_value("interaction_kwargs", texts([pc.struct_field(kwargs, "name")])[0], size)
+    for _, kwargs in candidates(batch, "tools_kwargs"):
+        for field in kwargs.type if pa.types.is_struct(kwargs.type) else ():
+            rows = pc.is_valid(pc.struct_field(kwargs, field.name))
+            if rows.true_count:
+                yield "tools_kwargs", field.name, rows
+
+
+def by_value(column: str, values: pa.Array | pa.Scalar, size: int) -> Iterator[tuple[str, str, pa.BooleanArray]]:
+    if isinstance(values, pa.Scalar):  # no such column: the default holds for every row
+        values = pa.repeat(values, size)
+    for name in pc.unique(values).to_pylist():
+        if name is not None:
+            yield column, name, pc.fill_null(pc.equal(values, name), False)
+
+
+def candidates(batch: pa.RecordBatch, name: str) -> Iterator[tuple[str, pa.Array]]:
+    """The column at the top level, and the one inside `extra_info`, as far as they are there."""
+    if name in batch.schema.names:
+        yield name, batch.column(name)
+    if name in IN_EXTRA_INFO and "extra_info" in batch.schema.names:
+        extra = batch.column("extra_info")
+        if pa.types.is_struct(extra.type) and any(field.name == name for field in extra.type):
+            yield f"extra_info.{name}", pc.struct_field(extra, name)
+
+
+def texts(arrays: list[pa.Array]) -> list[pa.Array]:
+    return [array.cast(pa.string()) for array in arrays]
+
+
+def true_rows(mask: pa.BooleanArray) -> list[int]:
+    """Indices where the mask is true."""
+    return pc.indices_nonzero(mask).to_pylist() if mask.true_count else []

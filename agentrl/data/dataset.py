@@ -1,0 +1,246 @@
+"""A data set: the rows of parquet files as samples, checked when it is opened."""
+
+from __future__ import annotations
+
+import bisect
+import difflib
+import glob
+import hashlib
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agentrl.data.columns import BadValue, bad_rows, names_in
+from agentrl.data.rows import to_sample
+from agentrl.data.sample import AGENT_ALIASES, Sample
+from agentrl.data.store import ROW_NUMBER, RowReader, RowStore
+from agentrl.errors import DataError, UserError
+
+Progress = Callable[[int], Any]
+"""Called with the number of rows just done."""
+
+UNKNOWN_HINT = {
+    "agent_name": "Register the loop (actor_rollout_ref.rollout.agent.agent_loop_config_path) or mend the row",
+    "tools_kwargs": "Configure the tool (actor_rollout_ref.rollout.multi_turn.tool_config_path) or mend the row",
+    "interaction_kwargs": "Configure it (actor_rollout_ref.rollout.multi_turn.interaction_config_path) or mend the row",
+}
+
+
+class ParquetDataset:
+    """Rows of many files, in the order of the files. `ds[i]` decodes one row; memory does not grow with the files.
+
+    `skipped` counts rows left out by on_bad_row=skip. Positions are those of the rows that are left.
+    """
+
+    def __init__(
+        self,
+        files: str | Sequence[str],
+        *,
+        prompt_key: str = "prompt",
+        default_agent_loop: str = "single_turn",
+        max_samples: int | None = None,
+        on_bad_row: Literal["error", "skip"] = "error",
+    ) -> None:
+        """Reads all files once. Raises DataError for a file or (with on_bad_row=error) a row that cannot be used."""
+        self.prompt_key = prompt_key
+        self.default_agent_loop = default_agent_loop
+        self.on_bad_row = on_bad_row
+        self.skipped = 0
+        self.files = expand(files)
+        self._names: dict[str, dict[str, str]] = {kind: {} for kind in ("data_source", *UNKNOWN_HINT)}
+        """By column: each name, and where it first stands."""
+        self._stores: list[RowStore] = []
+        self._ends: list[int] = []
+        self._sizes: list[tuple[int, int]] = []
+        total = 0
+        for file in self.files:
+            store = self._read(file, None if max_samples is None else max_samples - total)
+            total += len(store)
+            self._stores.append(store)
+            self._ends.append(total)
+        if total == 0:
+            skipped = f" ({self.skipped} rows were skipped)" if self.skipped else ""
+            raise DataError(f"the data set is empty: no row in {', '.join(self.files)}{skipped}")
+        self._kept: npt.NDArray[np.int64] = np.arange(total)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, position: int) -> Sample:
+        """Raises IndexError past the end."""
+        index = int(self._kept[position])
+        which = bisect.bisect_right(self._ends, index)
+        store = self._stores[which]
+        return self._sample(store[index - self._ends[which] + len(store)], index, store.file)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[position] for position in range(len(self)))
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when a file's size or rows change, or when other rows are left out. Names don't count."""
+        text = repr((self._sizes, hashlib.sha256(self._kept.tobytes()).hexdigest()))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def check(
+        self, *, agent_names: Collection[str], tool_names: Collection[str], interaction_names: Collection[str]
+    ) -> list[str]:
+        """Every name that rows use must be known. Returns the data sources.
+
+        Raises DataError naming the first row of an unknown name; with on_bad_row=skip its rows are left out instead.
+        """
+        known = {"agent_name": agent_names, "tools_kwargs": tool_names, "interaction_kwargs": interaction_names}
+        unknown = {
+            (kind, name)
+            for kind, names in known.items()
+            for name in self._names[kind]
+            if name not in names and not (kind == "agent_name" and AGENT_ALIASES.get(name) in names)
+        }
+        if unknown and self.on_bad_row == "error":
+            kind, name = min(unknown)
+            raise DataError(unknown_name(kind, name, self._names[kind][name], known[kind]))
+        if unknown:
+            self._leave_out(self._rows_naming(unknown))
+        return sorted(self._names["data_source"])
+
+    def filter_overlong(
+        self, length: Callable[[Sample], int], limit: int, *, refuse: bool = False, progress: Progress | None = None
+    ) -> int:
+        """Leave out the rows whose prompt is longer than `limit` tokens; returns how many.
+
+        `length` renders a sample's prompt and counts its tokens. Raises DataError naming the first such row when
+        `refuse` is true, and for a row whose prompt `length` cannot render (left out with on_bad_row=skip).
+        """
+        overlong, unusable = [], []
+        for index, sample in self._stream():
+            try:
+                tokens = length(sample)
+            except (ValueError, TypeError, LookupError, RuntimeError, UserError) as error:
+                if self.on_bad_row == "error":
+                    raise DataError(f"{where(sample)}: the prompt cannot be rendered: {error}") from error
+                unusable.append(index)
+                tokens = 0
+            if tokens > limit:
+                if refuse:
+                    raise DataError(
+                        f"{where(sample)}: the prompt is {tokens} tokens long, data.max_prompt_length is {limit}. "
+                        "Raise it, or leave such rows out with data.filter_overlong_prompts=true"
+                    )
+                overlong.append(index)
+            if progress is not None:
+                progress(1)
+        self.skipped += len(unusable)
+        self._kept = np.setdiff1d(self._kept, overlong + unusable, assume_unique=True)
+        if not len(self):
+            raise DataError(f"every prompt is longer than data.max_prompt_length={limit} tokens: nothing is left")
+        return len(overlong)
+
+    def _read(self, file: str, room: int | None) -> RowStore:
+        reader, store = RowReader(file, self.prompt_key), RowStore(file)
+        self._sizes.append((reader.rows, reader.bytes))
+        for batch in reader if room is None or room > 0 else ():
+            bad = bad_rows(batch, self.prompt_key)
+            if room is not None and len(store) + batch.num_rows - len(bad) >= room:
+                good = np.setdiff1d(np.arange(batch.num_rows), [one.row for one in bad])[: room - len(store)]
+                batch = batch.slice(0, int(good[-1]) + 1)
+                bad = [one for one in bad if one.row < batch.num_rows]
+            batch = self._without(bad, batch, file)
+            self._note_names(batch, file)
+            store.append(batch)
+            if room is not None and len(store) >= room:
+                break
+        store.finish()
+        return store
+
+    def _without(self, bad: list[BadValue], batch: pa.RecordBatch, file: str) -> pa.RecordBatch:
+        """The batch without its bad rows; raises DataError for the first of them unless they are skipped."""
+        if not bad:
+            return batch
+        if self.on_bad_row == "error":
+            one = bad[0]
+            raise DataError(
+                f"{file}, row {batch.column(ROW_NUMBER)[one.row]} (the first is 0), column {one.column}: expected "
+                f"{one.expected}, found {one.found:.200}. Mend it, or leave such rows out with data.on_bad_row=skip"
+            )
+        self.skipped += len(bad)
+        return batch.take(np.setdiff1d(np.arange(batch.num_rows), [one.row for one in bad]))
+
+    def _note_names(self, batch: pa.RecordBatch, file: str) -> None:
+        for kind, name, rows in names_in(batch, self.default_agent_loop):
+            if name not in self._names[kind]:
+                number = batch.column(ROW_NUMBER)[pc.index(rows, True).as_py()]
+                self._names[kind][name] = f"{file}, row {number} (the first is 0)"
+
+    def _rows_naming(self, unknown: set[tuple[str, str]]) -> npt.NDArray[np.int64]:
+        found: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+        start = 0
+        for batch in itertools.chain.from_iterable(store.batches() for store in self._stores):
+            for kind, name, rows in names_in(batch, self.default_agent_loop):
+                if (kind, name) in unknown:
+                    found.append(start + np.flatnonzero(rows.to_numpy(zero_copy_only=False)))
+            start += batch.num_rows
+        return np.unique(np.concatenate(found))
+
+    def _leave_out(self, indices: npt.NDArray[np.int64]) -> None:
+        left = np.setdiff1d(self._kept, indices, assume_unique=True)
+        self.skipped += len(self) - len(left)
+        self._kept = left
+        if not len(self):
+            raise DataError(f"no row of {', '.join(self.files)} names only known loops, tools and interactions")
+
+    def _stream(self) -> Iterator[tuple[int, Sample]]:
+        """All kept rows with their indices, decoded a batch at a time."""
+        kept = np.zeros(self._ends[-1], bool)
+        kept[self._kept] = True
+        index = -1
+        for store in self._stores:
+            for batch in store.batches():
+                for start in range(0, batch.num_rows, 256):
+                    for row in batch.slice(start, 256).to_pylist(maps_as_pydicts="strict"):
+                        index += 1
+                        if kept[index]:
+                            yield index, self._sample(row, index, store.file)
+
+    def _sample(self, row: dict[str, Any], index: int, file: str) -> Sample:
+        return to_sample(
+            row,
+            prompt_key=self.prompt_key,
+            default_agent_loop=self.default_agent_loop,
+            index=index,
+            file=file,
+            number=row[ROW_NUMBER],
+        )
+
+
+def expand(files: str | Sequence[str]) -> list[str]:
+    """File names and glob patterns as a list of files. Raises DataError for a pattern that matches nothing."""
+    found: list[str] = []
+    for name in [files] if isinstance(files, str) else files:
+        path = str(Path(name).expanduser())
+        matches = (
+            sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) and not Path(path).exists() else [path]
+        )
+        if not matches:
+            raise DataError(f"no data file matches the pattern {name} (working directory {Path.cwd()})")
+        found += matches
+    if not found:
+        raise DataError("no data file is given: set data.train_files")
+    return found
+
+
+def where(sample: Sample) -> str:
+    return f"{sample.file}, row {sample.row} (the first is 0)"
+
+
+def unknown_name(kind: str, name: str, place: str, known: Collection[str]) -> str:
+    """The message for a name that nothing is registered under."""
+    near = difflib.get_close_matches(name, known, 1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    listed = ", ".join(known) or "none"
+    return f"{place}, column {kind}: unknown name {name!r}{meant}; known: {listed}. {UNKNOWN_HINT[kind]}"
