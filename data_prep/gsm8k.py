@@ -1,13 +1,15 @@
 """GSM8K (arXiv:2110.14168) as rows: `python -m data_prep.gsm8k --source DIR --out DIR`.
 
 DIR holds train.jsonl and test.jsonl with {"question", "answer"}, whose answers end with `#### N`. Each becomes a
-parquet file of rows for `tool_agent` with the calculator, for `single_turn`, or both.
+parquet file of rows for `tool_agent` with the calculator, for `single_turn`, or both. `--sft` adds sft.parquet: the
+worked solutions of the training problems as conversations, whose annotations `<<48/2=24>>` are calls of the calculator.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,12 +17,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.errors import DataError, UserError
+from agentrl.tool import ToolError
 from data_prep.files import write_parquet
+from tools.calculator import CalculatorTool, calculate
 
 Agent = Literal["tool_agent", "single_turn"]
 
 SPLITS = ("train", "test")
 CALCULATOR_PROMPT = "Solve the problem step by step. Compute with the calculator tool."
+ANNOTATION = re.compile(r"<<([^<>=]+)=[^<>]*>>")
 ANSWER_PROMPT = "Let's think step by step and output the final answer after `####`."
 
 
@@ -43,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--interaction", action="store_true", help="tool_agent rows are answered by the gsm8k interaction"
     )
+    parser.add_argument("--sft", action="store_true", help="write sft.parquet, too: solutions that call the calculator")
     given = parser.parse_args(arguments)
     if given.interaction and given.agent == "single_turn":
         parser.error("--interaction needs turns to answer: single_turn has one; use --agent tool_agent or both")
@@ -58,6 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
             path = given.out / f"{split}.parquet"
             write_parquet(path, rows)
             print(f"{path}: {len(rows)} rows of {len(problems)} problems", flush=True)
+            if given.sft and split == "train":
+                path = given.out / "sft.parquet"
+                tools = json.dumps([CalculatorTool.default_schema])
+                write_parquet(path, [{"messages": conversation(problem), "tools": tools} for problem in problems])
+                print(f"{path}: {len(problems)} conversations", flush=True)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -96,10 +107,9 @@ def problem(line: str, where: str) -> Problem:
 def row(problem: Problem, agent: Agent, split: str, index: int, *, interaction: bool) -> dict[str, Any]:
     """One row, with the fields that verl's own preparation of GSM8K has."""
     tools = agent == "tool_agent"
-    system = [{"role": "system", "content": CALCULATOR_PROMPT}] if tools else []
     made: dict[str, Any] = {
         "data_source": "openai/gsm8k",
-        "prompt": [*system, {"role": "user", "content": f"{problem.question} {ANSWER_PROMPT}"}],
+        "prompt": prompt(problem, agent),
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": problem.result},
         "agent_name": agent,
@@ -114,6 +124,30 @@ def row(problem: Problem, agent: Agent, split: str, index: int, *, interaction: 
                 "ground_truth": problem.result,
             }
     return made
+
+
+def prompt(problem: Problem, agent: Agent) -> list[dict[str, Any]]:
+    question = {"role": "user", "content": f"{problem.question} {ANSWER_PROMPT}"}
+    return [{"role": "system", "content": CALCULATOR_PROMPT}, question] if agent == "tool_agent" else [question]
+
+
+def conversation(problem: Problem) -> list[dict[str, Any]]:
+    """The worked solution, cut at its annotations: each is a call, answered by the calculator itself."""
+    *steps, ending = re.split(ANNOTATION, problem.answer)
+    messages = prompt(problem, "tool_agent")
+    for text, expression in zip(steps[::2], steps[1::2], strict=True):
+        function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
+        call = {"type": "function", "function": function}
+        messages.append({"role": "assistant", "content": text.strip(), "tool_calls": [call]})
+        messages.append({"role": "tool", "content": computed(expression)})
+    return [*messages, {"role": "assistant", "content": ending.strip()}]
+
+
+def computed(expression: str) -> str:
+    try:
+        return calculate(expression)
+    except ToolError as error:
+        raise DataError(f"--sft: the annotation <<{expression}=...>> cannot be computed: {error}") from error
 
 
 if __name__ == "__main__":

@@ -56,6 +56,25 @@ def test_both_agents_and_the_interaction(tmp_path: Path) -> None:
     assert [row["interaction_kwargs"] for row in table[:2]] == [expected, None]
 
 
+def test_solutions_become_conversations_with_calculator_calls(tmp_path: Path) -> None:
+    rows(tmp_path, "--sft")
+    first, second = pq.read_table(tmp_path / "out" / "sft.parquet").to_pylist()
+    calls = [message["tool_calls"] for message in second["messages"]]
+    assert [message["role"] for message in second["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert second["messages"][2]["content"] == "12*100="
+    assert json.loads(calls[2][0]["function"]["arguments"]) == {"expression": "12*100"}
+    assert second["messages"][3]["content"] == "1200"
+    assert second["messages"][4]["content"] == "1200.\n#### 1,200"
+    assert [message["content"] for message in first["messages"]][2:] == ["It is 2+2=", "4", "4.\n#### 4"]
+    assert json.loads(second["tools"])[0]["function"]["name"] == "calculator"
+
+
+def test_an_annotation_that_is_no_arithmetic_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source(tmp_path, [{"question": "?", "answer": "<<x+1=2>>2\n#### 2"}])
+    assert main(["--source", str(tmp_path), "--out", str(tmp_path / "out"), "--sft"]) == 2
+    assert "<<x+1=...>>" in capsys.readouterr().err
+
+
 def test_an_interaction_needs_a_loop_with_turns(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["--source", str(tmp_path), "--out", str(tmp_path), "--agent", "single_turn", "--interaction"])
