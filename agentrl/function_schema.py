@@ -61,7 +61,7 @@ def _with_description(hint: Any, text: str | None) -> Any:
         return hint
     metadata = getattr(hint, "__metadata__", ())
     base = hint.__origin__ if metadata else hint
-    return Annotated[(base, pydantic.Field(description=text), *metadata)]  # type: ignore[return-value]
+    return Annotated[(base, pydantic.Field(description=text), *metadata)]
 
 
 def parameters_schema(model: type[pydantic.BaseModel]) -> Schema:

@@ -7,7 +7,6 @@ CancelledError. Every instance that was created is released exactly once.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import math
 import time
@@ -19,9 +18,10 @@ from typing import Any, Literal, TypeVar
 import pydantic
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.plugin import Entry, describe, nearest, read_entries
-from agentrl.tool import CALL_KEYS, ErrorKind, FunctionTool, Tool, ToolError, ToolResponse, ToolSchema
+from agentrl.plugin import describe, nearest, read_entries
+from agentrl.tool import CALL_KEYS, ErrorKind, Tool, ToolError, ToolResponse, ToolSchema
 from agentrl.tool_arguments import ArgumentCheck
+from agentrl.tool_loading import tool_of_entry, tool_of_function
 from agentrl.truncation import Decode, Encode, Side, truncate
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class ToolSet:
         Raises ConfigError.
         """
         defaults = CallLimits(timeout=timeout, max_response_tokens=max_response_tokens)
-        ready = [item if isinstance(item, Tool) else _of_function(item, {}) for item in tools]
+        ready = [item if isinstance(item, Tool) else tool_of_function(item, {}) for item in tools]
         return ToolSet(ready, defaults, truncate_side)
 
     @staticmethod
@@ -141,7 +141,7 @@ class ToolSet:
         defaults = CallLimits(timeout=timeout, max_response_tokens=max_response_tokens)
         toolset = ToolSet([], defaults, truncate_side)
         for entry in read_entries(path, "tools") if path is not None else []:
-            tool = _of_entry(entry)
+            tool = tool_of_entry(entry)
             try:
                 toolset._add(tool, defaults)
             except ConfigError as error:
@@ -370,55 +370,3 @@ def _limits(tool: Tool, defaults: CallLimits) -> CallLimits:
         return CallLimits.model_validate({**defaults.model_dump(), **given})
     except pydantic.ValidationError as error:
         raise ConfigError(f"config of tool {tool.name!r}: {describe(error)}") from error
-
-
-def _of_entry(entry: Entry) -> Tool:
-    if ("class_name" in entry.values) == ("function" in entry.values):
-        raise entry.error("expected exactly one of `class_name` (a tool class) and `function` (a plain function)")
-    config = entry.mapping("config")
-    if "function" in entry.values:
-        entry.check_keys(("function", "config"))
-        function = entry.load(entry.text("function"))
-        try:
-            return _of_function(function, config)
-        except ConfigError as error:
-            raise entry.error(str(error)) from error
-    entry.check_keys(("class_name", "config", "tool_schema"))
-    tool_class = entry.load(entry.text("class_name"), Tool)
-    schema = entry.mapping("tool_schema") or None
-    if schema is not None:
-        try:
-            ArgumentCheck(schema)
-        except ConfigError as error:
-            raise entry.error(str(error)) from error
-    try:
-        tool = tool_class(config, schema)
-    except pydantic.ValidationError as error:
-        own_keys = tool_class.config_model.model_fields if tool_class.config_model else ()
-        raise entry.error(f"config: {describe(error, [*CALL_KEYS, *own_keys])}") from error
-    except ConfigError as error:
-        raise entry.error(str(error)) from error
-    except Exception as error:
-        raise entry.error(f"cannot be made: {type(error).__name__}: {error}") from error
-    assert isinstance(tool, Tool)
-    return tool
-
-
-def _of_function(function: Any, config: dict[str, Any]) -> FunctionTool:
-    """Raises ConfigError."""
-    if isinstance(function, FunctionTool):
-        made = copy.copy(function)
-        made.config = {**function.config, **config}
-    elif not callable(function) or isinstance(function, type):
-        raise ConfigError(f"expected a function, found {function!r}; a tool class is named by `class_name`")
-    else:
-        try:
-            made = FunctionTool(function, config)
-        except TypeError as error:
-            raise ConfigError(str(error)) from error
-    if made.own_config:
-        key = next(iter(made.own_config))
-        raise ConfigError(
-            f"config: unknown key {key!r}{nearest(key, CALL_KEYS)}; known keys are {', '.join(sorted(CALL_KEYS))}"
-        )
-    return made

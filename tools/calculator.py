@@ -1,7 +1,7 @@
 """Arithmetic for a model: exact, bounded, and never `eval`.
 
-Values are integers and fractions, so that 0.1 + 0.2 is 0.3; only roots and very long powers are rounded (to 30 digits). Every operation is
-bounded before it is done: no expression takes more than milliseconds, whoever wrote it.
+Values are integers and fractions, so that 0.1 + 0.2 is 0.3; only roots and very long powers are rounded (to 30
+digits). Every operation is bounded before it is done: no expression takes more than milliseconds, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _power(base: Number, exponent: Number) -> Number:
             raise ToolError("a negative number has no real root of this kind")
         return _sqrt(base) if exponent == Fraction(1, 2) else _rounded_power(base, exponent)
     if base in (0, 1, -1):
-        return base ** abs(exponent)
+        return int(base) ** abs(exponent)
     # x**n has at least (bits of x - 1) * n bits: looked at before it is computed.
     bits = max(base.numerator.bit_length(), base.denominator.bit_length()) - 1
     if bits * abs(exponent) <= MAX_BITS:
@@ -287,7 +287,7 @@ def _round(value: Number, *digits: Number) -> Number:
         return round(value)
     if len(digits) > 1 or not isinstance(digits[0], int) or abs(digits[0]) > 100:
         raise ToolError("round takes a number and, if given, how many digits (a whole number up to 100)")
-    return round(value, digits[0])
+    return round(Fraction(value), digits[0])
 
 
 def _single(name: str, function: Callable[[Number], Number]) -> Callable[..., Number]:
@@ -306,7 +306,7 @@ _PRODUCTS: dict[str, Callable[[Number, Number], Number]] = {
     "%": lambda a, b: _bounded(a % _nonzero(b)),
 }
 _FUNCTIONS: dict[str, Callable[..., Number]] = {
-    "abs": _single("abs", abs),
+    "abs": _single("abs", lambda value: abs(Fraction(value))),
     "min": lambda *arguments: min(arguments),
     "max": lambda *arguments: max(arguments),
     "round": _round,

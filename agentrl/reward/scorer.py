@@ -97,39 +97,30 @@ def _finite(value: Any) -> float:
 
 
 def _accepted(function: Callable[..., Any], where: str, kwargs: Mapping[str, Any]) -> frozenset[str]:
+    """Which of ARGUMENTS the function is called with. Raises ConfigError when no call can fit its signature."""
     if not callable(function) or isinstance(function, type):
         raise ConfigError(f"{where}: expected a function, found {function!r}")
     signature = inspect.signature(function)
+    what = f"{where}{signature}"
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = signature.parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind in by_name]
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     for name in kwargs:
         if name in ARGUMENTS:
-            raise ConfigError(f"{where}: reward_kwargs may not set {name!r}, which every scorer is given")
-    known = {*ARGUMENTS, *kwargs}
-    any_name = False
-    names = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            any_name = True
-        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            names.append(parameter.name)
-        if parameter.default is parameter.empty and (
-            parameter.kind is parameter.POSITIONAL_ONLY
-            or (
-                parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-                and parameter.name not in known
-            )
-        ):
+            raise ConfigError(f"{what}: reward_kwargs may not set {name!r}, which every scorer is given")
+        if name not in names and not any_name:
+            raise ConfigError(f"{what}: reward_kwargs sets {name!r}{nearest(name, names)}, which is no parameter of it")
+    for parameter in parameters:
+        needed = parameter.default is parameter.empty and parameter.kind in (*by_name, parameter.POSITIONAL_ONLY)
+        if needed and (parameter.name not in (*ARGUMENTS, *kwargs) or parameter.kind not in by_name):
             raise ConfigError(
-                f"{where}{signature}: parameter {parameter.name!r} is not one that a scorer is given by name: "
-                f"{', '.join(ARGUMENTS)}{nearest(parameter.name, ARGUMENTS)} (further ones come from reward_kwargs)"
-            )
-    for name in kwargs:
-        if not any_name and name not in names:
-            raise ConfigError(
-                f"{where}{signature}: reward_kwargs sets {name!r}{nearest(name, names)}, no parameter of it"
+                f"{what}: parameter {parameter.name!r}{nearest(parameter.name, ARGUMENTS)} is not given; a scorer is "
+                f"given, by name, {', '.join(ARGUMENTS)}, and what custom_reward_function.reward_kwargs sets"
             )
     if not any_name and "solution_str" not in names and "trajectory" not in names:
-        raise ConfigError(f"{where}{signature}: it must have the parameter solution_str (or trajectory)")
-    # `trajectory` only where it is asked for by name: functions written for other trainers log their **kwargs.
+        raise ConfigError(f"{what}: it must have the parameter solution_str (or trajectory)")
+    # `trajectory` only where it is asked for by name: functions written for other trainers may print their **kwargs.
     return frozenset(name for name in ARGUMENTS if name in names or (any_name and name != "trajectory"))
 
 
