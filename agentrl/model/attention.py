@@ -73,6 +73,8 @@ def packed_attention(
     wanted = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
     if wanted or attention_mask is not None:
         raise ValueError(f"{type(module).__name__}: packed attention does not implement {wanted or 'attention_mask'}")
+    # Under autocast norms give float32 and projections bfloat16: query and key may have been normed, values are not.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = getattr(module, "layer_idx", 0)
     output = layout.attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap)

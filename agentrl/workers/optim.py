@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from agentrl.config.schema import OptimConfig
-from agentrl.errors import ConfigError
 from agentrl.workers.muon import Muon
 from agentrl.workers.schedule import lr_factor
 from agentrl.workers.shard import full, placed_like
@@ -23,8 +22,6 @@ class Optim:
     def __init__(
         self, params: Mapping[str, nn.Parameter], matrices: set[str], config: OptimConfig, total_steps: int
     ) -> None:
-        if config.name != "muon" and config.adamw_lr is not None:
-            raise ConfigError("optim.adamw_lr has an effect only with optim.name=muon; with adamw set optim.lr")
         self.name = config.name
         self._config = config
         self._total_steps = total_steps

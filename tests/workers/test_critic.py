@@ -18,7 +18,7 @@ def critic(tiny_policy: Path, **config: object) -> CriticWorker:
     settings = {"optim": OptimConfig(lr=1e-2), "cliprange_value": 100.0} | config
     return CriticWorker(
         ModelConfig(path=str(tiny_policy)),
-        CriticConfig(**settings),  # type: ignore[arg-type]
+        CriticConfig(**settings),
         ActorConfig(ppo_mini_batch_size=2),
         device="cpu",
         total_steps=100,

@@ -9,7 +9,7 @@ from agentrl.workers.schedule import lr_factor
 
 
 def factors(total: int, **config: object) -> list[float]:
-    settings = OptimConfig(**config)  # type: ignore[arg-type]
+    settings = OptimConfig(**config)
     return [lr_factor(settings, step, total) for step in range(1, total + 1)]
 
 

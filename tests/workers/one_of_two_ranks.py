@@ -1,0 +1,45 @@
+"""One rank of test_shard.py: log-probs of its share, two updates, a checkpoint, an export. Run as a script."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from transformers import AutoTokenizer
+
+from agentrl.batch import RaggedBatch
+from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig
+from agentrl.workers import CriticWorker, PolicyWorker
+from agentrl.workers.group import shares
+
+
+def main(rank: int, ranks: int, work: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{work / 'rendezvous'}", rank=rank, world_size=ranks)
+    settings = json.loads((work / "settings.json").read_text())
+    model, actor = ModelConfig(**settings["model"]), ActorConfig(**settings["actor"])
+    batch = RaggedBatch(**torch.load(work / "batch.pt", weights_only=True))
+    worker = PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=10, seed=1)
+    part = batch.select(shares(batch.lengths.tolist(), ranks)[rank])
+    logprobs, seen = worker.compute_log_probs(part)
+    critic_config = CriticConfig(**settings["critic"])
+    critic = CriticWorker(model, critic_config, actor, device="cpu", total_steps=10, seed=1)
+    metrics = [seen, *(worker.update(batch, step=step) for step in (1, 2))]
+    metrics.append(critic.update(batch, step=1))
+    metrics.append(critic.update(batch, step=2))
+    save_file({"logprobs": logprobs}, work / f"logprobs-{rank}.safetensors")
+    (work / f"metrics-{rank}.json").write_text(json.dumps(metrics))
+    worker.save(work / "policy")
+    critic.save(work / "critic")
+    worker.export(work / "export", AutoTokenizer.from_pretrained(model.path))
+    dist.barrier()
+    worker.load(work / "policy")  # what was gathered can be scattered again
+    (work / f"after-{rank}.json").write_text(json.dumps(worker.update(batch, step=3)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,92 @@
+"""Two ranks with FSDP2 over gloo give what one process gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig
+from agentrl.workers import CriticWorker
+from agentrl.workers.group import join_tokens, shares
+from tests.conftest import PROJECT
+from tests.workers.conftest import BatchMaker, WorkerMaker
+
+RANKS = 2
+
+
+def run_ranks(work: Path) -> None:
+    """Start the ranks and wait for both; fails with what they wrote when one does."""
+    script = str(Path(__file__).with_name("one_of_two_ranks.py"))
+    environment = os.environ | {"PYTHONPATH": str(PROJECT), "GLOO_SOCKET_IFNAME": "lo"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(RANKS), str(work)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        for process in started:
+            output, _ = process.communicate(timeout=150)
+            assert process.returncode == 0, output
+    finally:
+        for process in started:
+            process.kill()
+
+
+def test_two_ranks_equal_one(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path, tmp_path: Path
+) -> None:
+    """7 sequences, tiny micro-batches: the shares differ in size and in the number of micro-batches."""
+    batch = make_batch(prompts=7, n=1)
+    generator = torch.Generator().manual_seed(1)
+    batch.values = torch.zeros(batch.num_tokens)
+    batch.returns = torch.randn(batch.num_tokens, generator=generator)
+    # Muon's updates do not depend on the size of a gradient, so this is strict about directions; the gradient norms
+    # among the metrics are strict about sizes.
+    optim = OptimConfig(name="muon", lr=1e-2, adamw_lr=1e-3, lr_scheduler_type="linear")
+    model = ModelConfig(path=str(tiny_policy))
+    actor = ActorConfig(ppo_mini_batch_size=4, ppo_max_token_len_per_gpu=40, optim=optim)
+    critic = CriticConfig(ppo_max_token_len_per_gpu=40, optim=optim, cliprange_value=100.0)
+
+    worker = make_worker(actor, log_prob_max_tokens=64)
+    logprobs, seen = worker.compute_log_probs(batch)
+    batch.old_logprobs = logprobs
+    torch.save({item.name: getattr(batch, item.name) for item in fields(batch)}, tmp_path / "batch.pt")
+    settings = {"model": model.model_dump(), "actor": actor.model_dump(), "critic": critic.model_dump()}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    run_ranks(tmp_path)
+
+    values = CriticWorker(model, critic, actor, device="cpu", total_steps=10, seed=1)
+    metrics = [seen, *(worker.update(batch, step=step) for step in (1, 2))]
+    metrics += [values.update(batch, step=step) for step in (1, 2)]
+    parts = shares(batch.lengths.tolist(), RANKS)
+    found = [load_file(tmp_path / f"logprobs-{rank}.safetensors")["logprobs"] for rank in range(RANKS)]
+    assert torch.allclose(join_tokens(found, parts, batch), logprobs, rtol=0, atol=1e-5)
+    for name, params in (("policy", worker.learner.params), ("critic", values.learner.params)):
+        saved = load_file(tmp_path / name / "weights.safetensors")
+        assert list(saved) and set(saved) == set(params)
+        for key, param in params.items():
+            assert torch.allclose(saved[key], param, rtol=0, atol=1e-5), (name, key)
+    for rank in range(RANKS):
+        for one, two in zip(metrics, json.loads((tmp_path / f"metrics-{rank}.json").read_text()), strict=True):
+            assert two == pytest.approx(one, rel=1e-4, abs=1e-5)
+
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    assert exported.lm_head.weight is exported.model.embed_tokens.weight
+    continued = make_worker(actor)
+    continued.load(tmp_path / "policy")  # a checkpoint of two ranks, in one process
+    after = continued.update(batch, step=3)
+    assert json.loads((tmp_path / "after-0.json").read_text()) == pytest.approx(after, rel=1e-4, abs=1e-5)
