@@ -14,8 +14,8 @@ from typing import Any
 from agentrl.chat.codec import Codec
 from agentrl.chat.drift import Drift
 from agentrl.chat.format import Format
-from agentrl.chat.message import AssistantMessage, normalise
-from agentrl.errors import ConfigError
+from agentrl.chat.message import AssistantMessage, normalise, with_named_ids
+from agentrl.errors import ConfigError, DataError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
@@ -108,9 +108,30 @@ class Chat:
         """Ids and loss mask of a finished conversation, for supervised training.
 
         The mask is 1 on what the policy would sample: text, reasoning and calls of assistant turns and the tokens that
-        end them. The ids are those of `render`, sampled turns and `bridge` in order, and end with the last trained one.
+        end them. The ids are those of `render`, sampled turns and `bridge` in turn, and end with the last trained one.
+
+        Raises DataError when there is no assistant turn, or one without a message before it.
         """
-        return self.format.render_training(self._prepare(messages), self._canonical(tools))
+        prepared, canonical = self._prepare(messages), self._canonical(tools)
+        ids: list[int] = []
+        mask: list[int] = []
+        begin = 0
+        for index, message in enumerate(prepared):
+            if message["role"] != "assistant":
+                continue
+            if index == begin:
+                raise DataError(f"message {index} is an assistant turn with nothing before it to answer")
+            if ids:
+                context = self.format.bridge(ids, prepared[begin:index], canonical)
+            else:
+                context = self.format.render(prepared[:index], canonical, True)
+            sampled = self.format.sampled(message, canonical)
+            ids += [*context, *sampled]
+            mask += [0] * len(context) + [1] * len(sampled)
+            begin = index + 1
+        if not ids:
+            raise DataError("there is no assistant turn to learn from")
+        return ids, mask
 
     def drift(
         self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
@@ -140,6 +161,8 @@ class Chat:
     def _prepare(self, messages: Sequence[Message]) -> list[Message]:
         """Normalised, with untrusted text guarded. Only the text of assistant turns may spell control tokens."""
         prepared = normalise(messages)
+        if self.format.names_in_call_ids:
+            prepared = with_named_ids(prepared)
         return [
             {key: self._made_safe(message["role"], key, value) for key, value in message.items()}
             for message in prepared

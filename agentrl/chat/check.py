@@ -40,8 +40,8 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     missing = [name for tool in tools if (name := tool["function"]["name"]) not in text]
     if missing:
         raise ConfigError(
-            f"{where} renders a prompt without the tools {missing}: its template ignores tools. Set "
-            f"actor_rollout_ref.model.chat_template to one that writes them, or use agent_name react"
+            f"{where} renders a prompt without the tools {missing}: its template ignores tools. Use another "
+            f"multi_turn.format, a model.chat_template that writes tools, or agent_name react"
         )
     for tool in tools:
         _check_round_trip(chat, tool, tools, where)
@@ -52,8 +52,7 @@ def _check_round_trip(chat: Chat, tool: ToolSchema, tools: Sequence[ToolSchema],
     name, arguments = tool["function"]["name"], _sample_arguments(tool)
     function = {"name": name, "arguments": arguments}
     call: Message = {"role": "assistant", "tool_calls": [{"id": "call00000", "type": "function", "function": function}]}
-    ids, mask = chat.render_training([{"role": "user", "content": "u"}, call], tools)
-    sampled = [id for id, trained in zip(ids, mask, strict=True) if trained]
+    sampled = _sampled(chat, call, tools)
     parsed = chat.parse(sampled, tools)
     if [(found.name, found.arguments) for found in parsed.calls] != [(name, arguments)]:
         calls = [found.error or (found.name, found.arguments) for found in parsed.calls]
@@ -61,6 +60,16 @@ def _check_round_trip(chat: Chat, tool: ToolSchema, tools: Sequence[ToolSchema],
             f"{where} writes a call of {name} with {arguments} as {chat.decode(sampled)!r}, and reads it back as "
             f"{calls or 'no call'}: template and parser do not fit together; set multi_turn.format"
         )
+
+
+def _sampled(chat: Chat, call: Message, tools: Sequence[ToolSchema]) -> list[int]:
+    """The call as the policy would sample it, with reasoning where the generation prompt has begun some."""
+    question: Message = {"role": "user", "content": "u"}
+    try:
+        ids, mask = chat.render_training([question, call], tools)
+    except ConfigError:
+        ids, mask = chat.render_training([question, {**call, "reasoning_content": "r"}], tools)
+    return [id for id, trained in zip(ids, mask, strict=True) if trained]
 
 
 def _sample_arguments(tool: ToolSchema) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from renderers import RendererConfig, build_training_sample, create_renderer  # type: ignore[import-untyped]
+from renderers import RenderedTokens, RendererConfig, create_renderer  # type: ignore[import-untyped]
 from renderers.base import ParsedToolCall, ToolCallParseStatus, merge_chat_template_kwargs  # type: ignore[import-untyped]
 from renderers.configs import config_from_name  # type: ignore[import-untyped]
 
@@ -45,6 +45,7 @@ class FamilyFormat:
         self._codec = codec
         # Harmony encodes contents literally by itself, with its own tokenizer.
         self.guards = family != "gpt-oss"
+        self.names_in_call_ids = family.startswith("kimi")
         try:
             config = merge_chat_template_kwargs(_config(family), template_kwargs)
             # A transcript is never re-rendered, so a bridge may never be refused for reasoning that it keeps.
@@ -62,11 +63,15 @@ class FamilyFormat:
         self.stop_token_ids = tuple(dict.fromkeys(stops))
         self._prompt = self._generation_prompt()
         self._reply, self.tail = self._reply_and_tail()
-        self._close = self._reply[-1] if self._reply[-1] in self._stops else self.stop_token_ids[0]
-        self._open_reply = self._reply[:-1] if self._reply[-1] in self._stops else self._reply
+        self._closes = self._reply[-1] in self._stops
+        self._close = self._reply[-1] if self._closes else self.stop_token_ids[0]
+        self._open_reply = self._reply[:-1] if self._closes else self._reply
+        self._bridges = True
+        # Some renderers' bridges lose the newline behind a turn; a full render shows it.
+        self._bridges = self._bridge_closed(self._close, [USER], None) == self._difference(self._close, [USER], None)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
-        ids: list[int] = self._renderer.render_ids(messages, tools=tools, add_generation_prompt=generation)
+        ids: list[int] = self._rendered(messages, tools, generation).token_ids
         return ids
 
     def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
@@ -94,21 +99,35 @@ class FamilyFormat:
             "" if calls and not parsed.tool_calls else parsed.content, parsed.reasoning_content, calls
         )
 
-    def render_training(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
-    ) -> tuple[list[int], list[int]]:
-        sample = build_training_sample(
-            self._renderer,
-            list(messages),
-            tools=tools,
-            role_to_mask=lambda message: message["role"] == "assistant",
-            ensure_final_stop=True,
-        )
-        end = len(sample.loss_mask)
-        while end and not sample.loss_mask[end - 1]:
-            end -= 1
-        end = end or len(sample.loss_mask)
-        return sample.token_ids[:end], [int(trained) for trained in sample.loss_mask[:end]]
+    def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
+        prompt = self.render([USER], tools, True)
+        rendered = self._rendered([USER, message], tools)
+        whole = list(rendered.token_ids[: _last_sampled(rendered) + 1])
+        begin = _shared(prompt, whole)
+        # A token may join the end of the generation prompt with the start of the turn.
+        rest, end, text = self._codec.decode(prompt[begin:]), begin, ""
+        while not text.startswith(rest) and end < len(whole):
+            end += 1
+            text = self._codec.decode(whole[begin:end])
+        if not text.startswith(rest):
+            raise ConfigError(
+                f"the chat format {self.name!r} writes {self._codec.decode(whole[begin:])[:80]!r} where its generation "
+                f"prompt ends with {rest!r}: give assistant messages reasoning_content exactly when the format thinks "
+                f"(chat_template_kwargs, e.g. enable_thinking)"
+            )
+        turn = [*self._codec.encode(text[len(rest) :]), *whole[end:]]
+        return turn if turn and turn[-1] in self._stops else [*turn, self._stop_after(message, tools)]
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool = False
+    ) -> RenderedTokens:
+        try:
+            return self._renderer.render(list(messages), tools=tools, add_generation_prompt=generation)
+        except (ValueError, TypeError, KeyError, AttributeError) as fault:
+            roles = [message["role"] for message in messages]
+            raise ConfigError(
+                f"the chat format {self.name!r} cannot render a conversation of {roles}: {fault}"
+            ) from fault
 
     def _generation_prompt(self) -> list[int]:
         """What a render adds for the policy to go on from."""
@@ -118,11 +137,17 @@ class FamilyFormat:
 
     def _reply_and_tail(self) -> tuple[list[int], list[int]]:
         """A short reply as the policy would sample it, and what stands behind it in a full render."""
-        rendered = self._renderer.render([USER, REPLY])
-        sampled = rendered.sampled_mask
-        last = max(index for index, is_sampled in enumerate(sampled) if is_sampled)
-        reply = [id for id, is_sampled in zip(rendered.token_ids, sampled, strict=True) if is_sampled]
-        return reply, list(rendered.token_ids[last + 1 :])
+        rendered = self._rendered([USER, REPLY], None)
+        mask = rendered.sampled_mask
+        reply = [id for id, is_sampled in zip(rendered.token_ids, mask, strict=True) if is_sampled]
+        return reply, list(rendered.token_ids[_last_sampled(rendered) + 1 :])
+
+    def _stop_after(self, message: Message, tools: Sequence[ToolSchema] | None) -> int:
+        """For formats whose turns end with the header of the next one: the header's token."""
+        following = [_answer(call) for call in message.get("tool_calls", ())] or [USER]
+        rendered = self._rendered([USER, message, *following], tools)
+        header: int = rendered.token_ids[_last_sampled(rendered)]
+        return header if header in self._stops else self._close
 
     def _last_turn(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
         """The last generation prompt and what was sampled after it; looks no further back than that turn."""
@@ -136,29 +161,29 @@ class FamilyFormat:
 
     def _bridge_closed(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
         reply = [*self._open_reply, stop]
-        bridged = self._renderer.bridge_to_next_turn([stop], reply, messages, tools=tools)
-        if bridged is not None:
-            return list(bridged.token_ids[1 + len(reply) :])
-        return self._difference(messages, tools)
+        bridged = self._renderer.bridge_to_next_turn([stop], reply, messages, tools=tools) if self._bridges else None
+        return self._difference(stop, messages, tools) if bridged is None else list(bridged.token_ids[1 + len(reply) :])
 
-    def _difference(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
-        """For bridges that a renderer refuses: what a full render writes after a stand-in turn that made the calls."""
-        calls = [
-            {
-                "id": m.get("tool_call_id", ""),
-                "type": "function",
-                "function": {"name": m.get("name", "f"), "arguments": {}},
-            }
-            for m in messages
-            if m["role"] == "tool"
-        ]
-        before: list[Message] = [USER, {**REPLY, "tool_calls": calls} if calls else REPLY]
-        prior, whole = self.render(before, tools, False), self.render([*before, *messages], tools, True)
-        closed = len(prior) - len(self.tail)
-        if whole[:closed] != prior[:closed]:
-            roles = [message["role"] for message in messages]
-            raise ConfigError(f"the chat format {self.name!r} cannot continue a conversation with {roles}")
-        return whole[closed:]
+    def _difference(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        """What a full render writes behind a stand-in turn: for bridges that a renderer refuses or gets wrong."""
+        calls = [_asked(message) for message in messages if message["role"] == "tool"]
+        turn: Message = {**REPLY, "tool_calls": calls} if calls else REPLY
+        rendered = self._rendered([USER, turn, *messages], tools, True)
+        last = _last_sampled(rendered)
+        ids: list[int] = rendered.token_ids[last:]
+        # Where the next header ends a turn and the policy ended it otherwise, the header is still to be written.
+        header = not self._closes and ids[0] in self._stops and ids[0] != stop
+        return ids if header else ids[1:]
+
+
+def _asked(answer: Message) -> dict[str, Any]:
+    """A call that `answer` may answer."""
+    function = {"name": answer.get("name", "f"), "arguments": {}}
+    return {"id": answer.get("tool_call_id", ""), "type": "function", "function": function}
+
+
+def _answer(call: dict[str, Any]) -> Message:
+    return {"role": "tool", "content": "t", "name": call["function"]["name"], "tool_call_id": call.get("id", "")}
 
 
 def _config(family: str) -> Any:
@@ -180,3 +205,16 @@ def _broken_llama_call(content: str) -> tuple[ParsedCall, ...]:
     if not (content.startswith("{") and '"name"' in content):
         return ()
     return (make_call(0, content, None, None, ERRORS[ToolCallParseStatus.INVALID_JSON]),)
+
+
+def _last_sampled(rendered: RenderedTokens) -> int:
+    """Index of the last token that the policy would sample."""
+    return max(index for index, is_sampled in enumerate(rendered.sampled_mask) if is_sampled)
+
+
+def _shared(first: list[int], second: list[int]) -> int:
+    """Length of the common prefix."""
+    for index, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return index
+    return min(len(first), len(second))

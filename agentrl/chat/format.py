@@ -21,6 +21,8 @@ class Format(Protocol):
     parses_tools: bool
     guards: bool
     """Whether untrusted text must be guarded; False where the format's own encoder takes text literally."""
+    names_in_call_ids: bool
+    """Whether the template writes a call's id in place of its name (`functions.NAME:INDEX`)."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
         """The whole conversation; with `generation`, up to where the policy begins to sample."""
@@ -32,8 +34,6 @@ class Format(Protocol):
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage: ...
 
-    def render_training(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
-    ) -> tuple[list[int], list[int]]:
-        """Ids and loss mask up to the last token that the policy would sample."""
+    def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
+        """An assistant message as the policy would sample it, stop token included."""
         ...

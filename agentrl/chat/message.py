@@ -81,7 +81,7 @@ def parse_json(text: str) -> Any:
     NaN and Infinity are refused: they are not JSON. So are numbers and nesting beyond the interpreter's limits.
     """
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return DECODER.decode(text)
     except json.JSONDecodeError as fault:
         raise ValueError(f"{fault.msg} at character {fault.pos}") from None
     except RecursionError:
@@ -90,6 +90,9 @@ def parse_json(text: str) -> Any:
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not a JSON value")
+
+
+DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def normalise(messages: Sequence[Message]) -> list[Message]:
@@ -127,4 +130,23 @@ def _normalise_call(call: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {"type": "function", "function": function}
     if call.get("id") is not None:
         out["id"] = call["id"]
+    return out
+
+
+def with_named_ids(messages: Sequence[Message]) -> list[Message]:
+    """Call ids, and the answers' references to them, as `functions.NAME:INDEX` (Kimi K2); such ids are kept."""
+    renamed: dict[str, str] = {}
+    count = 0
+    out: list[Message] = []
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            id = call.get("id", "")
+            if not id.startswith("functions."):
+                id = renamed[id] = f"functions.{call['function'].get('name', '')}:{count}"
+            count += 1
+            calls.append({**call, "id": id})
+        message = {**message, "tool_calls": calls} if calls else message
+        answered = message.get("tool_call_id")
+        out.append({**message, "tool_call_id": renamed[answered]} if answered in renamed else message)
     return out

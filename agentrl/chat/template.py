@@ -57,6 +57,7 @@ class TemplateFormat:
     """A tokenizer's own template behind the `Format` protocol."""
 
     guards = True
+    names_in_call_ids = False
 
     def __init__(self, codec: Codec, parser: str, template_kwargs: dict[str, Any]) -> None:
         """`parser`: a key of CALL_FORMATS. Raises ConfigError when the template cannot hold a plain conversation."""
@@ -90,46 +91,20 @@ class TemplateFormat:
         sampled = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
         return self._parser.parse(sampled, tools)
 
-    def render_training(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
-    ) -> tuple[list[int], list[int]]:
-        """The transcript that a policy would have left which sampled the assistant messages."""
-        ids: list[int] = []
-        mask: list[int] = []
-        begin = 0
-        for index, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            new = self._before(ids, messages, begin, index, tools)
-            sampled = self._sampled(messages[: index + 1], tools)
-            ids += [*new, *sampled]
-            mask += [0] * len(new) + [1] * len(sampled)
-            begin = index + 1
-        return (ids, mask) if ids else (whole := self.render(messages, tools, False), [0] * len(whole))
-
-    def _before(
-        self, ids: list[int], messages: Sequence[Message], begin: int, index: int, tools: Sequence[ToolSchema] | None
-    ) -> list[int]:
-        """What stands between the transcript so far and the assistant turn at `index`."""
-        if not ids:
-            return self.render(messages[:index], tools, True)
-        if begin == index:
-            raise ConfigError(f"messages {begin - 1} and {index} are both assistant turns; join them into one")
-        return self.bridge(ids, messages[begin:index], tools)
-
-    def _sampled(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
-        """The last message as the policy would sample it, stop token included."""
-        prompt, whole = self._text(messages[:-1], tools, True), self._text(messages, tools, False)
+    def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
+        prompt, whole = self._text([USER], tools, True), self._text([USER, message], tools, False)
         if not whole.startswith(prompt):
             raise ConfigError(
-                f"{self._where()} writes something else before an assistant turn than its generation prompt, so "
-                f"the turn's own tokens cannot be told apart: {_last_line(prompt)!r} is not in the full conversation"
+                f"{self._where()} ends its generation prompt with {_last_line(prompt)!r}, but writes something else "
+                f"before an assistant turn. If that opens or closes reasoning, give assistant messages "
+                f"reasoning_content to match (or set it by chat_template_kwargs)"
             )
         turn = whole[len(prompt) :]
         if self._end:
-            turn = turn[: turn.rindex(self._end)]
-        stop = self._end_ids or list(self.stop_token_ids[:1])
-        return [*self._codec.encode(turn), *stop]
+            return self._codec.encode(turn[: turn.rindex(self._end) + len(self._end)])
+        following = [_answer(call) for call in message.get("tool_calls", ())] or [USER]
+        stop = self._between_ids(following, tools)[:1]
+        return [*self._codec.encode(turn), *(stop if stop[0] in self.stop_token_ids else self.stop_token_ids[:1])]
 
     @property
     def _end_ids(self) -> list[int]:
@@ -253,6 +228,10 @@ def _stand_in_turn(messages: Sequence[Message]) -> Message:
     ]
     calls[-1]["function"] = {"name": answers[-1].get("name") or "f", "arguments": {"x": MARK}}
     return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _answer(call: dict[str, Any]) -> Message:
+    return {"role": "tool", "content": "t", "name": call["function"]["name"], "tool_call_id": call.get("id", "")}
 
 
 def _with_contents(messages: Sequence[Message], contents: Sequence[str]) -> list[Message]:
