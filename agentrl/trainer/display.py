@@ -46,7 +46,7 @@ STEP_COLUMNS = (
     Column("turns", ("turns/mean",), ".1f", 79),
     Column("calls", ("tool/calls_mean",), ".1f", 78),
     Column("bad calls", ("tool/malformed_rate",), ".0%", 77),
-    Column("KL", ("actor/kl_loss", "reward/kl", "actor/approx_kl"), ".4f", 50),
+    Column("KL", ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"), ".4f", 50),
     Column("entropy", ("actor/entropy",), ".3f", 60),
     Column("grad", ("actor/grad_norm",), ".2f", 61),
     Column("s/step", ("time/step",), ".1f", 90),
@@ -86,29 +86,34 @@ class Stage:
         self.completed = done
         self.values: dict[str, float] = {}
         self.depth = 0
+        self._ended: float | None = None
         self._display = display
         self._started = display.clock()
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the stage began."""
-        return self._display.clock() - self._started
+        """Seconds since the stage began; when it is over, those it took."""
+        return (self._ended or self._display.clock()) - self._started
 
     @property
     def remaining(self) -> float | None:
-        """Estimated seconds to its end; None when that cannot be told."""
+        """Estimated seconds to its end; None when that cannot be told, or it is over."""
         done = self.completed - self.begun_at
-        if self.total is None or done <= 0:
+        if self.total is None or done <= 0 or self._ended:
             return None
         return self.elapsed / done * max(0, self.total - self.completed)
 
     @property
-    def count(self) -> str:
-        return f"{self.completed}" if self.total is None else f"{self.completed}/{self.total}"
-
-    @property
-    def values_text(self) -> str:
-        return " ".join(f"{visible(name)} {value:.4g}" for name, value in self.values.items())
+    def progress(self) -> str:
+        """For example `12/340  2.1 s  1:10 left  loss 0.31`."""
+        parts = [f"{self.completed}" if self.total is None else f"{self.completed}/{self.total}"]
+        if self.total is None and not self.completed:
+            parts = []  # it counts nothing
+        parts.append(duration(self.elapsed))
+        if self.remaining:
+            parts.append(f"{duration(self.remaining)} left")
+        parts.extend(f"{visible(name)} {value:.4g}" for name, value in self.values.items())
+        return "  ".join(parts)
 
     def advance(self, count: int = 1, **values: float) -> None:
         """`count` more units are done; `values` are numbers to show beside the bar. Safe from any thread."""
@@ -130,6 +135,7 @@ class Stage:
     ) -> None:
         with self._display.lock:
             self._display.stages.remove(self)
+            self._ended = self._display.clock()
         self._display._stage_ended(self, finished=kind is None)
 
 
@@ -242,7 +248,7 @@ class PlainDisplay(Display):
             for piece in pieces(trajectory, index, decode):
                 shown = cut(piece.text.strip("\n").split("\n"), self.PIECE_LINES)
                 lines.append("\n".join(f"    {piece.kind:>8} | {line}" for line in shown))
-            for line in cut(lines, self.PIECES):
+            for line in cut(lines, self.PIECES, "pieces"):
                 self._write(line + "\n")
 
     def note(self, text: str) -> None:
@@ -266,16 +272,14 @@ class PlainDisplay(Display):
             if now - self._told.get(stage, now) < self.INTERVAL:
                 return
             self._told[stage] = now
-        left = f", about {duration(stage.remaining)} left" if stage.remaining is not None else ""
-        self._line(f"{stage.name}: {stage.count} after {duration(stage.elapsed)}{left} {stage.values_text}".rstrip())
+        self._line(f"{stage.name}: {stage.progress}")
 
     def _stage_ended(self, stage: Stage, finished: bool) -> None:
         with self.lock:
             self._told.pop(stage, None)
         # A stage inside another is told only when it was long: the step's line has its seconds.
         if stage.depth == 0 or stage.elapsed >= self.INTERVAL or not finished:
-            word = "done" if finished else "stopped"
-            self._line(f"{stage.name}: {word}, {stage.count} in {duration(stage.elapsed)} {stage.values_text}".rstrip())
+            self._line(f"{stage.name}: {'done' if finished else 'stopped'}  {stage.progress}")
 
     def _line(self, text: str) -> None:
         lines = visible(text).split("\n")

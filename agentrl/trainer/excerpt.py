@@ -65,34 +65,34 @@ def _visible_character(character: str) -> str:
 def pieces(trajectory: Trajectory, index: int, decode: Decode) -> list[Piece]:
     """The text of transcript `index` in order. Sampled tokens give `policy` and `call`, the others the rest."""
     transcript = trajectory.transcripts[index]
-    turns = [turn for turn in trajectory.turns if turn.transcript == index]
     found: list[Piece] = []
-    for start, end, sampled in _runs(transcript):
+    for start, end, turn in _stretches(transcript, [turn for turn in trajectory.turns if turn.transcript == index]):
         text = visible(decode(transcript.ids[start:end]))
-        turn = next((turn for turn in turns if turn.start < end and turn.end > start), None)
-        if sampled:
+        if transcript.mask[start]:
             found.extend(_split_calls(text, turn))
+        elif start < transcript.prompt_length:
+            found.append(Piece("prompt", text))
+        elif turn is None:
+            found.append(Piece("template", text))
         else:
-            found.append(Piece(_observed_kind(start, transcript, turn), text))
+            found.append(Piece("tool" if turn.role == "tool" else "user", text))
     return found
 
 
-def _runs(transcript: Transcript) -> Iterator[tuple[int, int, bool]]:
-    """Spans [start, end) of equal mask; the first prompt is a span of its own."""
+def _stretches(transcript: Transcript, turns: Sequence[Turn]) -> Iterator[tuple[int, int, Turn | None]]:
+    """Spans [start, end) in which mask and turn do not change; the first prompt is a span of its own."""
+    owner: list[int | None] = [None] * len(transcript)
+    for number, turn in enumerate(turns):
+        owner[turn.start : turn.end] = [number] * (turn.end - turn.start)
+    labels = (
+        (place < transcript.prompt_length, mask, number)
+        for place, (mask, number) in enumerate(zip(transcript.mask, owner, strict=True))
+    )
     start = 0
-    labels = ((index < transcript.prompt_length, mask) for index, mask in enumerate(transcript.mask))
-    for (_, mask), run in groupby(labels):
+    for (_, _, owned), run in groupby(labels):
         end = start + sum(1 for _ in run)
-        yield start, end, bool(mask)
+        yield start, end, None if owned is None else turns[owned]
         start = end
-
-
-def _observed_kind(start: int, transcript: Transcript, turn: Turn | None) -> Kind:
-    if start < transcript.prompt_length:
-        return "prompt"
-    if turn is None:
-        return "template"
-    return "tool" if turn.role == "tool" else "user"
 
 
 def _split_calls(text: str, turn: Turn | None) -> list[Piece]:
@@ -120,14 +120,15 @@ def headline(trajectory: Trajectory) -> str:
     if trajectory.turn_rewards:
         parts.append(f"turn rewards {sum(trajectory.turn_rewards):g}")
     turns = sum(turn.role == "assistant" for turn in trajectory.turns)
-    parts.extend((f"{turns} turns", f"{len(trajectory.tool_calls)} calls", f"{trajectory.num_sampled} tokens sampled"))
+    calls = len(trajectory.tool_calls)
+    parts.extend((f"turns {turns}", f"calls {calls}", f"{trajectory.num_sampled} tokens sampled"))
     return visible(" · ".join(parts)).replace("\n", " ")
 
 
-def cut(lines: list[str], limit: int) -> list[str]:
+def cut(lines: list[str], limit: int, unit: str = "lines") -> list[str]:
     """At most `limit` lines: the middle is replaced by one line that counts what was left out."""
     if len(lines) <= limit:
         return lines
     head, tail = limit // 2, limit - limit // 2 - 1
     hidden = len(lines) - head - tail
-    return [*lines[:head], f"… {hidden} lines not shown …", *lines[len(lines) - tail :]]
+    return [*lines[:head], f"… {hidden} {unit} not shown …", *lines[len(lines) - tail :]]

@@ -8,6 +8,8 @@ terminal, and rich restores the terminal however the `with` is left.
 from __future__ import annotations
 
 import io
+import math
+import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -92,8 +94,8 @@ class RichDisplay(Display):
         with self.lock:
             self._total_steps = total_steps
             self._steps.append((step, dict(metrics)))
-            if "reward/mean" in metrics:
-                self._rewards.append(metrics["reward/mean"])
+            if math.isfinite(reward := metrics.get("reward/mean", math.nan)):
+                self._rewards.append(reward)
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         with self.lock:
@@ -113,7 +115,7 @@ class RichDisplay(Display):
                 self._print(Rule(Text(f"context window {index + 1}", style=GREY), style=GREY, characters="┄"))
             self._print(self._pieces(pieces(trajectory, index, decode)))
         legend = Text.assemble(*((f"■ {name}  ", colour) for name, colour in LEGEND))
-        self._print(Group(legend, Rule(style=GREY)))
+        self._print(Group(legend, Text("")))
 
     def note(self, text: str) -> None:
         self._print(Text(visible(text)))
@@ -135,7 +137,9 @@ class RichDisplay(Display):
             color_system="truecolor",
         )
         picture.print(*self._printed, self._frame(), sep="\n")
-        picture.save_svg(str(path), title=self.title)
+        with_font = picture.export_svg(title=self.title)
+        # rich's template fetches a font from a server; the picture stands alone without it.
+        Path(path).write_text(re.sub(r"@font-face \{.*?\}", "", with_font, flags=re.DOTALL), encoding="utf-8")
 
     def _print(self, item: RenderableType) -> None:
         self._printed.append(item)
@@ -153,8 +157,7 @@ class RichDisplay(Display):
             with self.lock:
                 self._deepest = 0
             sign = ("✓ ", GREEN) if finished else ("✗ ", RED)
-            details = f"  {stage.count} in {duration(stage.elapsed)}  {stage.values_text}"
-            self._print(Text.assemble(sign, (stage.name, "bold"), (details, GREY)))
+            self._print(Text.assemble(sign, (stage.name, "bold"), (f"  {stage.progress}", GREY)))
 
     def _pieces(self, shown: Sequence[Piece]) -> Table:
         grid = Table.grid(padding=(0, 1))
@@ -163,9 +166,9 @@ class RichDisplay(Display):
         width = max(20, self.console.width - 12)
         rows = [(piece.kind, _lines(piece, width, self.PIECE_LINES)) for piece in shown]
         if len(rows) > self.PIECES:
-            middle = len(rows) - self.PIECES
             half = self.PIECES // 2
-            rows[half : half + middle] = [("template", f"… {middle} pieces not shown …")]
+            hidden = len(rows) - 2 * half
+            rows[half:-half] = [("template", f"… {hidden} pieces not shown …")]
         for kind, text in rows:
             colour = PIECE_COLOURS[kind]
             grid.add_row(Text(f"{kind} ▏", style=colour), Text(text, style=colour))
@@ -177,12 +180,12 @@ class RichDisplay(Display):
             parts: list[RenderableType] = [self._header(), *stages]
             if self._steps:
                 tail = [self._curve(), self._seconds(), *self._validation_line()]
-                room = self.console.height - len(parts) - len(tail) - 3
+                room = self.console.height - len(parts) - len(tail) - 4
                 parts += [self._table(max(1, room)), *tail]
             return Group(*parts)
 
     def _header(self) -> RenderableType:
-        left = Text.assemble(("agentrl ", f"bold {BLUE}"), (self.title, "bold"))
+        left = Text(self.title, style=f"bold {BLUE}")
         right = Text(duration(self.clock() - self._started), style=GREY)
         if self._steps:
             right = Text(f"step {self._steps[-1][0]} of {self._total_steps}  ", style=GREY) + right
@@ -197,7 +200,7 @@ class RichDisplay(Display):
         rows: list[RenderableType] = []
         for stage in self.stages:
             grid = Table.grid(padding=(0, 1), expand=True)
-            grid.add_column(width=16, no_wrap=True, overflow="ellipsis")
+            grid.add_column(width=self.console.width // 4, no_wrap=True, overflow="ellipsis")
             grid.add_column(ratio=1)
             grid.add_column(no_wrap=True, justify="right")
             bar = ProgressBar(
@@ -210,9 +213,7 @@ class RichDisplay(Display):
                 finished_style=GREEN,
                 pulse_style=BLUE,
             )
-            left = f"  {duration(stage.remaining)} left" if stage.remaining is not None else ""
-            numbers = Text(f"{stage.count}  {duration(stage.elapsed)}{left}  {stage.values_text}".rstrip(), style=GREY)
-            grid.add_row(Text("  " * stage.depth + stage.name), bar, numbers)
+            grid.add_row(Text("  " * stage.depth + stage.name), bar, Text(stage.progress, style=GREY))
             rows.append(grid)
         rows.extend(Text("") for _ in range(self._deepest - len(rows)))
         return rows
@@ -237,25 +238,29 @@ class RichDisplay(Display):
         width = max(8, min(60, self.console.width - 24))
         low, high = min(self._rewards, default=0.0), max(self._rewards, default=0.0)
         return Text.assemble(
-            ("reward  ", GREY), (f"{low:.2f} ", GREY), (sparkline(self._rewards, width), BLUE), (f" {high:.2f}", GREY)
+            ("reward  ", GREY),
+            (f"{low:.2f} ", GREY),
+            (sparkline(self._rewards, width), BLUE),
+            (f" {high:.2f}", GREY),
+            no_wrap=True,
         )
 
     def _seconds(self) -> RenderableType:
         """The last step's seconds by stage, as a stacked bar with its legend."""
-        seconds = stage_seconds(self._steps[-1][1])
-        total = sum(seconds.values()) or 1.0
+        seconds = sorted(stage_seconds(self._steps[-1][1]).items(), key=lambda item: -item[1])
+        total = sum(value for _, value in seconds) or 1.0
         line = Text("time    ", style=GREY, no_wrap=True, overflow="ellipsis")
-        for (_, value), colour in zip(seconds.items(), STAGE_COLOURS, strict=False):
+        for (_, value), colour in zip(seconds, STAGE_COLOURS, strict=False):
             line.append("█" * round(value / total * 20), colour)
-        for (name, value), colour in zip(seconds.items(), STAGE_COLOURS, strict=False):
-            line.append(f"  {visible(name)} {value:.1f}", colour)
+        for (name, value), colour in zip(seconds, STAGE_COLOURS, strict=False):
+            line.append(f"  {visible(name)} {value:.1f} s", colour)
         return line
 
     def _validation_line(self) -> list[RenderableType]:
         if not self._validations:
             return []
         (first_step, first), (last_step, last) = self._validations[0], self._validations[-1]
-        line = Text.assemble(("valid.  ", GREY))
+        line = Text("valid.  ", style=GREY, no_wrap=True, overflow="ellipsis")
         for column in VALIDATION_COLUMNS:
             before, now = column.text(first), column.text(last)
             if before is None or now is None:
