@@ -19,11 +19,13 @@ from agentrl.trainer.display import Display
 def run(config: Config, display: Display) -> dict[str, float]:
     """The whole job: prepare what is `quickstart`, build, train, validate. Returns the last validation's metrics."""
     # Imported late, so that --help and config errors do not wait for torch.
-    from agentrl.quickstart import with_quickstart
     from agentrl.trainer.build import build
     from agentrl.trainer.loop import Trainer
 
-    config = with_quickstart(config, display)
+    if "quickstart" in (config.data.train_files, config.data.val_files, config.actor_rollout_ref.model.path):
+        from agentrl.quickstart import with_quickstart
+
+        config = with_quickstart(config, display)
     with build(config, display) as parts:
         metrics = Trainer(parts).fit()
         display.note(f"done: {parts.dir} holds metrics.jsonl, reward.png, trajectories/, checkpoints/ and policy/")

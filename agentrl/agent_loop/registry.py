@@ -10,9 +10,8 @@ from pathlib import Path
 import yaml
 
 from agentrl.agent_loop.base import AgentLoop
+from agentrl.data.sample import AGENT_ALIASES
 from agentrl.errors import ConfigError
-
-ALIASES = {"single_turn_agent": "single_turn", "react_agent": "react"}
 
 _LOOPS: dict[str, type[AgentLoop]] = {}
 
@@ -37,7 +36,7 @@ def agent_names() -> list[str]:
 
 def get_loop(name: str) -> type[AgentLoop]:
     """The loop of that name or alias. Raises ConfigError naming the known ones."""
-    name = ALIASES.get(name, name)
+    name = AGENT_ALIASES.get(name, name)
     if name not in _LOOPS:
         nearest = difflib.get_close_matches(name, _LOOPS, 1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from agentrl.agent_loop import LoopContext, LoopLimits, Scheduler, agent_names, load_agent_loops
-from agentrl.agent_loop.registry import ALIASES, instantiate
+from agentrl.agent_loop.registry import instantiate
 from agentrl.algorithms.advantages import NEEDS_CRITIC
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
 from agentrl.chat import Chat
@@ -194,7 +194,7 @@ def open_data(
         on_bad_row=config.data.on_bad_row,
     )
     sources = data.check(
-        agent_names=[*agent_names(), *ALIASES],
+        agent_names=agent_names(),
         tool_names=context.tools.names,
         interaction_names=list(context.interactions),
     )
