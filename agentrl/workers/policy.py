@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
 from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss
@@ -17,11 +14,12 @@ from agentrl.algorithms.ragged import masked_sum
 from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, ModelConfig
 from agentrl.model.packed import load_model
+from agentrl.workers.export import export_model
 from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, StepReport, forward_tokens
 from agentrl.workers.models import PolicyModel
 from agentrl.workers.plan import update_plan, with_policy_tokens
-from agentrl.workers.shard import all_sum, full, rank
+from agentrl.workers.shard import all_sum, full
 from agentrl.workers.state import load_state, save_state
 
 
@@ -115,10 +113,7 @@ class PolicyWorker:
 
     def export(self, dir: Path, tokenizer: Any) -> None:
         """Write the policy and its tokenizer in Hugging Face format, in the configured dtype."""
-        tensors = {name: tensor.cpu() for name, tensor in self.named_tensors()}
-        if rank() == 0:
-            export_model(self.base, tensors, self._dtype, Path(dir))
-            tokenizer.save_pretrained(dir)
+        export_model(self.base, self.learner.params, self._dtype, Path(dir), tokenizer)
 
     def _score(self, micro: RaggedBatch) -> torch.Tensor:
         """[T, 2]: log-probs and entropies of the policy tokens."""
@@ -179,26 +174,6 @@ class PolicyWorker:
             return aggregate(whole, micro.mask, micro.offsets, scale), seen
 
         return self.learner.step(mini, loss, step=step, where=where)
-
-
-def export_model(model: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype, directory: Path) -> None:
-    """Write `tensors` as a model shaped like `model` in Hugging Face format.
-
-    They are hung into an empty copy of the model, since a sharded one cannot be written and packed attention is
-    nothing that a user's `from_pretrained` knows.
-    """
-    config = copy.deepcopy(model.config)
-    config._attn_implementation = "eager"
-    with torch.device("meta"):
-        shell: PreTrainedModel = type(model)(config)
-        nn.Module.to(shell, dtype)
-    shell.load_state_dict(tensors, strict=False, assign=True)
-    shell.tie_weights()
-    left = [name for name, param in shell.named_parameters() if param.is_meta]
-    if left:
-        raise ValueError(f"export: no tensor was given for {left[0]}")
-    shell.generation_config = copy.deepcopy(model.generation_config)
-    shell.save_pretrained(directory)
 
 
 def _actor_metrics(reports: list[StepReport]) -> dict[str, float]:
