@@ -30,8 +30,19 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="session")
+def reward_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scorer that tells random answers apart, so that there is something to learn from."""
+    path = tmp_path_factory.mktemp("reward") / "reward.py"
+    path.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return len(solution_str) % 7 / 7\n"
+    )
+    return path
+
+
 @pytest.fixture
-def small_run(policy_dir: Path, data_dir: Path, tmp_path: Path) -> Callable[..., list[str]]:
+def small_run(policy_dir: Path, data_dir: Path, reward_file: Path, tmp_path: Path) -> Callable[..., list[str]]:
     """Overrides of a run of seconds: 4 prompts x 4 trajectories a step, short answers."""
 
     def overrides(*more: str, run_dir: Path | None = None) -> list[str]:
@@ -40,6 +51,7 @@ def small_run(policy_dir: Path, data_dir: Path, tmp_path: Path) -> Callable[...,
             f"data.val_files={data_dir}/val.parquet",
             f"actor_rollout_ref.rollout.multi_turn.tool_config_path={data_dir}/tools.yaml",
             f"actor_rollout_ref.model.path={policy_dir}",
+            f"custom_reward_function.path={reward_file}",
             "data.train_batch_size=4",
             "data.max_prompt_length=300",
             "data.max_response_length=48",

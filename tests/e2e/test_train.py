@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pandas
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.train import main
@@ -33,7 +32,8 @@ def test_what_a_run_leaves_behind(small_run: Overrides, tmp_path: Path, policy_d
     assert {"val/success_sampled", "val/success_greedy"} <= set(metrics[0]) & set(metrics[3])
     for line in metrics[1:]:
         assert line["rollout/logprob_gap_max_abs"] < 1e-4, "engine and trainer disagree"
-        assert line["actor/grad_norm"] >= 0
+        assert line["actor/grad_norm"] > 0
+        assert line["reward/std"] > 0
         assert line["time/rollout"] > 0
         assert all(value is not None and math.isfinite(value) for value in line.values())
     frame = pandas.read_parquet(sorted((run / "trajectories").glob("train_*.parquet"))[0])
@@ -46,9 +46,8 @@ def test_what_a_run_leaves_behind(small_run: Overrides, tmp_path: Path, policy_d
     trained = AutoModelForCausalLM.from_pretrained(run / "policy")
     start = AutoModelForCausalLM.from_pretrained(policy_dir)
     assert trained.config._attn_implementation in ("sdpa", "eager")
-    assert any(
-        not torch.equal(a, b) for a, b in zip(trained.parameters(), start.parameters(), strict=True)
-    ), "training changed nothing"
+    changes = [(a - b).abs().max() for a, b in zip(trained.parameters(), start.parameters(), strict=True)]
+    assert max(changes) > 5e-4, "three steps of 1e-3 move weights by more than weight decay does"
     assert AutoTokenizer.from_pretrained(run / "policy").chat_template
     again = command(small_run(), cwd=tmp_path)
     assert again.returncode == 2
