@@ -27,7 +27,7 @@ from agentrl.truncation import Decode, Encode, Side, truncate
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_ERROR_CHARACTERS = 2000
+_ERROR_CHARACTERS = 500
 """An exception's text is cut here before tokens are counted: a library may put a whole document into it."""
 
 
@@ -224,7 +224,7 @@ class ToolSession:
             if name in self._created:
                 return
             kwargs = self._create_kwargs.get(name, {})
-            await _within(slot, "create", slot.tool.create(self.instance_id, **kwargs))
+            await _within(slot, slot.tool.create, self.instance_id, **kwargs)
             self._created[name] = slot
 
     async def call(self, name: str, arguments: dict[str, Any] | None, parse_error: str | None = None) -> ToolResult:
@@ -327,7 +327,7 @@ class ToolSession:
         fault: Exception | None = None
         for slot in self._created.values():
             try:
-                reward = await _within(slot, "calc_reward", slot.tool.calc_reward(self.instance_id))
+                reward = await _within(slot, slot.tool.calc_reward, self.instance_id)
                 if reward is not None and not math.isfinite(reward):
                     raise ToolInfrastructureError(f"tool {slot.tool.name}: calc_reward gave {reward}")
                 if reward is not None:
@@ -342,22 +342,22 @@ class ToolSession:
 
     async def _release(self, slot: _Slot) -> None:
         try:
-            await _within(slot, "release", slot.tool.release(self.instance_id))
+            await _within(slot, slot.tool.release, self.instance_id)
         except ToolInfrastructureError as error:
             logger.warning("trajectory %s: %s", self.instance_id, error)  # what it did stays valid
 
 
-async def _within(slot: _Slot, what: str, work: Awaitable[T]) -> T:
-    """`work` within the tool's deadline. Raises ToolInfrastructureError for whatever goes wrong."""
+async def _within(slot: _Slot, hook: Callable[..., Awaitable[T]], instance_id: str, **kwargs: Any) -> T:
+    """A method of the tool within the tool's deadline. Raises ToolInfrastructureError for whatever goes wrong."""
     deadline = asyncio.timeout(slot.limits.timeout)
     try:
         async with deadline:
-            return await work
+            return await hook(instance_id, **kwargs)
     except Exception as error:
         problem = f"{type(error).__name__}: {_one_line(str(error))}"
         if deadline.expired():
             problem = f"not done within {slot.limits.timeout:g} s"
-        raise ToolInfrastructureError(f"tool {slot.tool.name}: {what}: {problem}") from error
+        raise ToolInfrastructureError(f"tool {slot.tool.name}: {hook.__name__}: {problem}") from error
 
 
 def _one_line(text: str) -> str:

@@ -1,7 +1,8 @@
 """Arithmetic for a model: exact, bounded, and never `eval`.
 
-Values are integers and fractions, so that 0.1 + 0.2 is 0.3; only roots and very long powers are rounded (to 30
-digits). Every operation is bounded before it is done: no expression takes more than milliseconds, whoever wrote it.
+Values are integers and fractions, so that 0.1 + 0.2 is 0.3; only roots, and what would need very many digits, are
+rounded (to 30 digits). Every operation is bounded before it is done: no expression takes more than milliseconds,
+whoever wrote it.
 """
 
 from __future__ import annotations
@@ -228,9 +229,22 @@ def _number(text: str) -> Number:
 
 
 def _bounded(value: Number) -> Number:
-    """`value`, an int where it is whole. Raises ToolError when it has too many digits."""
+    """`value`, an int where it is whole; to 30 digits where it would need very many. Raises ToolError: too large."""
+    if value.denominator == 1:
+        if value.numerator.bit_length() > MAX_BITS:
+            raise _too_large()
+        return value.numerator
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-        raise _too_large()
+        return _rounded(lambda: _decimal(value))
+    return value
+
+
+def _rounded(compute: Callable[[], Decimal]) -> Number:
+    """To 30 digits of what was computed with 40, so that 8 ** (1/3) is 2. Raises ToolError: too large."""
+    try:
+        value = Fraction(_SHORTER.plus(compute()))
+    except DecimalException as error:
+        raise _too_large() from error
     return value.numerator if value.denominator == 1 else value
 
 
@@ -247,26 +261,18 @@ def _nonzero(value: Number) -> Number:
 def _power(base: Number, exponent: Number) -> Number:
     if base == 0 and exponent < 0:
         raise ToolError("division by zero")
-    if isinstance(exponent, Fraction):
-        if base < 0:
-            raise ToolError("a negative number has no real root of this kind")
-        return _sqrt(base) if exponent == Fraction(1, 2) else _rounded_power(base, exponent)
-    if base in (0, 1, -1):
-        return int(base) ** abs(exponent)
-    # x**n has at least (bits of x - 1) * n bits: looked at before it is computed.
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length()) - 1
-    if bits * abs(exponent) <= MAX_BITS:
-        return _bounded(Fraction(base) ** exponent)
-    return _rounded_power(base, exponent)
-
-
-def _rounded_power(base: Number, exponent: Number) -> Number:
-    """To 30 digits. Computed with ten more, so that 8 ** (1/3) is 2."""
-    try:
-        value = _ROOTS.power(_decimal(base), _decimal(exponent))
-    except DecimalException as error:
-        raise _too_large() from error
-    return _bounded(Fraction(_SHORTER.plus(value)))
+    if isinstance(exponent, int):
+        if base in (0, 1, -1):
+            return int(base) ** abs(exponent)
+        # x**n has at least (bits of x - 1) * n bits: looked at before it is computed.
+        bits = max(base.numerator.bit_length(), base.denominator.bit_length()) - 1
+        if bits * abs(exponent) <= MAX_BITS:
+            return _bounded(Fraction(base) ** exponent)
+    elif base < 0:
+        raise ToolError("a negative number has no real root of this kind")
+    elif exponent == Fraction(1, 2):
+        return _sqrt(base)
+    return _rounded(lambda: _ROOTS.power(_decimal(base), _decimal(exponent)))
 
 
 def _decimal(value: Number) -> Decimal:
@@ -279,7 +285,7 @@ def _sqrt(value: Number) -> Number:
     top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
     if top * top == value.numerator and bottom * bottom == value.denominator:
         return _bounded(Fraction(top, bottom))
-    return _bounded(Fraction(_SHORTER.plus(_ROOTS.sqrt(_decimal(value)))))
+    return _rounded(lambda: _ROOTS.sqrt(_decimal(value)))
 
 
 def _round(value: Number, *digits: Number) -> Number:

@@ -1,0 +1,243 @@
+"""Tools named in YAML, and what a mistake in it is answered with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.tool import Tool, ToolResponse, tool
+from agentrl.toolset import ToolSet
+
+Bind = Callable[[ToolSet], ToolSet]
+HERE = __name__
+
+
+class Echo(Tool):
+    """Answers with its config."""
+
+    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
+        return ToolResponse(str(self.own_config))
+
+
+class Exploding(Echo):
+    """Cannot be made."""
+
+    def __init__(self, config: dict[str, Any], schema: dict[str, Any]) -> None:
+        raise OSError("no licence")
+
+
+def double(n: int) -> int:
+    """Double it."""
+    return 2 * n
+
+
+@tool(timeout=3)
+def triple(n: int) -> int:
+    """Triple it."""
+    return 3 * n
+
+
+def untyped(n):  # type: ignore[no-untyped-def]
+    return n
+
+
+SCHEMA = "{type: function, function: {name: echo, description: Echoes., parameters: {type: object, properties: {}}}}"
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[[str], ToolSet]:
+    def write(text: str) -> ToolSet:
+        path = tmp_path / "my_tools.yaml"
+        path.write_text(text.replace("HERE", HERE))
+        return ToolSet.from_yaml(path, timeout=7, max_response_tokens=999)
+
+    return write
+
+
+async def test_classes_functions_and_limits(load: Callable[[str], ToolSet], bound: Bind, tmp_path: Path) -> None:
+    toolset = bound(
+        load(
+            f"""
+tools:
+  - class_name: HERE.Echo
+    config: {{type: native, max_concurrent: 2, own: "${{yaml_dir}}/x", list: ["${{yaml_dir}}"]}}
+    tool_schema: {SCHEMA}
+  - function: HERE.double
+    config: {{timeout: 1.5, on_error: fail}}
+  - function: HERE.triple
+  - class_name: tools.calculator.CalculatorTool
+"""
+        )
+    )
+    assert toolset.names == ["echo", "double", "triple", "calculator"]
+    limits = [slot.limits for slot in toolset.slots.values()]
+    assert [limit.timeout for limit in limits] == [7, 1.5, 3, 7]
+    assert [limit.max_response_tokens for limit in limits] == [999] * 4
+    assert [limit.max_concurrent for limit in limits] == [2, 1024, 1024, 1024]
+    assert [limit.on_error for limit in limits] == ["tell", "fail", "tell", "tell"]
+    session = await toolset.open("i", {})
+    assert (await session.call("echo", {})).text == str({"own": f"{tmp_path}/x", "list": [str(tmp_path)]})
+    assert (await session.call("double", {"n": 4})).text == "8"
+    assert (await session.call("triple", {"n": 4})).text == "12"
+    assert (await session.call("calculator", {"expression": "2*3"})).text == "6"
+
+
+def test_no_path_is_no_tools() -> None:
+    assert ToolSet.from_yaml(None).names == []
+
+
+@pytest.mark.parametrize("name", ["tools/search.yaml"])
+def test_our_own_files_are_found_from_anywhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "corpus.jsonl").write_text('{"contents": "a fact"}')
+    assert ToolSet.from_yaml(name).names == ["search"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tools: [", "not valid YAML"),
+        ("- a", "expected a mapping with the key `tools`, found list"),
+        ("tool: []", "expected a mapping with the key `tools`, found the keys 'tool'"),
+        ("tools: {a: 1}", "`tools` must be a list"),
+        ("tools: []\nmcp: []", "unknown key 'mcp'"),
+        ("tools: [x]", "tools[0] must be a mapping, found 'x'"),
+        ("tools:\n  - {}", "exactly one of `class_name`"),
+        ("tools:\n  - {class_name: a.B, class_name: a.C}", "'class_name' stands twice"),
+        ("tools:\n  - {class_name: HERE.Echo, function: HERE.double}", "exactly one of `class_name`"),
+        ("tools:\n  - {class_name: HERE.Echo, confg: {}}", "unknown key 'confg'; did you mean 'config'?"),
+        ("tools:\n  - {class_name: HERE.Echo, config: 3}", "`config` must be a mapping, found int 3"),
+        ("tools:\n  - {class_name: 3}", "`class_name` must be a non-empty string, found 3"),
+        ("tools:\n  - {class_name: Echo}", "expected a dotted name like `my.module.Name`, found 'Echo'"),
+        ("tools:\n  - {class_name: HERE.Ecko}", "has no class 'Ecko'; did you mean 'Echo'?; it has Echo, Exploding"),
+        ("tools:\n  - {class_name: HERE.double}", "must be a subclass of agentrl.tool.Tool, found <function double"),
+        (
+            "tools:\n  - {class_name: tools.calculater.X}",
+            "module 'tools.calculater' not found; did you mean 'calculator'?",
+        ),
+        ("tools:\n  - {class_name: nowhere.X}", "module 'nowhere' not found"),
+        ("tools:\n  - {class_name: HERE.Echo}", "cannot be made: TypeError: Echo has no default_schema"),
+        ("tools:\n  - {class_name: HERE.Exploding, tool_schema: SCHEMA}", "cannot be made: OSError: no licence"),
+        ("tools:\n  - {class_name: HERE.Echo, tool_schema: {name: x}}", "tool_schema: expected {type: function"),
+        (
+            "tools:\n  - {class_name: HERE.Echo, tool_schema: {function: {name: a b}}}",
+            "function.name must be 1 to 64 letters",
+        ),
+        (
+            "tools:\n  - {class_name: HERE.Echo, tool_schema: {function: {name: a, parameters: {type: object,"
+            " properties: {x: {type: int}}}}}}",
+            "tool_schema of 'a': function.parameters is no valid JSON schema",
+        ),
+        (
+            "tools:\n  - {class_name: HERE.Echo, tool_schema: {function: {name: a, parameters: {type: object,"
+            ' properties: {x: {$ref: "http://127.0.0.1:9/x.json"}}}}}}',
+            "Retrieval is disabled",
+        ),
+        (
+            "tools:\n  - {class_name: HERE.Echo, tool_schema: {function: {name: a, parameters: {type: array}}}}",
+            "must be a JSON schema of type object",
+        ),
+        (
+            "tools:\n  - {class_name: HERE.Echo, tool_schema: SCHEMA, config: {timeout: -1}}",
+            "config of tool 'echo': timeout: Input should be greater than 0, found -1",
+        ),
+        (
+            "tools:\n  - {class_name: HERE.Echo, tool_schema: SCHEMA, config: {on_error: ignore}}",
+            "on_error: Input should be 'tell' or 'fail', found 'ignore'",
+        ),
+        (
+            "tools:\n  - {class_name: HERE.Echo, tool_schema: SCHEMA, config: {type: mcp}}",
+            "tools[0] (HERE.Echo): config of tool",
+        ),
+        (
+            "tools:\n  - {class_name: tools.calculator.CalculatorTool, config: {time_out: 3}}",
+            "config: unknown key 'time_out'; did you mean 'timeout'?",
+        ),
+        ("tools:\n  - {class_name: tools.search.SearchTool}", "config: key 'corpus_path' is missing"),
+        (
+            "tools:\n  - {class_name: tools.search.SearchTool, config: {corpus_path: /no/x.jsonl}}",
+            "cannot read /no/x.jsonl: No such file",
+        ),
+        (
+            "tools:\n  - {class_name: tools.search.SearchTool, config: {corpus_path: x, top_k: 3}}",
+            "unknown key 'top_k'; did you mean 'topk'?",
+        ),
+        ("tools:\n  - {function: HERE.doubble}", "has no attribute 'doubble'; did you mean 'double'?"),
+        ("tools:\n  - {function: HERE.Echo}", "a tool class is named by `class_name`"),
+        ("tools:\n  - {function: HERE.untyped}", "untyped: parameter `n` has no type hint"),
+        ("tools:\n  - {function: HERE.double, tool_schema: {}}", "unknown key 'tool_schema'"),
+        (
+            "tools:\n  - {function: HERE.double, config: {max_concurent: 3}}",
+            "unknown key 'max_concurent'; did you mean 'max_concurrent'?",
+        ),
+        (
+            "tools:\n  - {function: HERE.double}\n  - {function: HERE.double}",
+            "tools[1] (HERE.double): two tools are called 'double'",
+        ),
+    ],
+)
+def test_mistakes_name_file_entry_and_remedy(load: Callable[[str], ToolSet], text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(text.replace("SCHEMA", SCHEMA))
+    message = str(raised.value).replace(HERE, "HERE")
+    assert "my_tools.yaml" in message
+    assert says in message
+
+
+def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no file .*nope\.yaml"):
+        ToolSet.from_yaml(tmp_path / "nope.yaml")
+
+
+def run_in(folder: Path, class_name: str) -> str:
+    """The error of loading a tool class in a process that starts in `folder`, like `python -m agentrl.train`."""
+    (folder / "t.yaml").write_text(f"tools:\n  - class_name: {class_name}\n")
+    program = (
+        "import sys; sys.path.insert(0, '')\n"
+        "from agentrl.errors import UserError\n"
+        "from agentrl.toolset import ToolSet\n"
+        "try: print(ToolSet.from_yaml('t.yaml').names)\n"
+        "except UserError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_users_own_tools_folder_adds_to_ours(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "mine.py").write_text(
+        "from tools.calculator import CalculatorTool\nclass Mine(CalculatorTool): ...\n"
+    )
+    assert run_in(tmp_path, "tools.calculator.CalculatorTool") == "['calculator']"
+    assert run_in(tmp_path, "tools.mine.Mine") == "['calculator']"
+
+
+@pytest.mark.parametrize("hiding", ["tools/__init__.py", "tools.py"])
+def test_a_users_file_that_hides_ours_is_named(tmp_path: Path, hiding: str) -> None:
+    (tmp_path / hiding).parent.mkdir(exist_ok=True)
+    (tmp_path / hiding).write_text("")
+    message = run_in(tmp_path, "tools.calculator.CalculatorTool")
+    assert str(tmp_path / hiding) in message
+    assert "hides agentrl's own `tools/`; rename that file" in message
+
+
+def test_a_module_that_fails_to_import_says_why(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import not_installed_anywhere\n")
+    assert "importing module 'mine' failed: No module named 'not_installed_anywhere'" in run_in(tmp_path, "mine.Tool")
+    (tmp_path / "mine2.py").write_text("1 / 0\n")
+    assert "importing module 'mine2' failed: ZeroDivisionError" in run_in(tmp_path, "mine2.Tool")
+
+
+def test_no_torch(tmp_path: Path) -> None:
+    program = "import sys, agentrl.toolset, agentrl.interaction, agentrl.reward, tools.calculator, tools.search, interactions.gsm8k\n"
+    program += "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,300 @@
+"""What one call comes to: typed errors, deadlines, queues, truncation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from agentrl.errors import ConfigError, DataError
+from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse, tool
+from agentrl.toolset import ToolInfrastructureError, ToolResult, ToolSet
+
+Bind = Callable[[ToolSet], ToolSet]
+
+
+async def add(a: int, b: int = 1) -> int:
+    """Add."""
+    return a + b
+
+
+async def multiply(a: int) -> int:
+    """Multiply."""
+    return a
+
+
+async def call(toolset: ToolSet, name: str, arguments: Any, **kwargs: Any) -> ToolResult:
+    session = await toolset.open("i", {})
+    try:
+        return await session.call(name, arguments, **kwargs)
+    finally:
+        await session.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "kind", "text"),
+    [
+        ("ad", {"a": 1}, "unknown_tool", "no tool 'ad'; did you mean 'add'?; available: add, multiply"),
+        ("x" * 5000, {}, "unknown_tool", f"no tool '{'x' * 64}'; available: add, multiply"),
+        ("add", {}, "arguments", "argument 'a' is missing"),
+        ("add", {"a": "1"}, "arguments", 'a: "1" is not of type "integer"'),
+        ("add", {"a": 1, "bb": 2}, "arguments", "unknown argument 'bb'; did you mean 'b'?; arguments: a, b"),
+        ("add", {"b": "x", "c": 1}, "arguments", None),
+        ("add", {"a": float("nan")}, "arguments", None),
+        ("add", {"a": "\ud800"}, "arguments", None),
+        ("add", [1, 2], "arguments", '[1,2] is not of type "object"'),
+        ("add", None, "parse", "the call has no arguments"),
+    ],
+)
+async def test_faulty_calls_are_told_what_is_wrong(
+    bound: Bind, name: str, arguments: Any, kind: str, text: str | None
+) -> None:
+    result = await call(bound(ToolSet.of([add, multiply])), name, arguments)
+    assert result.error == kind
+    assert result.text.startswith(f"Error ({kind}): ")
+    assert text is None or result.text == f"Error ({kind}): {text}"
+    assert len(result.text) < 400
+
+
+async def test_a_parse_error_comes_before_everything_else(bound: Bind) -> None:
+    result = await call(bound(ToolSet.of([add])), "nope", {"a": 1}, parse_error="not JSON:\n line 3")
+    assert (result.error, result.text) == (ErrorKind.PARSE, "Error (parse): not JSON: line 3")
+
+
+async def test_a_huge_wrong_value_is_not_quoted_whole(bound: Bind) -> None:
+    result = await call(bound(ToolSet.of([add])), "add", {"a": "y" * 100_000})
+    assert result.error is ErrorKind.ARGUMENTS
+    assert len(result.text) < 250
+
+
+async def test_the_deadline_counts_from_the_start_of_the_call_not_from_the_queue(bound: Bind) -> None:
+    @tool(max_concurrent=1, timeout=0.3)
+    async def slow() -> str:
+        """Take 0.2 s."""
+        await asyncio.sleep(0.2)
+        return "done"
+
+    session = await bound(ToolSet.of([slow])).open("i", {})
+    results = await asyncio.gather(*(session.call("slow", {}) for _ in range(3)))
+    assert [result.text for result in results] == ["done"] * 3
+    assert all(0.15 < result.seconds < 0.3 for result in results)
+    waited = sorted(result.metrics.get("tool/queue_seconds", 0.0) for result in results)
+    assert waited == pytest.approx([0.0, 0.2, 0.4], abs=0.1)
+
+
+async def test_a_hanging_call_is_a_timeout_and_frees_its_place(bound: Bind) -> None:
+    @tool(max_concurrent=1, timeout=0.1)
+    async def sometimes(hang: bool) -> str:
+        """Hang, or not."""
+        await asyncio.sleep(60 if hang else 0)
+        return "done"
+
+    session = await bound(ToolSet.of([sometimes])).open("i", {})
+    first, second = await asyncio.gather(
+        session.call("sometimes", {"hang": True}), session.call("sometimes", {"hang": False})
+    )
+    assert (first.error, first.text) == (ErrorKind.TIMEOUT, "Error (timeout): sometimes gave no answer within 0.1 s")
+    assert first.seconds == pytest.approx(0.1, abs=0.08)
+    assert (second.error, second.text) == (None, "done")
+
+
+async def test_a_hanging_sync_function_blocks_nothing(bound: Bind) -> None:
+    @tool(timeout=0.1)
+    def sleep(seconds: float) -> str:
+        """Block the thread."""
+        time.sleep(seconds)
+        return "done"
+
+    session = await bound(ToolSet.of([sleep])).open("i", {})
+    results = await asyncio.gather(session.call("sleep", {"seconds": 0.5}), session.call("sleep", {"seconds": 0.0}))
+    assert [result.error for result in results] == [ErrorKind.TIMEOUT, None]
+
+
+async def test_a_tools_own_timeout_error_is_no_timeout_of_the_call(bound: Bind) -> None:
+    async def fetch() -> str:
+        """Fetch."""
+        raise TimeoutError("the server is slow")
+
+    result = await call(bound(ToolSet.of([fetch])), "fetch", {})
+    assert (result.error, result.text) == (ErrorKind.EXECUTION, "Error (execution): TimeoutError: the server is slow")
+
+
+async def test_exceptions_are_one_short_line(bound: Bind) -> None:
+    async def fail() -> str:
+        """Fail."""
+        raise ValueError("first\n  second " + "z" * 1_000_000)
+
+    result = await call(bound(ToolSet.of([fail])), "fail", {})
+    assert result.error is ErrorKind.EXECUTION
+    assert result.text.startswith("Error (execution): ValueError: first second zz")
+    assert result.text.endswith("zz ...")
+    assert len(result.text) < 600
+    result = await call(bound(ToolSet.of([fail], max_response_tokens=80)), "fail", {})
+    assert result.text.startswith("Error (execution): ")
+    assert result.truncated
+
+    async def polite() -> str:
+        """Fail."""
+        raise ToolError("try another")
+
+    result = await call(bound(ToolSet.of([polite])), "polite", {})
+    assert result.text == "Error (execution): try another"
+
+
+@pytest.mark.parametrize("hang", [False, True])
+async def test_on_error_fail_raises(bound: Bind, hang: bool) -> None:
+    @tool(on_error="fail", timeout=0.05)
+    async def server() -> str:
+        """Fail."""
+        if hang:
+            await asyncio.sleep(60)
+        raise ConnectionError("refused")
+
+    with pytest.raises(ToolInfrastructureError, match="tool server: " + (".*within 0.05 s" if hang else ".*refused")):
+        await call(bound(ToolSet.of([server])), "server", {})
+
+
+async def test_on_error_fail_still_tells_the_model_its_own_faults(bound: Bind) -> None:
+    @tool(on_error="fail")
+    async def picky(a: int) -> str:
+        """Refuse."""
+        raise ToolError("not that one")
+
+    toolset = bound(ToolSet.of([picky]))
+    assert (await call(toolset, "picky", {"a": 1})).text == "Error (execution): not that one"
+    assert (await call(toolset, "picky", {})).error is ErrorKind.ARGUMENTS
+
+
+async def test_cancelling_propagates_and_frees_the_place(bound: Bind) -> None:
+    @tool(max_concurrent=1)
+    async def hang(forever: bool) -> str:
+        """Hang."""
+        await asyncio.sleep(60 if forever else 0)
+        return "done"
+
+    session = await bound(ToolSet.of([hang])).open("i", {})
+    running = asyncio.create_task(session.call("hang", {"forever": True}))
+    await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await session.call("hang", {"forever": False})).text == "done"
+
+
+class Odd(Tool):
+    """Answers with whatever it is configured to."""
+
+    default_schema = {"type": "function", "function": {"name": "odd"}}
+
+    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
+        answer: ToolResponse = self.config["answer"]
+        return answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["text", None, ToolResponse(3), ToolResponse("x", reward=float("nan"))],  # type: ignore[arg-type]
+)
+async def test_an_answer_against_the_contract_fails_the_trajectory(bound: Bind, answer: Any) -> None:
+    with pytest.raises(ToolInfrastructureError, match="tool odd"):
+        await call(bound(ToolSet.of([Odd({"answer": answer})])), "odd", {})
+
+
+async def test_answers_are_cut_in_tokens_by_the_tools_own_limit(bound: Bind, tokenizer: Tokenizer) -> None:
+    @tool(max_response_tokens=40)
+    async def short() -> str:
+        """Speak."""
+        return "é1 " * 500
+
+    async def default() -> str:
+        """Speak."""
+        return "é1 " * 500
+
+    toolset = bound(ToolSet.of([short, default], max_response_tokens=90, truncate_side="right"))
+    for name, limit in (("short", 40), ("default", 90)):
+        result = await call(toolset, name, {})
+        assert result.truncated
+        assert limit - 5 <= len(tokenizer.encode(result.text).ids) <= limit
+        assert result.text.startswith("é1 é1")
+        assert result.text.endswith("tokens cut ...]\n")
+
+
+async def test_lone_surrogates_never_reach_the_tokenizer(bound: Bind) -> None:
+    async def broken() -> str:
+        """Speak."""
+        return "name \ud800 é"
+
+    assert (await call(bound(ToolSet.of([broken])), "broken", {})).text == "name ? é"
+
+
+async def test_reward_and_metrics_of_a_response(bound: Bind) -> None:
+    async def pay() -> ToolResponse:
+        """Pay."""
+        return ToolResponse("ok", reward=0.5, metrics={"coins": 2.0})
+
+    result = await call(bound(ToolSet.of([pay])), "pay", {})
+    assert (result.reward, result.metrics) == (0.5, {"coins": 2.0})
+
+
+async def test_a_tool_set_serves_one_event_loop_after_another(bound: Bind) -> None:
+    @tool(max_concurrent=1)
+    async def wait() -> str:
+        """Wait."""
+        await asyncio.sleep(0.01)
+        return "ok"
+
+    toolset = bound(ToolSet.of([wait]))
+
+    async def several() -> list[ToolResult]:
+        session = await toolset.open("i", {})
+        return await asyncio.gather(*(session.call("wait", {}) for _ in range(3)))
+
+    for _ in range(2):
+        results = await asyncio.to_thread(asyncio.run, several())
+        assert [result.text for result in results] == ["ok"] * 3
+
+
+async def test_tools_kwargs_of_an_unknown_tool(bound: Bind) -> None:
+    with pytest.raises(DataError, match=r"names the tool 'adds'; did you mean 'add'\?"):
+        await bound(ToolSet.of([add])).open("i", {"adds": {}})
+
+
+async def test_without_a_tokenizer_nothing_is_answered_uncut() -> None:
+    with pytest.raises(RuntimeError, match="bind"):
+        await call(ToolSet.of([add]), "add", {"a": 1})
+
+
+def test_duplicate_names() -> None:
+    with pytest.raises(ConfigError, match="two tools are called 'add'"):
+        ToolSet.of([add, tool(name="add")(multiply)])
+
+
+def test_names_and_schemas_in_order() -> None:
+    toolset = ToolSet.of([multiply, add])
+    assert toolset.names == ["multiply", "add"]
+    assert [schema["function"]["name"] for schema in toolset.schemas] == ["multiply", "add"]
+
+
+async def test_a_trajectorys_use_is_cheap(bound: Bind) -> None:
+    """The whole runtime has 1 ms a trajectory; these bounds are several times what is measured (2 and 20 us)."""
+    toolset = bound(ToolSet.of([add]))
+
+    async def best_of(work: Callable[[], Any], count: int = 200) -> float:
+        times = []
+        for _ in range(10):
+            begun = time.process_time()
+            for _ in range(count):
+                await work()
+            times.append((time.process_time() - begun) / count)
+        return min(times)
+
+    async def idle() -> None:
+        await (await toolset.open("i", {})).close()
+
+    session = await toolset.open("i", {})
+    assert await best_of(idle) < 10e-6
+    assert await best_of(lambda: session.call("add", {"a": 1})) < 100e-6
