@@ -3,6 +3,7 @@
 A save writes into a hidden directory beside its place, flushes every file to the disk, and is published by one rename;
 only then are older checkpoints removed, each by a rename out of the way first. So whenever the process is killed, every
 `step_*` is complete, and the newest is that of the last save that returned, or of the one that was being published.
+Checkpoints of later steps, of a continuation that was given up, are moved out of the way just before that rename.
 `state.json`, written last, lists every file with its size and checksum.
 """
 
@@ -82,8 +83,7 @@ class CheckpointManager:
             if full and isinstance(error, Exception):
                 raise self._no_room(final, f"more than {written:,}", free) from error
             raise
-        self._publish(partial, final)
-        self._prune(step)
+        self._publish(partial, final, step)
         return final
 
     def latest(self) -> Path | None:
@@ -146,25 +146,25 @@ class CheckpointManager:
             elif path.suffix in (_PARTIAL, _REPLACED, _REMOVED):
                 shutil.rmtree(path)
 
-    def _publish(self, partial: Path, final: Path) -> None:
-        replaced = self.dir / f".{final.name}{_REPLACED}"
-        if final.exists():
-            final.rename(replaced)
-        partial.rename(final)
-        flush_to_disk(self.dir)
-        if replaced.exists():
-            shutil.rmtree(replaced)
-
-    def _prune(self, saved: int) -> None:
+    def _publish(self, partial: Path, final: Path, step: int) -> None:
+        """Rename into place. What must never be resumed from again goes first, what is only old goes last."""
         steps = self._steps()
-        abandoned = [step for step in steps if step > saved]
+        abandoned = sorted(found for found in steps if found > step)
         if abandoned:
             self._warn(f"removing checkpoints of steps {abandoned}: the run went on from an earlier one")
-        kept = sorted(step for step in steps if step <= saved)
-        for step in abandoned + (kept[: -self.keep] if self.keep else []):
-            removed = self.dir / f".{steps[step].name}{_REMOVED}"
-            steps[step].rename(removed)
-            shutil.rmtree(removed)
+        removed = [self._set_aside(steps[found], _REMOVED) for found in abandoned]
+        if final.exists():
+            removed.append(self._set_aside(final, _REPLACED))
+        partial.rename(final)
+        flush_to_disk(self.dir)
+        if self.keep is not None:
+            kept = sorted(self._steps().items())
+            removed += [self._set_aside(path, _REMOVED) for _, path in kept[: -self.keep]]
+        for path in removed:
+            shutil.rmtree(path)
+
+    def _set_aside(self, path: Path, suffix: str) -> Path:
+        return path.rename(self.dir / f".{path.name}{suffix}")
 
     def _check_room(self, final: Path) -> int:
         """Free bytes. Raises CheckpointError when they are fewer than the newest checkpoint's size."""

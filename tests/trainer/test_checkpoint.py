@@ -289,6 +289,78 @@ def test_killed_at_any_moment_the_last_complete_one_loads(tmp_path: Path) -> Non
     assert partial_seen, "no kill came in the middle of a save"
 
 
+KILL_BEFORE_EACH_OPERATION = """
+import json, os, shutil, signal, sys
+from pathlib import Path
+from agentrl.trainer.checkpoint import CheckpointManager
+
+EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+
+
+def write(text):
+    return {"policy": lambda dir: (dir / "weights").write_text(text)}
+
+
+def save_and_die(dir, operation):
+    \"\"\"In a child: save step 2 once more, and die just before its n-th operation on a file.\"\"\"
+    checkpoints = CheckpointManager(dir, keep=1)
+    seen = 0
+
+    def hook(event, arguments):
+        nonlocal seen
+        if event in EVENTS:
+            seen += 1
+            if seen == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    checkpoints.save(2, write("new"), {"text": "new"})
+
+
+root = Path(sys.argv[1])
+start = CheckpointManager(root / "start", keep=None)
+for step in (1, 2, 3):
+    start.save(step, write("old"), {"text": "old"})
+
+found = []
+for operation in range(1, 1000):
+    dir = root / str(operation)
+    shutil.copytree(root / "start", dir)
+    child = os.fork()
+    if not child:
+        save_and_die(dir, operation)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    warnings = []
+    checkpoints = CheckpointManager(dir, keep=1, warn=warnings.append)
+    path = checkpoints.latest()
+    assert checkpoints.load(path)["text"] == (path / "policy" / "weights").read_text()
+    found.append([path.name, checkpoints.load(path)["text"], len(warnings), sorted(p.name for p in dir.iterdir())])
+    if status == 0:
+        break
+    assert os.WTERMSIG(status) == signal.SIGKILL
+print(json.dumps(found))
+"""
+
+
+def test_killed_before_each_operation_on_a_file(tmp_path: Path) -> None:
+    """The new step 2 takes the place of the old one, and steps 1 and 3 go: every state in between is sound."""
+    ran = subprocess.run(
+        [sys.executable, "-c", KILL_BEFORE_EACH_OPERATION, str(tmp_path)], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert len(found) > 20
+    assert all(warnings == 0 for _, _, warnings, _ in found)
+    assert all(not name.startswith(".") for *_, left in found for name in left)
+    # Step 3 was given up when the run went back: it is gone before the new step 2 can be found, the old one until then.
+    texts = [(name, text) for name, text, _, _ in found]
+    order = [("step_000003", "old"), ("step_000002", "old"), ("step_000002", "new")]
+    assert list(dict.fromkeys(texts)) == order
+    assert texts == sorted(texts, key=order.index)
+    assert found[-1][3] == ["step_000002"]
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
