@@ -1,0 +1,157 @@
+"""Keys that conflict, that can have no effect, that do not fit together."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf
+
+from agentrl.config import Config, load_config
+from agentrl.config.checks import check
+from agentrl.config.keys import defaults
+from agentrl.config.load import set_by_user, validate
+from agentrl.errors import ConfigError
+
+OWN = ("data.train_files=train.parquet", "actor_rollout_ref.model.path=some/model")
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+VAL = "data.val_files=val.parquet"
+GAE = "algorithm.adv_estimator=gae"
+
+# The key that can have no effect, and what gives it one.
+INEFFECTIVE = [
+    (f"{ACTOR}.kl_loss_coef=0.5", [f"{ACTOR}.use_kl_loss=true"]),
+    (f"{ACTOR}.kl_loss_type=k1", [f"{ACTOR}.use_kl_loss=true"]),
+    ("algorithm.kl_penalty=k2", ["algorithm.use_kl_in_reward=true"]),
+    ("algorithm.kl_ctrl.kl_coef=0.5", ["algorithm.use_kl_in_reward=true"]),
+    ("algorithm.kl_ctrl.target_kl=0.5", ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"]),
+    ("algorithm.kl_ctrl.horizon=50", ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"]),
+    ("actor_rollout_ref.ref.path=other", [f"{ACTOR}.use_kl_loss=true"]),
+    ("critic.cliprange_value=0.1", [GAE]),
+    ("critic.optim.lr=1e-4", [GAE]),
+    ("critic.optim.adamw_lr=1e-4", [GAE, "critic.optim.name=muon"]),
+    ("trainer.critic_warmup=3", [GAE]),
+    ("algorithm.lam=0.9", [GAE]),
+    ("algorithm.gamma=0.9", [GAE]),
+    ("algorithm.gamma=0.9", ["algorithm.adv_estimator=reinforce_plus_plus"]),
+    (f"{ACTOR}.optim.adamw_lr=1e-4", [f"{ACTOR}.optim.name=muon"]),
+    (f"{ACTOR}.optim.min_lr_ratio=0.1", [f"{ACTOR}.optim.lr_scheduler_type=cosine"]),
+    ("trainer.resume_from_path=runs/x", ["trainer.resume_mode=resume_path"]),
+    (f"{ROLLOUT}.val_kwargs.n=4", [VAL]),
+    ("trainer.test_freq=5", [VAL]),
+    ("data.val_max_samples=5", [VAL]),
+    (f"{ROLLOUT}.multi_turn.max_parallel_calls=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
+    (f"{ROLLOUT}.multi_turn.tool_timeout=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
+    ("custom_reward_function.name=f", ["custom_reward_function.path=pyproject.toml"]),
+    ("quickstart.train_rows=5", ["data.train_files=quickstart"]),
+]
+
+
+def load(*overrides: str) -> Config:
+    """As load_config, without Hydra's half second."""
+    tree = OmegaConf.merge(OmegaConf.create(defaults(Config)), OmegaConf.from_dotlist([*OWN, *overrides]))
+    config = validate(OmegaConf.to_container(tree, resolve=True), Config)  # type: ignore[arg-type]
+    check(config, set_by_user(config, Config))
+    return config
+
+
+@pytest.mark.parametrize(("override", "needs"), INEFFECTIVE)
+def test_a_key_without_effect_is_refused_until_it_has_one(override: str, needs: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(override)
+    key, _, _ = override.partition("=")
+    assert str(error.value).startswith(f"{key}=")
+    assert "has no effect: it needs " in str(error.value)
+    load(override, *needs)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.adv_estimator=gae", "algorithm.norm_adv_by_std_in_grpo=false"],
+        ["algorithm.adv_estimator=gae", "algorithm.filter_groups.enable=false"],
+        [VAL, f"{ROLLOUT}.val_kwargs.do_sample=false", f"{ROLLOUT}.val_kwargs.temperature=0.5"],
+        ["trainer.total_training_steps=5", "trainer.total_epochs=2"],
+    ],
+)
+def test_keys_that_another_key_switches_off(overrides: list[str]) -> None:
+    load(*overrides[:-1])
+    with pytest.raises(ConfigError, match="has no effect"):
+        load(*overrides)
+
+
+def test_load_config_checks() -> None:
+    with pytest.raises(ConfigError, match=r"critic\.ppo_epochs=2 has no effect: it needs algorithm\.adv_estimator=gae"):
+        load_config([*OWN, "critic.ppo_epochs=2"])
+
+
+def test_what_the_recipes_set_is_not_held_against_the_user() -> None:
+    """The quickstart's recipe may set validation keys; switching validation off must still work."""
+    assert load_config(["data.val_files=null"]).data.val_files is None
+
+
+def test_a_key_at_its_default_is_not_counted_as_set() -> None:
+    load(f"{ACTOR}.kl_loss_coef=0.001", "algorithm.lam=1.0", "trainer.critic_warmup=0")
+
+
+@pytest.mark.parametrize("bound", ["clip_ratio_low=0.1", "clip_ratio_high=0.3"])
+def test_clip_ratio_conflicts_with_either_bound(bound: str) -> None:
+    """Even at the default's value: with the bounds given, clip_ratio could change nothing."""
+    with pytest.raises(ConfigError) as error:
+        load(f"{ACTOR}.clip_ratio=0.2", f"{ACTOR}.{bound}")
+    assert f"{ACTOR}.clip_ratio=0.2 conflicts with {ACTOR}.{bound}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "low", "high"),
+    [
+        ([], 0.2, 0.2),
+        (["clip_ratio=0.1"], 0.1, 0.1),
+        (["clip_ratio_low=0.1"], 0.1, 0.2),
+        (["clip_ratio_high=0.28"], 0.2, 0.28),
+        (["clip_ratio_low=0.1", "clip_ratio_high=0.3"], 0.1, 0.3),
+    ],
+)
+def test_the_clip_bounds_that_hold(overrides: list[str], low: float, high: float) -> None:
+    actor = load(*(f"{ACTOR}.{override}" for override in overrides)).actor_rollout_ref.actor
+    assert (actor.clip_low, actor.clip_high) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("batch", "mini", "near"), [(32, 5, "4 and 8"), (30, 16, "15 and 30"), (7, 2, "1 and 7"), (8, 64, "8")]
+)
+def test_a_mini_batch_must_divide_the_batch(batch: int, mini: int, near: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(f"data.train_batch_size={batch}", f"{ACTOR}.ppo_mini_batch_size={mini}")
+    assert str(error.value) == (
+        f"{ACTOR}.ppo_mini_batch_size={mini} must divide data.train_batch_size={batch} (both count prompts); "
+        f"the nearest that do: {near}"
+    )
+
+
+def test_the_critics_mini_batch_must_divide_too() -> None:
+    with pytest.raises(ConfigError, match=r"critic\.ppo_mini_batch_size=5 must divide"):
+        load(GAE, "critic.ppo_mini_batch_size=5")
+
+
+def test_the_context_must_hold_prompt_and_response() -> None:
+    fits = ["data.max_prompt_length=100", "data.max_response_length=28"]
+    load(*fits, f"{ROLLOUT}.max_model_len=128")
+    with pytest.raises(ConfigError, match=r"100 \+ 28 = 128"):
+        load(*fits, f"{ROLLOUT}.max_model_len=127")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["trainer.resume_mode=resume_path"], "needs trainer.resume_from_path"),
+        (["trainer.val_only=true"], "needs data.val_files"),
+        (
+            [VAL, f"{ROLLOUT}.val_kwargs.do_sample=false", f"{ROLLOUT}.val_kwargs.greedy=false"],
+            "nothing would be validated",
+        ),
+        ([f"{ROLLOUT}.name=sglang"], "the SGLang engine is not part of this version; use embedded"),
+    ],
+)
+def test_what_is_missing_beside_a_key(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(*overrides)
+    assert says in str(error.value)

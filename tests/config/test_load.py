@@ -1,0 +1,253 @@
+"""Loading: values, grammar, flags, and what each wrong key or value gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentrl.config import Config, SFTConfig, config_to_dict, load_config, write_config
+from agentrl.config.files import configs_dir
+from agentrl.config.keys import defaults, flatten, leaf_keys, nearest
+from agentrl.errors import ConfigError
+
+MODEL = "actor_rollout_ref.model.path=some/model"
+DATA = "data.train_files=train.parquet"
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+def refused(*argv: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_config(argv)
+    return str(error.value)
+
+
+def test_under_two_hundred_keys() -> None:
+    assert 100 < len(leaf_keys(Config)) < 200
+
+
+def test_yaml_holds_every_key_with_the_default_of_the_schema() -> None:
+    """Read group by group, so that a key that stands only in the schema, or only in the YAML, is seen."""
+    root = yaml.safe_load((configs_dir() / "train.yaml").read_text())
+    tree = {key: value for key, value in root.items() if key != "defaults"}
+    for entry in root["defaults"]:
+        ((group, choice),) = entry.items() if isinstance(entry, dict) else [("", "")]
+        if group and not group.startswith("recipe/"):
+            tree[group] = yaml.safe_load((configs_dir() / group / f"{choice}.yaml").read_text())
+    leaves = leaf_keys(Config)
+    assert flatten(tree, leaves) == flatten(defaults(Config), leaves)
+
+
+def test_sft_yaml_holds_every_key_with_the_default_of_the_schema() -> None:
+    leaves = leaf_keys(SFTConfig)
+    tree = yaml.safe_load((configs_dir() / "sft.yaml").read_text())
+    assert flatten(tree, leaves) == flatten(defaults(SFTConfig), leaves)
+
+
+def test_without_arguments_it_is_the_quickstart() -> None:
+    config = load_config([])
+    assert (config.data.train_files, config.data.val_files) == ("quickstart", "quickstart")
+    assert config.actor_rollout_ref.rollout.multi_turn.tool_config_path == str(
+        configs_dir() / "tools" / "quickstart.yaml"
+    )
+    assert config.actor_rollout_ref.actor.optim.lr > 1e-5
+    assert config.trainer.default_local_dir == "runs/quickstart"
+
+
+def test_the_quickstart_values_do_not_reach_another_model_or_other_data() -> None:
+    config = load_config([MODEL, DATA])
+    values = {**flatten(config_to_dict(config), leaf_keys(Config))}
+    default = flatten(defaults(Config), leaf_keys(Config))
+    changed = {key for key in default if values[key] != default[key]}
+    assert changed == {"actor_rollout_ref.model.path", "data.train_files", "trainer.default_local_dir"}
+
+
+def test_quickstart_tools_follow_the_data_and_its_learning_rate_the_model() -> None:
+    other_model, other_data = load_config([MODEL]), load_config([DATA])
+    assert other_model.actor_rollout_ref.actor.optim.lr == 1e-6
+    assert other_model.actor_rollout_ref.rollout.multi_turn.tool_config_path is not None
+    assert other_data.actor_rollout_ref.actor.optim.lr > 1e-5
+    assert other_data.actor_rollout_ref.rollout.multi_turn.tool_config_path is None
+    assert other_data.data.val_files is None
+
+
+def test_grammar() -> None:
+    config = load_config(
+        [
+            "data.train_files=[a.parquet,b/*.parquet]",
+            "+data.train_batch_size=64",
+            "++data.shuffle=False",
+            f"{ACTOR}.optim.betas=[0.8,0.9]",
+            "actor_rollout_ref.model.chat_template_kwargs.enable_thinking=false",
+            "trainer.experiment_name=20260101",
+            "trainer.logger=console",
+            "~data.seed",
+        ]
+    )
+    assert config.data.train_files == ["a.parquet", "b/*.parquet"]
+    assert (config.data.train_batch_size, config.data.shuffle, config.data.seed) == (64, False, 1)
+    assert config.actor_rollout_ref.actor.optim.betas == (0.8, 0.9)
+    assert config.actor_rollout_ref.model.chat_template_kwargs == {"enable_thinking": False}
+    assert config.trainer.default_local_dir == "runs/20260101"
+    assert config.trainer.logger == ["console"]
+
+
+def test_group_choice_and_later_override() -> None:
+    config = load_config([MODEL, "algorithm=ppo", "algorithm.lam=0.95", "critic.optim.lr=2e-5"])
+    assert (config.algorithm.adv_estimator, config.algorithm.lam) == ("gae", 0.95)
+    assert config.critic.optim.lr == 2e-5
+
+
+def test_deleting_a_recipe_value_gives_the_default_of_the_schema() -> None:
+    assert load_config(["~trainer.total_training_steps"]).trainer.total_training_steps is None
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("data.train_batchsize=3", "data.train_batch_size"),
+        ("train_batch_size=3", "data.train_batch_size"),
+        ("actor_rollout_ref.actor.lr=1e-5", f"{ACTOR}.optim.lr"),
+        ("trainer.experiment=x", "trainer.experiment_name"),
+        ("+actor_rollout_ref.rollout.temprature=1", f"{ROLLOUT}.temperature"),
+        ("~trainer.sed", "trainer.seed"),
+        ("data.seed.deep=1", "data.seed"),
+    ],
+)
+def test_unknown_key_names_the_nearest(override: str, named: str) -> None:
+    message = refused(override)
+    assert message.startswith("unknown key ")
+    assert override.lstrip("+~").split("=")[0] in message
+    assert named in message
+
+
+def test_unknown_key_unlike_any_points_to_the_list() -> None:
+    assert refused("zzz.qqq=1") == "unknown key zzz.qqq\n(--cfg job prints all keys)"
+
+
+def test_nearest_prefers_the_same_section() -> None:
+    assert nearest("critic.optim.lrr", leaf_keys(Config))[0] == "critic.optim.lr"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "found"),
+    [
+        ("data.train_batch_size=abc", "data.train_batch_size", "'abc'"),
+        ("data.train_batch_size=0", "data.train_batch_size", "found 0"),
+        ("data.shuffle=maybe", "data.shuffle", "'maybe'"),
+        ("data.train_files=[[1]]", "data.train_files", "[[1]]"),
+        (f"{ACTOR}.optim.betas=[0.1]", f"{ACTOR}.optim.betas", "[0.1]"),
+        (f"{ACTOR}.optim.lr=nan", f"{ACTOR}.optim.lr", "nan"),
+        (f"{ACTOR}.loss_agg_mode=mean", f"{ACTOR}.loss_agg_mode", "'token-mean'"),
+        (f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.name", "'embedded' or 'sglang'"),
+        ("trainer.n_gpus_per_node=8", "trainer.n_gpus_per_node", "one device"),
+        ("algorithm.kl_ctrl=null", "algorithm.kl_ctrl", "None"),
+    ],
+)
+def test_wrong_value_names_key_expectation_and_finding(override: str, key: str, found: str) -> None:
+    message = refused(override)
+    assert message.startswith(f"{key}: expected ")
+    assert found in message
+
+
+def test_all_wrong_values_are_named_at_once() -> None:
+    assert len(refused("data.seed=x", "trainer.seed=y").splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.seed=1,2", "data.seed=[a,b]"),
+        ("data.seed=[1", "[1"),
+        ("algorithm=nope", "grpo"),
+        ("trainer.experiment_name=${nope.nope}", "nope"),
+    ],
+)
+def test_faults_of_the_grammar(override: str, says: str) -> None:
+    assert says in refused(override)
+
+
+def test_a_file_that_is_nowhere() -> None:
+    message = refused(f"{ROLLOUT}.multi_turn.tool_config_path=nope.yaml")
+    assert message.startswith(f"{ROLLOUT}.multi_turn.tool_config_path: there is no file nope.yaml")
+    assert str(configs_dir()) in message
+
+
+def test_files_are_found_beside_the_user_before_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = f"{ROLLOUT}.multi_turn.tool_config_path"
+    ours = load_config([f"{key}=tools/calculator.yaml"]).actor_rollout_ref.rollout.multi_turn.tool_config_path
+    assert ours == str(configs_dir() / "tools" / "calculator.yaml")
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "calculator.yaml").write_text("tools: []")
+    mine = load_config([f"{key}=tools/calculator.yaml"]).actor_rollout_ref.rollout.multi_turn.tool_config_path
+    assert mine == "tools/calculator.yaml"
+
+
+def test_own_folder_of_yaml_files(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "defaults: [ppo_trainer, _self_]\n"
+        "hydra: {searchpath: ['file://verl/trainer/config']}\n"
+        "data: {train_files: mine.parquet, max_prompt_length: 100}\n"
+        "actor_rollout_ref: {hybrid_engine: true, model: {path: mine}, rollout: {n: 4}}\n"
+    )
+    argv = ["--config-path", str(tmp_path), "--config-name=job", "data.max_response_length=50"]
+    config = load_config(argv)
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (100, 50)
+    assert (config.actor_rollout_ref.rollout.n, config.actor_rollout_ref.actor.optim.lr) == (4, 1e-6)
+
+
+def test_own_yaml_that_builds_on_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bare.yaml").write_text("data: {train_files: x.parquet}\ntrainer: {experiment_name: bare}\n")
+    config = load_config(["--config-path", str(tmp_path), "--config-name", "bare"])
+    assert (config.data.train_files, config.trainer.default_local_dir) == ("x.parquet", "runs/bare")
+
+
+def test_own_yaml_is_judged_like_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("defaults: [train, _self_]\ndata: {train_batchsize: 3}\n")
+    assert "data.train_batch_size" in refused("--config-path", str(tmp_path), "--config-name", "job")
+    (tmp_path / "job.yaml").write_text("defaults: [train, _self_]\ncritic: {ppo_epochs: 3}\n")
+    assert "critic.ppo_epochs=3 has no effect" in refused("--config-path", str(tmp_path), "--config-name", "job")
+
+
+def test_unknown_config_name_lists_the_known() -> None:
+    message = refused("--config-name", "nope")
+    assert "ppo_trainer" in message and "sft" in message and "train" in message
+
+
+def test_cfg_job_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load_config(["--cfg", "job", MODEL, "trainer.experiment_name=x"])
+    assert ended.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed == config_to_dict(load_config([MODEL, "trainer.experiment_name=x"]))
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load_config(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "python -m agentrl.train" in text
+    assert "data.train_files  (default quickstart)" in text
+
+
+def test_written_config_loads_as_the_same(tmp_path: Path) -> None:
+    config = load_config([MODEL, "data.train_batch_size=48", f"{ACTOR}.clip_ratio_high=0.3", "trainer.seed=7"])
+    write_config(config, tmp_path / "config.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert load_config(["--config-path", str(tmp_path), "--config-name", "config"]) == config
+
+
+def test_written_quickstart_config_loads_as_the_same(tmp_path: Path) -> None:
+    config = load_config([])
+    write_config(config, tmp_path / "config.yaml")
+    assert load_config(["--config-path", str(tmp_path), "--config-name", "config"]) == config
+
+
+def test_sft_needs_its_data() -> None:
+    with pytest.raises(ConfigError, match=r"data\.train_files must be given"):
+        load_config([], "sft", SFTConfig)
+    config = load_config(["data.train_files=a.parquet", "optim.lr=1e-4"], "sft", SFTConfig)
+    assert (config.data.train_files, config.optim.lr) == ("a.parquet", 1e-4)

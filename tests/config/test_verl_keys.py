@@ -1,0 +1,143 @@
+"""Launch scripts written for verl."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import Config, load_config
+from agentrl.config.keys import leaf_keys
+from agentrl.config.verl_keys import VERL_KEYS, translate
+from agentrl.errors import ConfigError
+
+# verl's multi-turn GSM8K example for GRPO, for one GPU and with the engine of this version.
+LAUNCH = [
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=256",
+    "data.max_prompt_length=1024",
+    "data.max_response_length=1024",
+    "data.filter_overlong_prompts=True",
+    "data.truncation='error'",
+    "data.return_raw_chat=True",
+    "actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct",
+    "actor_rollout_ref.actor.optim.lr=1e-6",
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=256",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+    "actor_rollout_ref.actor.entropy_coeff=0",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    "actor_rollout_ref.actor.fsdp_config.param_offload=False",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload=False",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.name=embedded",
+    "actor_rollout_ref.rollout.mode=async",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+    "actor_rollout_ref.rollout.n=16",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32",
+    "actor_rollout_ref.ref.fsdp_config.param_offload=True",
+    "algorithm.use_kl_in_reward=False",
+    "trainer.critic_warmup=0",
+    'trainer.logger=["console","wandb"]',
+    "trainer.project_name='gsm8k_async_rl'",
+    "trainer.experiment_name='qwen2.5-3b_function_rm-gsm8k-sgl-multi-w-tool-verify-n16'",
+    "trainer.n_gpus_per_node=1",
+    "trainer.nnodes=1",
+    "trainer.save_freq=-1",
+    "trainer.test_freq=20",
+    "data.train_files=/data/gsm8k/train.parquet",
+    "data.val_files=/data/gsm8k/test.parquet",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path=TOOLS",
+    "trainer.total_epochs=15",
+]
+
+
+def test_a_launch_script_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tools = tmp_path / "gsm8k_tool_config.yaml"
+    tools.write_text("tools: []\n")
+    # The script starts from its own YAML, as verl's does.
+    (tmp_path / "gsm8k_multiturn_grpo.yaml").write_text(
+        "hydra:\n  searchpath:\n    - file://verl/trainer/config\n"
+        "defaults:\n  - ppo_trainer\n  - _self_\n"
+        "data:\n  max_prompt_length: 1024\n  return_raw_chat: True\n"
+        "actor_rollout_ref:\n  hybrid_engine: True\n  rollout:\n    multi_turn:\n      enable: True\n"
+        "      max_assistant_turns: 5\n"
+    )
+    argv = [f"--config-path={tmp_path}", "--config-name=gsm8k_multiturn_grpo"]
+    with caplog.at_level(logging.WARNING, "agentrl.config"):
+        config = load_config([*argv, *(text.replace("TOOLS", str(tools)) for text in LAUNCH)])
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert (config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n) == (256, 256, 16)
+    assert (actor.optim.lr, actor.use_kl_loss, actor.kl_loss_coef, actor.entropy_coeff) == (1e-6, True, 0.001, 0.0)
+    assert rollout.multi_turn.max_assistant_turns == 5
+    assert rollout.multi_turn.tool_config_path == str(tools)
+    assert (config.trainer.logger, config.trainer.total_epochs) == (["console", "wandb"], 15)
+    assert config.trainer.default_local_dir.endswith("/qwen2.5-3b_function_rm-gsm8k-sgl-multi-w-tool-verify-n16")
+    noted = {record.getMessage().removeprefix("note: ").partition("=")[0] for record in caplog.records}
+    assert noted == {
+        "data.truncation",
+        "data.return_raw_chat",
+        "actor_rollout_ref.hybrid_engine",
+        "actor_rollout_ref.model.use_remove_padding",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        "actor_rollout_ref.actor.fsdp_config.param_offload",
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "actor_rollout_ref.rollout.mode",
+        "actor_rollout_ref.rollout.multi_turn.enable",
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+        "actor_rollout_ref.ref.fsdp_config.param_offload",
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.return_raw_chat=False", "accepted here: True"),
+        ("data.truncation=left", "data.filter_overlong_prompts"),
+        ("actor_rollout_ref.rollout.mode=sync", "always run asynchronously"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "one device"),
+        ("actor_rollout_ref.model.use_remove_padding=False", "packed"),
+        ("actor_rollout_ref.model.lora_rank=16", "all parameters"),
+        ("actor_rollout_ref.rollout.multi_turn.enable=False", "agent_name"),
+        ("actor_rollout_ref.rollout.response_length=128", "data.max_response_length"),
+        ("actor_rollout_ref.actor.optim.clip_grad=1.0", "grad_clip"),
+        ("critic.model.path=x", "critic.path"),
+        ("reward_model.enable=True", "custom_reward_function"),
+        ("trainer.default_hdfs_dir=hdfs://x", "trainer.default_local_dir"),
+    ],
+)
+def test_a_value_that_asks_for_something_else_is_refused(override: str, says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config([override])
+    message = str(error.value)
+    assert message.startswith(override), message
+    assert says in message
+
+
+def test_no_entry_is_a_key_of_ours() -> None:
+    """Such an entry would never be reached, or would hide that the key exists."""
+    for leaf in leaf_keys(Config):
+        assert translate({leaf: object()}) == ([leaf], [])
+
+
+def test_every_entry_is_reached_by_a_key() -> None:
+    """An entry behind a wider pattern would be dead."""
+    patterns = [rule.pattern for rule in VERL_KEYS]
+    assert len(set(patterns)) == len(patterns)
+    for rule in VERL_KEYS:
+        key = rule.pattern.replace("*", "x")
+        if rule.accepted == ():
+            with pytest.raises(ConfigError, match=re.escape(rule.note)):
+                translate({key: "anything"})
+        else:
+            strangers, notes = translate({key: rule.accepted[0] if rule.accepted else "anything"})
+            assert strangers == [] and rule.note in notes[0], key
