@@ -36,11 +36,11 @@ class Recipe:
     seed: int = 1
     train_rows: int = 2048
     val_rows: int = 96
-    good_rows: int = 8960
+    good_rows: int = 6400
     """Conversations of the first warm-up phase."""
-    flawed_rows: int = 1920
+    flawed_rows: int = 1280
     """Conversations of the last warm-up phase, in which most are flawed."""
-    flawed_share: float = 0.7
+    flawed_share: float = 0.75
 
 
 def make(out: Path, recipe: Recipe, report: Report) -> bool:
