@@ -49,7 +49,9 @@ class InstantEngine:
 
     def __init__(self, chat: Chat) -> None:
         call = '<tool_call>\n{"name": "add", "arguments": {"a": 17, "b": 25}}\n</tool_call><|im_end|>'
-        self.turns = [chat.tokenizer.encode(text, add_special_tokens=False) for text in [call] * 3 + ["#### 42<|im_end|>"]]
+        self.turns = [
+            chat.tokenizer.encode(text, add_special_tokens=False) for text in [call] * 3 + ["#### 42<|im_end|>"]
+        ]
         self.turn: dict[str, int] = {}
 
     async def generate(self, ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
@@ -82,7 +84,12 @@ def requests(n: int) -> list[Request]:
             uid=f"{round(time.monotonic() * 1e6)}/{index}",
             group=index // GROUP,
             sample=Sample(
-                prompt=[{"role": "user", "content": f"What is 17 + 25? Row {index // GROUP}. Use the tool. Answer after ####."}],
+                prompt=[
+                    {
+                        "role": "user",
+                        "content": f"What is 17 + 25? Row {index // GROUP}. Use the tool. Answer after ####.",
+                    }
+                ],
                 data_source="quickstart/arithmetic",
                 agent_name="tool_agent",
                 ground_truth="42",

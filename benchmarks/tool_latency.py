@@ -67,7 +67,11 @@ def measure(rounds: int = 7) -> dict[str, float]:
         instant = seconds(build(chat, one_call(chat), [add]))
         added.append(seconds(build(chat, one_call(chat), [slow_add])) - instant)
     ratio = statistics.median(added) / LATENCY
-    return {"added_seconds": statistics.median(added), "ratio_to_one_call": ratio, "one_after_another": float(TRAJECTORIES)}
+    return {
+        "added_seconds": statistics.median(added),
+        "ratio_to_one_call": ratio,
+        "one_after_another": float(TRAJECTORIES),
+    }
 
 
 if __name__ == "__main__":

@@ -165,7 +165,9 @@ class Episode:
         start = len(self.transcript)
         self.transcript.append_observed(ids)
         index = len(self.trajectory.transcripts) - 1
-        self.trajectory.turns.append(Turn(role=role, text=text, transcript=index, start=start, end=len(self.transcript)))
+        self.trajectory.turns.append(
+            Turn(role=role, text=text, transcript=index, start=start, end=len(self.transcript))
+        )
         return self.budget_left > 0
 
     def count_drift(self) -> None:

@@ -113,5 +113,7 @@ def parse_action(reply: Reply) -> ParsedCall:
     except (ValueError, RecursionError) as error:
         return ParsedCall("call_0", name, None, raw, f"`Action Input:` is not a JSON object: {error}")
     if not isinstance(arguments, dict):
-        return ParsedCall("call_0", name, None, raw, f"`Action Input:` is {type(arguments).__name__}, not a JSON object")
+        return ParsedCall(
+            "call_0", name, None, raw, f"`Action Input:` is {type(arguments).__name__}, not a JSON object"
+        )
     return ParsedCall("call_0", name, arguments, raw, None)

@@ -56,7 +56,9 @@ def load_agent_loops(path: str | Path) -> list[str]:
     except yaml.YAMLError as error:
         raise ConfigError(f"agent_loop_config_path: {path} is not valid YAML: {error}") from error
     if not isinstance(entries, list):
-        raise ConfigError(f"{path}: expected a list of entries with `name` and `_target_`, found {type(entries).__name__}")
+        raise ConfigError(
+            f"{path}: expected a list of entries with `name` and `_target_`, found {type(entries).__name__}"
+        )
     return [_load_entry(entry, f"{path}: entry {index}") for index, entry in enumerate(entries)]
 
 

@@ -126,7 +126,9 @@ class Scheduler:
                 # A deadline of a single call (interaction): infrastructure, to be retried.
                 raise TimeoutError(f"no answer in time from {episode.waiting_for}") from error
             episode.finish(Status.TIMEOUT)
-            episode.trajectory.failure = f"timeout: {self.trajectory_timeout:g} s passed waiting for {episode.waiting_for}"
+            episode.trajectory.failure = (
+                f"timeout: {self.trajectory_timeout:g} s passed waiting for {episode.waiting_for}"
+            )
 
 
 def fail(trajectory: Trajectory, kind: str, error: Exception) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentrl.agent_loop.base import AgentLoop, Episode
-from agentrl.agent_loop.registry import register
 from agentrl.agent_loop.outcome import status_of
+from agentrl.agent_loop.registry import register
 from agentrl.trajectory import Status
 
 

@@ -123,7 +123,8 @@ async def run_all(calls: list[Coroutine[Any, Any, ToolResult]]) -> list[ToolResu
 
 def over_limit(limit: int) -> ToolResult:
     return ToolResult(
-        text=f"Error (limit): only the first {limit} tool calls of a message are run; call again.", error=ErrorKind.LIMIT
+        text=f"Error (limit): only the first {limit} tool calls of a message are run; call again.",
+        error=ErrorKind.LIMIT,
     )
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from agentrl.agent_loop import LoopContext, LoopLimits, Scheduler, agent_names, load_agent_loops
 from agentrl.agent_loop.registry import instantiate
@@ -20,17 +17,18 @@ from agentrl.config import Config, write_config
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
 from agentrl.data.sample import Sample
-from agentrl.errors import ConfigError
 from agentrl.interaction import load_interactions
 from agentrl.model.packed import load_model
 from agentrl.reward import RewardManager
 from agentrl.rollout.embedded import EmbeddedEngine
+from agentrl.tool import ToolSchema
 from agentrl.toolset import ToolSet
 from agentrl.trainer.checkpoint import CheckpointManager
 from agentrl.trainer.display import Display
 from agentrl.trainer.rollouts import Rollouts
 from agentrl.trainer.tracking import Tracker
 from agentrl.workers import CriticWorker, LocalWorkerGroup, PolicyWorker, ReferenceWorker, WorkerGroup
+from agentrl.workers.device import resolve_device
 
 
 @dataclass(slots=True)
@@ -113,7 +111,9 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
             reference=reference,
             critic=critic,
             kl_controller=build_kl_controller(config),
-            checkpoints=CheckpointManager(run_dir / "checkpoints", keep=config.trainer.max_actor_ckpt_to_keep, warn=display.warn),
+            checkpoints=CheckpointManager(
+                run_dir / "checkpoints", keep=config.trainer.max_actor_ckpt_to_keep, warn=display.warn
+            ),
             tracker=tracker,
             total_steps=total_steps,
         )
@@ -133,13 +133,6 @@ def prepare_run_dir(config: Config, display: Display) -> Path:
     run_dir.mkdir(parents=True, exist_ok=True)
     write_config(config, run_dir / "config.yaml")
     return run_dir
-
-
-def resolve_device(name: str) -> str:
-    """`auto` takes the GPU where there is one. Raises ConfigError for cuda without a GPU."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("trainer.device=cuda, but torch sees no CUDA device: use trainer.device=cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +204,9 @@ def open_data(
             progress=stage.advance,
         )
     if dropped:
-        display.note(f"{dropped} prompts longer than data.max_prompt_length={config.data.max_prompt_length} are left out")
+        display.note(
+            f"{dropped} prompts longer than data.max_prompt_length={config.data.max_prompt_length} are left out"
+        )
     return data
 
 

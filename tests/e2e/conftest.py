@@ -72,7 +72,12 @@ def command(arguments: list[str], cwd: Path, module: str = "agentrl.train") -> s
     """`python -m <module> ...` in its own process, away from the checkout."""
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=170
+        [sys.executable, "-m", module, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=170,
     )
 
 
@@ -83,7 +88,9 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small file system needs root")
     mount = tmp_path / "small"
     mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(mount)], capture_output=True, text=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(mount)], capture_output=True, text=True
+    )
     if done.returncode != 0:
         pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
     yield mount

@@ -32,6 +32,7 @@ def row(**changes: object) -> dict[str, object]:
         "data_source": "quickstart/arithmetic",
         "agent_name": "tool_agent",
         "reward_model": {"style": "rule", "ground_truth": "4"},
+        "tools_kwargs": {"calculator": {"create_kwargs": {"x": 1}}},
     }
     return {**base, **changes}
 
@@ -60,7 +61,11 @@ def test_parquet_without_prompt(small_run: Overrides, tmp_path: Path, capsys: py
     ],
 )
 def test_bad_row(
-    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], says: list[str]
+    small_run: Overrides,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object],
+    says: list[str],
 ) -> None:
     rows = [row() for _ in range(8)]
     rows[5] = row(**changes)
@@ -83,7 +88,12 @@ def test_tokenizer_without_a_chat_template(
     config = json.loads((bare / "tokenizer_config.json").read_text())
     config.pop("chat_template", None)
     (bare / "tokenizer_config.json").write_text(json.dumps(config))
-    fails(small_run(f"actor_rollout_ref.model.path={bare}"), capsys, "chat template", "actor_rollout_ref.model.chat_template")
+    fails(
+        small_run(f"actor_rollout_ref.model.path={bare}"),
+        capsys,
+        "chat template",
+        "actor_rollout_ref.model.chat_template",
+    )
 
 
 def test_a_batch_size_that_does_not_divide(small_run: Overrides, capsys: pytest.CaptureFixture[str]) -> None:

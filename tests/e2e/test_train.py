@@ -68,7 +68,11 @@ def test_what_a_run_leaves_behind(small_run: Overrides, tmp_path: Path, policy_d
 )
 def test_algorithms_run_whole(small_run: Overrides, tmp_path: Path, changes: list[str]) -> None:
     changes = [c for c in changes]
-    base = [o for o in small_run("trainer.total_training_steps=2") if "filter_groups" not in o or "algorithm=ppo" not in changes]
+    base = [
+        o
+        for o in small_run("trainer.total_training_steps=2")
+        if "filter_groups" not in o or "algorithm=ppo" not in changes
+    ]
     assert main([*base, *changes]) == 0
     last = lines(tmp_path / "run")[-1]
     assert math.isfinite(last["actor/pg_loss"])
