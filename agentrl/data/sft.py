@@ -137,7 +137,7 @@ class _RowReader:
             tools = _json(value, where)
             if not isinstance(tools, list) or not all(_is_schema(tool) for tool in tools):
                 raise DataError(
-                    f'{where}: expected a list of {{"type": "function", "function": {{"name": ..., ...}}}} in JSON text, '
+                    f'{where}: expected a list of {{"type": "function", "function": {{"name": ...}}}} in JSON text, '
                     f"found {_short(value)}"
                 )
             self._tools[value] = tools

@@ -1,0 +1,222 @@
+"""Supervised training end to end, with a real tokenizer and a real tiny model."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentrl.chat import Chat
+from agentrl.config import SFTConfig
+from agentrl.config.schema import SFTDataConfig
+from agentrl.data.sft import SFTSample, load_transcripts
+from agentrl.errors import DataError
+from agentrl.sft import batches, main
+from agentrl.tiny_policy import TinyShape, make_tiny_policy
+from agentrl.workers.supervised import SupervisedLearner
+
+CALCULATOR = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Evaluates an expression.",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    },
+}
+TOOLS = json.dumps([CALCULATOR])
+
+
+def transcript(question: str, expression: str, result: str) -> list[dict[str, Any]]:
+    function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
+    return [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": result},
+        {"role": "assistant", "content": f"#### {result}"},
+    ]
+
+
+TRANSCRIPTS = [
+    transcript("How much is 12 times 3?", "12*3", "36"),
+    transcript("Add 40 and 2.", "40+2", "42"),
+    transcript("What is 9 minus 4?", "9-4", "5"),
+]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = TinyShape(vocab=400, hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128)
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), seed=0, shape=shape)
+
+
+@pytest.fixture(scope="module")
+def chat(policy: Path) -> Chat:
+    return Chat.from_pretrained(str(policy))
+
+
+def write(path: Path, messages: list[Any], tools: Any = TOOLS) -> Path:
+    pq.write_table(pa.Table.from_pylist([{"messages": row, "tools": tools} for row in messages]), path)
+    return path
+
+
+def data_config(**keys: Any) -> SFTDataConfig:
+    return SFTDataConfig(train_files="unused", **keys)
+
+
+def test_transcripts_are_memorised_and_generated_again(policy: Path, chat: Chat, tmp_path: Path) -> None:
+    data = write(tmp_path / "train.parquet", TRANSCRIPTS)
+    out = tmp_path / "run"
+    arguments = [
+        f"data.train_files={data}",
+        f"data.val_files={data}",
+        "data.train_batch_size=2",
+        f"model.path={policy}",
+        "optim.name=muon",
+        "optim.lr=0.02",
+        "optim.adamw_lr=0.006",
+        "optim.weight_decay=0",
+        "optim.lr_scheduler_type=linear",
+        "trainer.total_training_steps=90",
+        "trainer.test_freq=40",
+        "trainer.device=cpu",
+        f"trainer.default_local_dir={out}",
+    ]
+    assert main(arguments) == 0
+
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 91))
+    assert lines[0]["sft/loss"] > 4 > 0.05 > lines[-1]["sft/loss"]
+    assert lines[0]["sft/lr"] == pytest.approx(0.02)
+    assert lines[-1]["sft/lr"] == pytest.approx(0.02 / 90)
+    validated = [line["step"] for line in lines if "val/loss" in line]
+    assert validated == [40, 80, 90]
+    assert lines[-1]["val/loss"] < 0.05
+    assert (out / "config.yaml").exists()
+    assert not list(out.glob(".*"))
+
+    model = AutoModelForCausalLM.from_pretrained(out / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(out / "policy")
+    for messages in TRANSCRIPTS:
+        ids, mask = chat.render_training(messages, [CALCULATOR])
+        start = mask.index(1)
+        end = start + mask[start:].index(0)  # of the first assistant turn
+        generated = model.generate(  # type: ignore[misc]  # transformers annotates self with a protocol
+            torch.tensor([ids[:start]]), max_new_tokens=60, do_sample=False, eos_token_id=tokenizer.eos_token_id
+        )
+        assert generated[0].tolist() == ids[:end]
+
+
+def test_only_the_assistant_is_learnt(policy: Path, chat: Chat, tmp_path: Path) -> None:
+    """The loss is transformers' own over the assistant's tokens, and other tokens have no part in it."""
+    samples = load_transcripts(str(write(tmp_path / "a.parquet", TRANSCRIPTS)), data_config(), chat).samples
+    learner = SupervisedLearner(sft_config(policy), device="cpu", total_steps=1)
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    losses = []
+    for sample in samples:
+        ids = torch.from_numpy(sample.ids).long()
+        with torch.no_grad():
+            logits = model(input_ids=ids[None]).logits[0, :-1]
+        by_token = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none")
+        losses.append(by_token[torch.from_numpy(sample.mask)[1:]])
+    expected = torch.cat(losses).mean().item()
+    assert learner.mean_loss(samples) == pytest.approx(expected, abs=1e-5)
+    assert learner.step(samples, 1)["sft/loss"] == pytest.approx(expected, abs=1e-5)
+    learnt = [chat.decode(sample.ids[sample.mask].tolist()) for sample in samples]
+    assert learnt[1].endswith("#### 42<|im_end|>")
+    assert "calculator" in learnt[1]
+    assert "Add 40 and 2." not in learnt[1]
+    assert "tool_response" not in learnt[1]
+
+
+def test_a_run_repeats_itself(policy: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "train.parquet", TRANSCRIPTS)
+    for name in ("one", "two"):
+        arguments = [f"data.train_files={data}", "data.train_batch_size=2", f"model.path={policy}", "optim.lr=1e-2"]
+        arguments += ["trainer.total_epochs=2", "trainer.device=cpu", f"trainer.default_local_dir={tmp_path / name}"]
+        assert main(arguments) == 0
+    one, two = ((tmp_path / name / "policy" / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two
+    assert len((tmp_path / "one" / "metrics.jsonl").read_text().splitlines()) == 4  # two epochs of 2 + 1 transcripts
+
+
+def sft_config(policy: Path, **data: Any) -> SFTConfig:
+    return SFTConfig.model_validate({"data": {"train_files": "x", **data}, "model": {"path": str(policy)}})
+
+
+def test_batches_take_every_transcript_once_an_epoch(policy: Path) -> None:
+    samples = [SFTSample(ids=[index], mask=[True]) for index in range(5)]  # type: ignore[arg-type]
+
+    def epochs(config: SFTConfig) -> list[list[list[int]]]:
+        source = batches(config, samples)
+        return [[[sample.ids[0] for sample in next(source)] for _ in range(3)] for _ in range(2)]
+
+    in_order = epochs(sft_config(policy, train_batch_size=2, shuffle=False))
+    assert in_order == [[[0, 1], [2, 3], [4]]] * 2
+    first, second = epochs(sft_config(policy, train_batch_size=2))
+    assert sorted(chain(*first)) == sorted(chain(*second)) == [0, 1, 2, 3, 4]
+    assert first != second
+    assert epochs(sft_config(policy, train_batch_size=2))[0] == first
+    assert epochs(sft_config(policy, train_batch_size=2, seed=2))[0] != first
+
+
+def test_overlong_transcripts(chat: Chat, tmp_path: Path) -> None:
+    long = transcript("How much? " * 50, "1+1", "2")
+    data = str(write(tmp_path / "a.parquet", [TRANSCRIPTS[0], long, TRANSCRIPTS[1]]))
+    with pytest.raises(DataError, match=r"a\.parquet, row 1 .* tokens long, data\.max_length is 120.*truncation=skip"):
+        load_transcripts(data, data_config(max_length=120), chat)
+    kept = load_transcripts(data, data_config(max_length=120, truncation="skip"), chat)
+    assert (len(kept.samples), kept.too_long) == (2, 1)
+    with pytest.raises(DataError, match=r"no transcript in .*: 3 are longer than data\.max_length=5"):
+        load_transcripts(data, data_config(max_length=5, truncation="skip"), chat)
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "message"),
+    [
+        ([], TOOLS, r"row 1 .*column messages: expected a list of messages, found \[\]"),
+        ([{"role": "user", "content": None}], TOOLS, r"row 1 .*column messages, message 0: expected text as content"),
+        ([{"role": "user", "content": "hi"}], TOOLS, r"row 1 .*cannot be rendered: there is no assistant turn"),
+        (
+            [{"role": "assistant", "content": "hi"}],
+            TOOLS,
+            r"row 1 .*message 0 is an assistant turn with nothing before",
+        ),
+        (TRANSCRIPTS[1], "{not json", r"row 1 .*column tools: expected JSON, found '\{not json'"),
+        (TRANSCRIPTS[1], '{"name": "calculator"}', r"row 1 .*column tools: expected a list of .*in JSON text"),
+    ],
+)
+def test_a_bad_row_is_named(chat: Chat, tmp_path: Path, messages: Any, tools: str, message: str) -> None:
+    rows = [{"messages": TRANSCRIPTS[0], "tools": TOOLS}, {"messages": messages, "tools": tools}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet, " + message):
+        load_transcripts(str(tmp_path / "a.parquet"), data_config(), chat)
+
+
+def test_messages_may_be_json_text_and_tools_absent(chat: Chat, tmp_path: Path) -> None:
+    dialogue = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    pq.write_table(pa.table({"messages": [json.dumps(dialogue)]}), tmp_path / "a.parquet")
+    (sample,) = load_transcripts(str(tmp_path / "a.parquet"), data_config(), chat).samples
+    assert (sample.ids.tolist(), sample.mask.tolist()) == chat.render_training(dialogue)
+
+
+def test_faults_of_the_user_end_with_a_message(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "a.parquet", TRANSCRIPTS)
+    common = [f"model.path={policy}", f"trainer.default_local_dir={tmp_path / 'run'}", "trainer.device=cpu"]
+    for arguments, message in (
+        ([f"data.train_files={tmp_path / 'absent.parquet'}", *common], "absent.parquet does not exist"),
+        ([f"data.train_files={data}", "data.messages_key=talk", *common], "no column 'talk'"),
+        ([f"data.train_files={policy / 'config.json'}", *common], "config.json: expected a parquet file"),
+        ([f"data.train_files={data}", "optim.lrate=1", *common], "optim.lr"),
+    ):
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
