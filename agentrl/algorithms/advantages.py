@@ -75,7 +75,7 @@ def rloo(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
     groups = _groups(batch)
     others = groups.size / (groups.size - 1).clamp(min=1)
     centred = _centred(groups, groups.totals, groups.mean(groups.totals))
-    return _spread(batch, groups, torch.where(groups.size > 1, others, 1.0)[groups.group] * centred)
+    return _spread(batch, groups, others[groups.group] * centred)
 
 
 def opo(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
@@ -107,7 +107,7 @@ def grpo_turn(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
     """
     groups = _groups(batch)
     order, offsets = _policy_order(batch, groups)  # P policy tokens, trajectory by trajectory
-    first = _turn_starts(batch, order)  # [P] bool
+    first = ~batch.mask[order - 1]  # [P] bool: opens a turn; a sequence never begins with a policy token
     turn = first.long().cumsum(0) - 1  # [P], counted over the batch
     owner = segment_ids(offsets)[first]  # [turns], trajectory
     turns = torch.bincount(owner, minlength=len(groups.totals))  # [M]
@@ -196,10 +196,3 @@ def _policy_order(batch: RaggedBatch, groups: Groups) -> tuple[Tensor, Tensor]:
     offsets = torch.zeros(len(groups.totals) + 1, dtype=torch.int64, device=positions.device)
     torch.cumsum(torch.bincount(owner, minlength=len(groups.totals)), 0, out=offsets[1:])
     return order, offsets
-
-
-def _turn_starts(batch: RaggedBatch, order: Tensor) -> Tensor:
-    """[P] bool: whether the policy token at `order` [P] opens a run of policy tokens within its sequence."""
-    before = torch.cat([batch.mask.new_zeros(1), batch.mask[:-1]])
-    before[batch.offsets[:-1][batch.lengths > 0]] = False
-    return ~before[order]

@@ -168,8 +168,8 @@ def _stats(mask: Tensor, clipped: Tensor, dual_clipped: Tensor, log_ratio: Tenso
     inside = torch.where(mask, ratio, 0.0)
     return PolicyStats(
         tokens=mask.sum(),
-        clipped=(clipped & mask).sum(),
-        dual_clipped=(dual_clipped & mask).sum(),
+        clipped=clipped.sum(),
+        dual_clipped=dual_clipped.sum(),
         kl=-log_ratio.sum(),
         ratio=inside.sum(),
         ratio_max=inside.max() if inside.numel() else inside.sum(),

@@ -33,6 +33,13 @@ def test_k3_is_never_negative_and_clamped_twice() -> None:
     assert found == pytest.approx([0.0, math.exp(0.1) - 1.1, math.exp(-0.1) - 0.9, 10.0, 10.0], abs=1e-6)
 
 
+def test_k3_far_away_has_no_gradient_rather_than_a_broken_one() -> None:
+    logprobs = torch.tensor([-300.0, -0.5], requires_grad=True)
+    kl_penalty(logprobs, torch.tensor([-1.0, -300.0]), "k3").sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [0.0, 0.0]
+
+
 def test_k2_as_a_loss_has_the_gradient_of_the_divergence() -> None:
     logits = torch.tensor([0.3, -0.2, 0.5], requires_grad=True)
     logprobs = logits.log_softmax(0)

@@ -53,6 +53,15 @@ def test_vanilla(ratio: float, advantage: float, loss: float, gradient: float, c
     assert stats.ratio.item() == stats.ratio_max.item() == pytest.approx(ratio)
 
 
+def test_ratio_statistics_are_of_policy_tokens() -> None:
+    old, new = torch.zeros(4), torch.tensor([5.0, 0.1, 0.3, -0.2])
+    mask, offsets = torch.tensor([False, True, True, True]), torch.tensor([0, 4])
+    _, stats = policy_loss("vanilla", new, old, torch.ones(4), mask, offsets, CLIP)
+    assert stats.ratio.item() == pytest.approx(math.exp(0.1) + math.exp(0.3) + math.exp(-0.2))
+    assert stats.ratio_max.item() == pytest.approx(math.exp(0.3))
+    assert stats.kl.item() == pytest.approx(-0.2)
+
+
 def test_gspo_has_no_dual_clip() -> None:
     found, slope, stats = one_token("gspo", 5.0, -1.0)
     assert [found, slope, stats.dual_clipped.item()] == pytest.approx([5.0, 5.0, 0])
@@ -113,12 +122,16 @@ def test_masked_tokens_may_hold_anything(mode: Any) -> None:
 )
 def test_aggregate(mode: Any, expected: float) -> None:
     """Three sequences, one without a policy token, which counts nowhere."""
-    loss = torch.tensor([9.0, 1, 2, 3, 9, 9, 10])
+    loss = torch.tensor([9.0, 1, 2, 3, 9, 9, 10], requires_grad=True)
     mask = torch.tensor([False, True, True, True, False, False, True])
     offsets = torch.tensor([0, 4, 5, 7])
     scale = LossScale.of(mask, offsets, mode, norm_length=50)
     assert (scale.tokens, scale.sequences) == (4, 2)
-    assert aggregate(loss, mask, offsets, scale).item() == pytest.approx(expected)
+    total = aggregate(loss, mask, offsets, scale)
+    assert total.item() == pytest.approx(expected)
+    total.backward()
+    assert loss.grad is not None
+    assert (loss.grad[mask] > 0).all() and loss.grad[~mask].eq(0).all()
 
 
 def test_a_constant_length_must_be_given() -> None:
