@@ -267,7 +267,7 @@ class ToolSession:
             return self._error(slot, error.kind, str(error), time.perf_counter() - begun, metrics)
         except ToolInfrastructureError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             cause = error
             if isinstance(error, TimeoutError) and deadline.expired():
                 fault = ErrorKind.TIMEOUT, f"{slot.tool.name} gave no answer within {slot.limits.timeout:g} s"

@@ -57,7 +57,7 @@ class RewardManager:
             verdict = await self._verdict(trajectory, sample)
         except TimeoutError as error:
             return _fail(trajectory, str(error) or "TimeoutError")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return _fail(trajectory, f"{type(error).__name__}: {error}")
         trajectory.score = verdict.score
         trajectory.score_extra.update(verdict.extra)

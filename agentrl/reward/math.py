@@ -32,10 +32,7 @@ class MathJudges:
         Raises ValueError when the ground truth cannot be read, RuntimeError when workers cannot start.
         """
         with self._places:
-            try:
-                worker = self._idle.pop()
-            except IndexError:
-                worker = self._start()
+            worker = self._take()
             verdict = _ask(worker, {"solution": solution, "ground_truth": ground_truth}, deadline)
             if verdict is None:
                 return {"score": 0.0, "unjudged": 1.0}
@@ -43,6 +40,16 @@ class MathJudges:
         if "error" in verdict:
             raise ValueError(verdict["error"])
         return {"score": float(verdict["score"]), "unjudged": 0.0}
+
+    def _take(self) -> subprocess.Popen[str]:
+        """An idle worker that lives, else a new one."""
+        while True:
+            try:
+                worker = self._idle.pop()
+            except IndexError:  # not asked for before: other threads take workers too
+                return self._start()
+            if worker.poll() is None:
+                return worker
 
     def _start(self) -> subprocess.Popen[str]:
         # -P: the folder of the script, which holds a module called `math`, stays out of the import path.

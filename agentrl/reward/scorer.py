@@ -115,8 +115,8 @@ def _accepted(function: Callable[..., Any], where: str, kwargs: Mapping[str, Any
         needed = parameter.default is parameter.empty and parameter.kind in (*by_name, parameter.POSITIONAL_ONLY)
         if needed and (parameter.name not in (*ARGUMENTS, *kwargs) or parameter.kind not in by_name):
             raise ConfigError(
-                f"{what}: parameter {parameter.name!r}{nearest(parameter.name, ARGUMENTS)} is not given; a scorer is "
-                f"given, by name, {', '.join(ARGUMENTS)}, and what custom_reward_function.reward_kwargs sets"
+                f"{what}: parameter {parameter.name!r}{nearest(parameter.name, ARGUMENTS)}; a scorer is given, by "
+                f"name, {', '.join(ARGUMENTS)}, and what custom_reward_function.reward_kwargs sets"
             )
     if not any_name and "solution_str" not in names and "trajectory" not in names:
         raise ConfigError(f"{what}: it must have the parameter solution_str (or trajectory)")

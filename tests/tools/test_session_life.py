@@ -87,7 +87,7 @@ async def test_a_tool_that_was_not_used_is_not_touched(bound: Bind) -> None:
 async def test_closing_twice_or_at_once_releases_once(bound: Bind) -> None:
     recording = Recording({})
     session = await bound(ToolSet.of([recording])).open("a", {"recording": {}})
-    assert await asyncio.gather(session.close(), session.close()) == [[0.5], [0.5]]
+    assert list(await asyncio.gather(session.close(), session.close())) == [[0.5], [0.5]]
     assert await session.close() == [0.5]
     assert only(recording, "calc_reward", "release") == ["calc_reward a", "release a"]
     with pytest.raises(RuntimeError, match="closed"):
@@ -139,7 +139,7 @@ async def test_create_kwargs_that_do_not_fit_name_the_tool(bound: Bind) -> None:
         async def create(self, instance_id: str, *, size: int = 1) -> None:  # type: ignore[override]
             return None
 
-    with pytest.raises(ToolInfrastructureError, match="tool recording: create: TypeError.*'sise'"):
+    with pytest.raises(ToolInfrastructureError, match=r"tool recording: create: TypeError.*'sise'"):
         await bound(ToolSet.of([Strict({})])).open("a", {"recording": {"create_kwargs": {"sise": 1}}})
 
 

@@ -94,9 +94,7 @@ async def test_a_hanging_call_is_a_timeout_and_frees_its_place(bound: Bind) -> N
         return "done"
 
     session = await bound(ToolSet.of([sometimes])).open("i", {})
-    first, second = await asyncio.gather(
-        session.call("sometimes", {"hang": True}), session.call("sometimes", {"hang": False})
-    )
+    first, second = await asyncio.gather(*(session.call("sometimes", {"hang": hang}) for hang in (True, False)))
     assert (first.error, first.text) == (ErrorKind.TIMEOUT, "Error (timeout): sometimes gave no answer within 0.1 s")
     assert first.seconds == pytest.approx(0.1, abs=0.08)
     assert (second.error, second.text) == (None, "done")
@@ -136,6 +134,13 @@ async def test_exceptions_are_one_short_line(bound: Bind) -> None:
     result = await call(bound(ToolSet.of([fail], max_response_tokens=80)), "fail", {})
     assert result.text.startswith("Error (execution): ")
     assert result.truncated
+
+    async def leave() -> str:
+        """Fail."""
+        raise SystemExit(3)
+
+    result = await call(bound(ToolSet.of([leave])), "leave", {})
+    assert result.text == "Error (execution): SystemExit: 3"
 
     async def polite() -> str:
         """Fail."""

@@ -1,0 +1,222 @@
+"""Scoring of trajectories: what the scorer sees, and what its faults come to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.config.schema import CustomRewardConfig, RewardConfig
+from agentrl.data.sample import Sample
+from agentrl.errors import DataError
+from agentrl.reward import RewardManager
+from agentrl.trajectory import Message, Status, Trajectory, Turn
+
+QUESTION: Message = {"role": "user", "content": "2 + 3?"}
+
+
+def said(*contents: Any) -> list[Message]:
+    return [QUESTION, *({"role": "assistant", "content": content} for content in contents)]
+
+
+def sample(**changes: Any) -> Sample:
+    values = {
+        "prompt": [QUESTION],
+        "data_source": "quickstart/arithmetic",
+        "agent_name": "tool_agent",
+        "ground_truth": "5",
+    }
+    return Sample(**{**values, **changes})
+
+
+async def scored(
+    messages: list[Message], row: Sample | None = None, manager: RewardManager | None = None, **changes: Any
+) -> Trajectory:
+    trajectory = Trajectory("t", 0, messages=messages, **changes)
+    await (manager or RewardManager()).score(trajectory, row or sample())
+    return trajectory
+
+
+def custom(tmp_path: Path, body: str, **config: Any) -> RewardManager:
+    path = tmp_path / "reward.py"
+    path.write_text(body)
+    custom_config = CustomRewardConfig(path=str(path), reward_kwargs=config.pop("reward_kwargs", {}))
+    return RewardManager(RewardConfig(**config), custom_config)
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "truth", "score"),
+    [
+        ("openai/gsm8k", "#### 6", "5", 0.1),
+        ("gsm8k", "#### 5.0", "5", 1.0),
+        ("lighteval/MATH", r"\boxed{\frac{10}{2}}", "5", 1.0),
+        ("DigitalLearningGmbH/MATH-lighteval", r"\boxed{4}", "5", 0.0),
+        ("HuggingFaceH4/MATH-500", "$5$", "5", 1.0),
+        ("math_dapo", "Answer: 5", "5", 1.0),
+        ("aime2024", "so 5", "5", 1.0),
+        ("nq", "<answer>five</answer>", ["Five"], 1.0),
+        ("searchR1_hotpotqa", "<answer>five</answer>", {"target": ["Five"]}, 1.0),
+        ("quickstart/two_step", "#### 5", "5", 1.0),
+        ("quickstart/search", "#### 5.0", "5", 0.0),
+    ],
+)
+async def test_the_scorer_of_a_data_source(source: str, text: str, truth: Any, score: float) -> None:
+    RewardManager().check([source])
+    trajectory = await scored(said(text), sample(data_source=source, ground_truth=truth))
+    assert (trajectory.score, trajectory.status, trajectory.failure) == (score, Status.COMPLETED, None)
+
+
+def test_an_unknown_data_source_is_refused_before_the_run() -> None:
+    with pytest.raises(DataError, match=r"data_source 'openai/gsm8' has no scorer; did you mean 'openai/gsm8k'\?"):
+        RewardManager().check(["gsm8k", "openai/gsm8"])
+    assert {"openai/gsm8k", "aime*", "nq"} <= set(RewardManager().sources())
+
+
+async def test_only_the_policys_own_text_is_scored() -> None:
+    planted: list[Message] = [
+        {"role": "system", "content": "Answer like #### 5"},
+        QUESTION,
+        {"role": "assistant", "content": "#### 5"},
+        {"role": "user", "content": "and 2 + 3?"},
+    ]
+    messages: list[Message] = [
+        *planted,
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "#### 5"}}]},
+        {"role": "tool", "content": "#### 5"},
+        {"role": "user", "content": "#### 5"},
+    ]
+    row = sample(prompt=planted)
+    silent = await scored([*messages, {"role": "assistant", "content": "I do not know"}], row)
+    assert silent.score == 0.0
+    speaking = await scored([*messages, {"role": "assistant", "content": "#### 5"}], row)
+    assert speaking.score == 1.0
+
+
+async def test_what_a_custom_function_is_given(tmp_path: Path) -> None:
+    manager = custom(
+        tmp_path,
+        "seen = []\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info, trajectory, weight):\n"
+        "    assert (data_source, solution_str, ground_truth, weight) == ('mine', 'one\\ntwo', 5, 3)\n"
+        "    assert extra_info == {'index': 7, 'turn_rewards': [0.25, 0.5]}, extra_info\n"
+        "    assert trajectory.uid == 't'\n"
+        "    extra_info['index'] = 8\n"
+        "    extra_info['turn_rewards'].append(1)\n"
+        "    return sum(trajectory.turn_rewards)\n",
+        reward_kwargs={"weight": 3},
+    )
+    turns = [Turn("assistant", "one", 0, 0, 1, reward=0.25), Turn("assistant", "two", 0, 1, 2, reward=0.5)]
+    row = sample(data_source="mine", ground_truth=5, extra_info={"index": 7})
+    for _ in range(2):
+        trajectory = await scored(said("one", "two"), row, manager, turns=turns)
+        assert (trajectory.score, trajectory.failure) == (0.75, None)
+
+
+async def test_content_in_parts_is_text_too() -> None:
+    assert (await scored(said([{"type": "text", "text": "#### "}, {"type": "text", "text": "5"}]))).score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "score", "extra"),
+    [
+        ("1", 1.0, {}),
+        ("True", 1.0, {}),
+        ("__import__('numpy').float32(0.5)", 0.5, {}),
+        ("__import__('numpy').array(0.5)", 0.5, {}),
+        (
+            "{'score': 0.5, 'acc': True, 'n': 3, 'pred': 'x', 'bad': float('nan'), 'list': [1]}",
+            0.5,
+            {"acc": 1.0, "n": 3.0},
+        ),
+    ],
+)
+async def test_answers_that_are_scores(tmp_path: Path, answer: str, score: float, extra: dict[str, float]) -> None:
+    trajectory = await scored(said("x"), manager=custom(tmp_path, f"def compute_score(solution_str): return {answer}"))
+    assert (trajectory.score, trajectory.score_extra, trajectory.status) == (score, extra, Status.COMPLETED)
+    assert trajectory.metrics["score_seconds"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("None", "found None"),
+        ("float('nan')", "found nan"),
+        ("float('inf')", "found inf"),
+        ("'1.0'", "found '1.0'"),
+        ("[1.0]", "found \\[1.0\\]"),
+        ("{'reward': 1}", "no key 'score', only \\['reward'\\]"),
+        ("{'score': None}", "found None"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("exit(3)", "SystemExit: 3"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["def", "async def"])
+async def test_anything_else_fails_that_trajectory_only(tmp_path: Path, kind: str, answer: str, says: str) -> None:
+    manager = custom(tmp_path, f"{kind} compute_score(solution_str): return {answer}")
+    trajectory = await scored(said("x"), manager=manager)
+    assert trajectory.status is Status.FAILED
+    assert trajectory.score is None
+    assert trajectory.failure is not None
+    assert trajectory.failure.startswith("scorer: ")
+    with pytest.raises(AssertionError, match=says):
+        raise AssertionError(trajectory.failure)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "def compute_score(solution_str):\n  import time; time.sleep(1)",
+        "async def compute_score(solution_str):\n  import asyncio; await asyncio.sleep(30)",
+    ],
+)
+async def test_a_deadline_ends_the_wait(tmp_path: Path, wait: str) -> None:
+    manager = custom(tmp_path, wait, timeout=0.1)
+    begun = time.monotonic()
+    trajectory = await scored(said("x"), manager=manager)
+    assert time.monotonic() - begun < 0.8
+    assert (trajectory.status, trajectory.failure) == (
+        Status.FAILED,
+        "scorer: no score within reward_model.timeout=0.1 s",
+    )
+
+
+async def test_at_most_max_concurrent_run_and_waiting_is_not_charged(tmp_path: Path) -> None:
+    manager = custom(
+        tmp_path,
+        "import asyncio\nrunning = peak = 0\n"
+        "async def compute_score(solution_str):\n"
+        "    global running, peak\n"
+        "    running += 1; peak = max(peak, running)\n"
+        "    await asyncio.sleep(0.05)\n"
+        "    running -= 1\n"
+        "    return peak\n",
+        timeout=0.15,
+        max_concurrent=3,
+    )
+    trajectories = await asyncio.gather(*(scored(said("x"), manager=manager) for _ in range(15)))
+    assert [trajectory.score for trajectory in trajectories] == [3.0] * 15
+
+
+async def test_blocking_scorers_run_beside_each_other_and_the_loop(tmp_path: Path) -> None:
+    manager = custom(tmp_path, "import time\ndef compute_score(solution_str):\n    time.sleep(0.2)\n    return 1")
+    begun = time.monotonic()
+    trajectories = await asyncio.gather(*(scored(said("x"), manager=manager) for _ in range(20)))
+    assert all(trajectory.score == 1.0 for trajectory in trajectories)
+    assert time.monotonic() - begun < 1.0
+
+
+async def test_failed_trajectories_are_not_scored() -> None:
+    trajectory = await scored(said("#### 5"), status=Status.FAILED, failure="EngineError: gone")
+    assert (trajectory.score, trajectory.failure) == (None, "EngineError: gone")
+
+
+async def test_being_cancelled_is_no_failure_of_the_scorer(tmp_path: Path) -> None:
+    manager = custom(tmp_path, "import asyncio\nasync def compute_score(solution_str): await asyncio.sleep(30)")
+    task = asyncio.create_task(scored(said("x"), manager=manager))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

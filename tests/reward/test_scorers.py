@@ -1,0 +1,132 @@
+"""The ready scorers."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.reward import final_answer, gsm8k, search_qa
+from agentrl.reward.gsm8k import Method
+
+
+@pytest.mark.parametrize(
+    ("solution", "truth", "score"),
+    [
+        ("so #### 72", "72", 1.0),
+        ("#### 72.", "72", 1.0),
+        ("#### $72.00", "72", 1.0),
+        ("#### -$5", "-5", 1.0),
+        ("#### 1,234", "1234", 1.0),
+        ("#### 1234", "1,234", 1.0),
+        ("#### 72 dollars", "72", 1.0),
+        ("####72", "72", 1.0),
+        ("#### .5", "0.5", 1.0),
+        ("#### 1\n#### 72", "72", 1.0),
+        ("#### 72\n#### 1", "72", 0.1),
+        ("#### 73", "72", 0.1),
+        ("#### 1.2.3", "72", 0.1),
+        ("72", "72", 0.0),
+        ("#### seventy-two", "72", 0.0),
+        ("#### ...", "72", 0.0),
+        ("#### 72 ####", "72", 0.0),
+        ("####\n72", "72", 0.0),
+        ("", "72", 0.0),
+    ],
+)
+def test_gsm8k_strict(solution: str, truth: str, score: float) -> None:
+    assert gsm8k.compute_score("gsm8k", solution, truth) == score
+
+
+@pytest.mark.parametrize(
+    ("solution", "truth", "score"),
+    [
+        ("The answer is 72.", "72", 1.0),
+        ("It costs $1,200.50 in all", "1200.5", 1.0),
+        ("first 72, then 73 ...", "72", 0.1),
+        ("none . , .", "72", 0.0),
+    ],
+)
+def test_gsm8k_flexible(solution: str, truth: str, score: float) -> None:
+    assert gsm8k.compute_score("gsm8k", solution, truth, method="flexible") == score
+
+
+def test_gsm8k_on_its_own_answers(shared_data: Path) -> None:
+    """Every published solution scores 1 against its own number, and 0.1 with the number changed."""
+    rows = [json.loads(line) for line in (shared_data / "data/gsm8k/test.jsonl").read_text().splitlines()]
+    assert len(rows) == 1319
+    for row in rows:
+        truth = row["answer"].split("#### ")[1]
+        assert gsm8k.compute_score("openai/gsm8k", row["answer"], truth) == 1.0
+        assert gsm8k.compute_score("openai/gsm8k", row["answer"] + "7", truth) == 0.1
+
+
+@pytest.mark.parametrize("method", ["strict", "flexible"])
+@pytest.mark.parametrize("text", ["#### " + " " * 200_000, "." * 200_000, "#### " + "-$" * 100_000, "####" * 50_000])
+def test_gsm8k_takes_linear_time(method: Method, text: str) -> None:
+    begun = time.process_time()
+    gsm8k.compute_score("gsm8k", text, "1", method=method)
+    assert time.process_time() - begun < 0.5
+
+
+@pytest.mark.parametrize(
+    ("solution", "truth", "score"),
+    [
+        ("#### 1776", "1776", 1.0),
+        ("is\n####   K7-Q \n", "K7-Q", 1.0),
+        ("#### 12", 12, 1.0),
+        ("#### 1 #### 2", "2", 1.0),
+        ("#### 2 #### 1", "2", 0.0),
+        ("#### 1776.0", "1776", 0.0),
+        ("1776", "1776", 0.0),
+        ("", "", 0.0),
+    ],
+)
+def test_final_answer(solution: str, truth: Any, score: float) -> None:
+    assert final_answer.compute_score("quickstart/arithmetic", solution, truth) == score
+
+
+@pytest.mark.parametrize(
+    ("solution", "truth", "em", "f1"),
+    [
+        ("<answer> The  Beatles! </answer>", "beatles", 1.0, 1.0),
+        ("<answer>no</answer> then <answer>yes</answer>", {"target": ["maybe", "Yes."]}, 1.0, 1.0),
+        ("<answer>yes</answer> then <answer>no</answer>", ["yes"], 0.0, 0.0),
+        ("<answer>president Barack Obama</answer>", ["Barack Obama", "Obama"], 0.0, 0.8),
+        ("I think\nan apple\n", "apple", 1.0, 1.0),
+        ("I think\nan apple\n", "I think", 0.0, 0.0),
+        ("<answer>open", "open", 0.0, 0.0),
+        ("closed</answer>", "closed", 0.0, 0.0),
+        ("<answer>1990</answer>", 1990, 1.0, 1.0),
+        ("", "x", 0.0, 0.0),
+    ],
+)
+def test_search_qa(solution: str, truth: Any, em: float, f1: float) -> None:
+    score = search_qa.compute_score("nq", solution, truth)
+    assert score["score"] == em
+    assert score["f1"] == pytest.approx(f1)
+
+
+@pytest.mark.parametrize("truth", [None, {"answers": ["x"]}])
+def test_search_qa_refuses_other_ground_truths(truth: Any) -> None:
+    with pytest.raises(ValueError, match="ground_truth must be"):
+        search_qa.compute_score("nq", "<answer>x</answer>", truth)
+
+
+def test_search_qa_on_real_answers(shared_data: Path) -> None:
+    """Each NQ answer matches itself through the tags, whatever its letters; a shuffled one rarely does."""
+    lines = (shared_data / "data/nq_open/NQ-open.dev.jsonl").read_text().splitlines()[:1000]
+    answers = [json.loads(line)["answer"] for line in lines]
+    for gold in answers:
+        assert search_qa.compute_score("nq", f"<answer>{gold[-1]}</answer>", gold) == {"score": 1.0, "f1": 1.0}
+    shuffled = answers[:]
+    random.Random(0).shuffle(shuffled)
+    wrong = [
+        search_qa.compute_score("nq", f"<answer>{other[0]}</answer>", gold)["score"]
+        for gold, other in zip(answers, shuffled, strict=True)
+    ]
+    assert sum(wrong) < 20
