@@ -127,9 +127,9 @@ def read_stamp(policy: Path) -> Any:
 def write_untrained(directory: Path, conversations: Path, seed: int) -> None:
     """A tokenizer trained on the rendered conversations, and a model with random weights."""
     rows = next(pq.ParquetFile(conversations).iter_batches(TOKENIZER_ROWS)).to_pylist()
-    texts, _ = render_jinja_template(
+    texts = render_jinja_template(
         conversations=[row["messages"] for row in rows], tools=json.loads(rows[0]["tools"]), chat_template=CHAT_TEMPLATE
-    )
+    )[0]
     shape = TinyShape()
     tokenizer = train_tokenizer(texts, shape.vocab)
     build_model(tokenizer, shape, seed).save_pretrained(directory)

@@ -27,44 +27,47 @@ CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 CHAT_TEMPLATE = """\
-{%- set has_system = messages and messages[0].role == 'system' %}
+{%- set has_system = messages and messages[0]['role'] == 'system' %}
 {%- if tools or has_system %}
     {{- '<|im_start|>system\\n' }}
-    {%- if has_system %}{{- messages[0].content + '\\n' }}{%- endif %}
+    {%- if has_system %}{{- messages[0]['content'] + '\\n' }}{%- endif %}
     {%- for tool in tools or [] %}
-        {%- set function = tool.function if tool.function is defined else tool %}
-        {{- function.name + '(' }}
-        {%- for name, spec in function.parameters.get('properties', {}).items() %}
-            {{- name + ': ' + (spec.get('type') or 'any') | string }}
-            {%- if not loop.last %}{{- ', ' }}{%- endif %}
+        {%- set function = tool['function'] %}
+        {{- function['name'] + '(' }}
+        {%- for name, spec in function['parameters']['properties'] | items %}
+            {{- (', ' if not loop.first else '') + name + ': ' + (spec['type'] or 'any') | string }}
         {%- endfor %}
         {{- ')' }}
-        {%- if function.description %}{{- ' - ' + function.description.split('\\n')[0] }}{%- endif %}
+        {%- if function['description'] %}{{- ' - ' + (function['description'] | replace('\\n', ' ')) }}{%- endif %}
         {{- '\\n' }}
     {%- endfor %}
     {{- '<|im_end|>\\n' }}
 {%- endif %}
+{%- set turn = namespace(last='') %}
 {%- for message in messages %}
-    {%- if message.role == 'tool' %}
-        {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- elif message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\\n' + (message.content or '') }}
-        {%- for call in message.tool_calls or [] %}
-            {%- set function = call.function if call.function is defined else call %}
-            {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
-            {{- '<tool_call>\\n{"name": "' + function.name + '", "arguments": ' }}
-            {{- function.arguments if function.arguments is string else function.arguments | tojson }}
-            {{- '}\\n</tool_call>' }}
+    {%- set role = message['role'] %}
+    {%- if turn.last == 'tool' and role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- if role == 'tool' %}
+        {{- ('' if turn.last == 'tool' else '<|im_start|>user')
+            + '\\n<tool_response>\\n' + message['content'] + '\\n</tool_response>' }}
+    {%- elif role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' + (message['content'] or '') }}
+        {%- for call in message['tool_calls'] or [] %}
+            {%- set arguments = call['function']['arguments'] %}
+            {{- ('\\n' if message['content'] or not loop.first else '')
+                + '<tool_call>\\n{"name": "' + call['function']['name'] + '", "arguments": '
+                + (arguments if arguments is string else arguments | tojson) + '}\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
-    {%- elif message.role != 'system' or not loop.first %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif role != 'system' or not loop.first %}
+        {{- '<|im_start|>' + role + '\\n' + message['content'] + '<|im_end|>\\n' }}
     {%- endif %}
+    {%- set turn.last = role %}
 {%- endfor %}
+{%- if turn.last == 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
+"""Keys are looked up as `message['role']`, which costs a sandboxed template a fraction of what `message.role` does."""
 
 PLAIN_ENGLISH = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many clips did "

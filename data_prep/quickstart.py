@@ -36,7 +36,7 @@ class Recipe:
     seed: int = 1
     train_rows: int = 2048
     val_rows: int = 96
-    good_rows: int = 6400
+    good_rows: int = 7680
     """Conversations of the first warm-up phase."""
     flawed_rows: int = 1280
     """Conversations of the last warm-up phase, in which most are flawed."""
