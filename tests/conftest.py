@@ -15,6 +15,7 @@ os.environ.update(
     OMP_WAIT_POLICY="PASSIVE",
     TOKENIZERS_PARALLELISM="false",
     HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
     MPLBACKEND="Agg",
 )
 

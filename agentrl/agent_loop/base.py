@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.chat import AssistantMessage, Chat, Drift
@@ -73,11 +73,12 @@ class Episode:
     waiting_for: str = "start"
     """What the episode is doing now; a time-out quotes it."""
     tools: Sequence[ToolSchema] | None = None
+    assistant_turns: int = 0
     generate_seconds: float = 0.0
     tool_seconds: float = 0.0
     cached_tokens: int = 0
     prompt_tokens: int = 0
-    messages_of_transcript: int = field(default=0)
+    messages_of_transcript: int = 0
     """Where in trajectory.messages the current transcript begins."""
 
     @property
@@ -89,10 +90,6 @@ class Episode:
         """Tokens that may still be appended, sampled or observed."""
         limits, transcript = self.context.limits, self.transcript
         return min(limits.max_response_tokens - transcript.response_length, limits.max_model_len - len(transcript))
-
-    @property
-    def assistant_turns(self) -> int:
-        return sum(turn.role == "assistant" for turn in self.trajectory.turns)
 
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> None:
         """Open a transcript with the first prompt. `tools` are rendered by the chat template, now and on every turn."""
@@ -118,15 +115,18 @@ class Episode:
             finish_reason=generation.finish_reason.kind,
         )
         self.trajectory.turns.append(turn)
+        self.assistant_turns += 1
         self.trajectory.messages.append(message.to_message())
         return Reply(message, generation.finish_reason)
 
     async def _sample(self, stop: Sequence[str]) -> tuple[Generation, int]:
         limits, transcript = self.context.limits, self.transcript
         room = min(self.budget_left, limits.max_tokens_per_turn or self.budget_left)
-        params = replace(
-            self.params,
+        params = SamplingParams(
             max_new_tokens=room,
+            temperature=self.params.temperature,
+            top_p=self.params.top_p,
+            top_k=self.params.top_k,
             stop_token_ids=self.context.chat.stop_token_ids,
             stop=tuple(stop),
             seed=seed_of(self.seed, len(transcript)),

@@ -17,7 +17,7 @@ from agentrl.config import Config, write_config
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
 from agentrl.data.sample import Sample
-from agentrl.interaction import load_interactions
+from agentrl.interaction import Interaction, load_interactions
 from agentrl.model.packed import load_model
 from agentrl.reward import RewardManager
 from agentrl.rollout.embedded import EmbeddedEngine

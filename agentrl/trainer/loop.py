@@ -176,8 +176,8 @@ class Trainer:
         self.step = state["step"]
         if self.step >= parts.total_steps:
             raise ConfigError(
-                f"{path} is of step {self.step}, and this run ends at step {parts.total_steps}: there is nothing left to "
-                "train. Raise trainer.total_training_steps or trainer.total_epochs, name another "
+                f"{path} is of step {self.step}, and this run ends at step {parts.total_steps}: there is nothing left "
+                "to train. Raise trainer.total_training_steps or trainer.total_epochs, name another "
                 "trainer.experiment_name, or start over with trainer.resume_mode=disable"
             )
         parts.tracker.truncate_after(self.step)

@@ -67,7 +67,6 @@ def test_what_a_run_leaves_behind(small_run: Overrides, tmp_path: Path, policy_d
     ],
 )
 def test_algorithms_run_whole(small_run: Overrides, tmp_path: Path, changes: list[str]) -> None:
-    changes = [c for c in changes]
     base = [
         o
         for o in small_run("trainer.total_training_steps=2")
