@@ -95,8 +95,8 @@ def test_markers_are_single_tokens(tokenizer: PreTrainedTokenizerBase, marker: s
 def test_tools_are_one_line_each(tokenizer: PreTrainedTokenizerBase) -> None:
     text = rendered(tokenizer, TALK[:2], tools=TOOLS, add_generation_prompt=True)
     assert text == (
-        "<|im_start|>system\nBe brief.\nsearch(query: string, k: integer) - Look up a fact. More about it.\n<|im_end|>\n"
-        "<|im_start|>user\nHow old is Žofie?<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nBe brief.\nsearch(query: string, k: integer) - Look up a fact. More about it.\n"
+        "<|im_end|>\n<|im_start|>user\nHow old is Žofie?<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
