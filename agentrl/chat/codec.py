@@ -44,6 +44,8 @@ class Codec:
             getattr(self._backend, "normalizer", None) if any(t.normalized for t in added.values()) else None
         )
         self._anchor = (len(self._encode_whole("\n")), "\n")
+        self.decode_one = lru_cache(maxsize=4096)(lambda id: self.decode([id]))
+        """One token's text; parsers of the `renderers` package ask for it token by token."""
         self._in_parts = self._may_encode_in_parts(added.values())
 
     def guard(self, text: str) -> str:
@@ -137,7 +139,7 @@ class RendererTokenizer:
         return self._codec.encode(text)
 
     def decode(self, ids: Any, *_: Any, **__: Any) -> str:
-        return self._codec.decode(ids)
+        return self._codec.decode(ids) if len(ids) != 1 else self._codec.decode_one(ids[0])
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         return self._codec.tokenizer.convert_tokens_to_ids(tokens)

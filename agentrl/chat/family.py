@@ -7,6 +7,7 @@ a stand-in turn of a few tokens is given instead of the transcript, and the cost
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from renderers import RenderedTokens, RendererConfig, create_renderer  # type: ignore[import-untyped]
@@ -15,6 +16,7 @@ from renderers.configs import config_from_name  # type: ignore[import-untyped]
 
 from agentrl.chat.codec import Codec, RendererTokenizer
 from agentrl.chat.message import AssistantMessage, ParsedCall, make_call
+from agentrl.chat.parsers import CALL_FORMATS, THINK, CallParser
 from agentrl.errors import ConfigError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
@@ -24,6 +26,17 @@ FAMILIES = tuple(
     for config in get_args(get_args(RendererConfig)[0])
     if (name := config.model_fields["name"].default) not in ("auto", "default", "custom")
 )
+CALLS_LIKE = {
+    "qwen3": "hermes",
+    "qwen3-vl": "hermes",
+    **dict.fromkeys(("prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8"), "qwen3_coder"),
+    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), "qwen3_coder"),
+    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), "glm"),
+    **dict.fromkeys(("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"), "glm"),
+    "minimax-m2": "minimax",
+}
+"""Families whose calls have a shared format are read by our parser: the renderers' takes quadratic time for some broken
+calls, and does not say what is wrong with them."""
 ERRORS = {
     ToolCallParseStatus.INVALID_JSON: "the call is not valid JSON",
     ToolCallParseStatus.UNCLOSED_BLOCK: "the call is not closed",
@@ -66,6 +79,7 @@ class FamilyFormat:
         self._closes = self._reply[-1] in self._stops
         self._close = self._reply[-1] if self._closes else self.stop_token_ids[0]
         self._open_reply = self._reply[:-1] if self._closes else self._reply
+        self._parser = self._shared_parser()
         self._bridges = True
         # Some renderers' bridges lose the newline behind a turn; a full render shows it.
         self._bridges = self._bridge_closed(self._close, [USER], None) == self._difference(self._close, [USER], None)
@@ -86,6 +100,10 @@ class FamilyFormat:
         return [*close, *self._bridge_closed(self._close, messages, tools)]
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
+        if self._parser is not None:
+            message = self._parser.parse(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids, tools)
+            # Templates put line breaks around an answer, and take them off again.
+            return replace(message, text=message.text.strip("\n"))
         try:
             parsed = self._renderer.parse_response(list(ids), tools=tools, prompt_ids=self._prompt)
         except (ValueError, RecursionError) as fault:
@@ -117,6 +135,12 @@ class FamilyFormat:
             )
         turn = [*self._codec.encode(text[len(rest) :]), *whole[end:]]
         return turn if turn and turn[-1] in self._stops else [*turn, self._stop_after(message, tools)]
+
+    def _shared_parser(self) -> CallParser | None:
+        if self.name not in CALLS_LIKE:
+            return None
+        starts_in_reasoning = self._codec.decode(self._prompt).rstrip().endswith(THINK)
+        return CallParser(self._codec, CALL_FORMATS[CALLS_LIKE[self.name]], starts_in_reasoning=starts_in_reasoning)
 
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool = False

@@ -143,9 +143,9 @@ def with_named_ids(messages: Sequence[Message]) -> list[Message]:
         for call in message.get("tool_calls", ()):
             id = call.get("id", "")
             if not id.startswith("functions."):
-                id = renamed[id] = f"functions.{call['function'].get('name', '')}:{count}"
+                renamed[id] = f"functions.{call['function'].get('name', '')}:{count}"
             count += 1
-            calls.append({**call, "id": id})
+            calls.append({**call, "id": renamed.get(id, id)})
         message = {**message, "tool_calls": calls} if calls else message
         answered = message.get("tool_call_id")
         out.append({**message, "tool_call_id": renamed[answered]} if answered in renamed else message)

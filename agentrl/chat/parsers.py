@@ -1,4 +1,4 @@
-"""Tool calls in sampled ids, for the formats that a tokenizer's own chat template may ask for.
+"""Tool calls in sampled ids, for the call formats that several models share.
 
 Ids are cut at their markers first, and every piece between is decoded once, so the time is linear in the ids whatever
 the policy wrote. A marker that is one token of the vocabulary is matched by its id: the same characters spelled with
@@ -191,18 +191,36 @@ def tagged_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     name, end, rest = body[start + len("<function=") :].partition(">")
     if start < 0 or not end:
         return [Found(error="the call has no <function=name>")]
+    return [_tagged_call(name, rest, "<parameter=", ">", tools)]
+
+
+def invoke_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """MiniMax: `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`, any number of them."""
+    found = []
+    _, *calls = body.split('<invoke name="')
+    for call in calls:
+        name, quoted, rest = call.partition('">')
+        inside, closed, _ = rest.partition("</invoke>")
+        if quoted and closed:
+            found.append(_tagged_call(name, inside, '<parameter name="', '">', tools))
+        else:
+            found.append(Found(error='a call is not of the form <invoke name="name">...</invoke>'))
+    return found or [Found(error='the call has no <invoke name="name">')]
+
+
+def _tagged_call(name: str, text: str, opening: str, opened: str, tools: Sequence[ToolSchema]) -> Found:
     types = _parameter_types(name, tools)
     arguments: dict[str, Any] = {}
     at = 0
-    while (at := rest.find("<parameter=", at)) >= 0:
-        key_end = rest.find(">", at)
-        value_end = rest.find("</parameter>", at)
-        if not at < key_end < value_end:
-            return [Found(name, error="a parameter is not of the form <parameter=name>value</parameter>")]
-        key, value = rest[at + len("<parameter=") : key_end], rest[key_end + 1 : value_end]
+    while (at := text.find(opening, at)) >= 0:
+        key_end = text.find(opened, at + len(opening))
+        end = text.find("</parameter>", at)
+        if not at < key_end < end:
+            return Found(name, error=f"a parameter is not of the form {opening}name{opened}value</parameter>")
+        key, value = text[at + len(opening) : key_end], text[key_end + len(opened) : end]
         arguments[key] = _typed(value.removeprefix("\n").removesuffix("\n"), types.get(key))
-        at = value_end
-    return [Found(name, arguments)]
+        at = end
+    return Found(name, arguments)
 
 
 def keyed_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
@@ -256,6 +274,7 @@ CALL_FORMATS: dict[str, CallFormat | None] = {
     "hermes": CallFormat("<tool_call>", "</tool_call>", json_body),
     "qwen3_coder": CallFormat("<tool_call>", "</tool_call>", tagged_body),
     "glm": CallFormat("<tool_call>", "</tool_call>", keyed_body),
+    "minimax": CallFormat("<minimax:tool_call>", "</minimax:tool_call>", invoke_body),
     "deepseek_v3": CallFormat(
         "<｜tool▁call▁begin｜>",
         "<｜tool▁call▁end｜>",
@@ -276,6 +295,8 @@ def detect_format(template: str) -> str:
         return "glm" if "<arg_key>" in template else "hermes"
     if "<｜tool▁calls▁begin｜>" in template:
         return "deepseek_v3"
+    if "<minimax:tool_call>" in template:
+        return "minimax"
     if "[TOOL_CALLS]" in template:
         return "mistral"
     if "<|start_header_id|>" in template and '"parameters"' in template:

@@ -162,12 +162,23 @@ class TemplateFormat:
         return Shape(pieces, inserts)
 
     def _render_between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
-        stand_in = [USER, _stand_in_turn(messages)]
-        after = self._text([*stand_in, *messages], tools, True).partition(MARK)[2]
+        turn, text = self._after_stand_in(messages, tools)
         if self._end:
-            return after.partition(self._end)[2]
-        closing = self._text(stand_in, tools, False).partition(MARK)[2]
-        return after.removeprefix(closing)
+            return text.partition(self._end)[2]
+        return text.removeprefix(self._text([USER, turn], tools, False).partition(MARK)[2])
+
+    def _after_stand_in(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> tuple[Message, str]:
+        """The first stand-in turn that the template accepts and writes out, and the text behind its mark."""
+        refused: ConfigError | None = None
+        for turn in _stand_in_turns(messages):
+            try:
+                _, marked, text = self._text([USER, turn, *messages], tools, True).partition(MARK)
+            except ConfigError as fault:
+                refused = refused or fault
+                continue
+            if marked:
+                return turn, text
+        raise refused or ConfigError(f"{self._where()} does not write the text of assistant turns")
 
     def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> str:
         try:
@@ -213,21 +224,21 @@ class TemplateFormat:
         return f"the chat template of {self._codec.tokenizer.name_or_path or 'the tokenizer'}"
 
 
-def _stand_in_turn(messages: Sequence[Message]) -> Message:
-    """An assistant turn that made the calls which `messages` answer; MARK is the last thing in it."""
-    answers = [message for message in messages if message["role"] == "tool"]
-    if not answers:
-        return REPLY
-    calls = [
-        {
-            "id": answer.get("tool_call_id", f"call{index:05d}"),
-            "type": "function",
-            "function": {"name": answer.get("name") or "f", "arguments": {"x": "y"}},
-        }
-        for index, answer in enumerate(answers)
-    ]
-    calls[-1]["function"] = {"name": answers[-1].get("name") or "f", "arguments": {"x": MARK}}
-    return {"role": "assistant", "content": "", "tool_calls": calls}
+def _stand_in_turns(messages: Sequence[Message]) -> list[Message]:
+    """Assistant turns that `messages` may answer, with MARK as the last thing in them: one that made all the calls,
+    one that made a single call, and one without any.
+    """
+    calls = [_asked(index, message) for index, message in enumerate(messages) if message["role"] == "tool"]
+    if not calls:
+        return [REPLY]
+    calls[-1]["function"]["arguments"] = {"x": MARK}
+    return [{"role": "assistant", "content": "", "tool_calls": made} for made in (calls, calls[-1:])] + [REPLY]
+
+
+def _asked(index: int, answer: Message) -> dict[str, Any]:
+    """A call that `answer` may answer."""
+    function = {"name": answer.get("name") or "f", "arguments": {"x": "y"}}
+    return {"id": answer.get("tool_call_id", f"call{index:05d}"), "type": "function", "function": function}
 
 
 def _answer(call: dict[str, Any]) -> Message:

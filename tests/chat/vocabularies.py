@@ -25,12 +25,27 @@ GLM = (
 )
 DEEPSEEK = (
     *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>"),
-    *("<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>"),
+    *(
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁outputs▁begin｜>",
+    ),
     *("<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
 )
 DEEPSEEK_V4 = (
     *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>"),
-    *("<think>", "</think>", "｜DSML｜", "<｜action｜>", "<｜query｜>", "<｜authority｜>", "<｜domain｜>", "<｜title｜>"),
+    *(
+        "<think>",
+        "</think>",
+        "｜DSML｜",
+        "<｜action｜>",
+        "<｜query｜>",
+        "<｜authority｜>",
+        "<｜domain｜>",
+        "<｜title｜>",
+    ),
     "<｜read_url｜>",
 )
 KIMI = (
@@ -103,5 +118,7 @@ def save_tokenizer(
     tokenizer = Tokenizer.from_str(trained_model())
     # As in Qwen's vocabularies, tool markers are ordinary added tokens and the rest are special ones.
     tokenizer.add_tokens([AddedToken(t, normalized=False, special=special and "tool" not in t) for t in tokens])
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, chat_template=template).save_pretrained(directory)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, chat_template=template).save_pretrained(
+        directory
+    )
     return str(directory)

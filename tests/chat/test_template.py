@@ -1,0 +1,193 @@
+"""The default path: tokenizers' own templates, of several shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.chat import Chat, Drift
+from agentrl.chat.template import TemplateFormat
+from agentrl.errors import ConfigError, DataError
+from agentrl.tiny_policy import PLAIN_ENGLISH, train_tokenizer
+from agentrl.trajectory import Message
+from tests.chat import templates
+from tests.chat.conftest import TEMPLATES
+from tests.chat.conversations import GO_ON, TOOLS, answers, assistant, call, conversation, roll_out, sampled_turns
+from tests.chat.vocabularies import QWEN, save_tokenizer
+
+PLAIN = [name for name in TEMPLATES if name != "opens_reasoning"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_rolled_out_transcript_equals_the_full_render(make_chat: Callable[..., Chat], name: str) -> None:
+    chat = make_chat(name)
+    calls = 1 if name == "llama" else 2
+    turns = [assistant("", calls), assistant("", 1), assistant("So 5."), assistant("Bye.")]
+    messages = conversation(*turns)
+    if name == "mistral":  # Has no system message.
+        messages = messages[1:]
+    ids, mask = chat.render_training(messages, TOOLS)
+    sampled = sampled_turns(ids, mask)
+    assert len(sampled) == 4
+    assert roll_out(chat, messages, sampled) == ids
+    assert chat.drift(ids, messages, TOOLS) is Drift.CLEAN
+    ids += chat.bridge(ids, [GO_ON], TOOLS)
+    expected = Drift.FORK if name == "mistral" else Drift.CLEAN  # Mistral writes the tools before the last user turn.
+    assert chat.drift(ids, [*messages, GO_ON], TOOLS) is expected
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_sampled_turns_are_read_back(make_chat: Callable[..., Chat], name: str) -> None:
+    chat = make_chat(name)
+    messages = conversation(assistant("", 1 if name == "llama" else 2), assistant("So 5."))
+    messages = messages[1:] if name == "mistral" else messages
+    first, last = sampled_turns(*chat.render_training(messages, TOOLS))
+    wanted = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    parsed = chat.parse(first, TOOLS)
+    assert [{"name": call.name, "arguments": call.arguments} for call in parsed.calls] == wanted
+    assert (parsed.text, chat.parse(last, TOOLS).text.lstrip()) == ("", "So 5.")
+    assert first[-1] in chat.stop_token_ids
+    assert last[-1] in chat.stop_token_ids
+
+
+def test_text_before_a_call_survives_the_round_trip(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("hermes")
+    messages = conversation(assistant("I add them.", 2), assistant("So\n\n5. ", 0, "Now say it."))
+    ids, mask = chat.render_training(messages, TOOLS)
+    parsed = [chat.parse(turn, TOOLS) for turn in sampled_turns(ids, mask)]
+    assert [message.text for message in parsed] == ["I add them.", "So\n\n5. "]
+    assert parsed[1].reasoning == "Now say it."
+    again = [*messages[:2], parsed[0].to_message(), *answers(2), parsed[1].to_message()]
+    assert chat.drift(ids, again, TOOLS) is Drift.CLEAN
+
+
+def test_reasoning_that_the_template_drops_is_a_fork(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("strips_reasoning")
+    messages = conversation(assistant("", 1, "Add them."), assistant("So 5.", 0, "Now say it."))
+    ids, mask = chat.render_training(messages, TOOLS)
+    assert roll_out(chat, messages, sampled_turns(ids, mask)) == ids
+    assert chat.drift(ids, messages, TOOLS) is Drift.FORK
+    assert "Add them." in chat.decode(ids)
+
+
+def test_reasoning_that_the_prompt_begins(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("opens_reasoning")
+    messages = conversation(assistant("", 1, "Add them."), assistant("So 5.", 0, "Now say it."))
+    ids, mask = chat.render_training(messages, TOOLS)
+    turns = sampled_turns(ids, mask)
+    assert chat.decode(turns[1]) == "Now say it.\n</think>\n\nSo 5.<|im_end|>"
+    assert [chat.parse(turn, TOOLS).reasoning for turn in turns] == ["Add them.", "Now say it."]
+    assert chat.drift(ids, messages, TOOLS) is Drift.CLEAN
+    with pytest.raises(ConfigError, match="reasoning_content"):
+        chat.render_training(conversation(assistant("So 5.")), TOOLS)
+
+
+@pytest.mark.parametrize("name", ["hermes", "coder", "llama", "hermes_in_text"])
+def test_a_cut_turn_is_closed_by_the_bridge(make_chat: Callable[..., Chat], name: str) -> None:
+    chat = make_chat(name)
+    ids, _ = chat.render_training(conversation(assistant("So 5.")), TOOLS)
+    whole = ids + chat.bridge(ids, [GO_ON], TOOLS)
+    assert ids[:-1] + chat.bridge(ids[:-1], [GO_ON], TOOLS) == whole
+
+
+def test_newline_behind_the_end_of_turn_token_is_kept(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("hermes")
+    ids, _ = chat.render_training(conversation(assistant("", 1)), TOOLS)
+    assert chat.decode(chat.bridge(ids, answers(1), TOOLS)) == (
+        "\n<|im_start|>user\n<tool_response>\nresult 0: 2\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(
+    "content",
+    ["", "  ", " padded\n", "quote \" and \\ and é <b>&'", "[1]", "null", "\n\n", "AgentrlSlot0End", "x" * 500],
+)
+def test_learnt_shapes_write_what_the_template_writes(make_chat: Callable[..., Chat], name: str, content: str) -> None:
+    chat = make_chat(name)
+    format = chat.format
+    assert isinstance(format, TemplateFormat)
+    for count in (1, 2):
+        messages = [{**answer, "content": content} for answer in answers(count)]
+        assert format._between(messages, None) == format._render_between(messages, None)
+    assert format._between([{**GO_ON, "content": content}], None) == format._render_between(
+        [{**GO_ON, "content": content}], None
+    )
+    assert all(shape is not None for _, shape in format._shapes.values())
+
+
+def test_templates_that_treat_contents_in_another_way_are_rendered_each_time(tmp_path: Path) -> None:
+    shouting = templates.HERMES.replace(
+        "'<|im_start|>' + message.role + '\\n' + message.content", "message.content | upper"
+    )
+    chat = Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", shouting))
+    ids, _ = chat.render_training([GO_ON, assistant("Yes.")])
+    assert (
+        chat.decode(chat.bridge(ids, [{"role": "user", "content": "be loud"}]))
+        == "\nBE LOUD<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_another_stop_token_needs_no_close(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("hermes_in_text")
+    assert [chat.decode([id]) for id in chat.stop_token_ids] == ["<|im_end|>", "<|endoftext|>"]
+    ids = [*chat.render([GO_ON]), *chat.encode("Yes."), chat._codec.added["<|endoftext|>"]]
+    assert chat.decode(chat.bridge(ids, [GO_ON])).startswith("\n<|im_start|>user")
+
+
+def test_calls_are_read_from_text_where_the_markers_are_no_tokens(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("hermes_in_text")
+    assert "<tool_call>" not in chat._codec.added
+    ids, mask = chat.render_training(conversation(assistant("I add.", 2)), TOOLS)
+    parsed = chat.parse(sampled_turns(ids, mask)[0], TOOLS)
+    assert (parsed.text, [call.arguments for call in parsed.calls]) == (
+        "I add.",
+        [{"expression": "0 + 2", "digits": 0}, {"expression": "1 + 2", "digits": 1}],
+    )
+
+
+def test_quickstart_tokenizer(tmp_path: Path) -> None:
+    train_tokenizer(PLAIN_ENGLISH, 512).save_pretrained(tmp_path)
+    chat = Chat.from_pretrained(str(tmp_path))
+    assert chat.format.name == "template:hermes"
+    messages = conversation(assistant("", 2), assistant("First.", 1), assistant("#### 5"))
+    ids, mask = chat.render_training(messages, TOOLS)
+    assert roll_out(chat, messages, sampled_turns(ids, mask)) == ids
+    assert chat.drift(ids, messages, TOOLS) is Drift.CLEAN
+    assert max(ids) < chat.vocab_size
+
+
+def test_fields_that_parquet_filled_with_none_are_dropped(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("hermes")
+    clean = conversation(assistant("", 1), assistant("So 5."))
+    filled: list[Message] = [
+        {"name": None, "tool_call_id": None, "reasoning_content": None, "tool_calls": None, **message}
+        for message in clean
+    ]
+    filled[2]["tool_calls"] = [{**call("call00000"), "function": {"name": "calculator", "arguments": None, "x": None}}]
+    filled[2]["tool_calls"][0]["function"]["arguments"] = '{"expression": "0 + 2", "digits": 0}'
+    filled[2]["content"] = None
+    assert chat.render_training(filled, TOOLS) == chat.render_training(clean, TOOLS)
+
+
+def test_content_in_text_parts_is_joined(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("hermes")
+    parts: dict[str, Any] = {
+        "role": "user",
+        "content": [{"type": "text", "text": "Go"}, {"type": "text", "text": " on."}],
+    }
+    assert chat.render([parts]) == chat.render([GO_ON])
+
+
+def test_bad_conversations_name_the_fault(make_chat: Callable[..., Chat]) -> None:
+    with pytest.raises(ConfigError, match="one call a message"):
+        make_chat("llama").render(conversation(assistant("", 2), assistant("So 5.")), TOOLS)
+    with pytest.raises(DataError, match="no assistant turn"):
+        make_chat("hermes").render_training([GO_ON])
+    with pytest.raises(DataError, match="message 2 is an assistant turn with nothing before it"):
+        make_chat("hermes").render_training([GO_ON, assistant("a"), assistant("b")])
+    with pytest.raises(ValueError, match="assistant turns are sampled"):
+        make_chat("hermes").bridge([1], [assistant("a")])
