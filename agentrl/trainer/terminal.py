@@ -63,6 +63,8 @@ class RichDisplay(Display):
     """Lines shown of one piece of a trajectory."""
     PIECES = 24
     """Pieces shown of one transcript."""
+    VALIDATION_NUMBERS = 6
+    """Numbers shown of a validation that has no success rates."""
     HISTORY = 200
     """Things above the frame that `save_svg` still knows."""
 
@@ -100,10 +102,14 @@ class RichDisplay(Display):
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         with self.lock:
             self._validations.append((step, dict(metrics)))
-        line = Text.assemble(("✓ ", GREEN), (f"validation at step {step}", "bold"), "  success")
-        for column in VALIDATION_COLUMNS:
-            if (text := column.text(metrics)) is not None:
-                line.append_text(Text.assemble((f"  {column.label} ", GREY), (text, "bold")))
+        line = Text.assemble(("✓ ", GREEN), (f"validation at step {step}", "bold"))
+        numbers = [(f"success {column.label}", column.text(metrics)) for column in VALIDATION_COLUMNS]
+        if not any(text for _, text in numbers):
+            named = [(name.removeprefix("val/"), value) for name, value in metrics.items() if name.startswith("val/")]
+            numbers = [(visible(name), f"{value:.4g}") for name, value in named[: self.VALIDATION_NUMBERS]]
+        for label, text in numbers:
+            if text is not None:
+                line.append_text(Text.assemble((f"   {label} ", GREY), (text, "bold")))
         self._print(line)
 
     def trajectory(self, trajectory: Trajectory, title: str) -> None:

@@ -265,6 +265,14 @@ def test_the_frame_shows_the_last_steps_the_curve_and_the_validations() -> None:
     assert "step 30 of 60" in text
 
 
+def test_validations_with_and_without_success_rates() -> None:
+    display, output = rich(120, 40)
+    display.validation(3, {"val/success_greedy": 0.5, "val/gsm8k/pass@2": 0.75})
+    display.validation(4, {"val/loss": 0.1234567, "sft/loss": 9.0})
+    text = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", output.getvalue())
+    assert text == "✓ validation at step 3   success greedy 50.0%\n✓ validation at step 4   loss 0.1235\n"
+
+
 def test_a_narrow_table_keeps_the_most_important_columns() -> None:
     display, _ = rich(50, 24)
     fill(display)
