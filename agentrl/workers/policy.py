@@ -99,7 +99,10 @@ class PolicyWorker:
         return _actor_metrics(reports) | {"perf/update_tokens": float(batch.num_tokens * config.ppo_epochs)}
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight once, by its Hugging Face name, whole and in the engine's dtype. Tied weights have one name."""
+        """Every weight once, by its Hugging Face name, whole and in the engine's dtype. Tied weights have one name.
+
+        In float32 these may be the live weights themselves, which the next update changes: copy them.
+        """
         for name, param in self.learner.params.items():
             yield name, full(param.detach()).to(self._dtype)
 

@@ -81,7 +81,7 @@ def test_a_step_makes_good_tokens_likelier_and_bad_ones_less_likely(
     batch = make_batch(prompts=4, n=2)
     sign = torch.where(torch.arange(len(batch)) % 2 == 0, 1.0, -1.0)
     batch.advantages = torch.repeat_interleave(sign, batch.lengths) * batch.mask
-    worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=2e-3)))
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=2e-3)), temperature=0.7)
     before, _ = worker.compute_log_probs(batch)
     batch.old_logprobs = before
     metrics = worker.update(batch, step=1)
@@ -103,6 +103,21 @@ def test_repeated_updates_on_one_batch_are_held_by_the_clip(make_worker: WorkerM
     assert second["actor/clip_frac"] > 0.1
     assert second["actor/lr"] == pytest.approx(3e-3)
     assert second["perf/update_tokens"] == 8 * batch.num_tokens
+
+
+@pytest.mark.parametrize(("sign", "bound"), [(1.0, "clip_ratio_high"), (-1.0, "clip_ratio_low")])
+def test_clip_bounds_are_told_apart(make_worker: WorkerMaker, make_batch: BatchMaker, sign: float, bound: str) -> None:
+    """With good tokens only the upper bound can clip, with bad ones only the lower."""
+    batch = make_batch()
+    batch.advantages = sign * batch.mask.float()
+    clipped = {}
+    for tight in ("clip_ratio_low", "clip_ratio_high"):
+        bounds = {"clip_ratio_low": 0.99, "clip_ratio_high": 100.0, tight: 1e-4}
+        worker = make_worker(ActorConfig(ppo_mini_batch_size=4, ppo_epochs=3, optim=OptimConfig(lr=1e-3), **bounds))
+        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        clipped[tight] = worker.update(batch, step=1)["actor/clip_frac"]
+    assert clipped.pop(bound) > 0.5
+    assert list(clipped.values()) == [0.0]
 
 
 def test_old_log_probs_may_be_left_out_of_a_single_step(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
