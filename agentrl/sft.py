@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Threads that spin while they wait would take the cores from each other. Must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -23,9 +24,9 @@ from agentrl.errors import UserError
 from agentrl.trainer.display import Display
 from agentrl.trainer.publish import disk_full, is_disk_full
 from agentrl.trainer.tracking import Tracker
-from agentrl.workers.device import resolve_device
-from agentrl.workers.export import export_model
-from agentrl.workers.supervised import SupervisedLearner
+
+if TYPE_CHECKING:
+    from agentrl.workers.supervised import SupervisedLearner
 
 
 def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
@@ -34,6 +35,10 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     An older run in that directory is replaced. Returns the metrics of the last step (sft/..., and val/loss with
     validation data). Raises UserError.
     """
+    # Imported late, so that --help and config errors do not wait for torch.
+    from agentrl.workers.device import resolve_device
+    from agentrl.workers.supervised import SupervisedLearner
+
     model, out = config.model, Path(config.trainer.default_local_dir)
     device = resolve_device(config.trainer.device)
     chat = Chat.from_pretrained(
@@ -119,6 +124,8 @@ def write_policy(learner: SupervisedLearner, chat: Chat, directory: Path) -> Non
 
     Raises TrainingError when the disk is full; an older policy is then still there.
     """
+    from agentrl.workers.export import export_model
+
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
