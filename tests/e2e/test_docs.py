@@ -1,0 +1,149 @@
+"""What README and docs say is true: their files are written as shown, and their commands run as shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+
+from tests.e2e.conftest import PROJECT
+from tests.e2e.test_train import lines
+
+SMALL = [
+    "data.train_batch_size=4",
+    "data.max_prompt_length=400",
+    "data.max_response_length=40",
+    "data.val_max_samples=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.rollout.n=2",
+    "trainer.total_training_steps=1",
+]
+"""Added to the commands of documents so that they take seconds."""
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return [text for name, text in BLOCK.findall((PROJECT / document).read_text()) if name == language]
+
+
+def write_files(document: str, folder: Path) -> list[str]:
+    """Write the code blocks that begin with a comment naming a file."""
+    written = []
+    for language in ("python", "yaml"):
+        for text in blocks(document, language):
+            named = re.match(r"# (\S+\.(?:py|yaml))\n", text)
+            assert named, f"{document}: a {language} block without a file name: {text[:80]}"
+            (folder / named.group(1)).write_text(text)
+            written.append(named.group(1))
+    return written
+
+
+def commands(document: str) -> list[str]:
+    joined = "\n".join(blocks(document, "bash")).replace("\\\n", " ")
+    return [line.split("  #")[0].strip() for line in joined.splitlines() if line.split("#")[0].strip()]
+
+
+def run(arguments: list[str], cwd: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{PROJECT}"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr}"
+
+
+def scaled(words: list[str], policy_dir: Path) -> list[str]:
+    """The command's arguments as a test runs it: the tiny policy for the model, and few steps."""
+    words = [word.replace("Qwen/Qwen3-0.6B", str(policy_dir)) for word in words]
+    if "agentrl.train" in words and "--help" not in words:
+        return [*(word for word in words if not word.startswith("trainer.total_training_steps")), *SMALL]
+    if "agentrl.sft" in words:
+        return [*words, "trainer.total_training_steps=2", "data.train_batch_size=2"]
+    return words
+
+
+@pytest.mark.timeout(900)
+def test_the_readmes_commands_run(
+    tmp_path: Path, policy_dir: Path, data_dir: Path, gsm8k_excerpt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(write_files("README.md", tmp_path)) == {"my_data.py", "my_tools.py", "my_reward.py", "my_tools.yaml"}
+    (tmp_path / "gsm8k").symlink_to(gsm8k_excerpt)
+    (tmp_path / "runs").mkdir()
+    ran = []
+    for line in commands("README.md"):
+        words = shlex.split(line)
+        if words[0] == "make":
+            subprocess.run(["make", "-n", *words[1:]], cwd=PROJECT, check=True, capture_output=True)
+        else:
+            assert words[0] == "python", line
+            if words[1] == "-m" and "trainer.experiment_name=longer" in words:
+                # The quickstart's own assets take minutes (test_quickstart makes them): here its data, few steps.
+                small = [f"data.train_files={data_dir}/train.parquet", f"data.val_files={data_dir}/val.parquet"]
+                small += [f"actor_rollout_ref.model.path={policy_dir}"]
+                small += [f"actor_rollout_ref.rollout.multi_turn.tool_config_path={data_dir}/tools.yaml"]
+                words += small
+            run(scaled(words[1:], policy_dir), tmp_path)
+        ran.append(words[:3])
+    assert len(ran) == 9
+    assert [line["step"] for line in lines(tmp_path / "runs" / "lengths")] == [0, 1]
+    assert [line["step"] for line in lines(tmp_path / "runs" / "gsm8k")] == [0, 1]
+
+
+@pytest.fixture
+def gsm8k_excerpt(tmp_path: Path) -> Path:
+    """A few questions in GSM8K's format, so that the README's commands run where the data set is not."""
+    folder = tmp_path / "excerpt"
+    folder.mkdir()
+    line = '{"question": "Ann has %d pens and buys %d more. How many?", "answer": "<<%d+%d=%d>>%d pens.\\n#### %d"}\n'
+    for name in ("train", "test"):
+        text = "".join(line % (a, 3, a, 3, a + 3, a + 3, a + 3) for a in range(2, 18))
+        (folder / f"{name}.jsonl").write_text(text)
+    return folder
+
+
+Overrides = Callable[..., list[str]]
+
+
+@pytest.mark.parametrize(
+    ("row", "keys"),
+    [
+        (
+            {"agent_name": "tool_agent", "tools_kwargs": {"count": {"create_kwargs": {"start": 5}}}},
+            ["actor_rollout_ref.rollout.multi_turn.tool_config_path=my_counter.yaml"],
+        ),
+        (
+            {"agent_name": "tool_agent", "interaction_kwargs": {"name": "polite"}},
+            ["actor_rollout_ref.rollout.multi_turn.interaction_config_path=my_interaction.yaml"],
+        ),
+        (
+            {"agent_name": "ask_twice"},
+            ["actor_rollout_ref.rollout.agent.agent_loop_config_path=my_loops.yaml"],
+        ),
+    ],
+    ids=["tool class", "interaction", "agent loop"],
+)
+def test_the_examples_of_docs_tools_run(
+    small_run: Overrides, tmp_path: Path, row: dict[str, object], keys: list[str]
+) -> None:
+    write_files("docs/tools.md", tmp_path)
+    base = {
+        "prompt": [{"role": "user", "content": "Say please."}],
+        "data_source": "quickstart/arithmetic",
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+    }
+    pq.write_table(pyarrow.Table.from_pylist([{**base, **row}] * 8), tmp_path / "rows.parquet")
+    overrides = [word for word in small_run() if "tool_config_path" not in word]
+    files = ["data.train_files=rows.parquet", "data.val_files=rows.parquet"]
+    run(["-m", "agentrl.train", *overrides, *SMALL, *files, *keys], tmp_path)
+    metrics = lines(tmp_path / "run")[-1]
+    assert metrics["status/failed"] == 0 if "status/failed" in metrics else True
+    if "ask_twice" in str(row):
+        assert metrics["turns/mean"] > 1.0
