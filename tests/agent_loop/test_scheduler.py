@@ -76,7 +76,7 @@ async def test_a_thousand_trajectories_under_random_faults_end_exactly_once(benc
             return EngineError("fault")
         return call("flaky") if turn < 2 else "#### 5"
 
-    b = bench(script, [flaky], timeout=0.1, max_concurrent=200, max_retries=1)
+    b = bench(script, [flaky], timeout=0.1, trajectory_timeout=150, max_concurrent=200, max_retries=1)
     ended: Counter[str] = Counter()
 
     def on_end(trajectory: Trajectory) -> None:
