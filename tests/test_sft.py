@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -220,3 +222,23 @@ def test_faults_of_the_user_end_with_a_message(
         assert main(arguments) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_leaves_the_older_policy(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full_disk(model: Any, params: Any, dtype: Any, directory: Path, tokenizer: Any) -> None:
+        directory.mkdir()
+        (directory / "model.safetensors").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    older = tmp_path / "run" / "policy" / "model.safetensors"
+    older.parent.mkdir(parents=True)
+    older.write_bytes(b"older")
+    monkeypatch.setattr("agentrl.workers.export.export_model", full_disk)
+    data = write(tmp_path / "a.parquet", TRANSCRIPTS)
+    arguments = [f"data.train_files={data}", f"model.path={policy}", "trainer.device=cpu"]
+    assert main([*arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]) == 2
+    assert "the disk is full" in capsys.readouterr().err
+    assert older.read_bytes() == b"older"
+    assert not list((tmp_path / "run").glob(".*"))
