@@ -49,7 +49,10 @@ PIECE_COLOURS: dict[Kind, str] = {
     "user": PURPLE,
     "template": GREY,
 }
-LEGEND = (("policy", BLUE), ("tool call", ORANGE), ("tool answer", GREEN), ("user", PURPLE), ("prompt", GREY))
+LEGEND = (
+    ("trained on:", (("policy", BLUE), ("tool call", ORANGE))),
+    ("only read:", (("tool answer", GREEN), ("user", PURPLE), ("prompt", GREY))),
+)
 STAGE_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY)
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -114,14 +117,15 @@ class RichDisplay(Display):
 
     def trajectory(self, trajectory: Trajectory, title: str) -> None:
         decode = self._decode()
-        self._print(Rule(Text(visible(title), style="bold"), style=GREY, align="left"))
-        self._print(Text(headline(trajectory), style=GREY))
+        parts: list[RenderableType] = [
+            Rule(Text(visible(title), style="bold"), style=GREY, align="left"),
+            Text(headline(trajectory), style=GREY),
+        ]
         for index in range(len(trajectory.transcripts)):
             if index:
-                self._print(Rule(Text(f"context window {index + 1}", style=GREY), style=GREY, characters="┄"))
-            self._print(self._pieces(pieces(trajectory, index, decode)))
-        legend = Text.assemble(*((f"■ {name}  ", colour) for name, colour in LEGEND))
-        self._print(Group(legend, Text("")))
+                parts.append(Rule(Text(f"context window {index + 1}", style=GREY), style=GREY, characters="┄"))
+            parts.append(self._pieces(pieces(trajectory, index, decode)))
+        self._print(Group(*parts, _legend(), Text("")))
 
     def note(self, text: str) -> None:
         self._print(Text(visible(text)))
@@ -132,17 +136,18 @@ class RichDisplay(Display):
     def error(self, text: str) -> None:
         self._print(Text.assemble(("✗ ", f"bold {RED}"), (visible(text), RED)))
 
-    def save_svg(self, path: str | Path) -> None:
-        """What has been printed so far and the frame as it stands, as an SVG picture of the terminal."""
+    def save_svg(self, path: str | Path, printed: int = HISTORY) -> None:
+        """The last `printed` things above the frame, and the frame as it stands, as a picture of the terminal."""
+        console = self.console
         picture = Console(
             record=True,
-            width=self.console.width,
-            height=self.console.height,
+            width=console.width,
+            height=console.height,
             file=io.StringIO(),
             force_terminal=True,
             color_system="truecolor",
         )
-        picture.print(*self._printed, self._frame(), sep="\n")
+        picture.print(*list(self._printed)[-printed:], self._frame(), sep="\n")
         with_font = picture.export_svg(title=self.title)
         # rich's template fetches a font from a server; the picture stands alone without it.
         Path(path).write_text(re.sub(r"@font-face \{.*?\}", "", with_font, flags=re.DOTALL), encoding="utf-8")
@@ -290,6 +295,15 @@ def sparkline(values: Sequence[float], width: int) -> str:
     means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
     low, span = min(means), max(means) - min(means)
     return "".join(BLOCKS[round((mean - low) / span * 7)] if span else BLOCKS[3] for mean in means)
+
+
+def _legend() -> Text:
+    line = Text()
+    for title, entries in LEGEND:
+        line.append(f"{title} ", GREY)
+        for name, colour in entries:
+            line.append(f"■ {name}  ", colour)
+    return line
 
 
 def _fitting(columns: list[Column], width: int) -> list[Column]:
