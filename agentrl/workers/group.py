@@ -4,8 +4,8 @@ Handing out is defined by two pure functions, so that every executor gives what 
 - A method marked `@by_share` is given a share of the batch on each rank (`shares`). What it returns is joined
   (`join`): token tensors into the batch's order, dictionaries of numbers into one.
 - Any other method is given the whole batch on every rank, as an update is, which must see the whole of a mini-batch to
-  know its denominators and takes its own share of each. It is joined by the same rules, but a tensor or another object
-  must already be the same on every rank, and the first rank's is returned.
+  know its denominators and takes its own share of each. Dictionaries of numbers are reduced; anything else must be the
+  same on every rank, and the first rank's is returned.
 """
 
 from __future__ import annotations

@@ -131,11 +131,10 @@ def forward_tokens(
     )
     with torch.no_grad():
         results = [forward(to_device(batch.select(rows), device)).cpu() for rows in plan]
-        for _ in range(all_max(len(plan), device) - len(plan)):
-            results_of_none = forward(to_device(filler, device))
-        if not plan:
-            return results_of_none[:0].cpu()
-    return join_tokens(results, plan, batch)
+        # A rank with fewer micro-batches than others keeps step with a filler; without any, it gives the result's shape.
+        for _ in range(max(1, all_max(len(plan), device)) - len(plan)):
+            of_nothing = forward(to_device(filler, device))[:0].cpu()
+    return join_tokens(results, plan, batch) if plan else of_nothing
 
 
 def to_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:

@@ -241,6 +241,9 @@ def test_sequences_without_a_policy_token_are_left_out(make_worker: WorkerMaker,
     batch.mask[:] = False
     with pytest.raises(ValueError, match="no policy token"):
         worker.update(batch, step=2)
+    logprobs, metrics = worker.compute_log_probs(batch.select([]))
+    assert logprobs.shape == (0,)
+    assert metrics == {"actor/entropy": 0.0}
 
 
 def test_named_tensors_are_the_models_weights_by_their_names(make_worker: WorkerMaker, tiny_policy: Path) -> None:
