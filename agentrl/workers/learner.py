@@ -131,7 +131,7 @@ def forward_tokens(
     )
     with torch.no_grad():
         results = [forward(to_device(batch.select(rows), device)).cpu() for rows in plan]
-        # A rank with fewer micro-batches than others keeps step by fillers; with none, a filler gives the result's shape.
+        # A rank with fewer micro-batches keeps step by fillers; one with none gets the result's shape from a filler.
         for _ in range(max(1, all_max(len(plan), device)) - len(plan)):
             of_nothing = forward(to_device(filler, device))[:0].cpu()
     return join_tokens(results, plan, batch) if plan else of_nothing
