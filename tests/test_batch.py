@@ -57,3 +57,7 @@ def test_split_by_tokens_places_every_sequence_once_within_the_budget(lengths: l
     assert all(bins), "no micro-batch is empty"
     # First fit: of any two micro-batches together, something would not have fitted into one.
     assert all(a + b > max_tokens for n, a in enumerate(sizes) for b in sizes[:n])
+
+
+def test_split_by_tokens_fills_a_micro_batch_to_the_last_token() -> None:
+    assert split_by_tokens([5, 3, 12, 2, 10], 10) == [[2], [4], [0, 1, 3]]
