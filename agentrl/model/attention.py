@@ -192,7 +192,7 @@ def attend_part(
     """
     if query.device.type == "cpu":
         return _flash_forward(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
-    scores = torch.matmul(query, key.transpose(2, 3)).float() * scale
+    scores = torch.matmul(query, key.mT).float() * scale
     scores = scores if mask is None else scores + mask
     lse = scores.logsumexp(-1)
     return torch.matmul((scores - lse.unsqueeze(-1)).exp().to(value.dtype), value), lse

@@ -1,9 +1,9 @@
 """Attention of one step of the embedded engine, over the rows of keys and values.
 
 The step's tokens are packed in one row: first one token of each decoding session, then the new tokens of sessions that
-extend their cache by several (segments), then the tokens of new prompts. All of them are written to the cache first.
-Decoding runs over views of the stores, without copying them: each session's own row, and each prompt's row once
-for all sessions that share it (arXiv:2402.05099); the two parts are joined by their log-sum-exp.
+extend their cache by several, then the tokens of new prompts. All of them are written to the cache first. Decoding runs
+over views of the stores, without copying them: each session's own row, and each prompt's row once for all sessions
+that share it (arXiv:2402.05099).
 """
 
 from __future__ import annotations
@@ -19,83 +19,123 @@ from agentrl.model.layout import PackedLayout
 from agentrl.rollout.embedded_cache import KVRows, Prefix, Session
 
 
-class DecodeBatch:
-    """The sessions that decode one token each; built when they change, then advanced from step to step."""
+class _Grid:
+    """T tokens sorted into `outer` rows of `inner` places, so that the tokens of a row meet the same keys."""
+
+    def __init__(self, rows: Sequence[int], outer: int, device: torch.device) -> None:
+        """rows: [T], the row of each token."""
+        members: list[list[int]] = [[] for _ in range(outer)]
+        places = []
+        for token, row in enumerate(rows):
+            places.append(len(members[row]))
+            members[row].append(token)
+        self.outer, self.inner = outer, max(map(len, members))
+        self.plain = self.inner == 1 and list(rows) == list(range(outer))
+        padded = [tokens + [0] * (self.inner - len(tokens)) for tokens in members]
+        self._source = torch.tensor(padded, device=device).flatten()  # [outer * inner] -> token; 0 where there is none
+        back = [row * self.inner + place for row, place in zip(rows, places, strict=True)]
+        self.back = torch.tensor(back, device=device)  # [T] -> place
+
+    def spread(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, K, G, *] -> [outer, K, inner * G, *]"""
+        if self.plain:
+            return x
+        grid = x.index_select(0, self._source).unflatten(0, (self.outer, self.inner))
+        return grid.transpose(1, 2).flatten(2, 3)
+
+    def collect(self, grid: torch.Tensor) -> torch.Tensor:
+        """[outer, K, inner * G, *] -> [T, K, G, *]"""
+        if self.plain:
+            return grid
+        return grid.unflatten(2, (self.inner, -1)).transpose(1, 2).flatten(0, 1).index_select(0, self.back)
+
+
+class RowBatch:
+    """Sessions that extend their cache by one token, or a few each, side by side.
+
+    A batch of sessions that decode is built when they change and advanced from step to step.
+    """
 
     def __init__(self, sessions: Sequence[Session], own: KVRows, shared: KVRows) -> None:
-        self.own, self.shared = own, shared
+        self.own, self.shared, self.sessions = own, shared, sessions
         device = own.device
-        self.size = len(sessions)
+        spans = [(session, len(session.ids) - session.cached) for session in sessions]
+        owners = [session for session, new in spans for _ in range(new)]
+        columns = [session.held + place for session, new in spans for place in range(new)]
+        self.size = len(owners)
+        self.rows = torch.tensor([session.row for session in owners], device=device)  # [T]
+        self.columns = torch.tensor(columns, device=device)  # [T]
+        self.positions = self.columns + torch.tensor([session.prompt_length for session in owners], device=device)
+
+        # Own part: a view of the first rows where most of them are wanted, else a copy of those that are.
         rows = [session.row for session in sessions]
-        prefixes = [session.prefix.row for session in sessions if session.prefix is not None]
-        self.rows = torch.tensor(rows, device=device)  # [n]
-        self.columns = torch.tensor([session.held for session in sessions], device=device)  # [n]
-        self.positions = torch.tensor([session.cached for session in sessions], device=device)  # [n]
-        self.longest = max(session.held for session in sessions)
+        self.view = max(rows) + 1 <= 1.5 * len(rows)
+        place = {row: row if self.view else index for index, row in enumerate(rows)}
+        self.chosen = torch.tensor(rows, device=device)
+        outer = max(rows) + 1 if self.view else len(rows)
+        self.grid = _Grid([place[session.row] for session in owners], outer, device)
+        self.visible = torch.ones(outer * self.grid.inner, dtype=torch.int64, device=device)
+        self.visible[self.grid.back] = self.columns + 1
+        self.longest = max(columns) + 1
 
-        # Own part: a view of the first `width` rows. A row of somebody else stands in for nothing with one column.
-        self.width = max(rows) + 1
-        self.dense = rows == list(range(self.size))
-        self.source = torch.zeros(self.width, dtype=torch.int64, device=device)  # [width] -> token
-        self.source[self.rows] = torch.arange(self.size, device=device)
-        self.lengths = torch.zeros(self.width, dtype=torch.int64, device=device)
-        self.lengths[self.rows] = self.columns
+        # Shared part: a view of the first prompts' rows.
+        prefixes = [session.prefix.row for session in owners if session.prefix is not None]
+        self.prompt_grid = _Grid(prefixes, max(prefixes) + 1, device)
+        held = [holder.held if holder is not None else 0 for holder in shared.holders[: self.prompt_grid.outer]]
+        self.prompt_longest = max(held)
+        self.prompt_mask = _length_mask(torch.tensor(held, device=device), self.prompt_longest, own.dtype)[
+            :, None, None
+        ]
+        self._prepare()
 
-        # Shared part: a view of the first `prompts` rows; each prompt's queries side by side, padded with token 0.
-        self.prompts = max(prefixes) + 1
-        members: list[list[int]] = [[] for _ in range(self.prompts)]
-        for token, prefix in enumerate(prefixes):
-            members[prefix].append(token)
-        self.members = max(map(len, members))
-        padded = [tokens + [0] * (self.members - len(tokens)) for tokens in members]
-        self.queries = torch.tensor(padded, device=device).flatten()  # [prompts * members] -> token
-        places = [prefix * self.members + members[prefix].index(token) for token, prefix in enumerate(prefixes)]
-        self.places = torch.tensor(places, device=device)  # [n] -> place in `queries`
-        held = [holder.held if holder is not None else 1 for holder in shared.holders[: self.prompts]]
-        self.prompt_columns = max(max(held), 1)
-        self.prompt_mask = _length_mask(torch.tensor(held, device=device), self.prompt_columns, own.dtype)
+    @property
+    def ids(self) -> list[int]:
+        return [token for session in self.sessions for token in session.ids[session.cached :]]
 
-    def prepare(self) -> None:
-        """Before a step: make room for its token and mask what lies beyond it."""
-        self.longest += 1
+    def _prepare(self) -> None:
+        """Make room for the step's tokens and mask what each of them must not see."""
         self.own.reserve(0, self.longest)
-        self.lengths += 1
-        self.mask = _length_mask(self.lengths, self.longest, self.own.dtype)
+        mask = _length_mask(self.visible, self.longest, self.own.dtype)
+        self.mask = mask.unflatten(0, (self.grid.outer, 1, self.grid.inner))  # [outer, 1, inner, longest]
 
     def advance(self) -> None:
-        """After a step: each session has one token more."""
-        self.columns += 1
-        self.positions += 1
+        """After a decoding step: each session has one token more."""
+        for count in (self.columns, self.positions, self.visible):
+            count += 1
+        self.longest += 1
+        self._prepare()
 
     def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
-        """query [H, n, D] -> [n, H, D]."""
-        key, value = self.own.keys[layer], self.own.values[layer]
-        heads = key.shape[1]
-        q = query.unflatten(0, (heads, -1)).permute(2, 0, 1, 3)  # [n, K, G, D]
-        spread = q if self.dense else q.index_select(0, self.source)
-        view = (slice(self.width), slice(None), slice(self.longest))
-        out, lse = attend_part(spread, key[view], value[view], self.mask, scale)
-        if not self.dense:
-            out, lse = out.index_select(0, self.rows), lse.index_select(0, self.rows)
+        """query [H, T, D] -> [T, H, D]."""
+        key, value = self._rows(self.own.keys[layer]), self._rows(self.own.values[layer])
+        prompt_key, prompt_value = (
+            x[: self.prompt_grid.outer, :, : self.prompt_longest]
+            for x in (self.shared.keys[layer], self.shared.values[layer])
+        )
+        q = query.unflatten(0, (key.shape[1], -1)).permute(2, 0, 1, 3)  # [T, K, G, D]
+        mask = self.mask
+        if self.grid.inner > 1:
+            mask = mask.repeat_interleave(q.shape[2], dim=2)  # [outer, 1, inner * G, longest]
+        out, lse = map(self.grid.collect, attend_part(self.grid.spread(q), key, value, mask, scale))
+        prompt = attend_part(self.prompt_grid.spread(q), prompt_key, prompt_value, self.prompt_mask, scale)
+        prompt_out, prompt_lse = map(self.prompt_grid.collect, prompt)
+        share = torch.sigmoid(prompt_lse - lse).unsqueeze(-1)
+        return torch.lerp(out, prompt_out, share.to(out.dtype)).flatten(1, 2)
 
-        key, value = self.shared.keys[layer], self.shared.values[layer]
-        view = (slice(self.prompts), slice(None), slice(self.prompt_columns))
-        together = q.index_select(0, self.queries).unflatten(0, (self.prompts, -1)).transpose(1, 2).flatten(2, 3)
-        part, part_lse = attend_part(together, key[view], value[view], self.prompt_mask, scale)
-        part = part.unflatten(2, (self.members, -1)).transpose(1, 2).flatten(0, 1).index_select(0, self.places)
-        part_lse = part_lse.unflatten(2, (self.members, -1)).transpose(1, 2).flatten(0, 1).index_select(0, self.places)
-        share = torch.sigmoid(part_lse - lse).unsqueeze(-1).to(out.dtype)
-        return torch.lerp(out, part, share).flatten(1, 2)
+    def _rows(self, store: torch.Tensor) -> torch.Tensor:
+        """[rows, K, capacity, D] -> [outer, K, longest, D]"""
+        rows = store[: self.grid.outer] if self.view else store[self.chosen]
+        return rows[:, :, : self.longest]
 
 
 def _length_mask(lengths: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """[B, 1, 1, columns]: 0 in the first lengths[b] columns (at least one), minus infinity after them."""
-    inside = torch.arange(columns, device=lengths.device) < lengths.clamp(min=1)[:, None]
-    return torch.zeros(inside.shape, dtype=dtype, device=lengths.device).masked_fill_(~inside, -math.inf)[:, None, None]
+    """[B, columns]: 0 in the first lengths[b] columns (at least one), minus infinity after them."""
+    outside = torch.arange(columns, device=lengths.device) >= lengths.clamp(min=1)[:, None]
+    return torch.zeros(outside.shape, dtype=dtype, device=lengths.device).masked_fill_(outside, -math.inf)
 
 
 class Segments:
-    """Sessions that extend their cache by one or more tokens, those of one prompt side by side."""
+    """Sessions that extend their cache by many tokens, one after the other; those of one prompt side by side."""
 
     def __init__(self, sessions: Sequence[Session], own: KVRows, shared: KVRows) -> None:
         self.own, self.shared = own, shared
@@ -158,22 +198,21 @@ def _tail_mask(new: int, total: int, dtype: torch.dtype, device: torch.device) -
 
 
 class StepAttention:
-    """The `AttentionLayout` of one step: decoding sessions, then segments, then the tokens of new prompts."""
+    """The `AttentionLayout` of one step: the tokens of some parts in order, then those of new prompts."""
 
     def __init__(
         self,
-        decode: DecodeBatch | None,
-        segments: Segments | None,
+        parts: Sequence[RowBatch | Segments],
         prompts: Sequence[Prefix],
         prompt_layout: PackedLayout | None,
         own: KVRows,
         shared: KVRows,
     ) -> None:
-        self.decode, self.segments = decode, segments
+        self.parts = parts
         self.own, self.shared = own, shared
         self.tree = None if prompt_layout is None else PackedAttention(prompt_layout)
-        parts = [part for part in (decode, segments) if part is not None]
         self.continuing = sum(part.size for part in parts)
+        """Tokens of all parts, before those of new prompts."""
         if parts:
             self.rows = torch.cat([part.rows for part in parts]) if len(parts) > 1 else parts[0].rows
             self.columns = torch.cat([part.columns for part in parts]) if len(parts) > 1 else parts[0].columns
@@ -194,7 +233,6 @@ class StepAttention:
         softcap: float | None,
     ) -> torch.Tensor:
         """The engine has refused models with a softcap, or a window shorter than its longest context."""
-        parts = []
         split = self.continuing
         if split:
             self.own.write(layer, self.rows, self.columns, key[:, :split], value[:, :split])
@@ -202,11 +240,11 @@ class StepAttention:
             expand = self.tree.layout.expand
             k, v = key[:, split:], value[:, split:]
             self.shared.write(layer, self.prompt_rows, self.prompt_columns, k[:, expand], v[:, expand])
+        outputs = []
         start = 0
-        for part in (self.decode, self.segments):
-            if part is not None:
-                parts.append(part.attend(layer, query[:, start : start + part.size], scale))
-                start += part.size
+        for part in self.parts:
+            outputs.append(part.attend(layer, query[:, start : start + part.size], scale))
+            start += part.size
         if self.tree is not None:
-            parts.append(self.tree.attend(layer, query[:, split:], k, v, scale, None, None))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            outputs.append(self.tree.attend(layer, query[:, split:], k, v, scale, None, None))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -11,10 +11,13 @@ from transformers import PreTrainedModel
 
 from agentrl.model.layout import tree_layout
 from agentrl.model.packed import forward_packed, token_logits
-from agentrl.rollout.embedded_attention import DecodeBatch, Segments, StepAttention
+from agentrl.rollout.embedded_attention import RowBatch, Segments, StepAttention
 from agentrl.rollout.embedded_cache import Prefix, Session, SessionCache
 from agentrl.rollout.embedded_sampling import Sampler
 from agentrl.rollout.engine import Generation, SamplingParams
+
+_SHORT = 32
+"""Up to so many new tokens a session shares a padded batch with others; more get attention calls of their own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +46,7 @@ class _Steady:
     """What stays the same while the same requests decode."""
 
     requests: list[Request]
-    decode: DecodeBatch
+    decode: RowBatch
     attention: StepAttention
     sampler: Sampler
 
@@ -67,68 +70,67 @@ class StepRunner:
         if steady is None:
             return self._mixed(running)
         decode = steady.decode
-        decode.prepare()
+        decode.advance()
         ids = torch.tensor([request.session.ids[-1] for request in steady.requests], device=self.cache.own.device)
         logits = token_logits(self.model, forward_packed(self.model, ids, decode.positions, steady.attention))
-        decode.advance()
+        return steady.requests, *self._sample(steady.requests, steady.sampler, logits)
+
+    def _sample(self, requests: list[Request], sampler: Sampler, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         lengths = []
-        for request in steady.requests:
+        for request in requests:
             session = request.session
-            session.cached += 1
-            lengths.append(len(session.ids))
-        return steady.requests, *steady.sampler.sample(logits, lengths)
+            session.cached = len(session.ids)
+            lengths.append(session.cached)
+        return sampler.sample(logits, lengths)
 
     def _mixed(self, running: Sequence[Request]) -> tuple[list[Request], list[int], list[float]]:
+        """A step in which requests do different things."""
         cache, device = self.cache, self.cache.own.device
         prompts = self._start_prompts(running)
-        missing = [len(request.session.ids) - request.session.cached for request in running]
-        decoding = [request for request, count in zip(running, missing, strict=True) if count == 1]
-        extending = [request for request, count in zip(running, missing, strict=True) if count > 1]
-        waiting = [request for request, count in zip(running, missing, strict=True) if count == 0]
-
-        decode = self._decode_batch(decoding) if decoding else None  # first, since it moves rows
-        segments = Segments([r.session for r in extending], cache.own, cache.shared) if extending else None
-        order = {id(session): place for place, session in enumerate(segments.sessions)} if segments else {}
-        extending.sort(key=lambda request: order[id(request.session)])
-        layout, ids, positions = None, [], []
-        if decode is not None:
-            decode.prepare()
-            decoding.sort(key=lambda request: request.session.row)
-            ids.append(torch.tensor([request.session.ids[-1] for request in decoding], device=device))
-            positions.append(decode.positions)
-        if segments is not None:
-            ids.append(torch.tensor(segments.ids, device=device))
-            positions.append(segments.positions)
+        missing = {id(request): len(request.session.ids) - request.session.cached for request in running}
+        ready = [r for r in running if missing[id(r)] == 0]  # their prompt's last hidden state says how to go on
+        decoding = [r for r in running if missing[id(r)] == 1]
+        short = [r for r in running if 1 < missing[id(r)] <= _SHORT]
+        long = [r for r in running if missing[id(r)] > _SHORT]
+        self._arrange(decoding)
+        decoding.sort(key=lambda r: r.session.row)
+        short.sort(key=lambda r: r.session.row)
+        long.sort(key=lambda r: (r.session.prefix.row if r.session.prefix else -1, r.session.row))
+        parts = [
+            kind([r.session for r in group], cache.own, cache.shared)
+            for kind, group in ((RowBatch, decoding), (RowBatch, short), (Segments, long))
+            if group
+        ]
+        ids = [torch.tensor(part.ids, device=device) for part in parts]
+        positions = [part.positions for part in parts]
+        layout = None
         if prompts:
             flat = torch.tensor([token for prefix in prompts for token in prefix.ids], device=device)
             offsets = torch.tensor([0, *(len(prefix.ids) for prefix in prompts)]).cumsum(0)
             layout = tree_layout(flat, offsets)
             ids.append(flat[layout.stored])
             positions.append(layout.positions)
-
-        last: list[int] = list(range(len(decoding)))  # rows of the hidden states to sample from
-        attention = StepAttention(decode, segments, prompts, layout, cache.own, cache.shared)
+        attention = StepAttention(parts, prompts, layout, cache.own, cache.shared)
+        wanted = []
         if ids:
             hidden = forward_packed(self.model, torch.cat(ids), torch.cat(positions), attention)
-        if segments is not None:
-            last += [len(decoding) + end - 1 for _, end in segments.spans]
+            last = torch.tensor([missing[id(r)] for r in (*decoding, *short, *long)], dtype=torch.int64).cumsum(0) - 1
+            wanted.append(hidden.index_select(0, last.to(device)))
         if layout is not None:
             ends = layout.expand[offsets[1:].to(device) - 1] + attention.continuing
             for prefix, row in zip(prompts, hidden.index_select(0, ends), strict=True):
-                prefix.hidden = row.clone()
-        wanted = [hidden[last]] if last else []
-        wanted += [request.session.prefix.hidden[None] for request in waiting]  # type: ignore[union-attr,index]
-
-        requests = decoding + extending + waiting
+                prefix.hidden = row
+        wanted += [
+            r.session.prefix.hidden[None] for r in ready if r.session.prefix and r.session.prefix.hidden is not None
+        ]
+        requests = decoding + short + long + ready
         sampler = Sampler([r.params for r in requests], [r.seed for r in requests], device)
-        for request in requests:
-            request.session.cached = len(request.session.ids)
-        if decode is not None:
-            decode.advance()
-            if len(requests) == len(decoding):
-                self._steady = _Steady(requests, decode, attention, sampler)
+        if len(decoding) == len(requests):
+            decode = parts[0]
+            assert isinstance(decode, RowBatch)
+            self._steady = _Steady(requests, decode, attention, sampler)
         logits = token_logits(self.model, torch.cat(wanted))
-        return requests, *sampler.sample(logits, [len(request.session.ids) for request in requests])
+        return requests, *self._sample(requests, sampler, logits)
 
     def _start_prompts(self, running: Sequence[Request]) -> list[Prefix]:
         """The prompts that this step has to compute; their sessions count them as cached from here on."""
@@ -144,9 +146,9 @@ class StepRunner:
             self.cache.shared.reserve(0, max(len(prefix.ids) for prefix in prompts))
         return prompts
 
-    def _decode_batch(self, decoding: Sequence[Request]) -> DecodeBatch:
+    def _arrange(self, decoding: Sequence[Request]) -> None:
+        """Bring the rows of the sessions that decode, and of their prompts, to the front of the stores."""
         sessions = [request.session for request in decoding]
         prefixes = {id(session.prefix): session.prefix for session in sessions if session.prefix is not None}
         self.cache.own.arrange(sessions)
         self.cache.shared.arrange(list(prefixes.values()))
-        return DecodeBatch(sorted(sessions, key=lambda session: session.row), self.cache.own, self.cache.shared)
