@@ -109,7 +109,7 @@ def make_policy(directory: Path, keys: QuickstartConfig, device: str, display: D
         return
     start, making = directory / "untrained", directory / "warm-up"
     shutil.rmtree(making, ignore_errors=True)
-    write_untrained(start, directory / "sft.parquet", keys.seed)
+    write_untrained(start, directory / "sft.parquet", keys.seed, TinyShape())
     train_sft(sft_config(directory, start, making, warm_up, keys.seed, device), display)
     (making / "policy" / STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(policy, ignore_errors=True)
@@ -124,13 +124,12 @@ def read_stamp(policy: Path) -> Any:
         return None
 
 
-def write_untrained(directory: Path, conversations: Path, seed: int) -> None:
+def write_untrained(directory: Path, conversations: Path, seed: int, shape: TinyShape) -> None:
     """A tokenizer trained on the rendered conversations, and a model with random weights."""
     rows = next(pq.ParquetFile(conversations).iter_batches(TOKENIZER_ROWS)).to_pylist()
     texts = render_jinja_template(
         conversations=[row["messages"] for row in rows], tools=json.loads(rows[0]["tools"]), chat_template=CHAT_TEMPLATE
     )[0]
-    shape = TinyShape()
     tokenizer = train_tokenizer(texts, shape.vocab)
     build_model(tokenizer, shape, seed).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -152,5 +151,5 @@ def sft_config(directory: Path, start: Path, out: Path, warm_up: WarmUp, seed: i
             lr_scheduler_type="linear",
         ),
         grad_clip=1.0,
-        trainer=SFTTrainerConfig(default_local_dir=str(out), device=device, seed=seed, logger=["jsonl"]),
+        trainer=SFTTrainerConfig(default_local_dir=str(out), device=device, logger=["jsonl"]),
     )

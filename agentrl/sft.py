@@ -5,24 +5,18 @@ Only the assistant's tokens are learnt. The order of the data follows from the c
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# Threads that spin while they wait would take the cores from each other. Must be set before torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 from agentrl.chat import Chat
+from agentrl.command import exit_status
 from agentrl.config import SFTConfig, load_config, write_config
 from agentrl.data.sft import SFTSample, load_transcripts
-from agentrl.errors import UserError
 from agentrl.trainer.display import Display
-from agentrl.trainer.publish import disk_full, is_disk_full
+from agentrl.trainer.publish import published_directory
 from agentrl.trainer.tracking import Tracker
 
 if TYPE_CHECKING:
@@ -120,39 +114,23 @@ def batches(config: SFTConfig, samples: Sequence[SFTSample]) -> Iterator[list[SF
 
 
 def write_policy(learner: SupervisedLearner, chat: Chat, directory: Path) -> None:
-    """Write the policy beside its place and then put it there, so that `directory` never holds half of one.
-
-    Raises TrainingError when the disk is full; an older policy is then still there.
-    """
+    """Write the policy in Hugging Face format, whole or not at all. Raises TrainingError when the disk is full."""
     from agentrl.workers.export import export_model
 
-    partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with published_directory(directory) as partial:
         export_model(learner.base, learner.learner.params, learner.dtype, partial, chat.tokenizer)
-    except Exception as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if is_disk_full(error):
-            raise disk_full(directory) from error
-        raise
-    shutil.rmtree(directory, ignore_errors=True)
-    partial.rename(directory)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 something the user can mend, 130 interrupted."""
-    try:
+    """Returns the process's exit status (see `agentrl.command`)."""
+
+    def work() -> None:
         config = load_config(list(sys.argv[1:] if argv is None else argv), "sft", SFTConfig)
         trainer = config.trainer
         with Display.create(f"{trainer.project_name} · {trainer.experiment_name}") as display:
             train_sft(config, display)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written to policy/", file=sys.stderr)
-        return 130
-    return 0
+
+    return exit_status(work)
 
 
 if __name__ == "__main__":

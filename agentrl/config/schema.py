@@ -389,7 +389,6 @@ class SFTTrainerConfig(Section):
     total_epochs: int = Field(1, gt=0)
     total_training_steps: int | None = Field(None, gt=0)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    seed: int = Field(1, ge=0)
     logger: Loggers = ["console", "jsonl"]
     project_name: str = "agentrl"
     experiment_name: str = "sft"

@@ -112,7 +112,10 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
             critic=critic,
             kl_controller=build_kl_controller(config),
             checkpoints=CheckpointManager(
-                run_dir / "checkpoints", keep=config.trainer.max_actor_ckpt_to_keep, warn=display.warn
+                run_dir / "checkpoints",
+                keep=config.trainer.max_actor_ckpt_to_keep,
+                fingerprint={"algorithm.adv_estimator": config.algorithm.adv_estimator},
+                warn=display.warn,
             ),
             tracker=tracker,
             total_steps=total_steps,

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from agentrl.algorithms.advantages import compute_advantages, informative_sequences
+from agentrl.algorithms.advantages import compute_advantages, group_counts, informative_sequences
 from agentrl.algorithms.kl import apply_kl_to_rewards, logprob_gap
 from agentrl.batch import RaggedBatch
-from agentrl.batching import from_trajectories
+from agentrl.batching import from_trajectories, left_out
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.trainer.build import Parts
 from agentrl.trainer.metrics import step_metrics
 from agentrl.trainer.plot import plot
+from agentrl.trainer.publish import published_directory
 from agentrl.trainer.record import write_trajectories
 from agentrl.trainer.validation import validate
 from agentrl.trajectory import Trajectory
@@ -54,7 +55,8 @@ class Trainer:
                 if due(config.test_freq, self.step, total):
                     validation = self.validate()
                     metrics |= validation
-                self.display.step(self.step, total, metrics)
+                if "console" in config.logger:
+                    self.display.step(self.step, total, metrics)
                 self.log(metrics)
                 if due(config.save_freq, self.step, total):
                     self.save()
@@ -69,11 +71,12 @@ class Trainer:
         began = time.perf_counter()
 
         samples = next(parts.loader)
-        with self.timed("rollout"):
+        with self.timed("rollout", shown=False):
             trajectories = parts.rollouts.train(samples, self.step)
         metrics = step_metrics(trajectories, turn_reward_coef=algorithm.turn_reward_coef)
         self.record(trajectories, "train")
         batch = from_trajectories(self.usable(trajectories), turn_reward_coef=algorithm.turn_reward_coef)
+        metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(trajectories).items()}
 
         with self.timed("old_log_prob"):
             batch.old_logprobs, entropy = parts.policy.run("compute_log_probs", batch)
@@ -90,6 +93,7 @@ class Trainer:
                 batch.values = parts.critic.run("compute_values", batch)
 
         batch = compute_advantages(batch, algorithm)
+        metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch).items()}
         if algorithm.filter_groups.enable and parts.critic is None:
             kept = informative_sequences(batch)
             metrics["train/filtered_fraction"] = 1 - len(kept) / max(len(batch), 1)
@@ -123,7 +127,7 @@ class Trainer:
         """Validate and show. Empty when there is no validation data."""
         if self.parts.val_data is None:
             return {}
-        with self.timed("validation"):
+        with self.timed("validation", shown=False):
             metrics, trajectories = validate(self.parts, self.step)
         self.record(trajectories, "val")
         self.display.validation(self.step, metrics)
@@ -185,14 +189,16 @@ class Trainer:
         self.display.note(f"resumed from {path} (step {self.step})")
 
     def export(self) -> None:
-        """The policy in Hugging Face format."""
-        self.parts.policy.run("export", dir=self.parts.dir / "policy", tokenizer=self.parts.chat.tokenizer)
+        """The policy in Hugging Face format, whole or not at all."""
+        with published_directory(self.parts.dir / "policy") as partial:
+            self.parts.policy.run("export", dir=partial, tokenizer=self.parts.chat.tokenizer)
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Time a stage into `time/<name>`, in seconds."""
+    def timed(self, name: str, *, shown: bool = True) -> Iterator[None]:
+        """Time a stage into `time/<name>`, in seconds; show it, unless it shows its own progress."""
         began = time.perf_counter()
-        yield
+        with self.display.stage(name.replace("_", " ")) if shown else nullcontext():
+            yield
         self.seconds[f"time/{name}"] = time.perf_counter() - began
 
     def costs(self, seconds: float, batch: RaggedBatch) -> Metrics:

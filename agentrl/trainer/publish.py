@@ -35,6 +35,26 @@ def published(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def published_directory(path: Path) -> Iterator[Path]:
+    """The same for a directory: an empty one to fill, which takes the place of `path` when the block ends."""
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        for file in partial.rglob("*"):
+            flush_to_disk(file)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if is_disk_full(error):
+            raise disk_full(path) from error
+        raise
+    shutil.rmtree(path, ignore_errors=True)
+    partial.rename(path)
+    flush_to_disk(path.parent)
+
+
 def flush_to_disk(path: Path) -> None:
     """fsync a file or a directory."""
     descriptor = os.open(path, os.O_RDONLY)
