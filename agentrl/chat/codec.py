@@ -144,6 +144,10 @@ class RendererTokenizer:
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         return self._codec.tokenizer.convert_tokens_to_ids(tokens)
 
+
+class OffsetTokenizer(RendererTokenizer):
+    """The same with character offsets, which make renderers slower and which only some need to tell tokens apart."""
+
     def __call__(self, text: str, **_: Any) -> dict[str, Any]:
         ids, spans = self._codec.offsets(text)
         return {"input_ids": ids, "offset_mapping": spans}

@@ -14,9 +14,10 @@ from renderers import RenderedTokens, RendererConfig, create_renderer  # type: i
 from renderers.base import ParsedToolCall, ToolCallParseStatus, merge_chat_template_kwargs  # type: ignore[import-untyped]
 from renderers.configs import config_from_name  # type: ignore[import-untyped]
 
-from agentrl.chat.codec import Codec, RendererTokenizer
+from agentrl.chat.codec import Codec, OffsetTokenizer, RendererTokenizer
 from agentrl.chat.message import AssistantMessage, ParsedCall, make_call
 from agentrl.chat.parsers import CALL_FORMATS, THINK, CallParser
+from agentrl.chat.shape import Shapes
 from agentrl.errors import ConfigError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
@@ -37,6 +38,7 @@ CALLS_LIKE = {
 }
 """Families whose calls have a shared format are read by our parser: the renderers' takes quadratic time for some broken
 calls, and does not say what is wrong with them."""
+NEED_OFFSETS = ("deepseek-v4", "hy3", "laguna-xs-2.1", "laguna-s-2.1", "prime-qwen3")
 ERRORS = {
     ToolCallParseStatus.INVALID_JSON: "the call is not valid JSON",
     ToolCallParseStatus.UNCLOSED_BLOCK: "the call is not closed",
@@ -63,7 +65,8 @@ class FamilyFormat:
             config = merge_chat_template_kwargs(_config(family), template_kwargs)
             # A transcript is never re-rendered, so a bridge may never be refused for reasoning that it keeps.
             config = config.model_copy(update={"thinking_retention": "all"})
-            self._renderer: Any = create_renderer(RendererTokenizer(codec), config)
+            adapter = OffsetTokenizer if family in NEED_OFFSETS else RendererTokenizer
+            self._renderer: Any = create_renderer(adapter(codec), config)
         except (AssertionError, ValueError, OSError, RuntimeError) as fault:
             raise ConfigError(
                 f"the chat format {family!r} does not fit the tokenizer at {codec.tokenizer.name_or_path}: {fault}. "
@@ -80,9 +83,10 @@ class FamilyFormat:
         self._close = self._reply[-1] if self._closes else self.stop_token_ids[0]
         self._open_reply = self._reply[:-1] if self._closes else self._reply
         self._parser = self._shared_parser()
+        self._shapes = Shapes()
         self._bridges = True
         # Some renderers' bridges lose the newline behind a turn; a full render shows it.
-        self._bridges = self._bridge_closed(self._close, [USER], None) == self._difference(self._close, [USER], None)
+        self._bridges = self._bridge_rendered(self._close, [USER], None) == self._difference(self._close, [USER], None)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
         ids: list[int] = self._rendered(messages, tools, generation).token_ids
@@ -184,9 +188,22 @@ class FamilyFormat:
         return self._prompt, list(ids)
 
     def _bridge_closed(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        fields = tuple(tuple((name, str(v)) for name, v in m.items() if name != "content") for m in messages)
+        text = self._shapes.fill((stop, fields, id(tools)), tools, messages, lambda m: self._between(stop, m, tools))
+        return self._codec.encode(text) if text is not None else self._bridge_rendered(stop, messages, tools)
+
+    def _between(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
+        """A bridge as text; empty, so that no shape is learnt, where the text does not encode to the same ids."""
+        ids = self._bridge_rendered(stop, messages, tools)
+        text = self._codec.decode(ids)
+        return text if self._codec.encode(text) == ids else ""
+
+    def _bridge_rendered(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
         reply = [*self._open_reply, stop]
         bridged = self._renderer.bridge_to_next_turn([stop], reply, messages, tools=tools) if self._bridges else None
-        return self._difference(stop, messages, tools) if bridged is None else list(bridged.token_ids[1 + len(reply) :])
+        if bridged is None:
+            return self._difference(stop, messages, tools)
+        return list(bridged.token_ids[1 + len(reply) :])
 
     def _difference(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
         """What a full render writes behind a stand-in turn: for bridges that a renderer refuses or gets wrong."""

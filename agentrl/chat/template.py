@@ -1,15 +1,12 @@
 """The default chat format: a tokenizer's own Jinja chat template, with a tool-call parser.
 
 Sampled turns are never rendered again. What the template writes between one assistant turn and the next is found by
-rendering a stand-in conversation with a marker in its assistant turn, and cutting behind that turn's end. That text
-is learnt once for each shape of the new messages (roles, names), with slots for their contents, where probes show
-that the template inserts contents as they are, stripped, or as JSON; elsewhere it is rendered anew each time.
+rendering a stand-in conversation with a marker in its assistant turn, and cutting behind that turn's end.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -17,40 +14,15 @@ from jinja2 import TemplateError
 from agentrl.chat.codec import Codec
 from agentrl.chat.message import AssistantMessage
 from agentrl.chat.parsers import CALL_FORMATS, THINK, CallParser
+from agentrl.chat.shape import Shapes
 from agentrl.errors import ConfigError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
 MARK = "AgentrlTurnMark"
-SLOT = "AgentrlSlot{}End"
 USER: Message = {"role": "user", "content": "u"}
 REPLY: Message = {"role": "assistant", "content": MARK}
-PROBES = ("x", " a\n", '{"q": "é\\"}', "1", "[1, 2]", "null", "a <b> & 'c'\n\nd")
-MAX_SHAPES = 1000
 RESERVED = ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template", "return_dict", "conversation")
-Insert = Callable[[str], str]
-
-
-def _as_json(text: str) -> str:
-    """Without the quotes, which stand around the slot already."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-INSERTS: tuple[Insert, ...] = (str, str.strip, _as_json)
-
-
-class Shape:
-    """The text between two assistant turns, with a slot for each new message's content."""
-
-    def __init__(self, pieces: Sequence[str], inserts: Sequence[Insert]) -> None:
-        self._first, *self._others = pieces
-        self._inserts = inserts
-
-    def fill(self, contents: Sequence[str]) -> str:
-        parts = [self._first]
-        for insert, content, piece in zip(self._inserts, contents, self._others, strict=True):
-            parts += (insert(content), piece)
-        return "".join(parts)
 
 
 class TemplateFormat:
@@ -68,7 +40,7 @@ class TemplateFormat:
         if reserved := sorted(set(template_kwargs) & set(RESERVED)):
             raise ConfigError(f"chat_template_kwargs: {reserved} are set by agentrl; leave them out")
         self._source = str(codec.tokenizer.chat_template)
-        self._shapes: dict[Hashable, tuple[object, Shape | None]] = {}
+        self._shapes = Shapes()
         closing = self._text([USER, REPLY], None, False).partition(MARK)[2]
         self._end = self._end_of_turn(closing)
         self.tail = codec.encode(closing.partition(self._end)[2]) if self._end else []
@@ -116,50 +88,12 @@ class TemplateFormat:
 
     def _between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
         """The text from behind an assistant turn's end to where the next one begins."""
-        contents = [message["content"] for message in messages]
-        if all(isinstance(content, str) and content.strip() for content in contents):
-            shape = self._shape(messages, tools)
-            if shape is not None:
-                return shape.fill(contents)
-        return self._render_between(messages, tools)
-
-    def _shape(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> Shape | None:
-        """By everything but the contents that the template may read; `tools` by identity, which is kept alive."""
         fields = tuple(
             tuple((name, str(value)) for name, value in message.items() if name != "content" and name in self._source)
             for message in messages
         )
-        key = (fields, id(tools))
-        if key not in self._shapes:
-            if len(self._shapes) >= MAX_SHAPES:
-                self._shapes.clear()
-            self._shapes[key] = (tools, self._learn_shape(messages, tools))
-        return self._shapes[key][1]
-
-    def _learn_shape(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> Shape | None:
-        slots = [SLOT.format(index) for index in range(len(messages))]
-        rest = self._render_between(_with_contents(messages, slots), tools)
-        pieces = []
-        for slot in slots:
-            piece, found, rest = rest.partition(slot)
-            if not found:
-                return None
-            pieces.append(piece)
-        pieces.append(rest)
-        inserts: list[Insert] = []
-        for index in range(len(slots)):
-            written = []
-            for probe in PROBES:
-                contents = [*slots[:index], probe, *slots[index + 1 :]]
-                written.append((contents, self._render_between(_with_contents(messages, contents), tools)))
-            for insert in INSERTS:
-                shape = Shape(pieces, [insert if at == index else str for at in range(len(slots))])
-                if all(shape.fill(contents) == text for contents, text in written):
-                    inserts.append(insert)
-                    break
-            else:
-                return None
-        return Shape(pieces, inserts)
+        text = self._shapes.fill((fields, id(tools)), tools, messages, lambda m: self._render_between(m, tools))
+        return self._render_between(messages, tools) if text is None else text
 
     def _render_between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
         turn, text = self._after_stand_in(messages, tools)
@@ -243,10 +177,6 @@ def _asked(index: int, answer: Message) -> dict[str, Any]:
 
 def _answer(call: dict[str, Any]) -> Message:
     return {"role": "tool", "content": "t", "name": call["function"]["name"], "tool_call_id": call.get("id", "")}
-
-
-def _with_contents(messages: Sequence[Message], contents: Sequence[str]) -> list[Message]:
-    return [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
 
 
 def _last_line(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def make_chat(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Chat]:
             save_tokenizer(path, *FAMILY_TOKENS[name])
         return path
 
-    def make(name: str, **options: object) -> Chat:
+    def make(name: str, **options: Any) -> Chat:
         key = f"{name} {sorted(options.items(), key=str)}"
         if key not in made:
             made[key] = Chat.from_pretrained(

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from agentrl.chat import Chat, Drift
-from agentrl.chat.family import FAMILIES
+from agentrl.chat.family import FAMILIES, FamilyFormat
 from agentrl.chat.message import with_named_ids
 from agentrl.errors import ConfigError
+from agentrl.trajectory import Message
 from tests.chat.conversations import GO_ON, TOOLS, answers, assistant, conversation, roll_out, sampled_turns
 from tests.chat.vocabularies import FAMILY_TOKENS
 
@@ -151,3 +152,17 @@ def test_a_bridge_does_not_depend_on_the_transcript_before_the_last_turn(make_ch
         short = [*chat.render([GO_ON]), *chat.encode("a"), stop]
         long = [*chat.render([GO_ON]), *chat.encode("a long answer" * 50), stop]
         assert chat.bridge(short, answers(1), TOOLS) == chat.bridge(long, answers(1), TOOLS), family
+
+
+@pytest.mark.parametrize("family", FAMILY_TOKENS)
+@pytest.mark.parametrize("content", [" padded\n", "\n\nlines\n\n", 'quote " and \\ and é', "[1]", "  ", "word " * 50])
+def test_learnt_shapes_write_what_the_renderer_writes(
+    make_chat: Callable[..., Chat], family: str, content: str
+) -> None:
+    format = make_chat(family).format
+    assert isinstance(format, FamilyFormat)
+    answered: list[list[Message]] = [[{**answer, "content": content} for answer in answers(count)] for count in (1, 2)]
+    for messages in (*answered, [{**GO_ON, "content": content}]):
+        for stop in format.stop_token_ids:
+            for _ in range(3):  # Written, learnt, filled in.
+                assert format._bridge_closed(stop, messages, None) == format._bridge_rendered(stop, messages, None)

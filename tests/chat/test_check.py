@@ -1,0 +1,65 @@
+"""The start-up check fails before the first step when tools, parser and template do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.chat import Chat
+from agentrl.chat.check import start_up_check
+from agentrl.errors import ConfigError
+from agentrl.trajectory import Message
+from tests.chat import templates
+from tests.chat.conftest import TEMPLATES
+from tests.chat.conversations import TOOLS
+from tests.chat.vocabularies import FAMILY_TOKENS, QWEN, save_tokenizer
+
+QUESTION: list[Message] = [{"role": "user", "content": "What is 2 + 3?"}]
+NO_TOOLS = ("deepseek-v3", "deepseek-r1")
+"""Their templates write no tools."""
+
+
+@pytest.mark.parametrize("name", [*(set(FAMILY_TOKENS) - set(NO_TOOLS)), *TEMPLATES])
+def test_formats_that_fit(make_chat: Callable[..., Chat], name: str) -> None:
+    text = start_up_check(make_chat(name), QUESTION, TOOLS)
+    assert "What is 2 + 3?" in text
+    assert "calculator" in text
+
+
+@pytest.mark.parametrize("name", NO_TOOLS)
+def test_families_without_tools(make_chat: Callable[..., Chat], name: str) -> None:
+    with pytest.raises(ConfigError, match=r"without the tools \['calculator', 'now'\]"):
+        start_up_check(make_chat(name), QUESTION, TOOLS)
+    assert "What is 2 + 3?" in start_up_check(make_chat(name), QUESTION, None)
+
+
+def chat_of(path: Path, template: str, format: str, eos: str | None = "<|im_end|>") -> Chat:
+    return Chat.from_pretrained(save_tokenizer(path, QWEN, eos, template), format=format)
+
+
+def test_template_that_ignores_tools(tmp_path: Path) -> None:
+    chat = chat_of(tmp_path, templates.IGNORES_TOOLS, "hermes")
+    with pytest.raises(ConfigError, match=r"without the tools \['calculator', 'now'\]: its template ignores tools"):
+        start_up_check(chat, QUESTION, TOOLS)
+    assert start_up_check(chat, QUESTION, None) == "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_no_parser(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no tool parser: set multi_turn\.format"):
+        start_up_check(chat_of(tmp_path, templates.HERMES, "template:none"), QUESTION, TOOLS)
+
+
+@pytest.mark.parametrize("format", ["qwen3_coder", "glm", "mistral", "llama3_json"])
+def test_wrong_parser(tmp_path: Path, format: str) -> None:
+    with pytest.raises(ConfigError, match="template and parser do not fit together"):
+        start_up_check(chat_of(tmp_path, templates.HERMES, format), QUESTION, TOOLS)
+
+
+def test_no_stop_token(tmp_path: Path) -> None:
+    endless = templates.IGNORES_TOOLS.replace("<|im_end|>\\n", "").replace("<|im_start|>", "")
+    chat = chat_of(tmp_path, endless, "none", eos=None)
+    assert chat.stop_token_ids == ()
+    with pytest.raises(ConfigError, match="has no stop token: set eos_token"):
+        start_up_check(chat, QUESTION, None)

@@ -1,0 +1,123 @@
+"""Which format is chosen, and what a wrong choice says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.chat import Chat
+from agentrl.chat.codec import Codec
+from agentrl.chat.load import load_tokenizer, make_format
+from agentrl.errors import ConfigError
+from tests.chat import templates
+from tests.chat.conftest import TEMPLATES
+from tests.chat.vocabularies import QWEN, save_tokenizer
+
+AUTO = {
+    **dict.fromkeys(("hermes", "hermes_in_text"), "template:hermes"),
+    "coder": "template:qwen3_coder",
+    "llama": "template:llama3_json",
+    "mistral": "template:mistral",
+    "header_ends_turn": "template:glm",
+}
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_auto_takes_the_parser_that_the_template_speaks_of(tmp_path: Path, name: str) -> None:
+    template, tokens, eos = TEMPLATES[name]
+    assert Chat.from_pretrained(save_tokenizer(tmp_path, tokens, eos, template)).format.name == AUTO[name]
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> str:
+    return save_tokenizer(tmp_path, QWEN, "<|im_end|>", templates.HERMES)
+
+
+def test_auto_knows_models_by_their_hub_name(qwen: str) -> None:
+    tokenizer = load_tokenizer(qwen, None, trust_remote_code=False)
+    tokenizer.name_or_path = "Qwen/Qwen3-8B"
+    assert make_format(Codec(tokenizer), "auto", {}, own_template=False).name == "qwen3"
+    # A template file says more than the model's name.
+    assert make_format(Codec(tokenizer), "auto", {}, own_template=True).name == "template:hermes"
+
+
+@pytest.mark.parametrize(
+    ("format", "chosen"),
+    [("qwen3", "qwen3"), ("hermes", "template:hermes"), ("template:none", "template:none"), ("glm", "template:glm")],
+)
+def test_formats_by_name(qwen: str, format: str, chosen: str) -> None:
+    assert Chat.from_pretrained(qwen, format=format).format.name == chosen
+
+
+@pytest.mark.parametrize(
+    ("format", "nearest"), [("qwen-3", "qwen3"), ("template:hermess", "template:hermes"), ("llama3", "llama-3")]
+)
+def test_unknown_format_names_the_nearest(qwen: str, format: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=f"{format}' is unknown; nearest: .*{nearest}"):
+        Chat.from_pretrained(qwen, format=format)
+
+
+def test_family_that_does_not_fit_the_tokenizer(qwen: str) -> None:
+    with pytest.raises(ConfigError, match=r"'llama-3' does not fit the tokenizer at .*begin_of_text"):
+        Chat.from_pretrained(qwen, format="llama-3")
+
+
+def test_family_and_template_file_conflict(qwen: str, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text(templates.HERMES)
+    with pytest.raises(ConfigError, match="conflict"):
+        Chat.from_pretrained(qwen, format="qwen3", chat_template=str(file))
+
+
+def test_template_file_replaces_the_tokenizers(qwen: str, tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text(templates.IGNORES_TOOLS)
+    chat = Chat.from_pretrained(qwen, chat_template=str(file))
+    assert chat.format.name == "template:none"
+    assert (
+        chat.decode(chat.render([{"role": "user", "content": "u"}]))
+        == "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
+    )
+    with pytest.raises(ConfigError, match=r"expected a Jinja file, 'missing.jinja'"):
+        Chat.from_pretrained(qwen, chat_template="missing.jinja")
+
+
+def test_template_kwargs(qwen: str, tmp_path: Path) -> None:
+    quiet = Chat.from_pretrained(qwen, format="qwen3", chat_template_kwargs={"enable_thinking": False})
+    assert quiet.decode(quiet.render([{"role": "user", "content": "u"}])).endswith("<think>\n\n</think>\n\n")
+    with pytest.raises(ConfigError, match="enable_thinkin"):
+        Chat.from_pretrained(qwen, format="qwen3", chat_template_kwargs={"enable_thinkin": False})
+    with pytest.raises(ConfigError, match=r"\['tools'\] are set by agentrl"):
+        Chat.from_pretrained(qwen, chat_template_kwargs={"tools": []})
+    file = tmp_path / "chat.jinja"
+    file.write_text(templates.IGNORES_TOOLS + "{{- suffix }}")
+    chat = Chat.from_pretrained(qwen, chat_template=str(file), chat_template_kwargs={"suffix": "Hm: "})
+    assert chat.decode(chat.render([{"role": "user", "content": "u"}])).endswith("assistant\nHm: ")
+
+
+def test_tokenizer_without_a_template(tmp_path: Path) -> None:
+    path = save_tokenizer(tmp_path, QWEN, "<|im_end|>")
+    with pytest.raises(ConfigError, match=r"has no chat template: set actor_rollout_ref.model.chat_template=FILE"):
+        Chat.from_pretrained(path)
+    assert Chat.from_pretrained(path, format="qwen3").stop_token_ids  # A family needs none.
+
+
+def test_missing_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no tokenizer could be loaded from .*nowhere"):
+        Chat.from_pretrained(str(tmp_path / "nowhere"))
+
+
+def test_template_that_closes_turns_with_no_token(tmp_path: Path) -> None:
+    path = save_tokenizer(tmp_path, ["<|endoftext|>"], "<|endoftext|>", templates.HERMES)
+    with pytest.raises(ConfigError, match=r"ends an assistant turn with '<\|im_end\|>\\n', which is not a token"):
+        Chat.from_pretrained(path)
+
+
+def test_truncation_kept_in_a_tokenizer_file_is_ignored(qwen: str) -> None:
+    file = Path(qwen, "tokenizer.json")
+    saved = json.loads(file.read_text())
+    saved["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+    file.write_text(json.dumps(saved))
+    assert len(Chat.from_pretrained(qwen).encode("word " * 50)) >= 50

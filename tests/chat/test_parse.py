@@ -1,0 +1,237 @@
+"""What the policy wrote, read from its ids: calls in order, broken ones kept with the reason, in linear time."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from agentrl.chat import AssistantMessage, Chat
+from agentrl.chat.parsers import CALL_FORMATS, CallParser
+from tests.chat.conversations import TOOLS
+from tests.chat.vocabularies import FAMILY_TOKENS
+
+GOOD = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
+
+
+def read(chat: Chat, text: str) -> AssistantMessage:
+    """Parse `text` with its markers as the tokens they spell."""
+    return chat.parse([*chat._codec.encode(text), chat.stop_token_ids[0]], TOOLS)
+
+
+@pytest.mark.parametrize("name", ["hermes", "hermes_in_text", "qwen3"])
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ('{"name": "calculator", "arguments": {"expression": "2 + 3"}', "the call is not valid JSON: Expecting"),
+        ("", "the call is not valid JSON: Expecting value at character 0"),
+        ("calculator(2 + 3)", "the call is not valid JSON: Expecting value at character 0"),
+        ('{"arguments": {}}', "the call has no function name"),
+        ('{"name": 5, "arguments": {}}', "the call has no function name"),
+        ('{"name": "calculator", "arguments": [1]}', "the arguments must be a JSON object, not list"),
+        ('{"name": "calculator", "arguments": "{1}"}', "the arguments are not valid JSON: Expecting"),
+        ('["calculator"]', "the call must be a JSON object, not list"),
+        ('{"name": "calculator", "arguments": {"x": NaN}}', "the call is not valid JSON: NaN is not a JSON value"),
+        ('{"name": "calculator", "arguments": ' + "[" * 9000, "the call is not valid JSON: nested too deeply"),
+        (
+            '{"name": "calculator", "arguments": {"x": ' + "1" * 5000 + "}}",
+            "the call is not valid JSON: Exceeds the limit",
+        ),
+    ],
+)
+def test_broken_json_calls_say_why(make_chat: Callable[..., Chat], name: str, body: str, error: str) -> None:
+    message = read(make_chat(name), f"Let me add.\n{GOOD}\n<tool_call>\n{body}\n</tool_call>")
+    assert message.text == "Let me add."
+    first, second = message.calls
+    assert (first.name, first.arguments, first.error) == ("calculator", {"expression": "2 + 3"}, None)
+    assert second.arguments is None
+    assert second.error is not None and second.error.startswith(error)
+    assert second.raw == body
+    assert [call.id for call in message.calls] == ["call00000", "call00001"]
+
+
+@pytest.mark.parametrize("name", ["hermes", "hermes_in_text", "qwen3", "coder", "glm-4.5"])
+def test_unclosed_call(make_chat: Callable[..., Chat], name: str) -> None:
+    message = read(make_chat(name), 'Hm.<tool_call>{"name": "calculator", "arguments": {}}')
+    assert [(call.error, call.arguments) for call in message.calls] == [
+        ("the call is not closed with </tool_call>", None)
+    ]
+    assert message.text == "Hm."
+
+
+def test_arguments_as_json_text_and_none(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("hermes")
+    text = '<tool_call>{"name": "calculator", "arguments": "{\\"expression\\": \\"1\\"}"}</tool_call>'
+    assert read(chat, text).calls[0].arguments == {"expression": "1"}
+    assert read(chat, '<tool_call>{"name": "now"}</tool_call>').calls[0].arguments == {}
+    assert read(chat, '<tool_call>{"name": "now", "arguments": null}</tool_call>').calls[0].arguments == {}
+
+
+def test_text_around_calls_is_kept(make_chat: Callable[..., Chat]) -> None:
+    message = read(make_chat("hermes"), f" First.\n{GOOD}\nThen\n{GOOD}\n#### 5")
+    assert message.text == " First.\nThen\n#### 5"
+    assert len(message.calls) == 2
+
+
+def test_calls_inside_reasoning_are_drafts(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("qwen3")
+    message = read(chat, f"<think>\nI could {GOOD} but no.\n</think>\n\nFive.")
+    assert (message.text, message.calls) == ("Five.", ())
+    assert message.reasoning == f"I could {GOOD} but no."
+    # Reasoning that is never closed ends where a call begins; with no call, all of it is reasoning.
+    message = read(chat, f"<think>\nI add.\n{GOOD}")
+    assert (message.reasoning, len(message.calls)) == ("I add.", 1)
+    message = read(chat, "<think>\nI wonder")
+    assert (message.text, message.reasoning, message.calls) == ("", "I wonder", ())
+
+
+def test_marker_spelled_with_other_tokens_is_text(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("hermes")
+    ids = [*chat.encode(GOOD), chat.stop_token_ids[0]]
+    assert chat.parse(ids, TOOLS) == AssistantMessage(GOOD)
+
+
+def test_tagged_calls_take_types_from_the_schema(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("coder")
+    text = (
+        "<tool_call>\n<function=calculator>\n<parameter=expression>\n12\n</parameter>\n<parameter=digits>\n3\n</parameter>"
+        "\n</function>\n</tool_call>"
+    )
+    assert read(chat, text).calls[0].arguments == {"expression": "12", "digits": 3}
+    # What does not fit its type is left for the schema check to word.
+    assert read(chat, text.replace("\n3\n", "\nthree\n")).calls[0].arguments == {"expression": "12", "digits": "three"}
+    broken = read(chat, text.replace("</parameter>", "", 1).replace("</parameter>", "", 1)).calls[0]
+    assert (broken.name, broken.error) == (
+        "calculator",
+        "a parameter is not of the form <parameter=name>value</parameter>",
+    )
+    assert read(chat, "<tool_call>calculator</tool_call>").calls[0].error == "the call has no <function=name>"
+
+
+def test_keyed_calls(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("glm-4.5")
+    call = read(chat, "<tool_call>now</tool_call>").calls[0]
+    assert (call.name, call.arguments) == ("now", {})
+    call = read(chat, "<tool_call>calculator\n<arg_key>expression</arg_key>\n2 + 3</tool_call>").calls[0]
+    assert call.error == "an argument is not of the form <arg_key>name</arg_key><arg_value>value</arg_value>"
+    assert read(chat, "<tool_call>\n</tool_call>").calls[0].error == "the call has no function name"
+
+
+def test_minimax_block_with_several_calls(make_chat: Callable[..., Chat]) -> None:
+    invoke = '<invoke name="calculator">\n<parameter name="expression">{}</parameter>\n</invoke>\n'
+    text = f"plan</think>\n\n<minimax:tool_call>\n{invoke.format(1)}{invoke.format(2)}</minimax:tool_call>"
+    message = read(make_chat("minimax-m2"), text)
+    assert [call.arguments for call in message.calls] == [{"expression": "1"}, {"expression": "2"}]
+    assert message.reasoning == "plan"
+    unclosed = read(make_chat("minimax-m2"), text.replace("</invoke>\n</m", "</m"))
+    assert [call.error is None for call in unclosed.calls] == [True, False]
+
+
+def test_mistral_calls_keep_their_ids(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("mistral")
+    text = '[TOOL_CALLS] [{"name": "now", "arguments": {}, "id": "abcdefghi"}, {"name": "now", "arguments": {}}]'
+    assert [(call.id, call.name) for call in read(chat, text).calls] == [("abcdefghi", "now"), ("call00001", "now")]
+    assert read(chat, '[TOOL_CALLS] [{"name"').calls[0].error == (
+        "the calls are not a valid JSON array: Expecting ':' delimiter at character 8"
+    )
+
+
+@pytest.mark.parametrize("name", ["llama-3", "llama"])
+def test_llama_calls_are_whole_messages(make_chat: Callable[..., Chat], name: str) -> None:
+    chat = make_chat(name)
+    call = read(chat, '{"name": "calculator", "parameters": {"expression": "1"}}').calls[0]
+    assert (call.name, call.arguments, call.error) == ("calculator", {"expression": "1"}, None)
+    broken = read(chat, '{"name": "calculator", "parameters": {"expression"')
+    assert broken.calls[0].error is not None and broken.calls[0].error.startswith("the call is not valid JSON")
+    assert broken.text == ""
+    assert read(chat, '{"answer": 5}').calls == ()
+    assert chat.parse(chat.encode('{"name": "x"')).calls == ()  # No tools, no calls.
+
+
+def test_deepseek_calls(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("deepseek-v3")
+    parser = CallParser(chat._codec, CALL_FORMATS["deepseek_v3"], starts_in_reasoning=False)
+    begin, end = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    for body, wanted in (
+        (
+            'function<｜tool▁sep｜>calculator\n```json\n{"expression": "1"}\n```',
+            ("calculator", {"expression": "1"}, None),
+        ),
+        ("function<｜tool▁sep｜>now\n```json\n```", ("now", {}, None)),
+        ("calculator", ("", None, "the call has no <｜tool▁sep｜>")),
+    ):
+        message = parser.parse(chat._codec.encode(f"Hm.{begin}{body}{end}"), TOOLS)
+        assert [(call.name, call.arguments, call.error) for call in message.calls] == [wanted]
+        assert message.text == "Hm."
+
+
+def test_malformed_call_as_message(make_chat: Callable[..., Chat]) -> None:
+    message = read(make_chat("hermes"), "<tool_call>{oops</tool_call>").to_message()
+    function = {"name": "", "arguments": "{oops"}
+    assert message == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
+    }
+
+
+MARKED = {
+    **dict.fromkeys(("qwen3", "qwen3.5", "glm-4.5", "glm-5.1", "nemotron-3", "laguna-xs.2"), "<tool_call>"),
+    **dict.fromkeys(("hermes", "hermes_in_text", "coder", "header_ends_turn"), "<tool_call>"),
+    "minimax-m2": "<minimax:tool_call>",
+    "deepseek-v3": "<｜tool▁call▁begin｜>",
+    "kimi-k2": "<|tool_call_begin|>",
+    "hy3": "<tool_call:opensource>",
+    "gemma4": "<|tool_call>",
+    "inkling": "<|content_invoke_tool_json|>",
+    "mistral": "[TOOL_CALLS]",
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_unclosed_openers_parse_in_linear_time(make_chat: Callable[..., Chat], name: str) -> None:
+    chat = make_chat(name)
+    opener = chat._codec.encode(MARKED[name])
+    for count in (10_000, 40_000):
+        begun = time.perf_counter()
+        chat.parse(opener * count, TOOLS)
+        assert time.perf_counter() - begun < 1.0
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "minimax-m2", "laguna-xs.2", "coder", "glm-4.5"])
+@pytest.mark.parametrize(
+    "tag", ["<parameter=a>", '<parameter name="a">', '<invoke name="x">', "<arg_key>a", "<function="]
+)
+def test_unclosed_tags_in_a_closed_call_parse_in_linear_time(
+    make_chat: Callable[..., Chat], name: str, tag: str
+) -> None:
+    chat = make_chat(name)
+    opener = "<minimax:tool_call>" if name == "minimax-m2" else "<tool_call>"
+    head = '<invoke name="f">' if name == "minimax-m2" else "<function=f>"
+    ids = chat._codec.encode(opener + head) + chat._codec.encode(tag) * 4000
+    ids += chat._codec.encode(opener.replace("<", "</"))
+    begun = time.perf_counter()
+    chat.parse(ids, TOOLS)
+    assert time.perf_counter() - begun < 1.0
+
+
+@pytest.mark.parametrize("name", [*FAMILY_TOKENS, "hermes", "coder", "mistral", "llama", "header_ends_turn"])
+def test_nothing_that_a_policy_samples_raises(make_chat: Callable[..., Chat], name: str) -> None:
+    chat = make_chat(name)
+    random_ = random.Random(name)
+    texts = [
+        *('{"name": "calculator", "arguments": {"expression": "1"}}', '{"name": {"a": 1}, "parameters": 3}', "[1]"),
+        *("calculator", "\n", "function", "```json\n{}\n```", "<function=calculator>", "<parameter=expression>"),
+        *("</parameter>", '<invoke name="calculator">', "</invoke>", "functions.calculator:0", "call:calculator{", "}"),
+        *("<think>", "</think>", "1" * 5000, "[" * 9000, "NaN"),
+    ]
+    pool = [[id] for id in chat._codec.added.values()] * 2 + [chat.encode(text) for text in texts]
+    for _ in range(150):
+        ids = [id for _ in range(random_.randint(0, 12)) for id in random_.choice(pool)]
+        for tools in (None, TOOLS):
+            message = chat.parse(ids, tools)
+            assert all((call.error is None) == (call.arguments is not None) for call in message.calls)
+            assert all(isinstance(call.name, str) for call in message.calls)
+            assert message.to_message()["role"] == "assistant"
