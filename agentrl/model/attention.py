@@ -75,6 +75,9 @@ def packed_attention(
         raise ValueError(f"{type(module).__name__}: packed attention does not implement {wanted or 'attention_mask'}")
     # Under autocast norms give float32 and projections bfloat16: query and key may have been normed, values are not.
     query, key = query.to(value.dtype), key.to(value.dtype)
+    if torch.is_autocast_enabled(query.device.type):  # a norm or a rotation in float32 comes before only some of them
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = getattr(module, "layer_idx", 0)
     output = layout.attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap)

@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.errors import ConfigError
-from agentrl.model.attention import PackedAttention
-from agentrl.model.layout import flat_layout
-from agentrl.model.packed import forward_packed, use_packed_attention
-from agentrl.rollout.embedded_cache import SessionCache
+from agentrl.model.packed import use_packed_attention
+from agentrl.rollout.embedded_cache import CacheFull, SessionCache
+from agentrl.rollout.embedded_shapes import attention_shapes, free_memory
 from agentrl.rollout.embedded_step import Request, StepRunner
 from agentrl.rollout.engine import (
     EngineError,
@@ -50,6 +48,7 @@ class EmbeddedEngine:
         stop_decode: Callable[[list[int]], str] | None = None,
         version: int = 0,
         seed: int = 0,
+        max_cache_bytes: int | None = None,
     ) -> None:
         """The engine uses the model as it is: one that a trainer also holds, or one of its own.
 
@@ -60,6 +59,8 @@ class EmbeddedEngine:
             stop_decode: ids to text, for stop strings.
             version: version of the weights that the model has now.
             seed: of the requests that bring no seed of their own.
+            max_cache_bytes: memory for keys and values; None: half of what is free now. With less than the running
+                requests need, fewer run at once.
 
         Raises ConfigError when the model's attention cannot be run from the engine's cache.
         """
@@ -70,8 +71,10 @@ class EmbeddedEngine:
         self._stop_decode = stop_decode
         self._version = version
         self._next_seed = (1 << 63) + (seed << 32)
-        shapes = _attention_shapes(self.model, max_model_len)
-        self._cache = SessionCache(shapes, model.dtype, model.device, 2 * max_num_seqs)
+        shapes = attention_shapes(self.model, max_model_len)
+        limit = free_memory(model.device) // 2 if max_cache_bytes is None else max_cache_bytes
+        self._cache = SessionCache(shapes, model.dtype, model.device, max_rows=2 * max_num_seqs, max_bytes=limit)
+        self._most = max_num_seqs  # requests that run at once, fewer after the cache was full
         self._runner = StepRunner(self.model, self._cache)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -153,6 +156,7 @@ class EmbeddedEngine:
 
     def _step(self) -> bool:
         """Run one step; True when a request ended."""
+        ended = []
         try:
             self._admit()
             if self.model.training:
@@ -160,27 +164,29 @@ class EmbeddedEngine:
             requests, tokens, logprobs = self._runner.run(self._running)
             if not math.isfinite(sum(logprobs)):
                 raise FloatingPointError("the model's logits are not finite")
+            for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
+                if self._append(request, token, logprob):
+                    ended.append(request)
+        except CacheFull as error:
+            self._relieve(error)
+            return True
         except Exception as error:
             self._fail(error)
             return True
-        ended = [
-            request
-            for request, token, logprob in zip(requests, tokens, logprobs, strict=True)
-            if self._append(request, token, logprob)
-        ]
         if ended:
             self._leave(ended)
         return bool(ended)
 
     def _admit(self) -> None:
         """Let waiting requests join, while there is room in the batch and in the step."""
-        if not self._waiting or len(self._running) >= self.max_num_seqs:
+        if not self._waiting or len(self._running) >= self._most:
             return
         room = _STEP_TOKENS
         prompts = set()
-        while self._waiting and len(self._running) < self.max_num_seqs and room > 0:
+        while self._waiting and len(self._running) < self._most and room > 0:
             request = self._waiting.popleft()
             session = request.session
+            self._running.append(request)
             self._cache.attach(session)
             if request.cached_tokens < 0:
                 request.cached_tokens = session.cached
@@ -189,7 +195,6 @@ class EmbeddedEngine:
                 room += session.prompt_length
             elif not session.cached:
                 prompts.add(session.prefix)
-            self._running.append(request)
         self._runner.disturb()
 
     def _append(self, request: Request, token: int, logprob: float) -> bool:
@@ -230,7 +235,7 @@ class EmbeddedEngine:
         self._running = [request for request in self._running if id(request) not in gone]
         self._waiting = deque(request for request in self._waiting if id(request) not in gone)
         for request in requests:
-            request.session.busy = False
+            request.session.busy = request.session.pinned = False
             if request.session.stale:
                 self._cache.drop(request.session)
         self._runner.disturb()
@@ -244,6 +249,15 @@ class EmbeddedEngine:
                 failure.__cause__ = error
                 request.future.set_exception(failure)
         self._leave(failed)
+        self._cache.free()
+
+    def _relieve(self, error: CacheFull) -> None:
+        """The cache is full: start over with half as many requests at once, until it is next emptied."""
+        self._most = len(self._running) // 2
+        if not self._most:
+            self._most = 1
+            self._fail(error)
+        self._retract(self._running)
         self._cache.free()
 
     # Control
@@ -317,6 +331,7 @@ class EmbeddedEngine:
             for _, target, tensor in targets.values():
                 target.copy_(tensor)
         self._version = version
+        self._most = self.max_num_seqs
         kept = [request for request in self._running if request.in_place]
         self._retract([request for request in self._running if not request.in_place])
         self._cache.outdate(request.session for request in kept)
@@ -324,6 +339,7 @@ class EmbeddedEngine:
 
     async def flush_cache(self) -> None:
         """See `RolloutEngine.flush_cache`."""
+        self._most = self.max_num_seqs
         self._cache.flush(request.session for request in self._running)
         self._runner.disturb()
 
@@ -349,53 +365,3 @@ class EmbeddedEngine:
         self._closed = True
         self._abort([*self._running, *self._waiting])
         self._cache.free()
-
-
-class _ShapeProbe(PackedAttention):
-    """Notes what each layer asks of attention."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(flat_layout(torch.tensor([0, 1]), model.device))
-        self.shapes: dict[int, tuple[int, int, int]] = {}
-        self.windows: set[int | None] = set()
-        self.softcaps: set[float | None] = set()
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        self.shapes[layer] = (key.shape[0], key.shape[-1], value.shape[-1])
-        self.windows.add(window)
-        self.softcaps.add(softcap)
-        return super().attend(layer, query, key, value, scale, window, softcap)
-
-
-@torch.no_grad()
-def _attention_shapes(model: PreTrainedModel, max_model_len: int) -> list[tuple[int, int, int]]:
-    """(K, D of keys, D of values) of each layer. Raises ConfigError when the cache cannot serve the model."""
-    probe = _ShapeProbe(model)
-    zero = torch.zeros(1, dtype=torch.int64, device=model.device)
-    forward_packed(model, zero, zero, probe)
-    layers = model.config.get_text_config().num_hidden_layers
-    shortest = min((window for window in probe.windows if window is not None), default=max_model_len)
-    problem = None
-    if sorted(probe.shapes) != list(range(layers)):
-        problem = f"only {len(probe.shapes)} of its {layers} layers have attention with a cache of their own"
-    elif shortest < max_model_len:
-        problem = f"its sliding window of {shortest} tokens is shorter than the longest context of {max_model_len}"
-    elif probe.softcaps != {None}:
-        problem = "it caps attention scores (softcap)"
-    elif any(width != other for _, width, other in probe.shapes.values()):
-        problem = "its keys and values differ in width"
-    if problem:
-        raise ConfigError(
-            f"{type(model).__name__} cannot run in the embedded engine: {problem}. Use a model with ordinary full "
-            "attention in every layer, a shorter actor_rollout_ref.rollout.max_model_len, or rollout.name=sglang."
-        )
-    return [probe.shapes[layer] for layer in range(layers)]

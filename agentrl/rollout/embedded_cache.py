@@ -16,6 +16,18 @@ _COLUMNS = 64
 """Capacity grows in steps of at least so many tokens."""
 
 
+class CacheFull(Exception):
+    """Keys and values would take more memory than they may. What the cache holds is in doubt and has to be freed."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """How many bytes keys and values may take, and how many they do."""
+
+    limit: int
+    used: int = 0
+
+
 class Holder(Protocol):
     """Someone who holds a row."""
 
@@ -39,7 +51,6 @@ class Prefix:
     hidden: torch.Tensor | None = None  # [H], the last hidden state after the prompt's last token
     sessions: int = 0
     """How many sessions lie on it."""
-    last_used: int = 0
 
     @property
     def held(self) -> int:
@@ -62,7 +73,8 @@ class Session:
     """Its keys and values are of weights that have been replaced."""
     busy: bool = False
     """A request of it waits or runs."""
-    last_used: int = 0
+    pinned: bool = False
+    """A request of it runs: its row must stay."""
 
     @property
     def held(self) -> int:
@@ -87,18 +99,25 @@ class KVRows:
     What has not been written is zero, since a masked value is still multiplied by its weight of zero.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, device: torch.device, memory: Memory
+    ) -> None:
         """shapes: (K, D of keys, D of values) of each layer."""
         self.shapes = shapes
         self.dtype = dtype
         self.device = device
+        self.memory = memory
+        self._cell = dtype.itemsize * sum(heads * (width + other) for heads, width, other in shapes)
+        self.capacity = 0
+        self.holders: list[Holder | None] = []
         self.free()
 
     def free(self) -> None:
         """Give up the memory and all rows."""
+        self.memory.used -= len(self.holders) * self.capacity * self._cell
         self.keys = [self._zeros(0, heads, 0, width) for heads, width, _ in self.shapes]
         self.values = [self._zeros(0, heads, 0, width) for heads, _, width in self.shapes]
-        self.holders: list[Holder | None] = []
+        self.holders = []
         self.capacity = 0
         self.used = 0
 
@@ -106,14 +125,26 @@ class KVRows:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Make room for at least so many rows and columns."""
-        have = len(self.holders)
-        rows = have if rows <= have else max(rows, 2 * have)
-        if columns > self.capacity:
-            columns = max(columns, 2 * self.capacity)
-        columns = max(-(-columns // _COLUMNS) * _COLUMNS, self.capacity)
-        if (rows, columns) == (have, self.capacity):
+        """Make room for at least so many rows and columns, and for more to come where there is memory for it.
+
+        Raises CacheFull when the room itself is too much.
+        """
+        have, held = len(self.holders), self.capacity
+        rows, columns = max(rows, have), max(-(-columns // _COLUMNS) * _COLUMNS, held)
+        if (rows, columns) == (have, held):
             return
+        ample = (rows if rows == have else max(rows, 2 * have), columns if columns == held else max(columns, 2 * held))
+        for size in (ample, (rows, columns)):
+            more = (size[0] * size[1] - have * held) * self._cell
+            if self.memory.used + more <= self.memory.limit:
+                return self._grow(*size, more)
+        raise CacheFull(
+            f"keys and values of {rows} sequences of {columns} tokens, {rows * columns * self._cell >> 20} MiB, do not "
+            f"fit into the {self.memory.limit >> 20} MiB they may take"
+        )
+
+    def _grow(self, rows: int, columns: int, more: int) -> None:
+        have = len(self.holders)
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 grown = self._zeros(rows, old.shape[1], columns, old.shape[3])
@@ -121,6 +152,7 @@ class KVRows:
                 tensors[layer] = grown
         self.holders.extend([None] * (rows - have))
         self.capacity = columns
+        self.memory.used += more
 
     def place(self, holder: Holder) -> None:
         """Give a holder a row, if it has none."""
@@ -178,14 +210,20 @@ class SessionCache:
     """All sessions and prefixes, and the two stores their keys and values lie in."""
 
     def __init__(
-        self, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, device: torch.device, max_rows: int
+        self,
+        shapes: Sequence[tuple[int, int, int]],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        max_rows: int,
+        max_bytes: int,
     ) -> None:
-        self.own = KVRows(shapes, dtype, device)
-        self.shared = KVRows(shapes, dtype, device)
+        memory = Memory(max_bytes)
+        self.own = KVRows(shapes, dtype, device, memory)
+        self.shared = KVRows(shapes, dtype, device, memory)
         self.max_rows = max_rows
         self.sessions: dict[str, Session] = {}
         self.prefixes: dict[tuple[int, ...], Prefix] = {}
-        self._clock = 0
 
     def take(self, name: str, ids: Sequence[int]) -> tuple[Session, int]:
         """The session of that name with `ids` as its tokens, and how many of them it knew already.
@@ -206,42 +244,46 @@ class SessionCache:
         return session, same
 
     def attach(self, session: Session) -> None:
-        """Give a session its rows: those it has, else new ones, for which the longest unused may have to go."""
-        self._clock += 1
-        session.last_used = self._clock
-        if session.prefix is None:
+        """Give a session its rows, and keep them until it is unpinned: those it has, or new ones.
+
+        For new rows those who were attached longest ago may have to go.
+        """
+        session.pinned = True
+        prefix = session.prefix
+        if prefix is None:
             session.cached = 0
             prompt = tuple(session.ids[: session.prompt_length])
             prefix = self.prefixes.get(prompt)
             if prefix is None:
-                self._make_room()
-                prefix = self.prefixes[prompt] = Prefix(prompt)
+                self._evict(self.shared, self.prefixes.values())
+                prefix = Prefix(prompt)
                 self.shared.place(prefix)
             prefix.sessions += 1
             session.prefix = prefix
             session.cached = prefix.held
-        session.prefix.last_used = self._clock
         if session.row < 0:
-            self._make_room()
+            self._evict(self.own, self.sessions.values())
             self.own.place(session)
+        # The order of the dictionaries is that of use.
+        self.sessions[session.name] = self.sessions.pop(session.name)
+        self.prefixes.pop(prefix.ids, None)
+        self.prefixes[prefix.ids] = prefix
 
-    def _make_room(self) -> None:
-        """Let the session go that was used longest ago and no longer runs, where there are too many."""
-        while self.own.used >= self.max_rows:
-            parked = [session for session in self.sessions.values() if session.row >= 0 and not session.busy]
-            if not parked:
-                break
-            self.forget(min(parked, key=lambda session: session.last_used))
-        while self.shared.used >= self.max_rows:
-            unused = [prefix for prefix in self.prefixes.values() if not prefix.sessions]
-            if not unused:
-                break
-            self._discard(min(unused, key=lambda prefix: prefix.last_used))
+    def _evict(self, store: KVRows, holders: Iterable[Session | Prefix]) -> None:
+        """Free a row of a full store, from the one used longest ago that can do without it, if there is one."""
+        if store.used < self.max_rows:
+            return
+        for holder in holders:
+            if isinstance(holder, Prefix):
+                if not holder.sessions:
+                    return self._discard(holder)
+            elif holder.row >= 0 and not holder.pinned:
+                return self.drop(holder) if holder.busy else self.forget(holder)
 
     def drop(self, session: Session) -> None:
         """Give up a session's keys and values; it keeps its tokens, to be computed again."""
         self.own.remove(session)
-        session.cached, session.stale = 0, False
+        session.cached, session.stale, session.pinned = 0, False, False
         prefix, session.prefix = session.prefix, None
         if prefix is not None:
             prefix.sessions -= 1

@@ -1,0 +1,70 @@
+"""What the embedded engine's cache has to know of a model, and which models it cannot serve."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.errors import ConfigError
+from agentrl.model.attention import PackedAttention
+from agentrl.model.layout import flat_layout
+from agentrl.model.packed import forward_packed
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes free on the device, in the machine for the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class _ShapeProbe(PackedAttention):
+    """Notes what each layer asks of attention."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(flat_layout(torch.tensor([0, 1]), model.device))
+        self.shapes: dict[int, tuple[int, int, int]] = {}
+        self.windows: set[int | None] = set()
+        self.softcaps: set[float | None] = set()
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        self.shapes[layer] = (key.shape[0], key.shape[-1], value.shape[-1])
+        self.windows.add(window)
+        self.softcaps.add(softcap)
+        return super().attend(layer, query, key, value, scale, window, softcap)
+
+
+@torch.no_grad()
+def attention_shapes(model: PreTrainedModel, max_model_len: int) -> list[tuple[int, int, int]]:
+    """(K, D of keys, D of values) of each layer. Raises ConfigError when the cache cannot serve the model."""
+    probe = _ShapeProbe(model)
+    zero = torch.zeros(1, dtype=torch.int64, device=model.device)
+    forward_packed(model, zero, zero, probe)
+    layers = model.config.get_text_config().num_hidden_layers
+    shortest = min((window for window in probe.windows if window is not None), default=max_model_len)
+    problem = None
+    if sorted(probe.shapes) != list(range(layers)):
+        problem = f"only {len(probe.shapes)} of its {layers} layers have attention with a cache of their own"
+    elif shortest < max_model_len:
+        problem = f"its sliding window of {shortest} tokens is shorter than the longest context of {max_model_len}"
+    elif probe.softcaps != {None}:
+        problem = "it caps attention scores (softcap)"
+    elif any(width != other for _, width, other in probe.shapes.values()):
+        problem = "its keys and values differ in width"
+    if problem:
+        raise ConfigError(
+            f"{type(model).__name__} cannot run in the embedded engine: {problem}. Use a model with ordinary full "
+            "attention in every layer, a shorter actor_rollout_ref.rollout.max_model_len, or rollout.name=sglang."
+        )
+    return [probe.shapes[layer] for layer in range(layers)]
