@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_the_older_policy(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full_disk(model: Any, params: Any, dtype: Any, directory: Path, tokenizer: Any) -> None:
-        directory.mkdir()
+        directory.mkdir(exist_ok=True)
         (directory / "model.safetensors").write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -68,11 +68,11 @@ def small_run(policy_dir: Path, data_dir: Path, reward_file: Path, tmp_path: Pat
     return overrides
 
 
-def command(arguments: list[str], cwd: Path, module: str = "agentrl.train") -> subprocess.CompletedProcess[str]:
-    """`python -m <module> ...` in its own process, away from the checkout."""
+def command(arguments: list[str], cwd: Path, timeout: float = 170) -> subprocess.CompletedProcess[str]:
+    """`python -m agentrl.train ...` in its own process, away from the checkout."""
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", "agentrl.train", *arguments],
         cwd=cwd,
         env=environment,
         capture_output=True,
