@@ -79,6 +79,6 @@ def _sample_arguments(tool: ToolSchema) -> dict[str, Any]:
     for name, schema in properties.items():
         if "enum" in schema:
             arguments[name] = schema["enum"][0]
-        elif schema.get("type") in SAMPLE_VALUES:
+        elif isinstance(schema.get("type"), str) and schema["type"] in SAMPLE_VALUES:
             arguments[name] = SAMPLE_VALUES[schema["type"]]
     return arguments

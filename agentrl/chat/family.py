@@ -93,15 +93,15 @@ class FamilyFormat:
         return ids
 
     def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
-        if ids[-1] in self._stops:
-            return self._bridge_closed(ids[-1], messages, tools)
-        prompt, sampled = self._last_turn(ids)
-        known = [*prompt, *sampled]
-        bridged = self._renderer.bridge_to_next_turn(prompt, sampled, messages, tools=tools)
-        if bridged is not None and bridged.token_ids[: len(known)] == known:
-            return list(bridged.token_ids[len(known) :])
-        close = [] if ids[-1] in self.stop_token_ids else [self._close]
-        return [*close, *self._bridge_closed(self._close, messages, tools)]
+        if ids[-1] in self.stop_token_ids:
+            return self._bridge_closed(ids[-1] if ids[-1] in self._stops else self._close, messages, tools)
+        if self._bridges:  # It knows how to close reasoning that was cut.
+            prompt, sampled = self._last_turn(ids)
+            known = [*prompt, *sampled]
+            bridged = self._renderer.bridge_to_next_turn(prompt, sampled, messages, tools=tools)
+            if bridged is not None and bridged.token_ids[: len(known)] == known:
+                return list(bridged.token_ids[len(known) :])
+        return [self._close, *self._bridge_closed(self._close, messages, tools)]
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
         if self._parser is not None:

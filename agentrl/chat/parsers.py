@@ -251,23 +251,41 @@ def fenced_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     return [Found(name.strip(), fenced.strip().removeprefix("```json").removesuffix("```").strip())]
 
 
-def _parameter_types(name: str, tools: Sequence[ToolSchema]) -> dict[str, Any]:
+def _parameter_types(name: str, tools: Sequence[ToolSchema]) -> dict[str, frozenset[str]]:
+    """The JSON types that each parameter may have."""
     for tool in tools:
         function = tool.get("function", tool)
         if function.get("name") == name:
             properties: dict[str, Any] = (function.get("parameters") or {}).get("properties") or {}
-            return {key: spec.get("type") for key, spec in properties.items() if isinstance(spec, dict)}
+            return {key: _json_types(schema) for key, schema in properties.items()}
     return {}
 
 
-def _typed(text: str, declared: Any) -> Any:
-    """An unquoted value: a string where one is declared, else JSON where it is JSON. The tool judges the rest."""
-    if declared == "string":
-        return text
+def _json_types(schema: Any) -> frozenset[str]:
+    if not isinstance(schema, dict):
+        return frozenset()
+    declared = schema.get("type", [])
+    types = frozenset([declared] if isinstance(declared, str) else declared)
+    return types.union(*(_json_types(option) for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ()))))
+
+
+def _typed(text: str, types: frozenset[str] | None) -> Any:
+    """An unquoted value. Where a string may stand it is one, unless it is JSON of another type that may stand there;
+    elsewhere it is JSON where it can be. What does not fit then is for the schema check to word.
+    """
     try:
-        return parse_json(text)
+        value = parse_json(text)
     except ValueError:
         return text
+    if not types or "string" not in types:
+        return value
+    fits = types - {"string"} | ({"integer"} if "number" in types else set())
+    return value if _json_type(value) in fits else text
+
+
+def _json_type(value: Any) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", str: "string"}
+    return names.get(type(value), "null")
 
 
 CALL_FORMATS: dict[str, CallFormat | None] = {

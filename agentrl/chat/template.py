@@ -43,7 +43,8 @@ class TemplateFormat:
         self._shapes = Shapes()
         closing = self._text([USER, REPLY], None, False).partition(MARK)[2]
         self._end = self._end_of_turn(closing)
-        self.tail = codec.encode(closing.partition(self._end)[2]) if self._end else []
+        self._tail_text = closing.partition(self._end)[2] if self._end else ""
+        self.tail = codec.encode(self._tail_text)
         self.stop_token_ids = self._stop_tokens(closing)
         prompt = self._text([USER], None, True).removeprefix(self._text([USER], None, False))
         starts_in_reasoning = prompt.rstrip().endswith(THINK)
@@ -95,18 +96,30 @@ class TemplateFormat:
         text = self._shapes.fill((fields, id(tools)), tools, messages, lambda m: self._render_between(m, tools))
         return self._render_between(messages, tools) if text is None else text
 
-    def _render_between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
-        turn, text = self._after_stand_in(messages, tools)
+    def _render_between(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool = True
+    ) -> str:
+        try:
+            turn, text = self._after_stand_in(messages, tools, generation)
+        except ConfigError:
+            asked = next((index for index, message in enumerate(messages) if message["role"] != "tool"), 0)
+            if asked == 0:
+                raise
+            # Strict templates want an assistant turn between tool answers and a user's: written one after the other.
+            answered = self._render_between(messages[:asked], tools, generation=False)
+            return answered + self._render_between(messages[asked:], tools, generation).removeprefix(self._tail_text)
         if self._end:
             return text.partition(self._end)[2]
         return text.removeprefix(self._text([USER, turn], tools, False).partition(MARK)[2])
 
-    def _after_stand_in(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> tuple[Message, str]:
+    def _after_stand_in(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool
+    ) -> tuple[Message, str]:
         """The first stand-in turn that the template accepts and writes out, and the text behind its mark."""
         refused: ConfigError | None = None
         for turn in _stand_in_turns(messages):
             try:
-                _, marked, text = self._text([USER, turn, *messages], tools, True).partition(MARK)
+                _, marked, text = self._text([USER, turn, *messages], tools, generation).partition(MARK)
             except ConfigError as fault:
                 refused = refused or fault
                 continue

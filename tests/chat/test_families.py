@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from agentrl.chat.message import with_named_ids
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Message
 from tests.chat.conversations import GO_ON, TOOLS, answers, assistant, conversation, roll_out, sampled_turns
-from tests.chat.vocabularies import FAMILY_TOKENS
+from tests.chat.vocabularies import FAMILY_TOKENS, save_tokenizer
 
 MUST_BE_TOLD = (
     *("qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
@@ -119,6 +120,14 @@ def test_a_cut_turn_is_closed_by_the_bridge(make_chat: Callable[..., Chat], fami
         )
     else:
         assert [*cut, *bridged] == whole
+
+
+def test_an_eos_that_the_family_does_not_know_needs_no_close(tmp_path: Path) -> None:
+    path = save_tokenizer(tmp_path, [*FAMILY_TOKENS["kimi-k2"][0], "[EOS]"], "[EOS]")
+    chat = Chat.from_pretrained(path, format="kimi-k2")
+    assert [chat.decode([id]) for id in chat.stop_token_ids] == ["<|im_end|>", "[EOS]"]
+    ids = [*chat.render([GO_ON]), *chat.encode("Yes."), chat.stop_token_ids[1]]
+    assert chat.decode(chat.bridge(ids, [GO_ON])).startswith("<|im_user|>user<|im_middle|>Go on.<|im_end|>")
 
 
 def test_a_turn_cut_in_its_reasoning_gets_its_reasoning_closed(make_chat: Callable[..., Chat]) -> None:

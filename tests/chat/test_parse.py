@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,37 @@ def test_tagged_calls_take_types_from_the_schema(make_chat: Callable[..., Chat])
         "a parameter is not of the form <parameter=name>value</parameter>",
     )
     assert read(chat, "<tool_call>calculator</tool_call>").calls[0].error == "the call has no <function=name>"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "12", "12"),
+        ({"type": "string"}, '"quoted"', '"quoted"'),
+        ({"type": ["string", "null"]}, "12", "12"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "12", 12),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "[12]", "[12]"),
+        ({"type": ["string", "number"]}, "12", 12),
+        ({"type": "integer"}, "12", 12),
+        ({"type": "integer"}, "twelve", "twelve"),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "array"}, '["a"]', ["a"]),
+        ({}, "12", 12),
+        ({}, "Paris", "Paris"),
+    ],
+)
+def test_unquoted_values(make_chat: Callable[..., Chat], schema: dict[str, Any], text: str, value: Any) -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": schema}}},
+    }
+    for name, call in (
+        ("coder", f"<tool_call><function=f><parameter=x>\n{text}\n</parameter></function></tool_call>"),
+        ("glm-4.5", f"<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"),
+    ):
+        chat = make_chat(name)
+        assert chat.parse(chat._codec.encode(call), [tool]).calls[0].arguments == {"x": value}
 
 
 def test_keyed_calls(make_chat: Callable[..., Chat]) -> None:

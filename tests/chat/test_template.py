@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import ByT5Tokenizer
 
 from agentrl.chat import Chat, Drift
 from agentrl.chat.template import TemplateFormat
@@ -59,6 +60,24 @@ def test_sampled_turns_are_read_back(make_chat: Callable[..., Chat], name: str) 
     assert (parsed.text, chat.parse(last, TOOLS).text.lstrip()) == ("", "So 5.")
     assert first[-1] in chat.stop_token_ids
     assert last[-1] in chat.stop_token_ids
+
+
+def test_template_that_forbids_a_user_turn_after_tool_answers(tmp_path: Path) -> None:
+    strict = templates.HERMES.replace(
+        "{%- if message.role == 'user' or",
+        "{%- if message.role == 'user' and loop.previtem is defined and loop.previtem.role == 'tool' %}"
+        "{{- raise_exception('user after tool') }}{%- endif %}\n    {%- if message.role == 'user' or",
+    )
+    path = save_tokenizer(tmp_path, QWEN, "<|im_end|>", strict)
+    chat, lenient = Chat.from_pretrained(path), make_lenient(tmp_path / "lenient")
+    ids, _ = chat.render_training(conversation(assistant("", 2)), TOOLS)
+    with pytest.raises(ConfigError, match="user after tool"):
+        chat.render([*conversation(assistant("", 2)), *answers(2), GO_ON])
+    assert chat.bridge(ids, [*answers(2), GO_ON], TOOLS) == lenient.bridge(ids, [*answers(2), GO_ON], TOOLS)
+
+
+def make_lenient(path: Path) -> Chat:
+    return Chat.from_pretrained(save_tokenizer(path, QWEN, "<|im_end|>", templates.HERMES))
 
 
 def test_text_before_a_call_survives_the_round_trip(make_chat: Callable[..., Chat]) -> None:
@@ -165,6 +184,20 @@ def test_quickstart_tokenizer(tmp_path: Path) -> None:
     assert roll_out(chat, messages, sampled_turns(ids, mask)) == ids
     assert chat.drift(ids, messages, TOOLS) is Drift.CLEAN
     assert max(ids) < chat.vocab_size
+
+
+def test_tokenizer_written_in_python(tmp_path: Path) -> None:
+    tokenizer = ByT5Tokenizer(extra_ids=0)
+    tokenizer.add_tokens(list(QWEN))
+    tokenizer.chat_template = templates.HERMES
+    tokenizer.save_pretrained(tmp_path)
+    chat = Chat.from_pretrained(str(tmp_path))
+    messages = conversation(assistant("", 2), assistant("Bye <é>"))
+    ids, mask = chat.render_training(messages, TOOLS)
+    assert roll_out(chat, messages, sampled_turns(ids, mask)) == ids
+    assert chat.drift(ids, messages, TOOLS) is Drift.CLEAN
+    assert len(chat.parse(sampled_turns(ids, mask)[0], TOOLS).calls) == 2
+    assert chat.decode(chat.encode("a<|im_end|> é")) == "a<|im_end|> é"
 
 
 def test_fields_that_parquet_filled_with_none_are_dropped(make_chat: Callable[..., Chat]) -> None:
