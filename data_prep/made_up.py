@@ -22,6 +22,9 @@ ATTRIBUTES = ("code", "age", "price")
 VALIDATION_SHARE = 5
 """One fact in so many, and one sum in so many, belongs to validation."""
 OPERATORS = {"plus": "+", "minus": "-", "times": "*"}
+OPERANDS = {"plus": ((100, 999), (100, 999)), "minus": ((500, 999), (100, 399)), "times": ((12, 99), (12, 99))}
+"""Ranges of both operands: results have three or four digits."""
+FACTORS = (2, 9)
 ARITHMETIC_PHRASES = ("What is {sum}?", "Compute {sum}.", "How much is {sum}?")
 SEARCH_PHRASES = (
     "What is the {attribute} of {name}?",
@@ -55,7 +58,7 @@ _STARTS = (
     "Wen",
     "Zor",
 )
-_ENDS = ("ba", "dex", "fin", "gor", "kin", "lan", "mut", "nor", "pex", "vik")
+_ENDS = ("Ba", "Dex", "Fin", "Gor", "Kin", "Lan", "Mut", "Nor", "Pex", "Vik")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +129,9 @@ class World:
 def arithmetic(rng: Random, split: Split) -> Task:
     """A sum in words whose operands belong to `split`."""
     while True:
-        word = rng.choice(tuple(OPERATORS))
-        left = rng.randint(100, 999)
-        right = rng.randint(12, 99) if word == "times" else rng.randint(100, 999)
+        word = rng.choice(tuple(OPERANDS))
+        (low, high), (low_right, high_right) = OPERANDS[word]
+        left, right = rng.randint(low, high), rng.randint(low_right, high_right)
         expression = f"{left}{OPERATORS[word]}{right}"
         if (crc32(expression.encode()) % VALIDATION_SHARE == 0) == (split == "val"):
             break
@@ -145,7 +148,7 @@ def search(rng: Random, fact: Fact) -> Task:
 
 def two_step(rng: Random, fact: Fact) -> Task:
     """A fact to be looked up and multiplied."""
-    factor = rng.randint(12, 99)
+    factor = rng.randint(*FACTORS)
     multiply = calculate(f"{fact.value}*{factor}")
     question = rng.choice(TWO_STEP_PHRASES).format(attribute=fact.attribute, name=fact.name, factor=factor)
     return Task("two_step", question, (look_up(fact), multiply), multiply.answer)

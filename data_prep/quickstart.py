@@ -38,9 +38,9 @@ class Recipe:
     val_rows: int = 96
     good_rows: int = 7680
     """Conversations of the first warm-up phase."""
-    flawed_rows: int = 1280
+    flawed_rows: int = 1920
     """Conversations of the last warm-up phase, in which most are flawed."""
-    flawed_share: float = 0.75
+    flawed_share: float = 0.85
 
 
 def make(out: Path, recipe: Recipe, report: Report) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from agentrl.config.files import configs_dir
-from data_prep.made_up import Call, Fact, Task, World, calculate, look_up
+from data_prep.made_up import Call, Fact, Task, World, arithmetic, look_up
 
 Message = dict[str, Any]
 
@@ -69,7 +69,7 @@ def final(text: str) -> Message:
 
 
 def guess(rng: Random) -> Message:
-    return final(f"#### {rng.randint(100, 99999)}")
+    return final(f"#### {rng.randint(100, 9999)}")
 
 
 def broken_exchange(call: Call, rng: Random) -> list[Message]:
@@ -85,7 +85,7 @@ def mistaken(call: Call, world: World, rng: Random) -> Call:
     if call.tool == "search":
         return look_up(another_fact(call, world, rng))
     while True:
-        other = calculate(f"{rng.randint(100, 999)}{rng.choice('+-*')}{rng.randint(12, 99)}")
+        other = arithmetic(rng, "train").calls[0]
         if other.answer != call.answer:
             return other
 

@@ -91,7 +91,7 @@ def test_answers_follow_from_the_corpus(made: Path) -> None:
             assert int(answer) == int(values[key]) * int(factor)
 
 
-@pytest.mark.parametrize(("expression", "answer"), [("205-291", "-86"), ("340*77", "26180"), ("216+824", "1040")])
+@pytest.mark.parametrize(("expression", "answer"), [("605-291", "314"), ("34*77", "2618"), ("216+824", "1040")])
 def test_sums(expression: str, answer: str) -> None:
     assert calculate(expression).answer == answer
 
