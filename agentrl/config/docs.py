@@ -15,11 +15,12 @@ HEAD = """\
 # Every key
 
 Lengths are in tokens, times in seconds. Set a key on the command line (`key=value`) or in a YAML file of your own
-(`--config-path`, `--config-name`; it builds on ours with `defaults: [train, _self_]`). A key that does not exist, has a value of
-the wrong kind, conflicts with another or could have no effect is an error that says so.
+(`--config-path`, `--config-name`; it builds on ours with `defaults: [train, _self_]`). A key that does not exist, has
+a value of the wrong kind, conflicts with another or could have no effect is an error that says so.
 
-The defaults below are those of your own data and model. `data.train_files=quickstart` and `actor_rollout_ref.model.path=quickstart`, which hold
-while you name no others, bring the values of `configs/recipe/` with them.
+The defaults below are those of your own data and model. `data.train_files=quickstart` and
+`actor_rollout_ref.model.path=quickstart`, which hold while you name no others, bring the values of `configs/recipe/`
+with them.
 """
 
 

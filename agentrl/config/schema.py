@@ -154,8 +154,8 @@ class MultiTurnConfig(Section):
     interaction_config_path: str | None = None
     """YAML of the interactions."""
     format: str = "auto"
-    """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, or
-    `template:<parser>` for the tokenizer's own template with a parser (hermes, qwen3_coder, glm, deepseek_v3, none)."""
+    """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, or a parser for the
+    tokenizer's own template (hermes, qwen3_coder, glm, deepseek_v3, minimax, mistral, llama3_json, none)."""
     max_assistant_turns: int = Field(8, gt=0)
     max_user_turns: int = Field(8, ge=0)
     """Answers of an interaction."""
