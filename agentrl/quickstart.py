@@ -107,10 +107,10 @@ def make_policy(directory: Path, keys: QuickstartConfig, device: str, display: D
     if read_stamp(policy) == stamp:
         display.note(f"{policy}: made before with the same keys, used again")
         return
-    start, making = directory / "untrained", directory / "warm-up"
+    making = directory / "warm-up"
     shutil.rmtree(making, ignore_errors=True)
-    write_untrained(start, directory / "sft.parquet", keys.seed, TinyShape())
-    train_sft(sft_config(directory, start, making, warm_up, keys.seed, device), display)
+    write_untrained(making / "untrained", directory / "sft.parquet", keys.seed, TinyShape())
+    train_sft(sft_config(directory / "sft.parquet", making, warm_up, keys.seed, device), display)
     (making / "policy" / STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(policy, ignore_errors=True)
     (making / "policy").rename(policy)
@@ -135,13 +135,11 @@ def write_untrained(directory: Path, conversations: Path, seed: int, shape: Tiny
     tokenizer.save_pretrained(directory)
 
 
-def sft_config(directory: Path, start: Path, out: Path, warm_up: WarmUp, seed: int, device: Any) -> SFTConfig:
+def sft_config(conversations: Path, out: Path, warm_up: WarmUp, seed: int, device: Any) -> SFTConfig:
     """The conversations once, in the order of their file: solving first, going wrong last."""
     return SFTConfig(
-        data=SFTDataConfig(
-            train_files=str(directory / "sft.parquet"), train_batch_size=warm_up.batch_size, shuffle=False
-        ),
-        model=ModelConfig(path=str(start)),
+        data=SFTDataConfig(train_files=str(conversations), train_batch_size=warm_up.batch_size, shuffle=False),
+        model=ModelConfig(path=str(out / "untrained")),
         optim=OptimConfig(
             name="muon",
             lr=warm_up.lr,
