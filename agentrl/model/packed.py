@@ -142,13 +142,13 @@ def token_logprobs(
     size = chunk_tokens or max(1, _CHUNK_LOGITS // model.config.get_text_config().vocab_size)
     single = len(places) <= size
     parts = []
-    for start in range(0, len(places), size):
+    for start in range(0, max(1, len(places)), size):  # with nothing needed the zeros still have a gradient
         targets = ids[places[start : start + size]]
         chosen = hidden.index_select(0, rows[start : start + size])
         arguments = (model, chosen, targets, temperature or 1.0, with_entropy)
         recompute = not single and torch.is_grad_enabled()
         parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
-    scores = torch.cat(parts, dim=1) if parts else hidden.new_zeros(2, 0, dtype=torch.float32)
+    scores = torch.cat(parts, dim=1)
     spread = torch.zeros(len(scores), len(ids), dtype=torch.float32, device=ids.device).index_copy(1, places, scores)
     return spread[0], spread[1] if with_entropy else None
 

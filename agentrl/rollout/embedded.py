@@ -253,12 +253,17 @@ class EmbeddedEngine:
 
     def _relieve(self, error: CacheFull) -> None:
         """The cache is full: start over with half as many requests at once, until it is next emptied."""
-        self._most = len(self._running) // 2
-        if not self._most:
-            self._most = 1
+        alone = len(self._running) == 1 and self._cache.own.used <= 1 and self._cache.shared.used <= 1
+        self._bound(max(1, len(self._running) // 2))
+        if alone:
             self._fail(error)
         self._retract(self._running)
         self._cache.free()
+
+    def _bound(self, most: int) -> None:
+        """Run so many requests at once, and keep as many parked sessions."""
+        self._most = most
+        self._cache.max_rows = 2 * most
 
     # Control
 
@@ -331,7 +336,7 @@ class EmbeddedEngine:
             for _, target, tensor in targets.values():
                 target.copy_(tensor)
         self._version = version
-        self._most = self.max_num_seqs
+        self._bound(self.max_num_seqs)
         kept = [request for request in self._running if request.in_place]
         self._retract([request for request in self._running if not request.in_place])
         self._cache.outdate(request.session for request in kept)
@@ -339,7 +344,7 @@ class EmbeddedEngine:
 
     async def flush_cache(self) -> None:
         """See `RolloutEngine.flush_cache`."""
-        self._most = self.max_num_seqs
+        self._bound(self.max_num_seqs)
         self._cache.flush(request.session for request in self._running)
         self._runner.disturb()
 

@@ -125,7 +125,7 @@ class StepRunner:
         ]
         requests = decoding + short + long + ready
         sampler = Sampler([r.params for r in requests], [r.seed for r in requests], device)
-        if len(decoding) == len(requests):
+        if len(decoding) == len(requests) and not prompts:
             decode = parts[0]
             assert isinstance(decode, RowBatch)
             self._steady = _Steady(requests, decode, attention, sampler)

@@ -1,0 +1,282 @@
+"""Packed forward against transformers' own attention, one sequence at a time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.errors import ConfigError
+from agentrl.model import layout as layouts
+from agentrl.model.packed import hidden_states, load_model, token_logprobs, use_packed_attention
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "llama": ("llama", {"num_key_value_heads": 4}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral, window 7": ("mistral", {"sliding_window": 7}),
+    "gemma": ("gemma", {}),
+    "gemma2, window 7, softcap": ("gemma2", {"sliding_window": 7, "query_pre_attn_scalar": 16}),
+    "gemma3, window 7": ("gemma3_text", {"sliding_window": 7, "query_pre_attn_scalar": 16}),
+    "qwen3 moe": ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}),
+    "phi3": ("phi3", {"pad_token_id": 0}),
+}
+
+
+def make_model(name: str, attention: str = "eager") -> PreTrainedModel:
+    family, options = FAMILIES[name]
+    config = AutoConfig.for_model(family, **{**SIZES, **options})
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0.0, 0.25)  # a fresh model hardly attends
+    return model.eval()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences with common beginnings at several depths, nested and equal ones, and lengths from 1."""
+    generator = torch.Generator().manual_seed(1)
+
+    def words(count: int) -> list[int]:
+        return torch.randint(0, 61, (count,), generator=generator).tolist()
+
+    system, prompt, other = words(12), words(10), words(9)
+    answer = words(14)
+    sequences = [
+        system + prompt + answer + words(5),
+        words(3),
+        system + other + words(20),
+        system + prompt + words(1),
+        system + prompt + answer + words(8),
+        system,
+        words(1),
+        system + other + words(2),
+        words(30),
+        system + prompt + words(17),
+    ]
+    sequences.append(list(sequences[0]))
+    offsets = torch.tensor([0] + [len(s) for s in sequences]).cumsum(0)
+    return torch.tensor(list(itertools.chain(*sequences))), offsets
+
+
+def one_by_one(
+    model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropies [T] by the model's own forward of each sequence."""
+    logprobs, entropies = [], []
+    for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        logits = model(input_ids=ids[None, start:end]).logits[0, :-1].float() / temperature
+        scores = logits.log_softmax(-1)
+        zero = torch.zeros(1)
+        logprobs.append(torch.cat([zero, scores.gather(1, ids[start + 1 : end, None])[:, 0]]))
+        entropies.append(torch.cat([zero, -(scores.exp() * scores).sum(-1)]))
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_packed_equals_one_by_one_with_gradients(name: str) -> None:
+    own, model = make_model(name), use_packed_attention(make_model(name))
+    ids, offsets = batch()
+    expected, entropy = one_by_one(own, ids, offsets, 0.8)
+    logprobs, spread = token_logprobs(model, ids, offsets, temperature=0.8, with_entropy=True)
+    assert spread is not None
+    assert torch.allclose(logprobs, expected, atol=1e-5)
+    assert torch.allclose(spread, entropy, atol=1e-5)
+    weights = torch.linspace(-1, 1, len(ids))
+    (expected @ weights + entropy.sum()).backward()
+    (logprobs @ weights + spread.sum()).backward()
+    for (key, want), got in zip(own.named_parameters(), model.parameters(), strict=True):
+        assert got.grad is not None and want.grad is not None, key
+        assert torch.allclose(got.grad, want.grad, atol=1e-4 * float(want.grad.abs().max()) + 1e-7), key
+
+
+def test_sequences_do_not_see_each_other() -> None:
+    model = use_packed_attention(make_model("qwen3"))
+    ids, offsets = batch()
+    changed = ids.clone()
+    changed[offsets[3] : offsets[4]] = 5
+    before, after = hidden_states(model, ids, offsets), hidden_states(model, changed, offsets)
+    same = torch.ones(len(ids), dtype=torch.bool)
+    same[offsets[3] : offsets[4]] = False
+    assert torch.allclose(before[same], after[same], atol=1e-5)
+    assert not torch.allclose(before[~same], after[~same], atol=1e-2)
+
+
+def test_hidden_states_are_the_models_last() -> None:
+    own, model = make_model("qwen3"), use_packed_attention(make_model("qwen3"))
+    ids, offsets = batch()
+    got = hidden_states(model, ids, offsets)
+    for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        want = own.base_model(input_ids=ids[None, start:end]).last_hidden_state[0]
+        assert torch.allclose(got[start:end], want, atol=1e-5)
+
+
+def test_only_what_is_needed_is_scored() -> None:
+    model = use_packed_attention(make_model("qwen3"))
+    ids, offsets = batch()
+    needed = torch.rand(len(ids), generator=torch.Generator().manual_seed(0)) < 0.4
+    needed[offsets[2]] = True  # a first token has no log-prob even when asked for
+    everything, _ = token_logprobs(model, ids, offsets)
+    rows = []
+    model.get_output_embeddings().register_forward_hook(lambda _, args, __: rows.append(len(args[0])))
+    logprobs, entropy = token_logprobs(model, ids, offsets, needed=needed)
+    firsts = torch.zeros_like(needed)
+    firsts[offsets[:-1]] = True
+    assert entropy is None
+    assert torch.allclose(logprobs, everything * needed * ~firsts, atol=1e-6)
+    assert logprobs[offsets[2]] == 0
+    assert rows == [int((needed & ~firsts).sum())]
+    nothing, _ = token_logprobs(model, ids, offsets, needed=torch.zeros_like(needed))
+    assert not nothing.any()
+    nothing.sum().backward()
+
+
+def test_chunks_change_nothing_but_memory() -> None:
+    model = use_packed_attention(make_model("qwen3"))
+    ids, offsets = batch()
+    results = []
+    for chunk in (None, 7):
+        model.zero_grad()
+        logprobs, entropy = token_logprobs(model, ids, offsets, with_entropy=True, chunk_tokens=chunk)
+        assert entropy is not None
+        (logprobs.square().sum() + entropy.sum()).backward()
+        results.append((logprobs, entropy, [p.grad for p in model.parameters()]))
+    (a, b, grads), (c, d, others) = results
+    assert torch.allclose(a, c, atol=1e-6) and torch.allclose(b, d, atol=1e-6)
+    for one, two in zip(grads, others, strict=True):
+        assert one is not None and two is not None
+        assert torch.allclose(one, two, atol=1e-5 * float(one.abs().max()) + 1e-8)
+
+
+def test_temperature_zero_means_plain_logprobs() -> None:
+    model = use_packed_attention(make_model("qwen3"))
+    ids, offsets = batch()
+    assert torch.equal(token_logprobs(model, ids, offsets, temperature=0.0)[0], token_logprobs(model, ids, offsets)[0])
+
+
+def test_gradient_checkpointing_gives_the_same_gradient() -> None:
+    ids, offsets = batch()
+    gradients = []
+    for checkpointing in (False, True):
+        model = use_packed_attention(make_model("qwen3"))
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()
+        token_logprobs(model, ids, offsets)[0].sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for one, two in zip(*gradients, strict=True):
+        assert one is not None and two is not None
+        assert torch.allclose(one, two, atol=1e-5 * float(one.abs().max()))
+
+
+def test_autocast_computes_in_bfloat16() -> None:
+    model = use_packed_attention(make_model("qwen3"))
+    ids, offsets = batch()
+    exact, _ = token_logprobs(model, ids, offsets)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough, _ = token_logprobs(model, ids, offsets)
+        rough.sum().backward()
+    assert rough.dtype == torch.float32
+    assert 1e-5 < float((rough - exact).detach().abs().max()) < 0.5
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_common_beginnings_are_stored_once() -> None:
+    ids, offsets = batch()
+    layout = layouts.tree_layout(ids, offsets)
+    flat = layouts.flat_layout(offsets, ids.device)
+    rows = [ids[a:b].tolist() for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
+    for row, start in zip(rows, offsets[:-1].tolist(), strict=True):
+        places = layout.expand[start : start + len(row)]
+        assert ids[layout.stored][places].tolist() == row
+        assert layout.positions[places].tolist() == list(range(len(row)))
+    # system (all 12 tokens but one, since "system" alone is a sequence, whose last token is its own) once for seven.
+    distinct = {tuple(row[: i + 1]) for row in rows for i in range(len(row))}
+    assert len(distinct) <= len(layout.stored) < len(distinct) + 20
+    assert len(flat.stored) == len(ids) > 1.5 * len(layout.stored)
+    assert layout.longest == flat.longest == max(map(len, rows))
+
+
+def test_nothing_in_common_makes_a_flat_layout() -> None:
+    ids = torch.arange(60)
+    layout = layouts.tree_layout(ids, torch.tensor([0, 10, 25, 60]))
+    assert layout.is_flat
+    assert layout.spans == [(0, 10), (10, 25), (25, 60)]
+    assert torch.equal(layout.stored, ids)
+
+
+def test_deeply_nested_sequences() -> None:
+    """Each sequence begins with the one before: a tree as deep as there are sequences."""
+    model = use_packed_attention(make_model("qwen3"))
+    words = torch.randint(0, 61, (8 * 25,), generator=torch.Generator().manual_seed(2))
+    lengths = [8 * (i + 1) for i in range(25)]
+    ids = torch.cat([words[:n] for n in lengths])
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    logprobs, _ = token_logprobs(model, ids, offsets)
+    longest = logprobs[offsets[-2] :]
+    for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        assert torch.allclose(logprobs[start:end], longest[: end - start], atol=1e-5)
+
+
+def test_dropout_is_off() -> None:
+    config = AutoConfig.for_model(
+        "gpt2", vocab_size=61, n_embd=32, n_head=4, n_layer=2, resid_pdrop=0.5, attn_pdrop=0.5
+    )
+    model = use_packed_attention(AutoModelForCausalLM.from_config(config))
+    ids, offsets = batch()
+    calm = token_logprobs(model, ids, offsets)[0]
+    model.train()
+    assert torch.equal(token_logprobs(model, ids, offsets)[0], calm)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("mamba", {}),
+        ("gpt_oss", {"num_local_experts": 4}),
+        ("granite", {"logits_scaling": 3.0}),
+        ("bloom", {"n_head": 4, "n_layer": 2}),
+    ],
+)
+def test_other_architectures_are_refused(family: str, options: dict[str, Any]) -> None:
+    config = AutoConfig.for_model(family, **{**SIZES, **options})
+    with pytest.raises(ConfigError, match="cannot be run on packed sequences"):
+        use_packed_attention(AutoModelForCausalLM.from_config(config))
+
+
+def test_a_saved_model_does_not_name_our_attention(tmp_path: Any) -> None:
+    make_model("qwen3").save_pretrained(tmp_path / "a")
+    model = load_model(str(tmp_path / "a"))
+    model.save_pretrained(tmp_path / "b")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "b")
+    assert again.config._attn_implementation == "sdpa"
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    bfloat = load_model(str(tmp_path / "b"), dtype="bfloat16")
+    assert bfloat.dtype == torch.bfloat16
+
+
+def test_a_missing_model_says_where_and_what_to_do(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)cannot load .*nowhere.*model\.path"):
+        load_model(str(tmp_path / "nowhere"))
+
+
+def test_called_without_a_layout_it_says_so() -> None:
+    model = use_packed_attention(make_model("qwen3"))
+    with pytest.raises(ValueError, match=r"agentrl\.model\.packed"):
+        model(input_ids=torch.ones(1, 4, dtype=torch.int64))
