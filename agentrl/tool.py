@@ -38,6 +38,10 @@ class ErrorKind(StrEnum):
     """More parallel calls than allowed."""
 
 
+MALFORMED = frozenset({ErrorKind.PARSE, ErrorKind.UNKNOWN_TOOL, ErrorKind.ARGUMENTS})
+"""What the policy itself got wrong in writing the call."""
+
+
 class ToolError(Exception):
     """Raised by a tool for a fault that the model should see and may correct. Its text is shown to the model."""
 

@@ -320,6 +320,7 @@ class ToolSession:
             return await asyncio.shield(self._closing)
         except asyncio.CancelledError:
             await asyncio.wait([self._closing])
+            self._closing.exception()  # seen: asyncio would report it as forgotten
             raise
 
     async def _close(self) -> list[float]:

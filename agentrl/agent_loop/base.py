@@ -50,11 +50,19 @@ class Reply:
 class AgentLoop(ABC):
     """Subclass it and `register("name")` it. One object serves all trajectories: keep state in local variables."""
 
+    def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
+        """The messages, and those of the run's tools that the chat template renders, of which the first prompt is made.
+
+        What data.max_prompt_length measures and the start-up check shows.
+        """
+        return sample.prompt, tools
+
     @abstractmethod
     async def run(self, episode: Episode) -> None:
         """Drive one trajectory to its end and set `episode.trajectory.status`.
 
-        Exceptions other than CancelledError end this try as an infrastructure fault, which the scheduler retries.
+        An exception other than CancelledError ends this try as an infrastructure fault. The scheduler tries again,
+        unless it is a UserError or RequestError, which would only come again.
         """
 
 
@@ -80,6 +88,8 @@ class Episode:
     prompt_tokens: int = 0
     messages_of_transcript: int = 0
     """Where in trajectory.messages the current transcript begins."""
+    inside_turn: bool = False
+    """Text was observed inside an assistant turn, so no template could render the transcript."""
 
     @property
     def transcript(self) -> Transcript:
@@ -153,6 +163,7 @@ class Episode:
 
     def observe_text(self, text: str) -> bool:
         """Append plain text inside the running assistant turn (ReAct's observations)."""
+        self.inside_turn = True
         self.trajectory.messages.append({"role": "tool", "content": text})
         return self._append_observed(self.context.chat.encode(text), "tool", text)
 
@@ -172,6 +183,8 @@ class Episode:
 
     def count_drift(self) -> None:
         """Compare the last transcript with a full re-render of its messages, as a metric."""
+        if self.inside_turn:
+            return
         messages = self.trajectory.messages[self.messages_of_transcript :]
         drift = self.context.chat.drift(self.transcript.ids, messages, self.tools)
         for kind in Drift:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl.agent_loop.base import Episode
@@ -23,7 +24,7 @@ class Dialogue:
     """User turns asked for."""
 
     @staticmethod
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def open(episode: Episode) -> AsyncIterator[Dialogue]:
         """Starts the row's interaction and finalizes it exactly once, however the trajectory ends."""
         kwargs = dict(episode.sample.interaction_kwargs)
@@ -32,16 +33,24 @@ class Dialogue:
             return
         interaction = _find(episode, kwargs.pop("name", None))
         timeout = episode.context.limits.call_timeout
+
+        async def finalize() -> None:
+            async with asyncio.timeout(timeout):
+                await interaction.finalize_interaction(episode.session)
+
         async with asyncio.timeout(timeout):
             await interaction.start_interaction(episode.session, **kwargs)
         try:
             yield Dialogue(episode, interaction)
             async with asyncio.timeout(timeout):
                 score = await interaction.calculate_score(episode.session)
-            if score is not None:
-                episode.trajectory.score_extra["interaction_score"] = float(score)
-        finally:
-            await interaction.finalize_interaction(episode.session)
+        except BaseException:
+            with contextlib.suppress(Exception):  # a fault at the end must not hide the first one, or a cancellation
+                await finalize()
+            raise
+        await finalize()
+        if score is not None:
+            episode.trajectory.score_extra["interaction_score"] = _finite(interaction, score)
 
     async def respond(self) -> Message | None:
         """The user's answer to the last assistant turn, whose reward it sets; None when the dialogue is over."""
@@ -53,8 +62,14 @@ class Dialogue:
             answer = await self.interaction.generate_response(episode.session, list(episode.trajectory.messages))
         self.turns += 1
         turn = episode.trajectory.turns[-1]
-        turn.reward = float(answer.score) + (turn.reward or 0.0)
+        turn.reward = _finite(self.interaction, answer.score) + (turn.reward or 0.0)
         return None if answer.should_end else {"role": "user", "content": answer.text}
+
+
+def _finite(interaction: Interaction, score: float) -> float:
+    if not math.isfinite(score):
+        raise ValueError(f"interaction {interaction.name}: the score is {score}")
+    return float(score)
 
 
 def _find(episode: Episode, name: str | None) -> Interaction:

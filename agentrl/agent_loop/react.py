@@ -7,7 +7,6 @@ appended as plain-text tokens with mask 0, and it goes on from there. So no temp
 from __future__ import annotations
 
 import functools
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,11 @@ import jinja2
 from agentrl.agent_loop.base import AgentLoop, Episode, Reply
 from agentrl.agent_loop.outcome import status_of
 from agentrl.agent_loop.registry import register
-from agentrl.agent_loop.tool_agent import FINAL_ANSWER_REQUEST, MALFORMED, add_turn_reward, answer_calls
+from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST, answer_calls, open_tools
 from agentrl.chat import ParsedCall
-from agentrl.tool import ToolSchema
+from agentrl.chat.message import parse_json
+from agentrl.data.sample import Sample
+from agentrl.tool import MALFORMED, ToolSchema
 from agentrl.toolset import ToolSession
 from agentrl.trajectory import Message, Status
 
@@ -34,16 +35,14 @@ class ReactLoop(AgentLoop):
 
     prompts: Path = Path(__file__).parent / "prompts"
 
+    def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
+        functions = [schema["function"] for schema in tools]
+        return with_system(sample.prompt, self._render("system", tools=functions)), []
+
     async def run(self, episode: Episode) -> None:
-        context, sample = episode.context, episode.sample
-        session = await context.tools.open(episode.session, sample.tools_kwargs)
-        try:
-            episode.start(with_system(sample.prompt, self._render("system", tools=_functions(context.tools.schemas))))
+        async with open_tools(episode) as session:
+            episode.start(*self.first_prompt(episode.sample, episode.context.tools.schemas))
             status = await self._converse(episode, session)
-        finally:
-            rewards = await session.close()
-        for reward in rewards:
-            add_turn_reward(episode, reward)
         episode.finish(status)
 
     async def _converse(self, episode: Episode, session: ToolSession) -> Status:
@@ -94,23 +93,19 @@ def with_system(prompt: list[Message], system: str) -> list[Message]:
     return [{"role": "system", "content": system}, *prompt]
 
 
-def _functions(schemas: list[ToolSchema]) -> list[dict[str, Any]]:
-    return [schema["function"] for schema in schemas]
-
-
 def parse_action(reply: Reply) -> ParsedCall:
     """The last `Action:` and `Action Input:` of a turn that stopped at `Observation:`."""
-    text = reply.message.text.removesuffix(STOP)
-    start = text.rfind("Action:")
-    found = _ACTION.search(text, start) if start >= 0 else None
-    name = found.group(1) if found else ""
-    given = text.rfind(_INPUT)
-    raw = text[given + len(_INPUT) :].strip() if given > start else ""
+    text = reply.message.text
+    if STOP in text:
+        text = text[: text.rindex(STOP)]  # the token that completed it may spell more, such as a line's end
+    actions = list(_ACTION.finditer(text))
+    name = actions[-1].group(1) if actions else ""
     if not name:
         return ParsedCall(id="call_0", name="", arguments=None, raw=text, error="no line `Action: <tool>` was found")
+    raw = text[actions[-1].end() :].partition(_INPUT)[2].strip()
     try:
-        arguments = json.loads(raw or "{}")
-    except (ValueError, RecursionError) as error:
+        arguments = parse_json(raw or "{}")
+    except ValueError as error:
         return ParsedCall("call_0", name, None, raw, f"`Action Input:` is not a JSON object: {error}")
     if not isinstance(arguments, dict):
         return ParsedCall(

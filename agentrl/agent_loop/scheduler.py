@@ -17,7 +17,7 @@ from agentrl.agent_loop.limits import seed_of
 from agentrl.data.sample import Sample
 from agentrl.errors import UserError
 from agentrl.reward import RewardManager
-from agentrl.rollout.engine import SamplingParams
+from agentrl.rollout.engine import RequestError, SamplingParams
 from agentrl.trajectory import Status, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -52,10 +52,7 @@ class Scheduler:
     async def run(
         self, requests: Sequence[Request], on_end: Callable[[Trajectory], None] | None = None
     ) -> list[Trajectory]:
-        """Run all requests; the result is in their order. `on_end` is called once a trajectory, when it ends.
-
-        Raises UserError when user code or data makes every further try pointless.
-        """
+        """Run all requests; the result is in their order. `on_end` is called once a trajectory, when it ends."""
         places = asyncio.Semaphore(self.max_concurrent)
         try:
             async with asyncio.TaskGroup() as group:
@@ -82,15 +79,18 @@ class Scheduler:
     async def _with_retries(self, request: Request) -> Trajectory:
         attempt = 0
         while True:
-            trajectory = await self._try(request, attempt)
-            if trajectory.status is not Status.FAILED or attempt >= self.max_retries:
+            trajectory, again = await self._try(request, attempt)
+            if not again or attempt >= self.max_retries:
                 trajectory.metrics["retries"] = float(attempt)
                 return trajectory
             attempt += 1
             logger.warning("trajectory %s: %s; try %d", request.uid, trajectory.failure, attempt + 1)
 
-    async def _try(self, request: Request, attempt: int) -> Trajectory:
-        """One try from the start. Exceptions of the loop are attributed here, and only here."""
+    async def _try(self, request: Request, attempt: int) -> tuple[Trajectory, bool]:
+        """One try from the start, and whether it failed in a way that another may not.
+
+        Exceptions of the loop are attributed here, and only here: they end the trajectory, never the run.
+        """
         sample = request.sample
         trajectory = Trajectory(request.uid, request.group, sample.data_source, sample.agent_name)
         episode = Episode(
@@ -106,14 +106,15 @@ class Scheduler:
             await self._run_loop(episode)
             if request.count_drift and trajectory.status is Status.COMPLETED:
                 episode.count_drift()
-        except UserError:
-            raise
-        except Exception as error:
-            fail(trajectory, type(error).__name__, error)
+        except (UserError, RequestError) as error:
+            fail(trajectory, error)
+            return trajectory, False
+        except (Exception, SystemExit) as error:
+            fail(trajectory, error)
         finally:
             del self.running[episode.session]
             await self.context.engine.release(episode.session)
-        return trajectory
+        return trajectory, trajectory.status is Status.FAILED
 
     async def _run_loop(self, episode: Episode) -> None:
         loop = self.loops[episode.sample.agent_name]
@@ -131,8 +132,8 @@ class Scheduler:
             )
 
 
-def fail(trajectory: Trajectory, kind: str, error: Exception) -> None:
+def fail(trajectory: Trajectory, error: BaseException) -> None:
     """End a trajectory as an infrastructure failure: without score, never trained on."""
     trajectory.status = Status.FAILED
     trajectory.score = None
-    trajectory.failure = f"{kind}: {error}"
+    trajectory.failure = f"{type(error).__name__}: {error}"

@@ -5,15 +5,20 @@ from __future__ import annotations
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.outcome import status_of
 from agentrl.agent_loop.registry import register
-from agentrl.trajectory import Status
+from agentrl.data.sample import Sample
+from agentrl.tool import ToolSchema
+from agentrl.trajectory import Message, Status
 
 
 @register("single_turn")
 class SingleTurnLoop(AgentLoop):
     """Generate once; no tools are offered."""
 
+    def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
+        return sample.prompt, []
+
     async def run(self, episode: Episode) -> None:
-        episode.start(episode.sample.prompt)
+        episode.start(*self.first_prompt(episode.sample, []))
         if episode.budget_left <= 0:
             return episode.finish(Status.LENGTH)
         reply = await episode.generate()

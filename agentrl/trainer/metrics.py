@@ -52,7 +52,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from agentrl.tool import ErrorKind
+from agentrl.tool import MALFORMED, ErrorKind
 from agentrl.trajectory import Status, ToolCallRecord, Trajectory
 
 Metrics = dict[str, float]
@@ -60,7 +60,6 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 SUCCESS_SCORE = 1.0
-MALFORMED = frozenset({ErrorKind.PARSE, ErrorKind.UNKNOWN_TOOL, ErrorKind.ARGUMENTS})
 
 
 def step_metrics(trajectories: Sequence[Trajectory], *, turn_reward_coef: float = 1.0) -> Metrics:

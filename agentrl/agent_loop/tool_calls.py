@@ -1,0 +1,99 @@
+"""An assistant turn's tool calls: run concurrently, recorded with the turn, answered in call order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from agentrl.agent_loop.base import Episode
+from agentrl.chat import ParsedCall
+from agentrl.tool import ErrorKind
+from agentrl.toolset import ToolResult, ToolSession
+from agentrl.trajectory import Message, ToolCallRecord
+
+FINAL_ANSWER_REQUEST = "No more tool calls are possible. Give your final answer now."
+
+
+@contextlib.asynccontextmanager
+async def open_tools(episode: Episode) -> AsyncIterator[ToolSession]:
+    """The trajectory's tools, closed however it ends; the rewards they give then go to its last assistant turn."""
+    session = await episode.context.tools.open(episode.session, episode.sample.tools_kwargs)
+    try:
+        yield session
+    except BaseException:
+        with contextlib.suppress(Exception):  # a fault at the end must not hide the first one, or a cancellation
+            await session.close()
+        raise
+    for reward in await session.close():
+        add_turn_reward(episode, reward)
+
+
+async def answer_calls(
+    episode: Episode, session: ToolSession, calls: tuple[ParsedCall, ...]
+) -> tuple[list[ToolCallRecord], list[Message]]:
+    """Run a message's calls concurrently; records go to the turn that made them, messages are in call order."""
+    limit = episode.context.limits.max_parallel_calls
+    episode.waiting_for = "tools: " + ", ".join(call.name or "?" for call in calls[:limit])
+    begun = time.monotonic()
+    if len(calls) == 1:
+        results = [await call_tool(session, calls[0])]
+    else:
+        results = await run_all([call_tool(session, call) for call in calls[:limit]])
+        results += [over_limit(limit)] * (len(calls) - len(results))
+    episode.tool_seconds += time.monotonic() - begun
+    records = [record_of(call, result) for call, result in zip(calls, results, strict=True)]
+    episode.trajectory.turns[-1].calls.extend(records)
+    for result in results:
+        if result.reward is not None:
+            add_turn_reward(episode, result.reward)
+        for name, value in result.metrics.items():
+            episode.trajectory.metrics[name] = episode.trajectory.metrics.get(name, 0.0) + value
+    messages: list[Message] = [
+        {"role": "tool", "content": result.text, "tool_call_id": call.id, "name": call.name}
+        for call, result in zip(calls, results, strict=True)
+    ]
+    return records, messages
+
+
+async def call_tool(session: ToolSession, call: ParsedCall) -> ToolResult:
+    return await session.call(call.name, call.arguments, parse_error=call.error)
+
+
+async def run_all(calls: list[Coroutine[Any, Any, ToolResult]]) -> list[ToolResult]:
+    """All at once; the first infrastructure fault cancels the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def over_limit(limit: int) -> ToolResult:
+    return ToolResult(
+        text=f"Error (limit): only the first {limit} tool calls of a message are run; call again.",
+        error=ErrorKind.LIMIT,
+    )
+
+
+def record_of(call: ParsedCall, result: ToolResult) -> ToolCallRecord:
+    return ToolCallRecord(
+        name=call.name,
+        arguments=call.arguments,
+        response=result.text,
+        error=result.error,
+        reward=result.reward,
+        seconds=result.seconds,
+        truncated=result.truncated,
+    )
+
+
+def add_turn_reward(episode: Episode, reward: float) -> None:
+    """Add to the reward of the last assistant turn."""
+    for turn in reversed(episode.trajectory.turns):
+        if turn.role == "assistant":
+            turn.reward = reward + (turn.reward or 0.0)
+            return
