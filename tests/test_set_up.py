@@ -16,7 +16,9 @@ PROJECT = Path(__file__).resolve().parent.parent
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
-    return subprocess.run(["make", *arguments], cwd=PROJECT, capture_output=True, text=True)
+    # Without what an outer `make test` leaves in the environment for its children.
+    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"}
+    return subprocess.run(["make", *arguments], cwd=PROJECT, capture_output=True, text=True, env=environment)
 
 
 def test_make_refuses_an_old_python(tmp_path: Path) -> None:
