@@ -86,6 +86,8 @@ class ToolSet:
         self.truncate_side = truncate_side
         self.default_max_tokens = defaults.max_response_tokens
         self.slots: dict[str, _Slot] = {}
+        self.schemas: list[ToolSchema] = []
+        """Always the same list, by which a chat knows what it rendered before."""
         self.encode: Encode | None = None
         self.decode: Decode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -102,6 +104,7 @@ class ToolSet:
         stateful = any(getattr(type(tool), hook) is not getattr(Tool, hook) for hook in hooks)
         places = asyncio.Semaphore(limits.max_concurrent)
         self.slots[tool.name] = _Slot(tool, limits, check, stateful, places)
+        self.schemas.append(tool.schema)
 
     @staticmethod
     def of(
@@ -151,10 +154,6 @@ class ToolSet:
     @property
     def names(self) -> list[str]:
         return list(self.slots)
-
-    @property
-    def schemas(self) -> list[ToolSchema]:
-        return [slot.tool.schema for slot in self.slots.values()]
 
     def bind(self, encode: Encode, decode: Decode) -> None:
         """The tokenizer in whose tokens answers are measured. `encode` takes special-token text as plain text."""

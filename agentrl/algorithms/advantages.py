@@ -168,9 +168,6 @@ ESTIMATORS: dict[str, Callable[[RaggedBatch, AlgorithmConfig], Estimate]] = {
     "reinforce_plus_plus": reinforce_plus_plus,
     "gae": gae,
 }
-GROUP_ESTIMATORS = frozenset({"grpo", "grpo_turn", "rloo", "opo"})
-"""Those whose baseline is the other trajectories of the same prompt."""
-NEEDS_CRITIC = frozenset({"gae"})
 
 
 def _groups(batch: RaggedBatch) -> Groups:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.agent_loop import LoopContext, LoopLimits, Scheduler, agent_names, load_agent_loops
+from agentrl.agent_loop import AgentLoop, LoopContext, LoopLimits, Scheduler, agent_names, load_agent_loops
 from agentrl.agent_loop.registry import instantiate
-from agentrl.algorithms.advantages import NEEDS_CRITIC
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
 from agentrl.config import Config, write_config
+from agentrl.config.checks import NEEDS_CRITIC
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
 from agentrl.data.sample import Sample
@@ -27,6 +27,7 @@ from agentrl.trainer.checkpoint import CheckpointManager
 from agentrl.trainer.display import Display
 from agentrl.trainer.rollouts import Rollouts
 from agentrl.trainer.tracking import Tracker
+from agentrl.trajectory import Message
 from agentrl.workers import CriticWorker, LocalWorkerGroup, PolicyWorker, ReferenceWorker, WorkerGroup
 from agentrl.workers.device import resolve_device
 
@@ -61,7 +62,6 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
 
     Raises UserError before the first step for whatever cannot work.
     """
-    run_dir = prepare_run_dir(config, display)
     device = resolve_device(config.trainer.device)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     chat = Chat.from_pretrained(
@@ -76,7 +76,8 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
     train_data, val_data = build_data(config, chat, context_parts, display)
     loader = Loader(train_data, config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed)
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch
-    show_first_prompt(chat, context_parts, train_data[0], display)
+    show_first_prompts(chat, context_parts, display)
+    run_dir = prepare_run_dir(config, display)
 
     with display.stage("load models", total=None):
         policy, reference, critic = build_workers(config, device, total_steps)
@@ -91,7 +92,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
     )
     scheduler = Scheduler(
         context=LoopContext(engine, chat, context_parts.tools, context_parts.interactions, LoopLimits.of(config)),
-        loops=instantiate(agent_names()),
+        loops=context_parts.loops,
         reward=context_parts.reward,
         max_concurrent=rollout.agent.max_concurrent,
         trajectory_timeout=rollout.agent.trajectory_timeout,
@@ -140,11 +141,14 @@ def prepare_run_dir(config: Config, display: Display) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ContextParts:
-    """What rows name: tools, interactions and scorers."""
+    """What rows name: loops, tools, interactions and scorers."""
 
+    loops: dict[str, AgentLoop]
     tools: ToolSet
     interactions: dict[str, Interaction]
     reward: RewardManager
+    examples: dict[str, Sample] = field(default_factory=dict)
+    """The first row that was met of each loop."""
 
 
 def build_tools(config: Config, chat: Chat) -> ContextParts:
@@ -160,7 +164,8 @@ def build_tools(config: Config, chat: Chat) -> ContextParts:
     )
     tools.bind(chat.encode, chat.decode)
     interactions = load_interactions(turns.interaction_config_path)
-    return ContextParts(tools, interactions, RewardManager(config.reward_model, config.custom_reward_function))
+    reward = RewardManager(config.reward_model, config.custom_reward_function)
+    return ContextParts(instantiate(agent_names()), tools, interactions, reward)
 
 
 def build_data(
@@ -190,14 +195,15 @@ def open_data(
         on_bad_row=config.data.on_bad_row,
     )
     sources = data.check(
-        agent_names=agent_names(),
+        agent_names=list(context.loops),
         tool_names=context.tools.names,
         interaction_names=list(context.interactions),
     )
     context.reward.check(sources)
 
     def length(sample: Sample) -> int:
-        return len(chat.render(sample.prompt, prompt_tools(sample, context)))
+        context.examples.setdefault(sample.agent_name, sample)
+        return len(chat.render(*first_prompt(sample, context)))
 
     with display.stage("check prompts", total=len(data)) as stage:
         dropped = data.filter_overlong(
@@ -213,15 +219,16 @@ def open_data(
     return data
 
 
-def prompt_tools(sample: Sample, context: ContextParts) -> list[ToolSchema] | None:
-    """The tools that the first prompt of a row renders through the chat template."""
-    return context.tools.schemas if sample.agent_name not in ("single_turn", "react") else None
+def first_prompt(sample: Sample, context: ContextParts) -> tuple[list[Message], list[ToolSchema]]:
+    """What the row's loop begins with."""
+    return context.loops[sample.agent_name].first_prompt(sample, context.tools.schemas)
 
 
-def show_first_prompt(chat: Chat, context: ContextParts, sample: Sample, display: Display) -> None:
-    """The start-up check: print one rendered prompt; fail when tools, parser and template do not fit together."""
-    text = start_up_check(chat, sample.prompt, prompt_tools(sample, context))
-    display.note(f"first prompt of {sample.file} (agent_name={sample.agent_name}):\n{text}")
+def show_first_prompts(chat: Chat, context: ContextParts, display: Display) -> None:
+    """The start-up check, by loop: print a rendered prompt; fail when tools, parser and template do not fit."""
+    for name, sample in context.examples.items():
+        text = start_up_check(chat, *first_prompt(sample, context))
+        display.note(f"first prompt of {sample.file} (agent_name={name}):\n{text}")
 
 
 def build_workers(

@@ -16,6 +16,7 @@ from agentrl.algorithms.advantages import compute_advantages, group_counts, info
 from agentrl.algorithms.kl import apply_kl_to_rewards, logprob_gap
 from agentrl.batch import RaggedBatch
 from agentrl.batching import from_trajectories, left_out
+from agentrl.config.checks import GROUP_ESTIMATORS
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.trainer.build import Parts
 from agentrl.trainer.metrics import step_metrics
@@ -26,6 +27,8 @@ from agentrl.trainer.validation import validate
 from agentrl.trajectory import Trajectory
 
 Metrics = dict[str, float]
+STEP_FILE = "trained_steps"
+"""In the exported policy: how many steps it was trained for."""
 
 
 class Trainer:
@@ -43,7 +46,7 @@ class Trainer:
         config, total = self.config.trainer, self.parts.total_steps
         validation: Metrics = {}
         self.resume()
-        if self.step == 0 and (config.val_before_train or config.val_only):
+        if config.val_only or (self.step == 0 and config.val_before_train):
             validation = self.validate()
             self.log(validation)
         if config.val_only:
@@ -94,20 +97,30 @@ class Trainer:
 
         batch = compute_advantages(batch, algorithm)
         metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch).items()}
-        if algorithm.filter_groups.enable and parts.critic is None:
+        tokens = batch.num_tokens
+        if algorithm.filter_groups.enable and algorithm.adv_estimator in GROUP_ESTIMATORS:
             kept = informative_sequences(batch)
             metrics["train/filtered_fraction"] = 1 - len(kept) / max(len(batch), 1)
             batch = batch.select(kept)
+        if len(batch):
+            metrics |= self.update(batch)
 
+        seconds = time.perf_counter() - began
+        return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
+
+    def update(self, batch: RaggedBatch) -> Metrics:
+        """Critic, policy (after the critic's warm-up) and the engine's weights."""
+        parts = self.parts
+        metrics: Metrics = {}
         if parts.critic is not None:
             with self.timed("update_critic"):
                 metrics |= parts.critic.run("update", batch, step=self.step)
-        if len(batch) and self.step > self.config.trainer.critic_warmup:
+        if self.step > self.config.trainer.critic_warmup:
             with self.timed("update_actor"):
                 metrics |= parts.policy.run("update", batch, step=self.step)
             with self.timed("sync_weights"):
                 parts.rollouts.sync_weights(parts.policy.run("named_tensors"), self.step)
-        return metrics | self.costs(time.perf_counter() - began, batch)
+        return metrics
 
     def usable(self, trajectories: list[Trajectory]) -> list[Trajectory]:
         """The scored trajectories. Raises TrainingError when too many failed."""
@@ -164,11 +177,15 @@ class Trainer:
             parts.checkpoints.save(self.step, writers, state)
 
     def resume(self) -> None:
-        """Load the checkpoint that `resume_mode` asks for, if there is one."""
+        """Load the checkpoint that `resume_mode` asks for, if there is one.
+
+        Raises ConfigError when it is the run's last and the policy of it has been exported, too.
+        """
         parts, config = self.parts, self.config.trainer
         path = Path(config.resume_from_path) if config.resume_from_path else parts.checkpoints.latest()
         if path is None:
-            parts.tracker.truncate_after(-1)
+            if not config.val_only:
+                parts.tracker.truncate_after(-1)
             return
         state = parts.checkpoints.load(path)
         parts.policy.run("load", dir=path / "policy")
@@ -178,13 +195,15 @@ class Trainer:
             parts.kl_controller.load_state_dict(state["kl_controller"])
         parts.loader.load_state_dict(state["loader"])
         self.step = state["step"]
-        if self.step >= parts.total_steps:
+        over = self.step - parts.total_steps
+        if not config.val_only and (over > 0 or (over == 0 and self.exported_step() == self.step)):
             raise ConfigError(
                 f"{path} is of step {self.step}, and this run ends at step {parts.total_steps}: there is nothing left "
                 "to train. Raise trainer.total_training_steps or trainer.total_epochs, name another "
                 "trainer.experiment_name, or start over with trainer.resume_mode=disable"
             )
-        parts.tracker.truncate_after(self.step)
+        if not config.val_only:
+            parts.tracker.truncate_after(self.step)
         parts.rollouts.sync_weights(parts.policy.run("named_tensors"), self.step)
         self.display.note(f"resumed from {path} (step {self.step})")
 
@@ -192,6 +211,12 @@ class Trainer:
         """The policy in Hugging Face format, whole or not at all."""
         with published_directory(self.parts.dir / "policy") as partial:
             self.parts.policy.run("export", dir=partial, tokenizer=self.parts.chat.tokenizer)
+            (partial / STEP_FILE).write_text(f"{self.step}\n")
+
+    def exported_step(self) -> int | None:
+        """The step that the exported policy is of; None when there is none."""
+        file = self.parts.dir / "policy" / STEP_FILE
+        return int(file.read_text()) if file.exists() else None
 
     @contextmanager
     def timed(self, name: str, *, shown: bool = True) -> Iterator[None]:
@@ -200,10 +225,6 @@ class Trainer:
         with self.display.stage(name.replace("_", " ")) if shown else nullcontext():
             yield
         self.seconds[f"time/{name}"] = time.perf_counter() - began
-
-    def costs(self, seconds: float, batch: RaggedBatch) -> Metrics:
-        """Seconds by stage and throughput of the step."""
-        return self.seconds | {"time/step": seconds, "perf/tokens_per_second": batch.num_tokens / seconds}
 
 
 def due(frequency: int, step: int, total: int) -> bool:

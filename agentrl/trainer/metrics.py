@@ -74,14 +74,16 @@ def step_metrics(trajectories: Sequence[Trajectory], *, turn_reward_coef: float 
     )
 
 
-def validation_metrics(sampled: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> Metrics:
+def validation_metrics(
+    sampled: Sequence[Trajectory], greedy: Sequence[Trajectory], *, turn_reward_coef: float = 1.0
+) -> Metrics:
     """Metrics of one validation; names in the module's table. `Trajectory.group` tells the prompts apart."""
     metrics: Metrics = {}
     for name, trajectories in (("sampled", sampled), ("greedy", greedy)):
         scored = [trajectory for trajectory in trajectories if trajectory.score is not None]
         if scored:
             metrics[f"val/success_{name}"] = _mean(map(succeeds, scored))
-            metrics[f"val/reward_{name}"] = _mean(total_reward(trajectory) for trajectory in scored)
+            metrics[f"val/reward_{name}"] = _mean(total_reward(trajectory, turn_reward_coef) for trajectory in scored)
     for source, trajectories in _by(sampled, lambda trajectory: trajectory.data_source).items():
         metrics |= {f"val/{source}/{name}": value for name, value in _sampled_source(trajectories).items()}
     for source, trajectories in _by(greedy, lambda trajectory: trajectory.data_source).items():

@@ -36,14 +36,16 @@ class Rollouts:
         params = SamplingParams(1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
         return self._run(samples, rollout.n, params, f"train/{step}", "rollout")
 
-    def validate(self, samples: Sequence[Sample], step: int, *, greedy: bool) -> list[Trajectory]:
-        """Greedy: one trajectory a prompt; else val_kwargs.n sampled ones."""
+    def validate(self, samples: Sequence[Sample], step: int, *, greedy: bool, first: int = 0) -> list[Trajectory]:
+        """Greedy: one trajectory a prompt; else val_kwargs.n sampled ones. Groups are counted from `first`."""
         val = self.config.actor_rollout_ref.rollout.val_kwargs
         if greedy:
-            return self._run(samples, 1, SamplingParams(1, temperature=0.0), f"greedy/{step}", "validate (greedy)")
+            return self._run(
+                samples, 1, SamplingParams(1, temperature=0.0), f"greedy/{step}", "validate (greedy)", first
+            )
         params = SamplingParams(1, temperature=val.temperature, top_p=val.top_p, top_k=val.top_k)
         # The seed leaves the step out: every validation asks the policy with the same random numbers.
-        return self._run(samples, val.n, params, f"val/{step}", "validate (sampled)")
+        return self._run(samples, val.n, params, f"val/{step}", "validate (sampled)", first)
 
     def sync_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Give the engine the policy's weights."""
@@ -56,7 +58,9 @@ class Rollouts:
         finally:
             self.runner.close()
 
-    def _run(self, samples: Sequence[Sample], n: int, params: SamplingParams, tag: str, title: str) -> list[Trajectory]:
+    def _run(
+        self, samples: Sequence[Sample], n: int, params: SamplingParams, tag: str, title: str, first: int = 0
+    ) -> list[Trajectory]:
         kind = tag.partition("/")[0]
         seed_tag = tag if kind == "train" else kind
         requests = [
@@ -68,7 +72,7 @@ class Rollouts:
                 seed=seed_of(self.config.trainer.seed, seed_tag, group, k),
                 count_drift=k == 0,
             )
-            for group, sample in enumerate(samples)
+            for group, sample in enumerate(samples, first)
             for k in range(n)
         ]
         return self.runner.run(self._run_all(requests, title))

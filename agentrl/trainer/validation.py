@@ -18,8 +18,6 @@ def validate(parts: Parts, step: int) -> tuple[dict[str, float], list[Trajectory
         chunk = samples[start : start + size]
         for wanted, is_greedy, kept in ((val.do_sample, False, sampled), (val.greedy, True, greedy)):
             if wanted:
-                trajectories = parts.rollouts.validate(chunk, step, greedy=is_greedy)
-                for trajectory in trajectories:
-                    trajectory.group += start
-                kept.extend(trajectories)
-    return validation_metrics(sampled, greedy), sampled + greedy
+                kept += parts.rollouts.validate(chunk, step, greedy=is_greedy, first=start)
+    coef = parts.config.algorithm.turn_reward_coef
+    return validation_metrics(sampled, greedy, turn_reward_coef=coef), sampled + greedy

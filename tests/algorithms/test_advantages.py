@@ -11,13 +11,12 @@ import torch
 
 from agentrl.algorithms.advantages import (
     ESTIMATORS,
-    GROUP_ESTIMATORS,
-    NEEDS_CRITIC,
     compute_advantages,
     group_counts,
     informative_sequences,
 )
 from agentrl.batch import RaggedBatch
+from agentrl.config.checks import GROUP_ESTIMATORS, NEEDS_CRITIC
 from agentrl.config.schema import AlgorithmConfig
 from tests.algorithms.batches import Row, algorithm, batch_of
 
@@ -54,7 +53,7 @@ def approx(*rows: list[float]) -> list[object]:
 def test_every_estimator_of_the_config_is_there() -> None:
     names = set(get_args(AlgorithmConfig.model_fields["adv_estimator"].annotation))
     assert set(ESTIMATORS) == names
-    assert names >= GROUP_ESTIMATORS | NEEDS_CRITIC
+    assert names >= {*GROUP_ESTIMATORS, *NEEDS_CRITIC}
 
 
 def test_grpo_divides_by_the_unbiased_deviation() -> None:

@@ -1,0 +1,215 @@
+"""The training loop where something fails, is left out or is already done: through the real command, in process."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+
+from agentrl.train import main
+from agentrl.trainer.loop import STEP_FILE
+from agentrl.trainer.record import read_trajectories
+from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
+from tests.e2e.test_train import lines
+
+Overrides = Callable[..., list[str]]
+
+LOOPS = '''
+import asyncio
+
+from agentrl.agent_loop import AgentLoop
+from agentrl.errors import DataError
+from agentrl.trajectory import Status
+
+
+class Uneven(AgentLoop):
+    """Of four trajectories of a prompt one is whole, and each of the others fails in its own way."""
+
+    async def run(self, episode):
+        k = episode.trajectory.uid.rpartition("/")[2]
+        episode.start(episode.sample.prompt)
+        await episode.generate()
+        if k == "1":
+            raise RuntimeError("broken")
+        if k == "2":
+            raise DataError("an odd row")
+        if k == "3":
+            await asyncio.sleep(60)
+        episode.finish(Status.COMPLETED)
+
+
+class Silent(AgentLoop):
+    """The policy never says anything."""
+
+    async def run(self, episode):
+        episode.start(episode.sample.prompt)
+        episode.finish(Status.ABORTED if episode.trajectory.uid.endswith("0") else Status.LENGTH)
+'''
+
+
+@pytest.fixture
+def loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """Overrides for rows that run the loop of that name."""
+    (tmp_path / "loops_of_a_user.py").write_text(LOOPS)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "loops.yaml").write_text(
+        "- {name: uneven, _target_: loops_of_a_user.Uneven}\n- {name: silent, _target_: loops_of_a_user.Silent}\n"
+    )
+    rows = [{"prompt": [{"role": "user", "content": f"What is {n} + 2?"}], "data_source": "x"} for n in range(8)]
+    pq.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+
+    def overrides(name: str) -> list[str]:
+        agent = "actor_rollout_ref.rollout.agent"
+        return [
+            f"data.train_files={tmp_path}/rows.parquet",
+            f"data.val_files={tmp_path}/rows.parquet",
+            f"{agent}.default_agent_loop={name}",
+            f"{agent}.agent_loop_config_path={tmp_path}/loops.yaml",
+            f"{agent}.max_failed_fraction=0.8",
+            "actor_rollout_ref.rollout.multi_turn.tool_config_path=null",
+        ]
+
+    return overrides
+
+
+def test_failed_trajectories_are_counted_and_the_rest_is_trained_on(
+    small_run: Overrides,  # noqa: F811
+    loops: Callable[[str], list[str]],
+    tmp_path: Path,
+) -> None:
+    more = [
+        "actor_rollout_ref.rollout.agent.trajectory_timeout=2",
+        "actor_rollout_ref.rollout.agent.max_retries=1",
+        "actor_rollout_ref.rollout.val_kwargs.n=4",
+        "trainer.total_training_steps=1",
+    ]
+    assert main([*small_run(), *loops("uneven"), *more]) == 0
+    start, step = lines(tmp_path / "run")
+    assert start["val/failed"] == pytest.approx(24 / 40), "of four sampled and one greedy a prompt"
+    assert (step["left_out/failed"], step["left_out/unscored"]) == (8, 4)
+    assert (step["failure/RuntimeError"], step["failure/DataError"]) == (4, 4)
+    assert step["status/timeout"] == 0.25
+    assert step["trajectory/retries"] == 4, "the broken ones were tried again, the odd rows and the late ones not"
+    assert step["group/groups_of_one"] == 4
+    assert step["actor/grad_norm"] > 0
+    written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*.parquet")))
+    assert Counter(t.score is None for t in written) == {True: 12, False: 4}
+
+
+@pytest.mark.parametrize("changes", [["algorithm=grpo"], ["algorithm=ppo"], ["algorithm.adv_estimator=grpo_turn"]])
+@pytest.mark.parametrize("kl", [[], ["algorithm.use_kl_in_reward=true"]])
+def test_a_step_without_a_policy_token_changes_nothing(
+    small_run: Overrides,  # noqa: F811
+    loops: Callable[[str], list[str]],
+    tmp_path: Path,
+    changes: list[str],
+    kl: list[str],
+) -> None:
+    base = [override for override in small_run() if "filter_groups" not in override]
+    more = ["trainer.total_training_steps=1", "trainer.val_before_train=false", *changes, *kl]
+    assert main([*base, *loops("silent"), *more]) == 0
+    (step,) = lines(tmp_path / "run")
+    assert step["left_out/no_policy_tokens"] == 12
+    assert not [name for name in step if name.startswith("actor/grad") or name.startswith("critic/")]
+
+
+def test_a_step_whose_groups_are_all_equal_changes_nothing(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "equal.py").write_text("def compute_score(solution_str):\n    return 0.5\n")
+    base = [override for override in small_run() if "filter_groups" not in override]
+    assert main([*base, f"custom_reward_function.path={tmp_path}/equal.py", "trainer.total_training_steps=2"]) == 0
+    for step in lines(tmp_path / "run")[1:]:
+        assert step["train/filtered_fraction"] == 1.0
+        assert step["group/groups_equal"] == 4
+        assert step["perf/tokens_per_second"] > 0
+        assert "actor/grad_norm" not in step
+
+
+def test_reinforce_plus_plus_is_not_filtered_by_group(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
+    base = [override for override in small_run("trainer.total_training_steps=1") if "filter_groups" not in override]
+    assert main([*base, "algorithm.adv_estimator=reinforce_plus_plus"]) == 0
+    assert "train/filtered_fraction" not in lines(tmp_path / "run")[-1]
+
+
+def test_val_only_of_a_trained_run_validates_it_and_keeps_its_metrics(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    assert main(small_run("trainer.total_training_steps=2", "data.val_batch_size=4")) == 0
+    before = lines(tmp_path / "run")
+    assert main(small_run("trainer.total_training_steps=2", "trainer.val_only=true")) == 0
+    after = lines(tmp_path / "run")
+    assert after[:-1] == before
+    assert after[-1]["step"] == 2
+    for name in ("val/success_greedy", "val/reward_greedy", "val/reward_sampled"):
+        assert after[-1][name] == before[-1][name], "the same policy and random numbers, however rows are batched"
+
+
+def test_a_run_killed_before_its_export_exports_when_started_again(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    overrides = small_run("trainer.total_training_steps=1")
+    assert main(overrides) == 0
+    run = tmp_path / "run"
+    weights = (run / "policy" / "model.safetensors").read_bytes()
+    before = (run / "metrics.jsonl").read_text()
+    shutil.rmtree(run / "policy")
+    assert main(overrides) == 0
+    assert (run / "policy" / "model.safetensors").read_bytes() == weights
+    assert (run / "policy" / STEP_FILE).read_text() == "1\n"
+    assert (run / "metrics.jsonl").read_text() == before
+    assert main(overrides) == 2
+    assert "nothing left to train" in capsys.readouterr().err
+
+
+def test_a_data_fault_leaves_an_older_run_where_it_is(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    assert main(small_run("trainer.total_training_steps=1")) == 0
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    for mode in ("disable", "auto"):
+        assert main(small_run(f"trainer.resume_mode={mode}", f"data.train_files={tmp_path}/nope.parquet")) == 2
+        assert (tmp_path / "run" / "config.yaml").read_text() == config
+
+
+def test_every_loop_shows_its_own_first_prompt(
+    small_run: Overrides,  # noqa: F811
+    data_dir: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ["single_turn", "react_agent", "tool_agent", "tool_agent"]
+    rows = [{"prompt": [{"role": "user", "content": "Hello"}], "data_source": "x", "agent_name": n} for n in names]
+    pq.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "mixed.parquet")
+    more = [f"data.train_files={tmp_path}/mixed.parquet", "trainer.val_only=true", "data.max_prompt_length=400"]
+    assert main(small_run(*more)) == 0
+    shown = capsys.readouterr().out.partition("(agent_name=single_turn)")[2]
+    single, _, rest = shown.partition("(agent_name=react)")
+    react, _, tools = rest.partition("(agent_name=tool_agent)")
+    assert "calculator" not in single.replace("_calculator", "")
+    assert "- calculator:" in react and "Action Input" in react
+    assert "calculator(expression: string)" in tools
+    refused = [*more, "data.filter_overlong_prompts=false", "data.max_prompt_length=100"]
+    assert main(small_run(*refused)) == 2
+    assert "row 1" in capsys.readouterr().err, "a react prompt is measured with its tools"
+
+
+def test_trajectories_of_a_validation_in_parts_have_names_of_their_own(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    assert main(small_run("trainer.val_only=true", "data.val_batch_size=4")) == 0
+    (file,) = (tmp_path / "run" / "trajectories").glob("val_*.parquet")
+    written = read_trajectories(file)
+    assert len({trajectory.uid for trajectory in written}) == len(written) == 12
+    assert {trajectory.group for trajectory in written} == set(range(6))
