@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -48,6 +49,8 @@ def load_config(
     except (HydraException, OmegaConfBaseException) as error:
         reason = str(error).partition("Config search path")[0].strip()
         raise ConfigError(f"the config cannot be put together: {reason}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"a config file is not valid YAML: {error}") from error
     config = validate(values, schema)
     check(config, set_by_user(config, schema))
     config = validate(find_files(values), schema)

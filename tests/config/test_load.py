@@ -251,3 +251,9 @@ def test_sft_needs_its_data() -> None:
         load_config([], "sft", SFTConfig)
     config = load_config(["data.train_files=a.parquet", "optim.lr=1e-4"], "sft", SFTConfig)
     assert (config.data.train_files, config.optim.lr) == ("a.parquet", 1e-4)
+
+
+def test_a_users_yaml_that_is_not_yaml(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("trainer:\n  seed: 1\n  seed: 2\n")
+    message = refused("--config-path", str(tmp_path), "--config-name", "job")
+    assert "job.yaml" in message and "duplicate key seed" in message
