@@ -36,7 +36,7 @@ INEFFECTIVE = [
     (f"{ACTOR}.optim.min_lr_ratio=0.1", [f"{ACTOR}.optim.lr_scheduler_type=cosine"]),
     ("trainer.resume_from_path=runs/x", ["trainer.resume_mode=resume_path"]),
     (f"{ROLLOUT}.val_kwargs.n=4", [VAL]),
-    ("trainer.test_freq=5", [VAL]),
+    ("trainer.test_freq=7", [VAL]),
     ("data.val_max_samples=5", [VAL]),
     (f"{ROLLOUT}.multi_turn.max_parallel_calls=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
     (f"{ROLLOUT}.multi_turn.tool_timeout=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
