@@ -34,7 +34,10 @@ NAME = "quickstart"
 """What `data.train_files`, `data.val_files` and `actor_rollout_ref.model.path` say to mean these assets."""
 TOKENIZER_ROWS = 1000
 """Conversations that the tokenizer learns its vocabulary from."""
+POLICY = "warmed-up"
+"""Not `policy`: that is what a run calls the one it has trained, should both be told to use one directory."""
 STAMP = "quickstart.json"
+"""What data, and policy, were made with; written when they are whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def prepare(config: Config, display: Display) -> QuickstartAssets:
         train_files=str(directory / "train.parquet"),
         val_files=str(directory / "val.parquet"),
         tool_config_path=str(directory / "tools.yaml"),
-        model_path=str(directory / "policy"),
+        model_path=str(directory / POLICY),
     )
 
 
@@ -101,8 +104,8 @@ def make_data(directory: Path, keys: QuickstartConfig, display: Display) -> None
 
 
 def make_policy(directory: Path, keys: QuickstartConfig, device: str, display: Display) -> None:
-    """Tokenizer, random weights and warm-up, to `directory`/policy; what was made with the same keys is used again."""
-    policy, warm_up = directory / "policy", WarmUp()
+    """Tokenizer, random weights and warm-up; a policy that was made with the same keys is used again."""
+    policy, warm_up = directory / POLICY, WarmUp()
     stamp = {"warm_up": asdict(warm_up), "data": json.loads((directory / STAMP).read_text(encoding="utf-8"))}
     if read_stamp(policy) == stamp:
         display.note(f"{policy}: made before with the same keys, used again")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
+from agentrl.trainer.publish import published
 
 Row = Mapping[str, Any]
 
@@ -21,7 +21,7 @@ def write_parquet(path: Path, rows: Sequence[Row]) -> None:
     """Write `rows` to `path`; the schema is inferred from all of them. Raises DataError when there are none."""
     if not rows:
         raise DataError(f"{path}: there are no rows to write")
-    with replacing(path) as temporary:
+    with writing(path) as temporary:
         pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), temporary)
 
 
@@ -31,22 +31,15 @@ def write_json_lines(path: Path, items: Iterable[Row]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
+    with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path that takes the place of `path` when the block ends well, and is removed when it does not."""
+def writing(path: Path) -> Iterator[Path]:
+    """As `published`: a path to write to, which takes the place of `path`. Raises DataError when it cannot be made."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with published(path) as temporary:
+            yield temporary
     except OSError as error:
-        raise DataError(f"{path.parent}: cannot be made a directory ({error}); give --out another one") from error
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise DataError(f"{path}: cannot be written ({error}); give another directory") from error

@@ -38,7 +38,7 @@ def test_paths_take_the_place_of_quickstart(tmp_path: Path, display: Display) ->
     assert config.actor_rollout_ref.model.path == str(policy)
     assert config.actor_rollout_ref.rollout.multi_turn.tool_config_path == str(tmp_path / "assets" / "tools.yaml")
     assert pq.read_metadata(tmp_path / "assets" / "train.parquet").num_rows == 12
-    assert not (tmp_path / "assets" / "policy").exists()
+    assert not (tmp_path / "assets" / "warmed-up").exists()
 
 
 def test_other_tools_than_the_quickstarts_are_kept(tmp_path: Path, display: Display) -> None:
@@ -65,7 +65,7 @@ def test_the_policy_learns_is_used_again_and_is_made_anew_for_other_data(tmp_pat
     keys = config_in(tmp_path).quickstart
     make(tmp_path, SMALL, lambda line: None)
     make_policy(tmp_path, keys, "cpu", display)
-    weights = tmp_path / "policy" / "model.safetensors"
+    weights = tmp_path / "warmed-up" / "model.safetensors"
     first = weights.read_bytes()
     losses = [
         json.loads(line)["sft/loss"] for line in (tmp_path / "warm-up" / "metrics.jsonl").read_text().splitlines()
@@ -89,11 +89,11 @@ def test_the_policy_learns_is_used_again_and_is_made_anew_for_other_data(tmp_pat
 def test_the_vocabulary_is_the_tasks_own(tmp_path: Path, display: Display) -> None:
     make(tmp_path, SMALL, lambda line: None)
     make_policy(tmp_path, config_in(tmp_path).quickstart, "cpu", display)
-    chat = Chat.from_pretrained(str(tmp_path / "policy"))
+    chat = Chat.from_pretrained(str(tmp_path / "warmed-up"))
     row = pq.read_table(tmp_path / "val.parquet").to_pylist()[1]
     tools = json.loads(pq.read_table(tmp_path / "sft.parquet", columns=["tools"])[0][0].as_py())
     assert len(chat.render(row["prompt"], tools)) < 75
     words = {chat.decode([token]) for token in range(chat.vocab_size)}
     assert {"calculator", "search", "expression", "query", " of"} <= words
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "warmed-up")
     assert model.dtype == torch.float32
