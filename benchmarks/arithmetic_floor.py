@@ -61,14 +61,11 @@ def products(shape: TinyShape, work: Work) -> Iterator[Product]:
     n, sampled = work.trajectories, work.call + work.answer
     yield from forward(shape, work.prompts * work.prompt, work.prompts)  # the prompts
     yield from attention(shape, work.prompts, work.prompt)
-    for step in range(work.call + work.answer):  # one token of every trajectory at a time
-        observed = work.observation if step >= work.call else 0
-        if step == work.call:  # the observation enters together with the call's last token
-            yield from forward(shape, n * (work.observation + 1), n)
-        else:
-            yield from forward(shape, n, n)
-        context = work.prompt + step + observed
-        yield Product(2.0 * shape.layers, 1, HEAD_DIM, context, batch=n * shape.heads)
+    for step in range(sampled - 1):  # one token of every trajectory at a time; the last one is computed no more
+        observed = work.observation if step == work.call - 1 else 0  # read together with the call's last token
+        yield from forward(shape, n * (1 + observed), n)
+        context = work.prompt + step + 1 + (work.observation if step >= work.call - 1 else 0)
+        yield Product(2.0 * shape.layers, 1 + observed, HEAD_DIM, context, batch=n * shape.heads)
     update = [
         *forward(shape, work.prompts * work.prompt + n * work.response, n * sampled),
         *attention(shape, work.prompts, work.prompt),
