@@ -72,8 +72,8 @@ class Entry:
         return found
 
 
-def read_entries(path: str | Path, key: str) -> list[Entry]:
-    """The entries of a YAML file that holds one mapping with one key, a list of mappings.
+def read_entries(path: str | Path, key: str, *, bare: bool = False) -> list[Entry]:
+    """The entries of a YAML file that holds one mapping with one key, a list of mappings; with `bare`, only the list.
 
     A relative path is looked for in the working directory, else in agentrl's own `configs/`. Raises ConfigError: no
     such file, not YAML, a key twice, another shape.
@@ -85,6 +85,10 @@ def read_entries(path: str | Path, key: str) -> list[Entry]:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: not valid YAML: {error}") from error
+    if bare:
+        if not isinstance(content, list):
+            raise ConfigError(f"{file}: expected a list (lines that start with `-`), found {type(content).__name__}")
+        content = {key: content}
     if not isinstance(content, dict) or key not in content:
         found = f"the keys {', '.join(map(repr, content))}" if isinstance(content, dict) else type(content).__name__
         raise ConfigError(f"{file}: expected a mapping with the key `{key}`, found {found}")

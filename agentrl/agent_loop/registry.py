@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-
-import yaml
 
 from agentrl.agent_loop.base import AgentLoop
 from agentrl.data.sample import AGENT_ALIASES
 from agentrl.errors import ConfigError
+from agentrl.plugin import Entry, nearest, read_entries
 
 _LOOPS: dict[str, type[AgentLoop]] = {}
 
@@ -38,9 +35,9 @@ def get_loop(name: str) -> type[AgentLoop]:
     """The loop of that name or alias. Raises ConfigError naming the known ones."""
     name = AGENT_ALIASES.get(name, name)
     if name not in _LOOPS:
-        nearest = difflib.get_close_matches(name, _LOOPS, 1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ConfigError(f"unknown agent loop {name!r}: registered are {', '.join(agent_names())}{hint}")
+        raise ConfigError(
+            f"unknown agent loop {name!r}: registered are {', '.join(agent_names())}{nearest(name, _LOOPS)}"
+        )
     return _LOOPS[name]
 
 
@@ -49,34 +46,28 @@ def load_agent_loops(path: str | Path) -> list[str]:
 
     Raises ConfigError naming the file and the entry.
     """
-    try:
-        entries = yaml.safe_load(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(f"agent_loop_config_path: cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"agent_loop_config_path: {path} is not valid YAML: {error}") from error
-    if not isinstance(entries, list):
-        raise ConfigError(
-            f"{path}: expected a list of entries with `name` and `_target_`, found {type(entries).__name__}"
-        )
-    return [_load_entry(entry, f"{path}: entry {index}") for index, entry in enumerate(entries)]
+    return [_load_entry(entry) for entry in read_entries(path, "agent_loops", bare=True)]
 
 
-def _load_entry(entry: object, where: str) -> str:
-    if not isinstance(entry, dict) or set(entry) != {"name", "_target_"}:
-        found = sorted(entry) if isinstance(entry, dict) else type(entry).__name__
-        raise ConfigError(f"{where}: expected exactly the keys `name` and `_target_`, found {found}")
-    module_name, _, attribute = str(entry["_target_"]).rpartition(".")
+def _load_entry(entry: Entry) -> str:
+    entry.check_keys(("name", "_target_"))
+    name = entry.text("name")
+    loop = entry.load(entry.text("_target_"), AgentLoop)
     try:
-        loop = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{where}: _target_ {entry['_target_']!r} cannot be imported: {error}") from error
-    if not (isinstance(loop, type) and issubclass(loop, AgentLoop)):
-        raise ConfigError(f"{where}: _target_ {entry['_target_']!r} is not a subclass of agentrl.agent_loop.AgentLoop")
-    _LOOPS[str(entry["name"])] = loop
-    return str(entry["name"])
+        register(name)(loop)
+    except ValueError as error:
+        raise entry.error(str(error)) from error
+    return name
 
 
 def instantiate(names: Iterable[str]) -> dict[str, AgentLoop]:
-    """One loop object for each name."""
-    return {name: get_loop(name)() for name in dict.fromkeys(names)}
+    """One loop object for each name. Raises ConfigError for a loop that cannot be made."""
+    loops = {}
+    for name in dict.fromkeys(names):
+        try:
+            loops[name] = get_loop(name)()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"agent loop {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    return loops

@@ -122,6 +122,16 @@ TRAIN_NEEDS = (
         has_tools,
     ),
     Needs(
+        (f"{ROLLOUT}.multi_turn.max_user_turns",),
+        f"{ROLLOUT}.multi_turn.interaction_config_path",
+        lambda c: c.actor_rollout_ref.rollout.multi_turn.interaction_config_path is not None,
+    ),
+    Needs(
+        (f"{ACTOR}.clip_ratio_c",),
+        f"{ACTOR}.policy_loss.loss_mode=vanilla",
+        lambda c: c.actor_rollout_ref.actor.policy_loss.loss_mode == "vanilla",
+    ),
+    Needs(
         (f"{ROLLOUT}.multi_turn.tool_timeout",),
         f"{ROLLOUT}.multi_turn.tool_config_path or interaction_config_path",
         has_tools_or_interactions,

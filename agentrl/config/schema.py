@@ -113,7 +113,7 @@ class ActorConfig(Section):
     clip_ratio_high: float | None = Field(None, gt=0)
     """The ratio is clipped from above at 1 + this; null: 0.2."""
     clip_ratio_c: float = Field(3.0, gt=1)
-    """Dual-clip bound for negative advantages (arXiv:1912.09729)."""
+    """Dual-clip bound for negative advantages (arXiv:1912.09729); vanilla loss only."""
     loss_agg_mode: LossAggMode = "token-mean"
     entropy_coeff: float = 0.0
     use_kl_loss: bool = False
@@ -158,7 +158,7 @@ class MultiTurnConfig(Section):
     tokenizer's own template (hermes, qwen3_coder, glm, deepseek_v3, minimax, mistral, llama3_json, none)."""
     max_assistant_turns: int = Field(8, gt=0)
     max_user_turns: int = Field(8, ge=0)
-    """Answers of an interaction."""
+    """Answers of an interaction that the policy is shown; the next one ends the trajectory."""
     max_tokens_per_turn: int | None = Field(None, gt=0)
     """Cap on one assistant turn; null: only the response budget."""
     max_tool_response_length: int = Field(1024, gt=0)
@@ -170,9 +170,9 @@ class MultiTurnConfig(Section):
     max_malformed: int = Field(4, ge=0)
     """Malformed calls after which the trajectory ends."""
     force_final_answer: bool = True
-    """At the turn limit with calls pending: one last generation without tools."""
+    """At the turn limit with calls answered: one last generation, whose calls are not run."""
     tool_timeout: float = Field(30.0, gt=0)
-    """Deadline of one tool call, unless the tool's own YAML sets another."""
+    """Deadline of one tool call, unless the tool's own YAML sets another, and of one call of an interaction."""
 
 
 class AgentConfig(Section):
@@ -185,10 +185,11 @@ class AgentConfig(Section):
     max_concurrent: int = Field(1024, gt=0)
     """Trajectories that run at once."""
     trajectory_timeout: float = Field(600.0, gt=0)
+    """Deadline of one try of a trajectory, tools included. One that passes it is not trained on."""
     max_retries: int = Field(2, ge=0)
     """Fresh tries of a trajectory that failed for a fault of the infrastructure."""
     max_failed_fraction: float = Field(0.5, ge=0, le=1)
-    """A step stops the run when a larger part of its trajectories failed."""
+    """A step stops the run when a larger part of its trajectories failed or passed the deadline."""
 
 
 class ValKwargs(Section):
@@ -307,8 +308,9 @@ class TrainerConfig(Section):
     """`trainer.*`"""
 
     project_name: str = "agentrl"
-    """Project in wandb and title of the plot."""
+    """Project in wandb."""
     experiment_name: str = "quickstart"
+    """Title of the plot, name of the run in wandb, and folder of the run unless default_local_dir says another."""
     default_local_dir: str = "runs/${trainer.experiment_name}"
     """Where everything the run writes goes."""
     total_epochs: int = Field(1, gt=0)
@@ -321,9 +323,10 @@ class TrainerConfig(Section):
     """Validate every so many steps, and at the end; -1: only at the end."""
     val_before_train: bool = True
     val_only: bool = False
+    """Validate the policy of the checkpoint that is resumed from, or of the start, and train nothing."""
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
-    """auto: go on from the newest checkpoint in default_local_dir, if there is one; disable: start anew, refusing to
-    overwrite a finished run's files unless it is the same experiment started over."""
+    """auto: go on from the newest checkpoint in default_local_dir, if there is one; disable: start anew, and move what
+    is there aside; resume_path: go on from resume_from_path."""
     resume_from_path: str | None = None
     """Only with resume_mode=resume_path."""
     max_actor_ckpt_to_keep: int | None = Field(2, gt=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import difflib
 import glob
 import hashlib
 import itertools
@@ -21,6 +20,7 @@ from agentrl.data.rows import to_sample
 from agentrl.data.sample import AGENT_ALIASES, Sample
 from agentrl.data.store import ROW_NUMBER, RowReader, RowStore
 from agentrl.errors import DataError, UserError
+from agentrl.plugin import nearest
 
 Progress = Callable[[int], Any]
 """Called with the number of rows just done."""
@@ -240,7 +240,5 @@ def where(sample: Sample) -> str:
 
 def unknown_name(kind: str, name: str, place: str, known: Collection[str]) -> str:
     """The message for a name that nothing is registered under."""
-    near = difflib.get_close_matches(name, known, 1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
     listed = ", ".join(known) or "none"
-    return f"{place}, column {kind}: unknown name {name!r}{meant}; known: {listed}. {UNKNOWN_HINT[kind]}"
+    return f"{place}, column {kind}: unknown name {name!r}{nearest(name, known)}; known: {listed}. {UNKNOWN_HINT[kind]}"

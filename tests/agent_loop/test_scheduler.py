@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.agent_loop import AgentLoop, Episode, Request, agent_names, get_loop, load_agent_loops, register
+from agentrl.agent_loop import AgentLoop, Episode, Request, agent_names, get_loop, load_agent_loops, register, registry
 from agentrl.agent_loop.limits import seed_of
+from agentrl.agent_loop.registry import instantiate
 from agentrl.errors import ConfigError
 from agentrl.rollout.engine import EngineError, SamplingParams
 from agentrl.trajectory import Status, Trajectory
@@ -145,11 +146,15 @@ def test_users_loops_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     good.write_text("- name: math_expression\n  _target_: my_loops.Math\n")
     assert load_agent_loops(good) == ["math_expression"]
     assert "math_expression" in agent_names()
+    (tmp_path / "broken_loops.py").write_text("1 / 0\n")
     for text, says in [
-        ("- name: x\n  _target_: my_loops.Nope\n", "entry 0.*my_loops.Nope"),
-        ("- name: x\n", "exactly the keys"),
+        ("- name: x\n  _target_: my_loops.Mth\n", r"agent_loops\[0\] \(x\).*no class 'Mth'; did you mean 'Math'"),
+        ("- name: x\n", r"agent_loops\[0\].*`_target_` must be"),
+        ("- name: x\n  _target_: my_loops.Math\n  nam: y\n", "unknown key 'nam'; did you mean 'name'"),
         ("name: x\n", "expected a list"),
-        ("- name: x\n  _target_: pathlib.Path\n", "not a subclass"),
+        ("- name: x\n  _target_: pathlib.Path\n", "must be a subclass of agentrl.agent_loop.base.AgentLoop"),
+        ("- name: x\n  _target_: broken_loops.Loop\n", "ZeroDivisionError"),
+        ("- name: tool_agent\n  _target_: my_loops.Math\n", "already registered by agentrl.agent_loop.tool_agent"),
     ]:
         (tmp_path / "bad.yaml").write_text(text)
         with pytest.raises(ConfigError, match=says):
@@ -157,3 +162,13 @@ def test_users_loops_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigError, match="did you mean 'tool_agent'"):
         get_loop("tool_agnet")
     assert get_loop("react_agent") is get_loop("react")
+
+
+def test_a_loop_that_cannot_be_made_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    @register("unfinished")
+    class Unfinished(AgentLoop):
+        pass
+
+    with pytest.raises(ConfigError, match=r"agent loop 'unfinished' cannot be made: TypeError: .*abstract.* run"):
+        instantiate(["unfinished"])
+    monkeypatch.delitem(registry._LOOPS, "unfinished")

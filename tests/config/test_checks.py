@@ -40,6 +40,7 @@ INEFFECTIVE = [
     ("data.val_max_samples=5", [VAL]),
     (f"{ROLLOUT}.multi_turn.max_parallel_calls=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
     (f"{ROLLOUT}.multi_turn.tool_timeout=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
+    (f"{ROLLOUT}.multi_turn.max_user_turns=2", [f"{ROLLOUT}.multi_turn.interaction_config_path=x.yaml"]),
     ("custom_reward_function.name=f", ["custom_reward_function.path=pyproject.toml"]),
     ("quickstart.train_rows=5", ["data.train_files=quickstart"]),
 ]
@@ -70,6 +71,7 @@ def test_a_key_without_effect_is_refused_until_it_has_one(override: str, needs: 
         ["algorithm.adv_estimator=gae", "algorithm.filter_groups.enable=false"],
         [VAL, f"{ROLLOUT}.val_kwargs.do_sample=false", f"{ROLLOUT}.val_kwargs.temperature=0.5"],
         ["trainer.total_training_steps=5", "trainer.total_epochs=2"],
+        [f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_c=2.5"],
     ],
 )
 def test_keys_that_another_key_switches_off(overrides: list[str]) -> None:

@@ -366,12 +366,12 @@ def test_check_gives_the_data_sources(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "known", "place", "says"),
     [
-        ("agent_names", ["single_turn", "tool_agents", "react"], "row 0 ", "'tool_agent' (did you mean tool_agents?)"),
+        ("agent_names", ["single_turn", "tool_agents", "react"], "row 0 ", "'tool_agent'; did you mean 'tool_agents'?"),
         ("agent_names", ["tool_agent", "react"], "row 17 ", "'single_turn'"),
         ("agent_names", ["single_turn", "tool_agent"], "row 4500 ", "'react_agent'"),
-        ("tool_names", ["calculate"], "row 4500 ", "'calculator' (did you mean calculate?); known: calculate."),
+        ("tool_names", ["calculate"], "row 4500 ", "'calculator'; did you mean 'calculate'?; known: calculate."),
         ("tool_names", [], "row 4500 ", "known: none. Configure the tool"),
-        ("interaction_names", ["gsm9k"], "row 4600 ", "'gsm8k' (did you mean gsm9k?)"),
+        ("interaction_names", ["gsm9k"], "row 4600 ", "'gsm8k'; did you mean 'gsm9k'?"),
     ],
 )
 def test_an_unknown_name_is_named_or_skipped(
