@@ -195,10 +195,19 @@ def attend_part(
     """
     if query.device.type == "cpu":
         return _flash_forward(query, key, value, 0.0, False, attn_mask=mask, scale=scale)
-    scores = torch.matmul(query, key.mT).float() * scale
+    return attend_part_plainly(query, key, value, mask, scale)
+
+
+def attend_part_plainly(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`attend_part` as plain products, for few queries on any device."""
+    heads = query.shape[:2]
+    scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).mT).float().unflatten(0, heads) * scale
     scores = scores if mask is None else scores + mask
     lse = scores.logsumexp(-1)
-    return torch.matmul((scores - lse.unsqueeze(-1)).exp().to(value.dtype), value), lse
+    weights = (scores - lse.unsqueeze(-1)).exp().to(value.dtype)
+    return torch.bmm(weights.flatten(0, 1), value.flatten(0, 1)).unflatten(0, heads), lse
 
 
 def join_parts(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:

@@ -80,12 +80,12 @@ def _unsupported(model: PreTrainedModel, why: str) -> str:
 
 def hidden_states(model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """The last hidden states, after the final norm. ids [T] int64, offsets [N + 1] int64 -> [T, H]. Differentiable."""
-    layout = make_layout(model, ids, offsets)
+    layout = make_layout(ids, offsets)
     stored = stored_hidden_states(model, ids, layout)
     return stored if layout.is_flat else stored.index_select(0, layout.expand)
 
 
-def make_layout(model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
+def make_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
     """Share common beginnings where the attention kernel can (on the CPU)."""
     return flat_layout(offsets, ids.device) if ids.is_cuda else tree_layout(ids, offsets)
 
@@ -133,7 +133,7 @@ def token_logprobs(
         log-probs [T] float32 and entropies [T] float32 in nats (None without `with_entropy`) of the distribution that
         ids[t] was drawn from; 0 where not needed and at each sequence's first token. Differentiable in the weights.
     """
-    layout = make_layout(model, ids, offsets)
+    layout = make_layout(ids, offsets)
     hidden = stored_hidden_states(model, ids, layout)
     wanted = torch.ones_like(ids, dtype=torch.bool) if needed is None else needed.clone()
     wanted[offsets[:-1].to(ids.device)] = False

@@ -14,7 +14,7 @@ from itertools import groupby
 
 import torch
 
-from agentrl.model.attention import PackedAttention, attend_part, join_parts
+from agentrl.model.attention import PackedAttention, attend_part, attend_tail, join_parts
 from agentrl.model.layout import PackedLayout
 from agentrl.rollout.embedded_cache import KVRows, Prefix, Session
 
@@ -172,6 +172,8 @@ class Segments:
 
     def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
         """query [H, m, D] -> [m, H, D]."""
+        if query.device.type != "cpu":
+            return self._attend_one_by_one(layer, query, scale)
         key, value = self.own.keys[layer], self.own.values[layer]
         heads, groups = key.shape[1], query.shape[0] // key.shape[1]
         q = query.unflatten(0, (heads, groups))  # [K, G, m, D]
@@ -187,6 +189,19 @@ class Segments:
             part = attend_part(q[:, :, start:end], k, v, None, scale)
             join_parts(out[:, :, start:end], lse[:, :, start:end], *part)
         return output.flatten(1, 2)
+
+    def _attend_one_by_one(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """The same with one call for all of a session's keys, put together."""
+        outputs = []
+        for session, (start, end) in zip(self.sessions, self.spans, strict=True):
+            assert session.prefix is not None
+            prompt, total = session.prompt_length, len(session.ids) - session.prompt_length
+            key, value = (
+                torch.cat([shared[layer][session.prefix.row, :, :prompt], own[layer][session.row, :, :total]], dim=1)
+                for shared, own in ((self.shared.keys, self.own.keys), (self.shared.values, self.own.values))
+            )
+            outputs.append(attend_tail(query[:, start:end], key, value, scale, None, None))
+        return torch.cat(outputs, dim=1).transpose(0, 1)
 
 
 def _tail_mask(new: int, total: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:

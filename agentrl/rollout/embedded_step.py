@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.model.layout import tree_layout
-from agentrl.model.packed import forward_packed, token_logits
+from agentrl.model.packed import forward_packed, make_layout, token_logits
 from agentrl.rollout.embedded_attention import RowBatch, Segments, StepAttention
 from agentrl.rollout.embedded_cache import Prefix, Session, SessionCache
 from agentrl.rollout.embedded_sampling import Sampler
@@ -107,7 +106,7 @@ class StepRunner:
         if prompts:
             flat = torch.tensor([token for prefix in prompts for token in prefix.ids], device=device)
             offsets = torch.tensor([0, *(len(prefix.ids) for prefix in prompts)]).cumsum(0)
-            layout = tree_layout(flat, offsets)
+            layout = make_layout(flat, offsets)
             ids.append(flat[layout.stored])
             positions.append(layout.positions)
         attention = StepAttention(parts, prompts, layout, cache.own, cache.shared)

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.errors import ConfigError
 from agentrl.model import layout as layouts
+from agentrl.model.attention import attend_part, attend_part_plainly, join_parts
 from agentrl.model.packed import hidden_states, load_model, token_logprobs, use_packed_attention
 
 SIZES: dict[str, Any] = {
@@ -280,3 +281,33 @@ def test_called_without_a_layout_it_says_so() -> None:
     model = use_packed_attention(make_model("qwen3"))
     with pytest.raises(ValueError, match=r"agentrl\.model\.packed"):
         model(input_ids=torch.ones(1, 4, dtype=torch.int64))
+
+
+def test_parts_of_attention_join_to_the_whole() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(3, 2, n, 8, generator=generator) for n in (5, 20, 20))
+    mask = torch.zeros(3, 1, 1, 20)
+    mask[1, ..., 15:] = -torch.inf
+    whole = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=0.3)
+    for attend in (attend_part, attend_part_plainly):
+        out, lse = attend(query, key[:, :, :12], value[:, :, :12], None, 0.3)
+        join_parts(out, lse, *attend(query, key[:, :, 12:], value[:, :, 12:], mask[..., 12:], 0.3))
+        assert torch.allclose(out, whole, atol=1e-6)
+        assert torch.allclose(lse, (query @ key.mT * 0.3 + mask).logsumexp(-1), atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen3", "mistral, window 7"])
+def test_packed_equals_one_by_one_on_a_gpu(name: str, dtype: torch.dtype) -> None:
+    own = make_model(name).to(dtype).cuda()  # type: ignore[arg-type]
+    model = use_packed_attention(make_model(name).to(dtype).cuda())  # type: ignore[arg-type]
+    ids, offsets = batch()
+    ids, offsets = ids.cuda(), offsets.cuda()
+    got = hidden_states(model, ids, offsets)
+    for start, end in itertools.pairwise(offsets.tolist()):
+        want = own.base_model(input_ids=ids[None, start:end]).last_hidden_state[0]
+        assert torch.allclose(got[start:end], want, atol=1e-4 if dtype == torch.float32 else 0.15)
+    token_logprobs(model, ids, offsets)[0].sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())

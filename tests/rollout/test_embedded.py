@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,26 +12,35 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.errors import ConfigError
+from agentrl.model.attention import attend_part_plainly
+from agentrl.model.layout import flat_layout
 from agentrl.model.packed import load_model, token_logprobs
+from agentrl.rollout import embedded_attention, embedded_step
 from agentrl.rollout.embedded import EmbeddedEngine
-from agentrl.rollout.engine import EngineError, RequestError, SamplingParams
+from agentrl.rollout.engine import EngineError, Generation, RequestError, SamplingParams
 from tests.rollout.contract import (
     GREEDY,
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     EngineContract,
     greedy_ids,
+    logprobs_of,
     params_of,
     prompt_of,
     until_running,
 )
 
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 
+
+@pytest.mark.parametrize("device", DEVICES)
 class TestEmbeddedContract(EngineContract):
     @pytest.fixture
-    async def engine(self, model_dir: Path, tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[EmbeddedEngine]:
+    async def engine(
+        self, model_dir: Path, tokenizer: PreTrainedTokenizerBase, device: str
+    ) -> AsyncIterator[EmbeddedEngine]:
         engine = EmbeddedEngine(
-            load_model(str(model_dir)),
+            load_model(str(model_dir), device=device),
             max_num_seqs=MAX_NUM_SEQS,
             max_model_len=MAX_MODEL_LEN,
             stop_decode=lambda ids: str(tokenizer.decode(ids)),
@@ -75,6 +85,14 @@ async def test_the_same_calls_give_the_same_bits(model: PreTrainedModel) -> None
     assert generations[0].logprobs == generations[1].logprobs
 
 
+async def test_what_other_devices_run_does_the_same(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = await dialogues(engine_of(model), 24)
+    monkeypatch.setattr(embedded_attention, "attend_part", attend_part_plainly)
+    monkeypatch.setattr(embedded_attention.Segments, "attend", embedded_attention.Segments._attend_one_by_one)
+    monkeypatch.setattr(embedded_step, "make_layout", lambda ids, offsets: flat_layout(offsets, ids.device))
+    assert await dialogues(engine_of(model), 24) == ours
+
+
 async def test_more_requests_than_rows_evict_parked_sessions(model: PreTrainedModel) -> None:
     roomy = await dialogues(engine_of(model, max_num_seqs=64), 40)
     tight = await dialogues(engine_of(model, max_num_seqs=2), 40)
@@ -89,6 +107,51 @@ async def test_a_small_cache_lets_fewer_requests_run(model: PreTrainedModel) -> 
     with pytest.raises(EngineError, match="do not fit into"):
         await engine.generate(prompt_of(400), params_of(100), "too long for the cache")
     assert len((await engine.generate(prompt_of(20), GREEDY, "short")).ids) == 12
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_nothing_that_happens_in_mid_flight_changes_a_probability(
+    model: PreTrainedModel, reference: PreTrainedModel, model_dir: Path, seed: int
+) -> None:
+    """Dialogues under a storm of aborts, pauses, flushes and updates: every token has the log-prob of its version."""
+    versions = [reference, AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")]
+    rng = random.Random(seed)
+    engine = engine_of(model, max_num_seqs=rng.choice([3, 16]), max_cache_bytes=rng.choice([10**6, 10**9]))
+    record: list[tuple[list[int], Generation]] = []
+
+    async def dialogue(i: int) -> None:
+        ids = prompt_of(20 + i % 3)
+        for turn in range(3):
+            generation = await engine.generate(ids, SamplingParams(12, seed=i), f"d{i}")
+            record.append((ids, generation))
+            ids = ids + generation.ids + prompt_of(1 + 17 * ((i + turn) % 3))
+
+    async def storm() -> None:
+        for number in range(1, 30):
+            for _ in range(rng.randrange(30)):
+                await asyncio.sleep(0)
+            match rng.randrange(5):
+                case 0:
+                    await engine.abort(f"d{rng.randrange(16)}")
+                case 1:
+                    await engine.flush_cache()
+                case 2:
+                    await engine.update_weights(versions[number % 2].named_parameters(), number)
+                case _:
+                    await engine.pause("retract")
+                    await asyncio.sleep(0)
+                    await engine.resume()
+
+    await asyncio.gather(storm(), *[dialogue(i) for i in range(16)])
+    assert len(record) == 48
+    for ids, generation in record:
+        for span in generation.versions:
+            expected = logprobs_of(versions[span.version % 2], ids, generation.ids, 1.0)[span.start : span.end]
+            given = torch.tensor(generation.logprobs[span.start : span.end])
+            assert torch.allclose(given, expected, atol=1e-4, rtol=0)
+    assert sum(len(generation.ids) for _, generation in record) > 200
+    await engine.flush_cache()
+    assert engine._cache.own.used == engine._cache.shared.used == 0
 
 
 async def test_one_module_for_trainer_and_engine(model: PreTrainedModel) -> None:
