@@ -147,6 +147,7 @@ class Turn:
     reward: float | None = None
     """Turn reward from tools or an interaction; it belongs to the policy's tokens of this turn."""
     seconds: float = 0.0
+    """That the engine took for an assistant turn."""
 
 
 @dataclass(slots=True)

@@ -113,7 +113,8 @@ class Episode:
 
     async def generate(self, *, stop: Sequence[str] = ()) -> Reply:
         """One assistant turn: sampled, recorded as it is, parsed. Needs `budget_left` > 0."""
-        generation, start = await self._sample(stop)
+        start, before = len(self.transcript), self.generate_seconds
+        generation = await self._sample(stop)
         chat, transcript = self.context.chat, self.transcript
         message = chat.parse(generation.ids, self.tools)
         turn = Turn(
@@ -123,13 +124,14 @@ class Episode:
             start=start,
             end=len(transcript),
             finish_reason=generation.finish_reason.kind,
+            seconds=self.generate_seconds - before,
         )
         self.trajectory.turns.append(turn)
         self.assistant_turns += 1
         self.trajectory.messages.append(message.to_message())
         return Reply(message, generation.finish_reason)
 
-    async def _sample(self, stop: Sequence[str]) -> tuple[Generation, int]:
+    async def _sample(self, stop: Sequence[str]) -> Generation:
         limits, transcript = self.context.limits, self.transcript
         room = min(self.budget_left, limits.max_tokens_per_turn or self.budget_left)
         params = SamplingParams(
@@ -147,9 +149,8 @@ class Episode:
         self.generate_seconds += time.monotonic() - begun
         self.cached_tokens += generation.cached_tokens
         self.prompt_tokens += len(transcript)
-        start = len(transcript)
         transcript.append_sampled(generation.ids, generation.logprobs, generation.versions)
-        return generation, start
+        return generation
 
     def observe(self, messages: Sequence[Message]) -> bool:
         """Append tool answers or user turns and a new generation prompt. Returns whether there is room to go on.
