@@ -51,6 +51,9 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
     """
     if model.config._attn_implementation == IMPLEMENTATION:
         return model
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") == "dynamic":
+        raise ConfigError(_unsupported(model, "its dynamic rotary embedding depends on the longest sequence beside it"))
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

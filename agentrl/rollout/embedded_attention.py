@@ -19,34 +19,55 @@ from agentrl.model.layout import PackedLayout
 from agentrl.rollout.embedded_cache import KVRows, Prefix, Session
 
 
-class _Grid:
-    """T tokens sorted into `outer` rows of `inner` places, so that the tokens of a row meet the same keys."""
+class _Part:
+    """The rows of a store that T tokens attend to, one row each, and the tokens sorted by them.
 
-    def __init__(self, rows: Sequence[int], outer: int, device: torch.device) -> None:
+    The store's first rows are used as a view where most of them are wanted, else the wanted ones are copied. Tokens
+    are laid out as `outer` rows of `inner` places; a row that many more tokens share than others appears repeatedly.
+    """
+
+    def __init__(self, store: KVRows, rows: Sequence[int]) -> None:
         """rows: [T], the row of each token."""
-        members: list[list[int]] = [[] for _ in range(outer)]
-        places = []
+        self.store = store
+        members: dict[int, list[int]] = {}
         for token, row in enumerate(rows):
-            places.append(len(members[row]))
-            members[row].append(token)
-        self.outer, self.inner = outer, max(map(len, members))
-        self.plain = self.inner == 1 and list(rows) == list(range(outer))
-        padded = [tokens + [0] * (self.inner - len(tokens)) for tokens in members]
-        self._source = torch.tensor(padded, device=device).flatten()  # [outer * inner] -> token; 0 where there is none
-        back = [row * self.inner + place for row, place in zip(rows, places, strict=True)]
-        self.back = torch.tensor(back, device=device)  # [T] -> place
+            members.setdefault(row, []).append(token)
+        size = max(8, 2 * -(-len(rows) // len(members)))
+        pieces = [(row, some[i : i + size]) for row, some in members.items() for i in range(0, len(some), size)]
+        self.view = len(pieces) == len(members) and max(members) < 1.5 * len(members)
+        if self.view:
+            pieces = [(row, members.get(row, [])) for row in range(max(members) + 1)]
+        self.outer, self.inner = len(pieces), max(len(some) for _, some in pieces)
+        self.chosen = torch.tensor([row for row, _ in pieces], device=store.device)
+        self.plain = [some for _, some in pieces] == [[token] for token in range(len(rows))]
+        padded = [some + [0] * (self.inner - len(some)) for _, some in pieces]  # token 0 where there is none
+        self._source = torch.tensor(padded, device=store.device).flatten()  # [outer * inner] -> token
+        back = torch.empty(len(rows), dtype=torch.int64)
+        for index, (_, some) in enumerate(pieces):
+            back[some] = torch.arange(len(some)) + index * self.inner
+        self.back = back.to(store.device)  # [T] -> place
 
-    def spread(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, K, G, *] -> [outer, K, inner * G, *]"""
+    def attend(
+        self, layer: int, query: torch.Tensor, columns: int, mask: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention to the first `columns` of each token's row: output [T, K, G, D] and log-sum-exp [T, K, G].
+
+        query [T, K, G, D]; mask [outer, 1, 1 or inner, columns].
+        """
+        key, value = (
+            (rows[: self.outer] if self.view else rows[self.chosen])[:, :, :columns]
+            for rows in (self.store.keys[layer], self.store.values[layer])
+        )
         if self.plain:
-            return x
-        grid = x.index_select(0, self._source).unflatten(0, (self.outer, self.inner))
-        return grid.transpose(1, 2).flatten(2, 3)
+            return attend_part(query, key, value, mask, scale)
+        grid = query.index_select(0, self._source).unflatten(0, (self.outer, self.inner)).transpose(1, 2).flatten(2, 3)
+        if mask.shape[2] > 1:
+            mask = mask.repeat_interleave(query.shape[2], dim=2)
+        out, lse = attend_part(grid, key, value, mask, scale)
+        return self._collect(out), self._collect(lse)
 
-    def collect(self, grid: torch.Tensor) -> torch.Tensor:
+    def _collect(self, grid: torch.Tensor) -> torch.Tensor:
         """[outer, K, inner * G, *] -> [T, K, G, *]"""
-        if self.plain:
-            return grid
         return grid.unflatten(2, (self.inner, -1)).transpose(1, 2).flatten(0, 1).index_select(0, self.back)
 
 
@@ -57,7 +78,7 @@ class RowBatch:
     """
 
     def __init__(self, sessions: Sequence[Session], own: KVRows, shared: KVRows) -> None:
-        self.own, self.shared, self.sessions = own, shared, sessions
+        self.own, self.sessions = own, sessions
         device = own.device
         spans = [(session, len(session.ids) - session.cached) for session in sessions]
         owners = [session for session, new in spans for _ in range(new)]
@@ -66,26 +87,17 @@ class RowBatch:
         self.rows = torch.tensor([session.row for session in owners], device=device)  # [T]
         self.columns = torch.tensor(columns, device=device)  # [T]
         self.positions = self.columns + torch.tensor([session.prompt_length for session in owners], device=device)
-
-        # Own part: a view of the first rows where most of them are wanted, else a copy of those that are.
-        rows = [session.row for session in sessions]
-        self.view = max(rows) + 1 <= 1.5 * len(rows)
-        place = {row: row if self.view else index for index, row in enumerate(rows)}
-        self.chosen = torch.tensor(rows, device=device)
-        outer = max(rows) + 1 if self.view else len(rows)
-        self.grid = _Grid([place[session.row] for session in owners], outer, device)
-        self.visible = torch.ones(outer * self.grid.inner, dtype=torch.int64, device=device)
-        self.visible[self.grid.back] = self.columns + 1
         self.longest = max(columns) + 1
+        self._own_part = _Part(own, [session.row for session in owners])
+        self._visible = torch.ones(self._own_part.outer * self._own_part.inner, dtype=torch.int64, device=device)
+        self._visible[self._own_part.back] = self.columns + 1
 
-        # Shared part: a view of the first prompts' rows.
-        prefixes = [session.prefix.row for session in owners if session.prefix is not None]
-        self.prompt_grid = _Grid(prefixes, max(prefixes) + 1, device)
-        held = [holder.held if holder is not None else 0 for holder in shared.holders[: self.prompt_grid.outer]]
-        self.prompt_longest = max(held)
-        self.prompt_mask = _length_mask(torch.tensor(held, device=device), self.prompt_longest, own.dtype)[
-            :, None, None
-        ]
+        self._prompt_part = _Part(shared, [session.prefix.row for session in owners if session.prefix is not None])
+        holders = [shared.holders[row] for row in self._prompt_part.chosen.tolist()]
+        held = [holder.held if holder is not None else 0 for holder in holders]
+        self._prompt_columns = max(held)
+        prompt_mask = _length_mask(torch.tensor(held, device=device), self._prompt_columns, own.dtype)
+        self._prompt_mask = prompt_mask[:, None, None]
         self._prepare()
 
     @property
@@ -95,37 +107,23 @@ class RowBatch:
     def _prepare(self) -> None:
         """Make room for the step's tokens and mask what each of them must not see."""
         self.own.reserve(0, self.longest)
-        mask = _length_mask(self.visible, self.longest, self.own.dtype)
-        self.mask = mask.unflatten(0, (self.grid.outer, 1, self.grid.inner))  # [outer, 1, inner, longest]
+        mask = _length_mask(self._visible, self.longest, self.own.dtype)
+        self._mask = mask.unflatten(0, (self._own_part.outer, 1, self._own_part.inner))
 
     def advance(self) -> None:
         """After a decoding step: each session has one token more."""
-        for count in (self.columns, self.positions, self.visible):
+        for count in (self.columns, self.positions, self._visible):
             count += 1
         self.longest += 1
         self._prepare()
 
     def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
         """query [H, T, D] -> [T, H, D]."""
-        key, value = self._rows(self.own.keys[layer]), self._rows(self.own.values[layer])
-        prompt_key, prompt_value = (
-            x[: self.prompt_grid.outer, :, : self.prompt_longest]
-            for x in (self.shared.keys[layer], self.shared.values[layer])
-        )
-        q = query.unflatten(0, (key.shape[1], -1)).permute(2, 0, 1, 3)  # [T, K, G, D]
-        mask = self.mask
-        if self.grid.inner > 1:
-            mask = mask.repeat_interleave(q.shape[2], dim=2)  # [outer, 1, inner * G, longest]
-        out, lse = map(self.grid.collect, attend_part(self.grid.spread(q), key, value, mask, scale))
-        prompt = attend_part(self.prompt_grid.spread(q), prompt_key, prompt_value, self.prompt_mask, scale)
-        prompt_out, prompt_lse = map(self.prompt_grid.collect, prompt)
+        q = query.unflatten(0, (self.own.keys[layer].shape[1], -1)).permute(2, 0, 1, 3)  # [T, K, G, D]
+        out, lse = self._own_part.attend(layer, q, self.longest, self._mask, scale)
+        prompt, prompt_lse = self._prompt_part.attend(layer, q, self._prompt_columns, self._prompt_mask, scale)
         share = torch.sigmoid(prompt_lse - lse).unsqueeze(-1)
-        return torch.lerp(out, prompt_out, share.to(out.dtype)).flatten(1, 2)
-
-    def _rows(self, store: torch.Tensor) -> torch.Tensor:
-        """[rows, K, capacity, D] -> [outer, K, longest, D]"""
-        rows = store[: self.grid.outer] if self.view else store[self.chosen]
-        return rows[:, :, : self.longest]
+        return torch.lerp(out, prompt, share.to(out.dtype)).flatten(1, 2)
 
 
 def _length_mask(lengths: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:

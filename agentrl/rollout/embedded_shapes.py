@@ -53,6 +53,7 @@ def attention_shapes(model: PreTrainedModel, max_model_len: int) -> list[tuple[i
     forward_packed(model, zero, zero, probe)
     layers = model.config.get_text_config().num_hidden_layers
     shortest = min((window for window in probe.windows if window is not None), default=max_model_len)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_model_len
     problem = None
     if sorted(probe.shapes) != list(range(layers)):
         problem = f"only {len(probe.shapes)} of its {layers} layers have attention with a cache of their own"
@@ -62,6 +63,8 @@ def attention_shapes(model: PreTrainedModel, max_model_len: int) -> list[tuple[i
         problem = "it caps attention scores (softcap)"
     elif any(width != other for _, width, other in probe.shapes.values()):
         problem = "its keys and values differ in width"
+    elif positions < max_model_len:
+        problem = f"it has {positions} positions, fewer than the longest context of {max_model_len}"
     if problem:
         raise ConfigError(
             f"{type(model).__name__} cannot run in the embedded engine: {problem}. Use a model with ordinary full "

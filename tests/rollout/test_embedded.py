@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,15 @@ async def test_what_other_devices_run_does_the_same(model: PreTrainedModel, monk
     monkeypatch.setattr(embedded_attention.Segments, "attend", embedded_attention.Segments._attend_one_by_one)
     monkeypatch.setattr(embedded_step, "make_layout", lambda ids, offsets: flat_layout(offsets, ids.device))
     assert await dialogues(engine_of(model), 24) == ours
+
+
+async def test_groups_of_very_different_sizes(model: PreTrainedModel, reference: PreTrainedModel) -> None:
+    lengths = [20] * 24 + list(range(21, 33))
+    engine = engine_of(model, max_num_seqs=64)
+    calls = [engine.generate(prompt_of(n), params_of(5 + i % 9), f"{i}") for i, n in enumerate(lengths)]
+    expected = {n: greedy_ids(reference, prompt_of(n), 14) for n in set(lengths)}
+    for i, generation in enumerate(await asyncio.gather(*calls)):
+        assert generation.ids == expected[lengths[i]][: 5 + i % 9]
 
 
 async def test_more_requests_than_rows_evict_parked_sessions(model: PreTrainedModel) -> None:
@@ -253,9 +263,11 @@ async def test_an_idle_engine_has_no_task(model: PreTrainedModel) -> None:
         ("mistral", {"sliding_window": 64}, "sliding window of 64"),
         ("gemma2", {"sliding_window": 4096}, "softcap"),
         ("mamba", {}, "cannot be run on packed sequences"),
+        ("llama", {"max_position_embeddings": 100}, "100 positions"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic rotary"),
     ],
 )
-def test_models_that_the_cache_cannot_serve_are_refused(family: str, options: dict[str, int], why: str) -> None:
+def test_models_that_the_cache_cannot_serve_are_refused(family: str, options: dict[str, Any], why: str) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = AutoConfig.for_model(family, vocab_size=64, num_key_value_heads=1, head_dim=16, **sizes, **options)
     with pytest.raises(ConfigError, match=why):
