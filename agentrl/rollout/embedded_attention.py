@@ -42,10 +42,11 @@ class _Part:
         self.plain = [some for _, some in pieces] == [[token] for token in range(len(rows))]
         padded = [some + [0] * (self.inner - len(some)) for _, some in pieces]  # token 0 where there is none
         self._source = torch.tensor(padded, device=store.device).flatten()  # [outer * inner] -> token
-        back = torch.empty(len(rows), dtype=torch.int64)
+        back = [0] * len(rows)
         for index, (_, some) in enumerate(pieces):
-            back[some] = torch.arange(len(some)) + index * self.inner
-        self.back = back.to(store.device)  # [T] -> place
+            for place, token in enumerate(some):
+                back[token] = index * self.inner + place
+        self.back = torch.tensor(back, device=store.device)  # [T] -> place
 
     def attend(
         self, layer: int, query: torch.Tensor, columns: int, mask: torch.Tensor, scale: float
