@@ -15,8 +15,8 @@ from agentrl.chat import Chat
 from agentrl.command import exit_status
 from agentrl.config import SFTConfig, load_config, write_config
 from agentrl.data.sft import SFTSample, load_transcripts
+from agentrl.publish import published_directory
 from agentrl.trainer.display import Display
-from agentrl.trainer.publish import published_directory
 from agentrl.trainer.tracking import Tracker
 
 if TYPE_CHECKING:

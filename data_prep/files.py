@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
-from agentrl.trainer.publish import published
+from agentrl.publish import published
 
 Row = Mapping[str, Any]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from agentrl.config.keys import MISSING, defaults, flatten, leaf_keys, nearest
 from agentrl.config.schema import Config, Section, SFTConfig
 from agentrl.config.verl_keys import translate
 from agentrl.errors import ConfigError
+from agentrl.publish import published
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +67,8 @@ def config_to_dict(config: Section) -> dict[str, Any]:
 
 def write_config(config: Section, path: Path) -> None:
     """Write the config as YAML, whole or not at all; `--config-path <its folder> --config-name config` loads it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(OmegaConf.to_yaml(config_to_dict(config)), encoding="utf-8")
-    temporary.replace(path)
+    with published(path) as temporary:
+        temporary.write_text(OmegaConf.to_yaml(config_to_dict(config)), encoding="utf-8")
 
 
 def compose_tree(command: CommandLine, schema: type[Section]) -> DictConfig:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import CheckpointError
-from agentrl.trainer.publish import flush_to_disk, is_disk_full
+from agentrl.publish import flush_to_disk, is_disk_full
 
 FORMAT = 1
 STATE_FILE = "state.json"

@@ -18,10 +18,10 @@ from agentrl.batch import RaggedBatch
 from agentrl.batching import from_trajectories, left_out
 from agentrl.config.checks import GROUP_ESTIMATORS
 from agentrl.errors import ConfigError, TrainingError
+from agentrl.publish import published_directory
 from agentrl.trainer.build import Parts
 from agentrl.trainer.metrics import step_metrics
 from agentrl.trainer.plot import plot
-from agentrl.trainer.publish import published_directory
 from agentrl.trainer.record import write_trajectories
 from agentrl.trainer.validation import validate
 from agentrl.trajectory import Trajectory

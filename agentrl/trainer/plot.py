@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from agentrl.trainer.publish import published
+from agentrl.publish import published
 from agentrl.trainer.tracking import read_metrics
 
 REWARD = "reward/mean"

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
+from agentrl.publish import published
 from agentrl.trainer.metrics import total_reward
-from agentrl.trainer.publish import published
 from agentrl.trajectory import Message, Status, ToolCallRecord, Trajectory, Transcript, Turn, VersionSpan
 
 _MESSAGE = pa.struct(

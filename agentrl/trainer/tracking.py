@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from agentrl.errors import ConfigError, DataError
+from agentrl.publish import disk_full, is_disk_full, published
 from agentrl.trainer.display import Display
-from agentrl.trainer.publish import disk_full, is_disk_full, published
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

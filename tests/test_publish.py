@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import TrainingError
-from agentrl.trainer.publish import is_disk_full, published
+from agentrl.publish import is_disk_full, published
 
 
 def test_the_file_appears_when_the_block_ends(tmp_path: Path) -> None:
