@@ -112,6 +112,24 @@ def gsm8k_excerpt(tmp_path: Path) -> Path:
 Overrides = Callable[..., list[str]]
 
 
+def test_the_quickstart_pages_code_runs(small_run: Overrides, tmp_path: Path) -> None:
+    run(["-m", "agentrl.train", *small_run(*SMALL, run_dir=tmp_path / "runs" / "quickstart")], tmp_path)
+    assert write_files("docs/quickstart.md", tmp_path) == ["look.py"]
+    run(["look.py"], tmp_path)
+
+
+def test_every_link_and_picture_of_the_documents_is_there() -> None:
+    documents = [PROJECT / "README.md", *(PROJECT / "docs").glob("*.md")]
+    links = [
+        (document, link)
+        for document in documents
+        for link in re.findall(r"\]\(([^)#]+)\)", document.read_text())
+        if "://" not in link
+    ]
+    assert len(links) > 8
+    assert [(str(document), link) for document, link in links if not (document.parent / link).exists()] == []
+
+
 @pytest.mark.parametrize(
     ("row", "keys"),
     [
