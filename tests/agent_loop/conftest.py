@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
+from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler, registry
 from agentrl.agent_loop.registry import instantiate
 from agentrl.chat import Chat
 from agentrl.data.sample import Sample
@@ -34,6 +34,12 @@ LIMITS = LoopLimits(
     force_final_answer=True,
     call_timeout=5.0,
 )
+
+
+@pytest.fixture(autouse=True)
+def no_loop_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it: other tests build runs with every registered loop."""
+    monkeypatch.setattr(registry, "_LOOPS", dict(registry._LOOPS))
 
 
 @pytest.fixture(scope="session")

@@ -171,4 +171,3 @@ def test_a_loop_that_cannot_be_made_is_one_message(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(ConfigError, match=r"agent loop 'unfinished' cannot be made: TypeError: .*abstract.* run"):
         instantiate(["unfinished"])
-    monkeypatch.delitem(registry._LOOPS, "unfinished")
