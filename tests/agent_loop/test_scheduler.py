@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.agent_loop import AgentLoop, Episode, Request, agent_names, get_loop, load_agent_loops, register, registry
+from agentrl.agent_loop import AgentLoop, Episode, Request, agent_names, get_loop, load_agent_loops, register
 from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.registry import instantiate
 from agentrl.errors import ConfigError
@@ -164,7 +164,7 @@ def test_users_loops_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert get_loop("react_agent") is get_loop("react")
 
 
-def test_a_loop_that_cannot_be_made_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_cannot_be_made_is_one_message() -> None:
     @register("unfinished")
     class Unfinished(AgentLoop):
         pass
