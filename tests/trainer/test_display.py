@@ -416,6 +416,8 @@ def in_terminal(code: str, **environment: str) -> tuple[subprocess.Popen[bytes],
         stderr=slave,
         env=os.environ | {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"} | environment,
         start_new_session=True,
+        # A shell's background jobs ignore Ctrl-C, and so would their children: the tests may run in one.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(slave)
     return process, master

@@ -127,7 +127,8 @@ def test_wandb_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         log = tracker(tmp_path, "wandb")
         log.log({"reward/mean": 0.5, "bad": math.nan}, step)
         log.close()
-    runs = {path.name.rsplit("-", 1)[1] for path in (tmp_path / "wandb").glob("offline-run-*")}
+    # offline-run-<time>-<id>, and -1 behind it for a second one of the same second
+    runs = {path.name.split("-")[3] for path in (tmp_path / "wandb").glob("offline-run-*")}
     assert runs == {(tmp_path / "wandb_id").read_text()}
 
 
