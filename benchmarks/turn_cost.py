@@ -32,6 +32,7 @@ from agentrl.data.sample import Sample
 from agentrl.model.packed import load_model
 from agentrl.rollout.embedded import EmbeddedEngine
 from agentrl.rollout.engine import FinishReason, Generation, SamplingParams
+from agentrl.rollout.weights import Weights
 from agentrl.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.toolset import ToolSet
 from agentrl.trajectory import Trajectory, VersionSpan
@@ -105,7 +106,7 @@ async def engine_costs(policy: Path) -> tuple[list[float], list[float]]:
         await asyncio.gather(*[grow(index, OBSERVED) for index in range(DIALOGUES)])
 
     async def turn_without_cache() -> None:
-        await engine.update_weights([], 0)
+        await engine.update_weights(Weights.of([]), 0)
         await turn()
 
     cached, anew = [], []

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -28,6 +29,7 @@ from agentrl.rollout.engine import (
     RequestError,
     SamplingParams,
 )
+from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trajectory import VersionSpan
 
 _TURNS_OF_LOOP = 6
@@ -312,14 +314,15 @@ class EmbeddedEngine:
             self._cache.drop(request.session)
         self._runner.disturb()
 
-    async def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    async def update_weights(self, weights: Weights, version: int) -> SyncReport:
         """See `RolloutEngine.update_weights`. Some of the weights may be given; tied ones under any of their names.
 
         Requests that run without a pause are computed again from their tokens with the new weights.
         """
+        began = time.perf_counter()
         known = self.model.state_dict(keep_vars=True)
         targets: dict[int, tuple[str, torch.Tensor, torch.Tensor]] = {}
-        for name, tensor in named_tensors:
+        for name, tensor in weights.read():
             if name not in known:
                 raise ValueError(f"update_weights: the model has no parameter {name!r}; nothing was changed")
             target = known[name]
@@ -341,6 +344,8 @@ class EmbeddedEngine:
         self._retract([request for request in self._running if not request.in_place])
         self._cache.outdate(request.session for request in kept)
         self._runner.disturb()
+        size = sum(target.nbytes for _, target, _ in targets.values())
+        return SyncReport(size, time.perf_counter() - began)
 
     async def flush_cache(self) -> None:
         """See `RolloutEngine.flush_cache`."""
@@ -349,7 +354,7 @@ class EmbeddedEngine:
         self._runner.disturb()
 
     async def sleep(self) -> None:
-        """See `RolloutEngine.sleep`. Requests made meanwhile wait for `wake`."""
+        """See `RolloutEngine.sleep`. The weights stay: they are no copy, or a small one."""
         if self._running:
             raise EngineError(f"sleep: {len(self._running)} requests are running; pause with mode abort or retract")
         self._asleep = True

@@ -7,14 +7,12 @@ With a stop string the ids end with the token that completed it. An aborted requ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
+from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trajectory import VersionSpan
-
-if TYPE_CHECKING:
-    import torch
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
@@ -70,6 +68,8 @@ class EngineHealth:
     waiting: int
     paused: bool
     asleep: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of the engine itself, e.g. how many of its servers are healthy; metrics of each training step."""
 
 
 class RolloutEngine(Protocol):
@@ -98,10 +98,12 @@ class RolloutEngine(Protocol):
         """Go on after `pause`. New requests made meanwhile were waiting."""
         ...
 
-    async def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    async def update_weights(self, weights: Weights, version: int) -> SyncReport:
         """Replace weights by Hugging Face parameter name. All or nothing: unknown names or shapes raise ValueError
         before anything is changed. KV caches of the old weights are dropped, except of requests paused in_place.
         Sampling stops between two steps for the exchange; running requests go on with the new version.
+
+        The engine may read `weights` again until the next update, as long as requests run.
         """
         ...
 
@@ -110,11 +112,14 @@ class RolloutEngine(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Free the KV cache. Raises EngineError when requests are running."""
+        """Free the memory of the KV cache, and of the weights where the engine has its own copy on a shared device.
+
+        Raises EngineError when requests are running. Until `wake` new requests wait.
+        """
         ...
 
     async def wake(self) -> None:
-        """Undo `sleep`."""
+        """Undo `sleep`. Where weights were freed, the next `update_weights` must come first."""
         ...
 
     async def health(self) -> EngineHealth: ...

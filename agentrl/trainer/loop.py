@@ -119,7 +119,8 @@ class Trainer:
             with self.timed("update_actor"):
                 metrics |= parts.policy.run("update", batch, step=self.step)
             with self.timed("sync_weights"):
-                parts.rollouts.sync_weights(parts.policy.run("named_tensors"), self.step)
+                report = parts.rollouts.sync_weights(parts.policy.run("weights"), self.step)
+            metrics |= {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
         return metrics
 
     def usable(self, trajectories: list[Trajectory]) -> list[Trajectory]:
@@ -204,7 +205,7 @@ class Trainer:
             )
         if not config.val_only:
             parts.tracker.truncate_after(self.step)
-        parts.rollouts.sync_weights(parts.policy.run("named_tensors"), self.step)
+        parts.rollouts.sync_weights(parts.policy.run("weights"), self.step)
         self.display.note(f"resumed from {path} (step {self.step})")
 
     def export(self) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from agentrl.agent_loop import Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
 from agentrl.config import Config
 from agentrl.data.sample import Sample
 from agentrl.rollout.engine import RolloutEngine, SamplingParams
+from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trainer.display import Display
 from agentrl.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    import torch
 
 STALL_SECONDS = 30.0
 
@@ -47,9 +44,9 @@ class Rollouts:
         # The seed leaves the step out: every validation asks the policy with the same random numbers.
         return self._run(samples, val.n, params, f"val/{step}", "validate (sampled)", first)
 
-    def sync_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    def sync_weights(self, weights: Weights, version: int) -> SyncReport:
         """Give the engine the policy's weights."""
-        self.runner.run(self.engine.update_weights(named_tensors, version))
+        return self.runner.run(self.engine.update_weights(weights, version))
 
     def close(self) -> None:
         """End the engine and the event loop."""

@@ -14,6 +14,7 @@ from agentrl.algorithms.ragged import masked_sum
 from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, ModelConfig
 from agentrl.model.packed import load_model
+from agentrl.rollout.weights import Weights
 from agentrl.workers.export import export_model
 from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, StepReport, forward_tokens
@@ -105,6 +106,11 @@ class PolicyWorker:
         """
         for name, param in self.learner.params.items():
             yield name, full(param.detach()).to(self._dtype)
+
+    def weights(self) -> Weights:
+        """`named_tensors` for an engine. Where the policy is sharded, every rank must read them together."""
+        shapes = {name: tuple(param.shape) for name, param in self.learner.params.items()}
+        return Weights(shapes, self.named_tensors)
 
     def save(self, dir: Path) -> None:
         """Write weights and optimizer state; `load` of them continues bit for bit."""

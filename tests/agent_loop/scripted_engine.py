@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from agentrl.chat import Chat
 from agentrl.rollout.engine import EngineHealth, FinishReason, Generation, PauseMode, SamplingParams
+from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trajectory import VersionSpan
 
 Script = Callable[[str, int], str | Exception]
@@ -61,7 +61,9 @@ class ScriptedEngine:
     async def abort(self, session: str | None = None) -> None: ...
     async def pause(self, mode: PauseMode = "abort") -> None: ...
     async def resume(self) -> None: ...
-    async def update_weights(self, named_tensors: Iterable[tuple[str, Any]], version: int) -> None: ...
+    async def update_weights(self, weights: Weights, version: int) -> SyncReport:
+        return SyncReport(0, 0.0)
+
     async def flush_cache(self) -> None: ...
     async def sleep(self) -> None: ...
     async def wake(self) -> None: ...

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.rollout.engine import Generation, RequestError, RolloutEngine, SamplingParams
+from agentrl.rollout.weights import Weights
 from agentrl.trajectory import VersionSpan
 
 MAX_MODEL_LEN = 256
@@ -29,7 +30,7 @@ class EngineContract:
     @pytest.fixture
     async def sharp(self, engine: RolloutEngine, reference: PreTrainedModel) -> RolloutEngine:
         """The engine with the reference's weights, version 1."""
-        await engine.update_weights(reference.named_parameters(), 1)
+        await engine.update_weights(Weights.of(reference.named_parameters()), 1)
         return engine
 
     # Sampling
@@ -302,7 +303,7 @@ class EngineContract:
         await until_running(sharp)
         if mode is not None:
             await sharp.pause(mode)  # type: ignore[arg-type]
-        await sharp.update_weights(other.named_parameters(), 2)
+        await sharp.update_weights(Weights.of(other.named_parameters()), 2)
         await sharp.resume()
         generation = await task
         assert (await sharp.health()).version == 2
@@ -325,12 +326,14 @@ class EngineContract:
     ) -> None:
         other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
         old = await sharp.generate(prompt_of(40), GREEDY, "a")
-        await sharp.update_weights(other.named_parameters(), 7)
+        await sharp.update_weights(Weights.of(other.named_parameters()), 7)
         new = await sharp.generate(prompt_of(40), GREEDY, "b")
         assert new.cached_tokens == 0
         assert new.ids == greedy_ids(other, prompt_of(40), 12) != old.ids
         assert new.versions == [VersionSpan(7, 0, 12)]
-        await sharp.update_weights(reference.state_dict().items(), 8)  # with the tied weight under both its names
+        await sharp.update_weights(
+            Weights.of(reference.state_dict().items()), 8
+        )  # with the tied weight under both its names
         assert (await sharp.generate(prompt_of(40), GREEDY, "a")).ids == old.ids
 
     @pytest.mark.parametrize("fault", ["name", "shape"])
@@ -345,7 +348,7 @@ class EngineContract:
         else:
             tensors[last] = torch.zeros(*tensors[last].shape, 2)
         with pytest.raises(ValueError, match=r"no_such" if fault == "name" else last.replace(".", r"\.")):
-            await sharp.update_weights(tensors.items(), 9)
+            await sharp.update_weights(Weights.of(tensors.items()), 9)
         assert (await sharp.health()).version == 1
         assert (await sharp.generate(prompt_of(40), GREEDY, "b")).ids == old.ids
 
