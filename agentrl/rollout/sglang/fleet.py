@@ -1,0 +1,287 @@
+"""What state each server is in, and what has to be done next. Events in, actions out: no I/O, no tasks, no own clock.
+
+    STARTING  launched, has not answered yet                 Check until it answers, or `start_timeout` is over
+    HEALTHY   answers, and was sent the target weights       Check every `check_interval`
+    STALE     answers, was not sent the target weights       SendWeights
+    DEAD      exited, or failed `failures` times in a row    after a back-off: Restart, or Check if it is not ours
+
+Only what was sent counts: a server has the target version because `updated` said so since its last start, never because
+it claims it, so a process that restarts with the first weights can't pass for a current one. A claim of another version
+makes it STALE. Until the first `target`, every server has the weights that it was launched with, and they are right.
+
+`due` hands out at most one action a server. It is outstanding until its own event comes (`answered`, `updated`,
+`started`, or `failed` with that action), or until its time is over, which counts as its failure. Only a Check is
+withdrawn before that, where it became pointless (the server exited, or needs weights first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+
+
+class FleetState(StrEnum):
+    STARTING = "starting"
+    HEALTHY = "healthy"
+    STALE = "stale"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Ask the server whether it answers: `answered`, or `failed` after at most `check_timeout`."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """End what is left of the process and launch it again: `started` (at once, before it answers) or `failed`."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendWeights:
+    """Send the weights of `version`: `updated`, or `failed`."""
+
+    server: str
+    version: int
+
+
+Action = Check | Restart | SendWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """When and how often a fleet acts; all times in seconds."""
+
+    check_interval: float = 10.0
+    """Between two checks of a healthy server."""
+    recheck_interval: float = 1.0
+    """Until a failed check or transfer is tried again, and between two checks of a server that starts."""
+    check_timeout: float = 20.0
+    failures: int = 3
+    """Failed checks (or transfers, or requests with none served between them) in a row that make a server dead.
+    Requests that fail between two checks count as one: they broke together."""
+    start_timeout: float = 900.0
+    """From launch to the first answer: loading the weights, compiling, capturing graphs."""
+    update_timeout: float = 900.0
+    backoff: float = 1.0
+    """After a death; doubles with every further one within `restart_window`, up to `backoff_limit`. A restart that
+    fails is a death, and so is a failed check of a dead server."""
+    backoff_limit: float = 60.0
+    restarts: int = 5
+    """Within `restart_window`; a server that dies once more stays dead. 0: dead servers are left alone."""
+    restart_window: float = 1800.0
+
+
+@dataclass(slots=True)
+class _Server:
+    state: FleetState
+    since: float
+    """When it was launched."""
+    next_at: float
+    """When its next action is due."""
+    reason: str = "not yet checked"
+    version: int | None = None
+    """The weights that were sent since its last start."""
+    failures: int = 0
+    """Checks or transfers in a row."""
+    request_failures: int = 0
+    suspect: bool = False
+    """A request failed since the last check."""
+    action: Action | None = None
+    """Outstanding."""
+    deadline: float = inf
+    """Of that action."""
+    deaths: list[float] = field(default_factory=list)
+    """When, within the last `restart_window`."""
+
+
+class Fleet:
+    """The servers' states. `clock` gives seconds; `restartable`: the processes are ours, so a dead one can be launched
+    again; others are checked, and get weights when they answer. Every method raises KeyError for an unknown server."""
+
+    def __init__(
+        self, servers: Sequence[str], clock: Callable[[], float], *, restartable: bool, timings: Timings | None = None
+    ) -> None:
+        self.timings = timings or Timings()
+        self._clock = clock
+        self._restartable = restartable
+        self._target: int | None = None
+        now = clock()
+        self._servers = {name: _Server(FleetState.STARTING, since=now, next_at=now) for name in servers}
+
+    # Events
+
+    def started(self, server: str) -> None:
+        """Its process was launched (again); it does not answer yet."""
+        s = self._servers[server]
+        self._end(s, Restart, Check)
+        s.state, s.reason = FleetState.STARTING, "launched, no answer yet"
+        s.since = s.next_at = self._clock()
+        self._clear(s)
+
+    def answered(self, server: str, version: int | None) -> None:
+        """It answers. `version`: of the weights it says it has; None where it was not asked."""
+        s = self._servers[server]
+        self._end(s, Check)
+        if s.state is FleetState.DEAD and self._restartable:
+            return
+        s.failures, s.suspect = 0, False
+        if s.state is FleetState.HEALTHY and None not in (version, self._target) and version != self._target:
+            self._make_stale(s, f"has the weights of version {version} instead of {self._target}")
+        elif s.state is not FleetState.STALE:
+            self._settle(s)
+
+    def served(self, server: str) -> None:
+        """A request succeeded there."""
+        self._servers[server].request_failures = 0
+
+    def failed(self, server: str, reason: str, action: Action | None = None) -> None:
+        """A request to it failed, or `action`, the very object that `due` handed out."""
+        s = self._servers[server]
+        if action is None:
+            self._request_failed(s, reason)
+        elif s.action is action:
+            self._action_failed(s, reason)
+
+    def exited(self, server: str, reason: str) -> None:
+        """Its process is gone."""
+        s = self._servers[server]
+        self._end(s, Check)
+        if s.state is not FleetState.DEAD:
+            self._die(s, reason)
+
+    def updated(self, server: str, version: int) -> None:
+        """It was sent all weights of `version`."""
+        s = self._servers[server]
+        self._end(s, SendWeights)
+        if s.state in (FleetState.HEALTHY, FleetState.STALE):
+            s.version = version
+            s.failures = 0
+            self._settle(s)
+
+    def target(self, version: int) -> None:
+        """There are new weights: servers that were not sent them are stale."""
+        self._target = version
+        for s in self._servers.values():
+            if s.state in (FleetState.HEALTHY, FleetState.STALE):
+                self._settle(s)
+
+    def stale(self, server: str) -> None:
+        """What it generated shows older weights than it was thought to have."""
+        s = self._servers[server]
+        if s.state is FleetState.HEALTHY and self._target is not None:
+            self._make_stale(s, "generated with older weights than it was sent")
+
+    # Questions
+
+    def state(self, server: str) -> FleetState:
+        return self._servers[server].state
+
+    def reason(self, server: str) -> str:
+        """Why it does not serve, or what failed last while it does; empty when all is well."""
+        return self._servers[server].reason
+
+    @property
+    def serving(self) -> list[str]:
+        """Those that requests may go to: the healthy ones."""
+        return [name for name, s in self._servers.items() if s.state is FleetState.HEALTHY]
+
+    def due(self) -> list[Action]:
+        """What to do now, at most one action a server; each is outstanding from here on. Call it every second or so."""
+        now = self._clock()
+        actions: list[Action] = []
+        for name, s in self._servers.items():
+            if s.action is not None and now >= s.deadline:
+                self._action_failed(s, f"{type(s.action).__name__} took longer than {self._time_for(s.action):g} s")
+            if s.state is FleetState.STARTING and now >= s.since + self.timings.start_timeout:
+                self._end(s, Check)
+                self._die(s, f"no answer within {self.timings.start_timeout:g} s of its launch: {s.reason}")
+            if s.action is None and now >= s.next_at:
+                s.action = self._next_action(name, s)
+                s.deadline = now + self._time_for(s.action)
+                actions.append(s.action)
+        return actions
+
+    # Transitions
+
+    def _settle(self, s: _Server) -> None:
+        """It answers: healthy or stale, by what it was sent."""
+        if self._target is not None and s.version != self._target:
+            self._make_stale(s, f"waits for the weights of version {self._target}")
+            return
+        s.state, s.reason = FleetState.HEALTHY, ""
+        s.next_at = self._clock() + self.timings.check_interval
+
+    def _make_stale(self, s: _Server, reason: str) -> None:
+        self._end(s, Check)
+        s.state, s.reason, s.version = FleetState.STALE, reason, None
+        s.next_at = self._clock()
+
+    def _die(self, s: _Server, reason: str) -> None:
+        now = self._clock()
+        s.state, s.reason = FleetState.DEAD, reason
+        self._clear(s)
+        window, restarts = self.timings.restart_window, self.timings.restarts
+        s.deaths = [at for at in s.deaths if at > now - window] + [now]
+        if self._restartable and len(s.deaths) > restarts:
+            s.next_at = inf
+            s.reason += f" (stays dead: {restarts} restarts within {window:g} s did not help)"
+        else:
+            s.next_at = now + min(self.timings.backoff * 2.0 ** (len(s.deaths) - 1), self.timings.backoff_limit)
+
+    def _request_failed(self, s: _Server, reason: str) -> None:
+        if s.state is not FleetState.HEALTHY or s.suspect:
+            return
+        s.reason, s.suspect = reason, True
+        s.request_failures += 1
+        s.next_at = self._clock()
+        if s.request_failures >= self.timings.failures:
+            self._end(s, Check)
+            self._die(s, reason)
+
+    def _action_failed(self, s: _Server, reason: str) -> None:
+        action, s.action = s.action, None
+        if s.state is FleetState.DEAD:
+            if not isinstance(action, SendWeights):  # it failed because the server had died
+                self._die(s, reason)
+            return
+        s.reason, s.suspect = reason, False
+        s.next_at = self._clock() + self.timings.recheck_interval
+        if s.state is not FleetState.STARTING:
+            s.failures += 1
+            if s.failures >= self.timings.failures:
+                self._die(s, reason)
+
+    def _next_action(self, name: str, s: _Server) -> Action:
+        if s.state is FleetState.STALE:
+            assert self._target is not None
+            return SendWeights(name, self._target)
+        if s.state is FleetState.DEAD and self._restartable:
+            return Restart(name)
+        return Check(name)
+
+    def _time_for(self, action: Action) -> float:
+        match action:
+            case Check():
+                return self.timings.check_timeout
+            case Restart():
+                return self.timings.start_timeout
+            case SendWeights():
+                return self.timings.update_timeout
+
+    @staticmethod
+    def _end(s: _Server, *kinds: type[Action]) -> None:
+        """The outstanding action is over, if it is of these kinds."""
+        if isinstance(s.action, kinds):
+            s.action, s.deadline = None, inf
+
+    @staticmethod
+    def _clear(s: _Server) -> None:
+        """Forget what was known of a process that is gone."""
+        s.version, s.failures, s.request_failures, s.suspect = None, 0, 0, False
