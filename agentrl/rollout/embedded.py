@@ -121,19 +121,12 @@ class EmbeddedEngine:
     def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
         if not ids:
             raise RequestError("the prompt is empty")
-        if params.max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens is {params.max_new_tokens}; expected at least 1")
+        params.check()
         if len(ids) + params.max_new_tokens > self.max_model_len:
             raise RequestError(
                 f"{len(ids)} prompt tokens and max_new_tokens={params.max_new_tokens} exceed the context of "
                 f"{self.max_model_len} tokens"
             )
-        if not (math.isfinite(params.temperature) and params.temperature >= 0):
-            raise RequestError(f"temperature is {params.temperature}; expected 0 (greedy) or more")
-        if not 0 < params.top_p <= 1:
-            raise RequestError(f"top_p is {params.top_p}; expected more than 0 and at most 1")
-        if params.top_k != -1 and params.top_k < 1:
-            raise RequestError(f"top_k is {params.top_k}; expected -1 (all) or at least 1")
         if params.stop and self._stop_decode is None:
             raise RequestError("stop strings need an engine made with stop_decode")
 

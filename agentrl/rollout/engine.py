@@ -7,6 +7,7 @@ With a stop string the ids end with the token that completed it. An aborted requ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -37,6 +38,17 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     """Same seed, same ids and same weights give the same tokens, whatever else runs in the batch."""
+
+    def check(self) -> None:
+        """Raises RequestError for a value out of its range."""
+        if self.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens is {self.max_new_tokens}; expected at least 1")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise RequestError(f"temperature is {self.temperature}; expected 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top_p is {self.top_p}; expected more than 0 and at most 1")
+        if self.top_k != -1 and self.top_k < 1:
+            raise RequestError(f"top_k is {self.top_k}; expected -1 (all) or at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,15 @@ class Fleet:
         """Those that requests may go to: the healthy ones."""
         return [name for name, s in self._servers.items() if s.state is FleetState.HEALTHY]
 
+    def suspect(self, server: str) -> bool:
+        """It serves, but a request failed there and no check has answered since: better wait for that."""
+        return self._servers[server].suspect
+
+    @property
+    def hopeless(self) -> bool:
+        """All servers are dead and none will be launched or asked again."""
+        return all(s.state is FleetState.DEAD and s.next_at == inf and s.action is None for s in self._servers.values())
+
     def due(self) -> list[Action]:
         """What to do now, at most one action a server; each is outstanding from here on. Call it every second or so."""
         now = self._clock()

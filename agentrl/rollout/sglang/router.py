@@ -48,6 +48,11 @@ class Router:
             self._loads.setdefault(server, 0)
         self._loads = {s: load for s, load in self._loads.items() if load or s in self._serving}
 
+    @property
+    def serving(self) -> Collection[str]:
+        """Those that may be routed to."""
+        return self._serving.keys()
+
     def route(self, session: str) -> str:
         """The server for the session's next request, which is in flight there until `done`. Raises NoServer."""
         server = self._home.get(session)

@@ -1,0 +1,255 @@
+"""The HTTP API of one SGLang server (0.5.23), typed. What it asks of a request is checked by the engine before."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import httpx
+import orjson
+
+from agentrl.rollout.engine import (
+    EngineError,
+    FinishReason,
+    Generation,
+    PauseMode,
+    RequestError,
+    SamplingParams,
+)
+from agentrl.trajectory import VersionSpan
+
+STREAM_TOKENS = 64
+"""Tokens that a server sends at a time: as many are lost at most when it dies."""
+CONTROL_TIMEOUT = 60.0
+"""Seconds for a call that generates and loads nothing."""
+FAULTS = (httpx.HTTPError, httpx.StreamError, aiohttp.ClientError, OSError, TimeoutError)
+
+
+class ServerFailed(EngineError):
+    """A server is at fault: it cannot be reached, broke off, or its answer makes no sense.
+
+    `ids` and `logprobs` are what it had sent of an answer until then.
+    """
+
+    def __init__(self, url: str, reason: str, ids: Sequence[int] = (), logprobs: Sequence[float] = ()) -> None:
+        super().__init__(f"{url}: {reason}")
+        self.url = url
+        self.ids = list(ids)
+        self.logprobs = list(logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server says of itself."""
+
+    model_path: str
+    sglang: str
+    """Its version of SGLang."""
+    context_length: int
+    tensor_parallel: int
+    weight_version: str
+
+
+class SGLangClient:
+    """One server. Raises ServerFailed when it is at fault and RequestError when it refuses a request."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+        self.url = url.rstrip("/")
+        self._http = http
+
+    # Requests
+
+    async def generate(
+        self, rid: str, ids: Sequence[int], params: SamplingParams, *, cache_key: str, part: Part | None = None
+    ) -> Generation:
+        """Continue `ids`. Cancelling the call leaves the request running there: `abort` it.
+
+        Args:
+            rid: of a fixed length and unique: `abort` ends every request whose id begins with the one it is given.
+            cache_key: requests with different keys share nothing of the prefix cache.
+            part: filled while tokens arrive.
+        """
+        part = part if part is not None else Part()
+        body = {
+            "rid": rid,
+            "input_ids": ids,
+            "sampling_params": sampling_params(params),
+            "return_logprob": True,
+            "stream": True,
+            "extra_key": cache_key,
+        }
+        try:
+            async with self._http.stream("POST", f"{self.url}/generate", content=orjson.dumps(body)) as response:
+                if response.status_code != 200:
+                    raise self._error(response.status_code, await response.aread(), "generate")
+                buffer = b""
+                async for piece in response.aiter_raw():
+                    *events, buffer = (buffer + piece).split(b"\n\n")
+                    for event in events:
+                        if event.startswith(b"data: {"):
+                            part.take(self._parsed(event[6:]))
+            return part.generation()
+        except RequestError:
+            raise
+        except FAULTS as error:
+            raise ServerFailed(self.url, describe(error), part.ids, part.logprobs) from error
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ServerFailed(self.url, f"its answer makes no sense: {describe(error)}") from error
+
+    def _parsed(self, text: bytes) -> Any:
+        answer = orjson.loads(text)
+        if "error" in answer:
+            code = answer["error"].get("code") if isinstance(answer["error"], dict) else None
+            raise self._error(code if isinstance(code, int) else 400, text, "generate")
+        return answer
+
+    async def abort(self, rid: str | None = None) -> None:
+        """End one request, or all; each returns with what it has. Unknown is no error."""
+        await self.post("abort_request", {"abort_all": True} if rid is None else {"rid": rid})
+
+    # Control
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `RolloutEngine.pause`."""
+        await self.post("pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        """See `RolloutEngine.resume`."""
+        await self.post("continue_generation", {})
+
+    async def flush_cache(self) -> bool:
+        """Empty the prefix cache; False when the server refuses, as it does while requests hold a part of it."""
+        try:
+            await self.post("flush_cache", {})
+        except RequestError:
+            return False
+        return True
+
+    async def release_memory(self, tags: Sequence[str]) -> None:
+        """Free the memory of `kv_cache` or `weights`. The server must be idle: it dies of it otherwise."""
+        await self.post("release_memory_occupation", {"tags": list(tags)})
+
+    async def resume_memory(self, tags: Sequence[str]) -> None:
+        """Undo `release_memory`; weights come back with any content."""
+        await self.post("resume_memory_occupation", {"tags": list(tags)})
+
+    async def check(self, timeout: float | None) -> None:
+        """Have the server generate a token. Raises ServerFailed when it does not within `timeout` seconds, if any."""
+        await self._call("GET", "health_generate", None, timeout)
+
+    async def info(self) -> ServerInfo:
+        """What it serves."""
+        model = await self._call("GET", "model_info", None, CONTROL_TIMEOUT)
+        server = await self._call("GET", "server_info", None, CONTROL_TIMEOUT)
+        try:
+            length = server["context_length"]
+            if length is None:
+                length = server["internal_states"][0].get("max_req_input_len", 0)
+            return ServerInfo(
+                model["model_path"],
+                str(server["version"]),
+                int(length),
+                int(server["tp_size"]),
+                str(model["weight_version"]),
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ServerFailed(self.url, f"is no SGLang server that agentrl knows: {describe(error)}") from error
+
+    async def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = CONTROL_TIMEOUT) -> Any:
+        """POST `body` as JSON; the parsed answer, or its text. Raises RequestError with the server's own message."""
+        return await self._call("POST", path, body, timeout)
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None) -> Any:
+        content = None if body is None else orjson.dumps(body)
+        headers = {} if body is None else {"content-type": "application/json"}
+        try:
+            async with asyncio.timeout(timeout):
+                url = f"{self.url}/{path.lstrip('/')}"
+                response = await self._http.request(method, url, content=content, headers=headers)
+        except FAULTS as error:
+            raise ServerFailed(self.url, f"{path}: {describe(error)}") from error
+        if response.status_code != 200:
+            raise self._error(response.status_code, response.content, path)
+        try:
+            return orjson.loads(response.content)
+        except orjson.JSONDecodeError:
+            return response.text
+
+    def _error(self, status: int, content: bytes, path: str) -> EngineError | RequestError:
+        text = content.decode(errors="replace")
+        try:
+            error = orjson.loads(content)
+            error = error.get("error", error.get("message", error))
+            text = error["message"] if isinstance(error, dict) else str(error)
+        except (orjson.JSONDecodeError, AttributeError, KeyError):
+            pass
+        if status in (400, 422):
+            return RequestError(f"{self.url}: {path}: {text[:2000]}")
+        return ServerFailed(self.url, f"{path}: status {status}: {text[:2000]}")
+
+
+class Part:
+    """An answer while it arrives."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self._last: dict[str, Any] = {}
+
+    def take(self, chunk: dict[str, Any]) -> None:
+        """The next chunk; each brings only new tokens. Raises ValueError or KeyError when it makes no sense."""
+        self._last = meta = chunk["meta_info"]
+        ids, logprobs = chunk.get("output_ids", []), [entry[0] for entry in meta.get("output_token_logprobs", [])]
+        if len(ids) != len(logprobs):
+            raise ValueError(f"{len(ids)} ids but {len(logprobs)} log-probs")
+        if not all(isinstance(token, int) for token in ids) or not all(map(math.isfinite, logprobs)):
+            raise ValueError("ids or log-probs that are no numbers")
+        self.ids += ids
+        self.logprobs += logprobs
+
+    def generation(self) -> Generation:
+        """The whole answer. Raises OSError when the server broke off, ValueError when it makes no sense."""
+        reason = self._last.get("finish_reason")
+        if reason is None:
+            raise ConnectionError("the server broke off in the middle of an answer")
+        kind = reason["type"]
+        if kind == "abort" and reason.get("status_code"):
+            raise ValueError(f"aborted: {reason.get('message')} (status {reason['status_code']})")
+        spans = [
+            VersionSpan(int(span["version"]), int(span["start"]), int(span["end"]))
+            for span in self._last.get("weight_versions") or []
+            if span["end"] > span["start"]
+        ]
+        if self.ids and (not spans or spans[0].start != 0 or spans[-1].end != len(self.ids)):
+            raise ValueError(f"version spans {spans} for {len(self.ids)} ids")
+        finish = FinishReason(kind, reason.get("matched") if kind == "stop" else None)
+        if finish.kind not in ("stop", "length", "abort"):
+            raise ValueError(f"finish reason {reason}")
+        return Generation(self.ids, self.logprobs, finish, spans, int(self._last.get("cached_tokens") or 0))
+
+
+def sampling_params(params: SamplingParams) -> dict[str, Any]:
+    """Ours as SGLang writes them."""
+    written: dict[str, Any] = {
+        "max_new_tokens": params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "stop_token_ids": list(params.stop_token_ids),
+        "stop": list(params.stop),
+        "skip_special_tokens": False,
+        "ignore_eos": not params.stop_token_ids,  # true, it would ignore these, too; false, the model's own end a turn, too
+        "stream_interval": STREAM_TOKENS,
+    }
+    if params.seed is not None:
+        written["sampling_seed"] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
+    return written
+
+
+def describe(error: BaseException) -> str:
+    """One line, also for errors without a text."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,31 @@
+"""What is known of the model without its weights: what a request or an update must fit, before a server sees it.
+
+An id outside the vocabulary and a tensor of a wrong shape kill an SGLang server; an unknown name it accepts silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentrl.rollout.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Vocabulary and parameters. `shapes`: by Hugging Face name, tied weights under each of their names."""
+
+    vocab_size: int
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def check(self, weights: Weights) -> None:
+        """Raises ValueError for a name that the model does not have, or another shape than its own."""
+        for name, shape in weights.shapes.items():
+            expected = self.shapes.get(name)
+            if expected is None:
+                raise ValueError(f"update_weights: the model has no parameter {name!r}; nothing was changed")
+            if tuple(shape) != tuple(expected):
+                raise ValueError(
+                    f"update_weights: {name} has shape {tuple(expected)} in the engine but {tuple(shape)} was given; "
+                    "nothing was changed"
+                )
