@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.chat import AssistantMessage, Chat, Drift
@@ -65,10 +65,17 @@ class AgentLoop(ABC):
         unless it is a UserError or RequestError, which would only come again.
         """
 
+    async def close(self) -> None:  # noqa: B027 - most loops hold nothing
+        """The run is over: free what the loop itself opened."""
+
 
 @dataclass(slots=True)
 class Episode:
-    """One try at one trajectory: the loop's only way to the engine and to the record."""
+    """One try at one trajectory: the loop's only way to the engine and to the record.
+
+    An episode writes one transcript at a time: the one that it started last. Its `branch`es write others of the same
+    trajectory, also at the same time.
+    """
 
     context: LoopContext
     sample: Sample
@@ -86,14 +93,36 @@ class Episode:
     tool_seconds: float = 0.0
     cached_tokens: int = 0
     prompt_tokens: int = 0
-    messages_of_transcript: int = 0
-    """Where in trajectory.messages the current transcript begins."""
+    index: int = -1
+    """Of the current transcript, in trajectory.transcripts; -1 before `start`."""
+    messages: list[Message] = field(default_factory=list)
+    """What the current transcript stands for."""
     inside_turn: bool = False
     """Text was observed inside an assistant turn, so no template could render the transcript."""
+    branches: list[Episode] = field(default_factory=list)
 
     @property
     def transcript(self) -> Transcript:
-        return self.trajectory.transcripts[-1]
+        if self.index < 0:
+            raise IndexError("the episode has no transcript yet: call start()")
+        return self.trajectory.transcripts[self.index]
+
+    def branch(self) -> Episode:
+        """An episode of the same trajectory, with samples of its own, for another transcript beside this one.
+
+        Its session is to be released by whoever asked for it; drift and costs are counted here.
+        """
+        number = len(self.branches)
+        branch = Episode(
+            context=self.context,
+            sample=self.sample,
+            trajectory=self.trajectory,
+            params=self.params,
+            seed=seed_of(self.seed, "branch", number),
+            session=f"{self.session}.{number}",
+        )
+        self.branches.append(branch)
+        return branch
 
     @property
     def budget_left(self) -> int:
@@ -101,26 +130,34 @@ class Episode:
         limits, transcript = self.context.limits, self.transcript
         return min(limits.max_response_tokens - transcript.response_length, limits.max_model_len - len(transcript))
 
-    def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> None:
-        """Open a transcript with the first prompt. `tools` are rendered by the chat template, now and on every turn."""
+    def start(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None = None,
+        ids: Sequence[int] | None = None,
+    ) -> None:
+        """Open a transcript with the first prompt. `tools` are rendered by the chat template, now and on every turn.
+
+        `ids` are the prompt's tokens where they are known, e.g. because they continue another transcript's.
+        """
         self.tools = tools or None
-        ids = self.context.chat.render(messages, self.tools)
         transcript = Transcript()
-        transcript.append_prompt(ids)
+        transcript.append_prompt(self.context.chat.render(messages, self.tools) if ids is None else ids)
+        self.index = len(self.trajectory.transcripts)
         self.trajectory.transcripts.append(transcript)
-        self.messages_of_transcript = len(self.trajectory.messages)
+        self.messages = list(messages)
         self.trajectory.messages.extend(messages)
 
-    async def generate(self, *, stop: Sequence[str] = ()) -> Reply:
+    async def generate(self, *, stop: Sequence[str] = (), max_tokens: int | None = None) -> Reply:
         """One assistant turn: sampled, recorded as it is, parsed. Needs `budget_left` > 0."""
         start, before = len(self.transcript), self.generate_seconds
-        generation = await self._sample(stop)
+        generation = await self._sample(stop, max_tokens)
         chat, transcript = self.context.chat, self.transcript
         message = chat.parse(generation.ids, self.tools)
         turn = Turn(
             role="assistant",
             text=message.text,
-            transcript=len(self.trajectory.transcripts) - 1,
+            transcript=self.index,
             start=start,
             end=len(transcript),
             finish_reason=generation.finish_reason.kind,
@@ -128,14 +165,18 @@ class Episode:
         )
         self.trajectory.turns.append(turn)
         self.assistant_turns += 1
-        self.trajectory.messages.append(message.to_message())
+        self._add_messages([message.to_message()])
         return Reply(message, generation.finish_reason)
 
-    async def _sample(self, stop: Sequence[str]) -> Generation:
-        limits, transcript = self.context.limits, self.transcript
-        room = min(self.budget_left, limits.max_tokens_per_turn or self.budget_left)
+    def room(self, max_tokens: int | None = None) -> int:
+        """Tokens that the next turn may have, of `max_tokens` that are asked for."""
+        limits = (self.budget_left, max_tokens, self.context.limits.max_tokens_per_turn)
+        return min(limit for limit in limits if limit is not None)
+
+    async def _sample(self, stop: Sequence[str], max_tokens: int | None) -> Generation:
+        transcript = self.transcript
         params = SamplingParams(
-            max_new_tokens=room,
+            max_new_tokens=self.room(max_tokens),
             temperature=self.params.temperature,
             top_p=self.params.top_p,
             top_k=self.params.top_k,
@@ -157,15 +198,18 @@ class Episode:
 
         What does not fit the budget is cut, with a visible marker, and kept.
         """
-        ids = self.context.chat.bridge(self.transcript.ids, messages, self.tools)
-        self.trajectory.messages.extend(messages)
+        return self.observe_ids(self.context.chat.bridge(self.transcript.ids, messages, self.tools), messages)
+
+    def observe_ids(self, ids: list[int], messages: Sequence[Message]) -> bool:
+        """As `observe`, where the tokens that stand for `messages` are known."""
+        self._add_messages(messages)
         text = "\n".join(str(message["content"]) for message in messages)
         return self._append_observed(ids, str(messages[0]["role"]), text)
 
     def observe_text(self, text: str) -> bool:
         """Append plain text inside the running assistant turn (ReAct's observations)."""
         self.inside_turn = True
-        self.trajectory.messages.append({"role": "tool", "content": text})
+        self._add_messages([{"role": "tool", "content": text}])
         return self._append_observed(self.context.chat.encode(text), "tool", text)
 
     def _append_observed(self, ids: list[int], role: str, text: str) -> bool:
@@ -176,27 +220,32 @@ class Episode:
             text += CUT_MARKER
         start = len(self.transcript)
         self.transcript.append_observed(ids)
-        index = len(self.trajectory.transcripts) - 1
         self.trajectory.turns.append(
-            Turn(role=role, text=text, transcript=index, start=start, end=len(self.transcript))
+            Turn(role=role, text=text, transcript=self.index, start=start, end=len(self.transcript))
         )
         return self.budget_left > 0
 
+    def _add_messages(self, messages: Sequence[Message]) -> None:
+        self.messages.extend(messages)
+        self.trajectory.messages.extend(messages)
+
     def count_drift(self) -> None:
-        """Compare the last transcript with a full re-render of its messages, as a metric."""
-        if self.inside_turn:
-            return
-        messages = self.trajectory.messages[self.messages_of_transcript :]
-        drift = self.context.chat.drift(self.transcript.ids, messages, self.tools)
-        for kind in Drift:
-            self.trajectory.metrics[f"drift/{kind.value}"] = float(kind is drift)
+        """Compare the current transcript, and those of the branches, with a full re-render of their messages.
+
+        A metric: the fraction of each kind.
+        """
+        compared = [one for one in (self, *self.branches) if one.index >= 0 and not one.inside_turn]
+        drifts = [one.context.chat.drift(one.transcript.ids, one.messages, one.tools) for one in compared]
+        for kind in Drift if drifts else ():
+            self.trajectory.metrics[f"drift/{kind.value}"] = drifts.count(kind) / len(drifts)
 
     def finish(self, status: Status) -> None:
-        """Set how the trajectory ended and the numbers it cost."""
+        """Set how the trajectory ended and the numbers it cost, with those of the branches."""
+        everyone = (self, *self.branches)
         self.trajectory.status = status
         self.trajectory.metrics.update(
-            generate_seconds=self.generate_seconds,
-            tool_seconds=self.tool_seconds,
-            cached_tokens=float(self.cached_tokens),
-            context_tokens=float(self.prompt_tokens),
+            generate_seconds=sum(one.generate_seconds for one in everyone),
+            tool_seconds=sum(one.tool_seconds for one in everyone),
+            cached_tokens=float(sum(one.cached_tokens for one in everyone)),
+            context_tokens=float(sum(one.prompt_tokens for one in everyone)),
         )

@@ -92,8 +92,11 @@ class RewardManager:
 def policy_text(trajectory: Trajectory, sample: Sample) -> str:
     """The assistant messages that the policy wrote, one after another on lines of their own.
 
-    Assistant messages of the prompt (examples) are not the policy's; tool answers and user turns are not either.
+    Assistant messages of a prompt (examples, or a history that an agent wrote anew) are not the policy's; tool answers
+    and user turns are not either. A record without turns is read by its messages.
     """
+    if trajectory.turns:
+        return "\n".join(turn.text for turn in trajectory.turns if turn.role == "assistant" and turn.text)
     given = sum(message["role"] == "assistant" for message in sample.prompt)
     written = [message for message in trajectory.messages if message["role"] == "assistant"][given:]
     return "\n".join(text for text in map(_text, written) if text)
