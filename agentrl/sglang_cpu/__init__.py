@@ -7,6 +7,7 @@ this process only. Facts: SGLang 0.5.23; `tests/sglang/test_cpu_canary.py` says 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -26,8 +27,8 @@ def install() -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Imported first, torch's own compiler finds out that there is no Triton, and remembers.
-    import torch._dynamo.backends.debugging
-    import torch._inductor.runtime.triton_compat
+    for module in ("torch._dynamo.backends.debugging", "torch._inductor.runtime.triton_compat"):
+        importlib.import_module(module)
 
     missing = {name for name in ("triton", "torchvision") if importlib.util.find_spec(name) is None}
     sys.meta_path.append(StandInFinder(missing))

@@ -18,9 +18,7 @@ def assign_req_to_token_pool_cpu(
 ) -> None:
     """Write the cache places of each request's tokens [start, end) into its row of `req_to_token`."""
     place = 0
-    for row, start, end in zip(
-        req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True
-    ):
+    for row, start, end in zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True):
         count = end - start
         req_to_token[row, start:end] = out_cache_loc[place : place + count].to(req_to_token.dtype)
         place += count

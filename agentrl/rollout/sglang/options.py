@@ -1,0 +1,147 @@
+"""The command line of an SGLang server, from the job's settings and the user's own SGLang arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.errors import ConfigError
+
+EXTRA_KEY = "actor_rollout_ref.rollout.engine_kwargs.sglang"
+"""The config key of the user's own SGLang arguments."""
+
+SET_BY = {
+    "host": "the servers' addresses are agentrl's to choose",
+    "port": "the servers' addresses are agentrl's to choose",
+    "model": "set actor_rollout_ref.model.path",
+    "model_path": "set actor_rollout_ref.model.path",
+    "device": "set trainer.device",
+    "tp": "set actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "tp_size": "set actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "tensor_parallel_size": "set actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "mem_fraction_static": "set actor_rollout_ref.rollout.gpu_memory_utilization",
+    "context_length": "set actor_rollout_ref.rollout.max_model_len",
+    "max_running_requests": "set actor_rollout_ref.rollout.max_num_seqs",
+    "base_gpu_id": "agentrl gives each server its GPUs",
+    "weight_version": "agentrl counts the versions of the weights",
+    "incremental_streaming_output": "agentrl reads the stream of new tokens",
+    "config": "give its arguments here",
+    "nnodes": "a server of agentrl's is on one host",
+    "node_rank": "a server of agentrl's is on one host",
+    "grpc_mode": "agentrl speaks HTTP to it",
+    "smg_grpc_mode": "agentrl speaks HTTP to it",
+    "encoder_only": "agentrl needs a server that generates",
+    "is_embedding": "agentrl needs a server that generates",
+    "api_key": "agentrl's requests carry no key",
+    "admin_api_key": "agentrl's requests carry no key",
+    "ssl_keyfile": "agentrl speaks plain HTTP to it",
+    "ssl_certfile": "agentrl speaks plain HTTP to it",
+}
+"""SGLang's arguments that a user may not give, and what to do instead."""
+
+CPU_TOKENS = 262_144
+"""The most tokens that the KV cache of a server on a CPU is given by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerArguments:
+    """What one server is started with."""
+
+    model_path: str
+    device: str = "cuda"
+    """`cuda` or `cpu`."""
+    dtype: str = "bfloat16"
+    """Type of the weights, as PyTorch names it. On a CPU always float32."""
+    tensor_model_parallel_size: int = 1
+    base_gpu_id: int = 0
+    """The first of its GPUs on this host."""
+    gpu_memory_utilization: float = 0.85
+    """The part of a GPU's memory for weights and KV cache."""
+    context_length: int | None = None
+    """Longest prompt and response in tokens; None: the model's own."""
+    max_num_seqs: int = 256
+    """Requests that run at once; more wait."""
+    enable_memory_saver: bool = False
+    """Let weights and KV cache be freed (sleep) on a GPU that trains too."""
+    host: str = "127.0.0.1"
+    log_level: str = "info"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """SGLang's own arguments by name, with underscores; they win over what is set here.
+
+    True gives the bare flag, False and None leave the argument out, a list gives several values, a mapping JSON.
+    """
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for an `extra` that agentrl sets itself or cannot work with."""
+        for name in self.extra:
+            plain = plain_name(name)
+            if plain in SET_BY:
+                raise ConfigError(f"{EXTRA_KEY}.{name}: this argument cannot be given: {SET_BY[plain]}")
+
+    def argv(self, port: int) -> list[str]:
+        """The arguments of a server that listens at `port`."""
+        arguments = {**self._common(port), **(self._cpu() if self.device == "cpu" else self._gpu())}
+        # In the user's order and after ours, so that another name of the same argument wins too.
+        for name, value in self.extra.items():
+            arguments.pop(plain_name(name), None)
+            arguments[plain_name(name)] = value
+        return [word for name, value in arguments.items() for word in words(name, value)]
+
+    def _common(self, port: int) -> dict[str, Any]:
+        return {
+            "model_path": self.model_path,
+            "host": self.host,
+            "port": port,
+            "device": self.device,
+            "tensor_parallel_size": self.tensor_model_parallel_size,
+            "context_length": self.context_length,
+            "max_running_requests": self.max_num_seqs,
+            "weight_version": "0",
+            "incremental_streaming_output": True,
+            "log_level": self.log_level,
+            "log_level_http": "warning",  # no line for each request
+        }
+
+    def _gpu(self) -> dict[str, Any]:
+        return {
+            "dtype": self.dtype,
+            "base_gpu_id": self.base_gpu_id,
+            "mem_fraction_static": self.gpu_memory_utilization,
+            "enable_memory_saver": self.enable_memory_saver,
+        }
+
+    def _cpu(self) -> dict[str, Any]:
+        context = self.context_length or CPU_TOKENS
+        return {
+            "dtype": "float32",
+            "attention_backend": "torch_native",
+            "sampling_backend": "pytorch",
+            "disable_overlap_schedule": True,
+            # Room for what runs and as much again, three times, for the sessions that will come back.
+            "max_total_tokens": max(context, min(4 * self.max_num_seqs * context, CPU_TOKENS)),
+            "mem_fraction_static": 0.2,
+            "skip_server_warmup": True,
+            "sleep_on_idle": True,
+            "enable_deterministic_inference": True,
+        }
+
+
+def plain_name(name: str) -> str:
+    """`--tp-size`, `tp-size` and `tp_size` are one argument."""
+    return name.lstrip("-").replace("-", "_")
+
+
+def words(name: str, value: Any) -> list[str]:
+    """An argument as words of a command line."""
+    flag = "--" + name.replace("_", "-")
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [flag]
+    if isinstance(value, Mapping):
+        return [flag, json.dumps(dict(value))]
+    if isinstance(value, list | tuple):
+        return [flag, *(str(item) for item in value)]
+    return [flag, str(value)]

@@ -1,0 +1,183 @@
+"""Server processes: start-up, what is said when it fails, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentrl.rollout.engine import EngineError
+from agentrl.rollout.sglang.options import ServerArguments
+from agentrl.rollout.sglang.process import ServerProcess, living
+from tests.sglang.conftest import STARTUP, StartServer
+
+STARTER = """
+import asyncio, os, sys, time
+from pathlib import Path
+from agentrl.rollout.sglang.options import ServerArguments
+from agentrl.rollout.sglang.process import ServerProcess
+
+model, log, when = sys.argv[1:]
+arguments = ServerArguments(model, device="cpu", context_length=64, max_num_seqs=2)
+process = ServerProcess(arguments, None, Path(log))
+process.start()
+if when == "serving":
+    asyncio.run(process.ready(150.0))
+child = os.fork()
+if child > 0:
+    print(process.pid, child, flush=True)
+time.sleep(300)
+"""
+"""Starts a server, and a child that holds all that its parent held open."""
+
+
+def test_the_shared_server_serves_what_it_was_asked_for(server: ServerProcess, model_dir: Path) -> None:
+    info = httpx.get(f"{server.url}/server_info", timeout=30.0).json()
+    assert info["model_path"] == str(model_dir)
+    assert (info["context_length"], info["max_running_requests"], info["host"]) == (256, 16, "127.0.0.1")
+    assert httpx.get(f"{server.url}/model_info", timeout=30.0).json()["weight_version"] == "0"
+    assert server.exited is None
+    environment = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
+    assert b"OMP_WAIT_POLICY=PASSIVE" in environment
+    limits = Path(f"/proc/{server.pid}/limits").read_text().split("Max open files")[1].split()[:2]
+    assert limits[0] == limits[1]
+
+
+def test_a_server_that_runs_is_not_started_again(server: ServerProcess) -> None:
+    with pytest.raises(EngineError, match="runs already"):
+        server.start()
+
+
+def test_a_given_port_that_is_taken_is_refused_before_the_start(
+    server: ServerProcess, server_arguments: ServerArguments, tmp_path: Path
+) -> None:
+    port = int(server.url.rpartition(":")[2])
+    with pytest.raises(EngineError, match=f"port {port} of 127.0.0.1 is in use"):
+        ServerProcess(server_arguments, port, tmp_path / "log").start()
+
+
+async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: ServerArguments, tmp_path: Path) -> None:
+    """And a port that somebody else takes while the server starts is exchanged for another."""
+    process = ServerProcess(server_arguments, None, tmp_path / "servers" / "0.log")
+    process.start()
+    first = process.url
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", int(first.rpartition(":")[2]))):  # listens, and never answers
+        await process.ready(STARTUP, told.append)
+    assert process.url != first
+    assert f"port {first.rpartition(':')[2]} was taken meanwhile, trying another" in told
+    after = told[told.index(next(line for line in told if "trying another" in line)) :]
+    assert "loading weights" in after and any(line.startswith("KV cache of ") for line in after)
+    main = process.pid
+    assert main is not None
+    assert len(list(living(main))) >= 3  # its scheduler and detokenizer too
+    begun = time.monotonic()
+    process.stop()
+    assert time.monotonic() - begun < 5
+    assert (list(living(main)), process.exited) == ([], -signal.SIGKILL)
+    process.stop()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"extra": {"no_such_argument": 3}}, "error: unrecognized arguments: --no-such-argument 3"),
+        ({"extra": {"schedule_policy": "best"}}, "argument --schedule-policy: invalid choice: 'best'"),
+        ({"context_length": 10**8}, r"ValueError: .*context_length \(100000000\) is greater"),
+        ({"extra": {"max_total_tokens": 0}}, "RuntimeError: Not enough memory"),  # of the scheduler's process
+    ],
+    ids=["unknown", "choice", "context", "scheduler"],
+)
+async def test_a_failed_start_says_the_servers_own_error(
+    server_arguments: ServerArguments, tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
+    import dataclasses
+
+    log = tmp_path / "0.log"
+    process = ServerProcess(dataclasses.replace(server_arguments, **changes), None, log)  # type: ignore[arg-type]
+    process.start()
+    main = process.pid
+    with pytest.raises(EngineError, match=says) as raised:
+        await process.ready(STARTUP)
+    lines = str(raised.value).splitlines()
+    assert "ended while it was starting" in lines[0]
+    assert lines[-1] == f"Its log: {log}"
+    assert len(lines) < 12
+    assert main is not None and list(living(main)) == []
+    process.stop()
+
+
+async def test_a_start_that_takes_too_long_is_given_up(server_arguments: ServerArguments, tmp_path: Path) -> None:
+    process = ServerProcess(server_arguments, None, tmp_path / "0.log")
+    process.start()
+    with pytest.raises(EngineError, match="is not ready after 1 s"):
+        await process.ready(1.0)
+    assert process.exited is None
+    process.stop()
+    assert process.exited is not None
+
+
+async def test_a_killed_server_is_started_again_at_its_port(start_server: StartServer) -> None:
+    process = await start_server(context_length=64, max_num_seqs=2)
+    url, main = process.url, process.pid
+    assert main is not None
+    os.kill(main, signal.SIGKILL)
+    await until(lambda: process.exited is not None)
+    assert process.exited == -signal.SIGKILL
+    again = ServerProcess(process.arguments, int(url.rpartition(":")[2]), process.log)
+    try:
+        await until(lambda: not list(living(main)))
+        again.start()
+        await again.ready(STARTUP)
+        assert again.url == url
+    finally:
+        again.stop()
+
+
+async def test_a_scheduler_that_dies_takes_its_server_with_it(start_server: StartServer) -> None:
+    process = await start_server(context_length=64, max_num_seqs=2)
+    main = process.pid
+    assert main is not None
+    scheduler = next(pid for pid in living(main) if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    begun = time.monotonic()
+    os.kill(scheduler, signal.SIGKILL)
+    await until(lambda: process.exited is not None)
+    assert time.monotonic() - begun < 15
+    process.stop()
+    assert list(living(main)) == []
+
+
+@pytest.mark.parametrize("when", ["starting", "serving"])
+def test_a_server_ends_with_a_starter_that_is_killed(model_dir: Path, tmp_path: Path, when: str) -> None:
+    """Also where a forked child of the starter lives on and keeps the pipe open."""
+    command = [sys.executable, "-c", STARTER, str(model_dir), str(tmp_path / "0.log"), when]
+    starter = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    main, child = map(int, starter.stdout.readline().split())
+    try:
+        if when == "serving":
+            assert len(list(living(main))) >= 3
+        starter.kill()
+        starter.wait()
+        os.kill(child, 0)
+        begun = time.monotonic()
+        while list(living(main)):
+            assert time.monotonic() - begun < 10, "the server outlives its starter"
+            time.sleep(0.05)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        starter.stdout.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # the test's own time limit ends it
+        await asyncio.sleep(0.05)
