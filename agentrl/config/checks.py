@@ -18,6 +18,16 @@ NEEDS_CRITIC = ("gae",)
 GROUP_ESTIMATORS = ("grpo", "grpo_turn", "rloo", "opo")
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
+STARTED_SERVERS = (
+    "num_servers",
+    "tensor_model_parallel_size",
+    "gpu_memory_utilization",
+    "engine_kwargs.*",
+    "free_cache_engine",
+    "max_server_restarts",
+)
+"""Keys of the rollout that are about SGLang servers which are started, not attached to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -141,6 +151,32 @@ TRAIN_NEEDS = (
         "custom_reward_function.path",
         lambda c: c.custom_reward_function.path is not None,
     ),
+    Needs(
+        (
+            *(f"{ROLLOUT}.{name}" for name in STARTED_SERVERS),
+            f"{ROLLOUT}.server_urls",
+            f"{ROLLOUT}.server_start_timeout",
+            f"{ROLLOUT}.health_check_interval",
+            f"{ROLLOUT}.update_weights_*",
+        ),
+        f"{ROLLOUT}.name=sglang",
+        lambda c: c.actor_rollout_ref.rollout.name == "sglang",
+    ),
+    Needs(
+        tuple(f"{ROLLOUT}.{name}" for name in STARTED_SERVERS),
+        f"{ROLLOUT}.server_urls=null, as servers that run already have the arguments they were started with",
+        lambda c: c.actor_rollout_ref.rollout.server_urls is None,
+    ),
+    Needs(
+        (f"{ROLLOUT}.free_cache_engine", f"{ROLLOUT}.gpu_memory_utilization"),
+        "trainer.device=cuda",
+        lambda c: c.trainer.device != "cpu",
+    ),
+    Needs(
+        (f"{ROLLOUT}.update_weights_bucket_megabytes",),
+        f"{ROLLOUT}.update_weights_transport=tensor or distributed",
+        lambda c: c.actor_rollout_ref.rollout.update_weights_transport != "disk",
+    ),
     Needs(("quickstart.*",), "data.train_files=quickstart or model.path=quickstart", uses_quickstart),
     Needs(
         ("trainer.total_epochs",),
@@ -175,6 +211,8 @@ def check(config: Config | SFTConfig, user_set: Mapping[str, Any]) -> None:
         check_clip(config)
         check_batches(config)
         check_rollout(config)
+        check_servers(config)
+        check_agent(config)
         check_trainer(config)
 
 
@@ -220,12 +258,35 @@ def check_rollout(config: Config) -> None:
             f"data.max_response_length = {data.max_prompt_length} + {data.max_response_length} = {needed}; "
             "raise it, or set it to null"
         )
-    if rollout.name == "sglang" and importlib.util.find_spec("agentrl.rollout.sglang") is None:
-        raise ConfigError(f"{ROLLOUT}.name=sglang: the SGLang engine is not part of this version; use embedded")
     if data.val_files is not None and not (rollout.val_kwargs.do_sample or rollout.val_kwargs.greedy):
         raise ConfigError(
             f"{ROLLOUT}.val_kwargs has do_sample=false and greedy=false, so nothing would be validated; set one of "
             "them, or data.val_files=null"
+        )
+
+
+def check_servers(config: Config) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "sglang" and rollout.server_urls is None and not is_installed("sglang"):
+        raise ConfigError(
+            f"{ROLLOUT}.name=sglang starts SGLang servers, and SGLang is not installed here. On a machine with a GPU: "
+            "pip install 'agentrl[sglang]'; on a CPU: make setup-sglang. Or attach to servers that run already: "
+            f"{ROLLOUT}.server_urls=[http://host:30000]"
+        )
+
+
+def is_installed(package: str) -> bool:
+    """Looked up without an import. A mere folder of that name, without `__init__.py`, does not count."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def check_agent(config: Config) -> None:
+    proxy = config.actor_rollout_ref.rollout.agent.openai_proxy
+    if proxy.target is not None and proxy.command is not None:
+        raise ConfigError(
+            f"{ROLLOUT}.agent.openai_proxy.target={proxy.target} conflicts with "
+            f"{ROLLOUT}.agent.openai_proxy.command={proxy.command}: both say what the agent is. Set one of them to null"
         )
 
 

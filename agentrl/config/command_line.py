@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config.keys import leaf_keys
-from agentrl.config.schema import Config, Section
+from agentrl.config.schema import Config
+from agentrl.config.section import Section
 
 TRAIN_HELP = """\
 Train a tool-using policy by reinforcement learning. With no arguments it runs the quickstart: it makes a small data

@@ -9,7 +9,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from agentrl.config.keys import leaf_keys
-from agentrl.config.schema import Config, Section, SFTConfig
+from agentrl.config.schema import Config, SFTConfig
+from agentrl.config.section import Section
 
 HEAD = """\
 # Every key

@@ -8,7 +8,7 @@ from typing import Any, get_origin
 
 from pydantic.fields import FieldInfo
 
-from agentrl.config.schema import Section
+from agentrl.config.section import Section
 
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""

@@ -20,7 +20,8 @@ from agentrl.config.checks import check
 from agentrl.config.command_line import CommandLine, parse_command_line
 from agentrl.config.files import configs_dir, find_files
 from agentrl.config.keys import MISSING, defaults, flatten, leaf_keys, nearest
-from agentrl.config.schema import Config, Section, SFTConfig
+from agentrl.config.schema import Config, SFTConfig
+from agentrl.config.section import Section
 from agentrl.config.verl_keys import translate
 from agentrl.errors import ConfigError
 from agentrl.publish import published
@@ -169,7 +170,9 @@ def explain(error: ValidationError, schema: type[Section]) -> list[str]:
     for item in error.errors():
         parts = [str(part) for part in item["loc"]]
         key = next((".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in leaves), "")
-        expected.setdefault(key or ".".join(parts), []).append(item["msg"].removeprefix("Input should be "))
+        expected.setdefault(key or ".".join(parts), []).append(
+            item["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        )
         found.setdefault(key or ".".join(parts), item["input"])
     lines = []
     for key, texts in expected.items():

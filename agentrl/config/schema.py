@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
+
+from agentrl.config.rollout import RolloutConfig
+from agentrl.config.section import Section
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KLType = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
@@ -15,19 +18,6 @@ Loggers = Annotated[
     list[Literal["console", "jsonl", "tensorboard", "wandb"]],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
-
-
-class Section(BaseModel):
-    """A group of keys: unknown keys are refused, values are checked, and nothing changes after loading."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        use_attribute_docstrings=True,
-        coerce_numbers_to_str=True,  # experiment_name=20260101 is a name
-        allow_inf_nan=False,
-        protected_namespaces=(),
-    )
 
 
 class DataConfig(Section):
@@ -65,7 +55,7 @@ class ModelConfig(Section):
     path: str = "quickstart"
     """A Hugging Face model directory or name; `quickstart` makes and warms up the tiny policy first."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Parameter type of policy, reference and embedded engine."""
+    """Parameter type of policy, reference and engine."""
     trust_remote_code: bool = False
     enable_gradient_checkpointing: bool = False
     chat_template: str | None = None
@@ -144,86 +134,6 @@ class RefConfig(Section):
     path: str | None = None
     """Model of the reference policy; null: the policy's own start."""
     log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)
-
-
-class MultiTurnConfig(Section):
-    """`actor_rollout_ref.rollout.multi_turn.*`"""
-
-    tool_config_path: str | None = None
-    """YAML of the tools, relative to the working directory, else to configs/. The quickstart data brings its own."""
-    interaction_config_path: str | None = None
-    """YAML of the interactions."""
-    format: str = "auto"
-    """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, or a parser for the
-    tokenizer's own template (hermes, qwen3_coder, glm, deepseek_v3, minimax, mistral, llama3_json, none)."""
-    max_assistant_turns: int = Field(8, gt=0)
-    max_user_turns: int = Field(8, ge=0)
-    """Answers of an interaction that the policy is shown; the next one ends the trajectory."""
-    max_tokens_per_turn: int | None = Field(None, gt=0)
-    """Cap on one assistant turn; null: only the response budget."""
-    max_tool_response_length: int = Field(1024, gt=0)
-    """Tokens of one tool answer; longer ones are cut with a visible marker."""
-    tool_response_truncate_side: Literal["left", "right", "middle"] = "middle"
-    """Which part of a long answer is cut away."""
-    max_parallel_calls: int = Field(16, gt=0)
-    """Tool calls in one message that are run; the rest get an error as their answer."""
-    max_malformed: int = Field(4, ge=0)
-    """Malformed calls after which the trajectory ends."""
-    force_final_answer: bool = True
-    """At the turn limit with calls answered: one last generation, whose calls are not run."""
-    tool_timeout: float = Field(30.0, gt=0)
-    """Deadline of one tool call, unless the tool's own YAML sets another, and of one call of an interaction."""
-
-
-class AgentConfig(Section):
-    """`actor_rollout_ref.rollout.agent.*`"""
-
-    default_agent_loop: str = "single_turn"
-    """For rows without `agent_name`."""
-    agent_loop_config_path: str | None = None
-    """YAML of user agent loops: a list of `name` and `_target_`."""
-    max_concurrent: int = Field(1024, gt=0)
-    """Trajectories that run at once."""
-    trajectory_timeout: float = Field(600.0, gt=0)
-    """Deadline of one try of a trajectory, tools included. One that passes it is not trained on."""
-    max_retries: int = Field(2, ge=0)
-    """Fresh tries of a trajectory that failed for a fault of the infrastructure."""
-    max_failed_fraction: float = Field(0.5, ge=0, le=1)
-    """A step stops the run when a larger part of its trajectories failed or passed the deadline."""
-
-
-class ValKwargs(Section):
-    """`actor_rollout_ref.rollout.val_kwargs.*`"""
-
-    n: int = Field(1, gt=0)
-    """Sampled trajectories a prompt: gives mean@n and pass@k."""
-    do_sample: bool = True
-    """Validate by sampling."""
-    greedy: bool = True
-    """Validate greedily too (one trajectory a prompt)."""
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1)
-
-
-class RolloutConfig(Section):
-    """`actor_rollout_ref.rollout.*`"""
-
-    name: Literal["embedded", "sglang"] = "embedded"
-    n: int = Field(8, gt=0)
-    """Trajectories a prompt."""
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1)
-    max_model_len: int | None = Field(None, gt=0)
-    """Longest context; null: data.max_prompt_length + data.max_response_length."""
-    max_num_seqs: int = Field(256, gt=0)
-    """Sequences in the engine's running batch."""
-    log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)
-    """Tokens a micro-batch of the log-prob pass."""
-    multi_turn: MultiTurnConfig = MultiTurnConfig()
-    agent: AgentConfig = AgentConfig()
-    val_kwargs: ValKwargs = ValKwargs()
 
 
 class ActorRolloutRefConfig(Section):

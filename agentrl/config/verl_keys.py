@@ -29,7 +29,13 @@ OFF = (False, None)
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MICRO_BATCHES = "micro-batches go by tokens (ppo_max_token_len_per_gpu, log_prob_max_token_len_per_gpu)"
 ONE_DEVICE = "this version runs on one device: nothing is sharded, parallel or offloaded"
-ENGINE_MEMORY = "the embedded engine takes the memory it needs; actor_rollout_ref.rollout.max_num_seqs limits it"
+SERVER_ARGUMENT = (
+    "the engine batches as it sees fit; for SGLang's own arguments: actor_rollout_ref.rollout.engine_kwargs.sglang"
+)
+OTHER_ENGINE = (
+    "the engines are embedded and sglang, whose arguments go under actor_rollout_ref.rollout.engine_kwargs.sglang"
+)
+BUCKETS = "weights are sent by actor_rollout_ref.rollout.update_weights_transport and update_weights_bucket_megabytes"
 SAME_CHECKPOINT = "one checkpoint holds policy, critic, optimizers, RNG and data position"
 
 VERL_KEYS = (
@@ -67,7 +73,9 @@ VERL_KEYS = (
     VerlKey("*.fsdp_config.model_dtype", f"use {MODEL}.dtype", ("fp32", "float32")),
     VerlKey("*.fsdp_config.*", ONE_DEVICE),
     VerlKey("*.ulysses_sequence_parallel_size", ONE_DEVICE, (1,)),
-    VerlKey(f"{ROLLOUT}.*_parallel_size", ONE_DEVICE, (1,)),
+    VerlKey(f"{ROLLOUT}.data_parallel_size", f"use {ROLLOUT}.num_servers", (1,)),
+    VerlKey(f"{ROLLOUT}.expert_parallel_size", f"use {ROLLOUT}.engine_kwargs.sglang.ep_size", (1,)),
+    VerlKey(f"{ROLLOUT}.pipeline*_parallel_size", f"a server is split by {ROLLOUT}.tensor_model_parallel_size", (1,)),
     VerlKey("*micro_batch_size*", MICRO_BATCHES),
     VerlKey("*use_dynamic_bsz", MICRO_BATCHES),
     VerlKey("*.use_torch_compile", "nothing is compiled"),
@@ -91,17 +99,29 @@ VERL_KEYS = (
     VerlKey(f"{ROLLOUT}.prompt_length", "use data.max_prompt_length", ()),
     VerlKey(f"{ROLLOUT}.response_length", "use data.max_response_length", ()),
     VerlKey(f"{ROLLOUT}.dtype", f"use {MODEL}.dtype", ()),
-    VerlKey(f"{ROLLOUT}.gpu_memory_utilization", ENGINE_MEMORY),
-    VerlKey(f"{ROLLOUT}.free_cache_engine", ENGINE_MEMORY),
-    VerlKey(f"{ROLLOUT}.max_num_batched_tokens", ENGINE_MEMORY),
-    VerlKey(f"{ROLLOUT}.enable_chunked_prefill", ENGINE_MEMORY),
-    VerlKey(f"{ROLLOUT}.enable_prefix_caching", "the trajectories of a prompt share its prefix"),
-    VerlKey(f"{ROLLOUT}.enforce_eager", "nothing is compiled"),
-    VerlKey(f"{ROLLOUT}.load_format", "the engine is given the policy's own weights"),
-    VerlKey(f"{ROLLOUT}.layered_summon", ONE_DEVICE),
+    VerlKey(f"{ROLLOUT}.nnodes", f"servers on other machines are attached to by {ROLLOUT}.server_urls", (0, None)),
+    VerlKey(f"{ROLLOUT}.n_gpus_per_node", f"use {ROLLOUT}.num_servers and tensor_model_parallel_size"),
+    VerlKey(f"{ROLLOUT}.max_num_batched_tokens", SERVER_ARGUMENT),
+    VerlKey(f"{ROLLOUT}.enable_chunked_prefill", SERVER_ARGUMENT),
+    VerlKey(f"{ROLLOUT}.cudagraph_capture_sizes", SERVER_ARGUMENT),
+    VerlKey(f"{ROLLOUT}.enforce_eager", SERVER_ARGUMENT),
+    VerlKey(f"{ROLLOUT}.scheduling_policy", SERVER_ARGUMENT),
+    VerlKey(
+        f"{ROLLOUT}.enable_prefix_caching", "what a prompt has in common with earlier ones is always computed once"
+    ),
+    VerlKey(f"{ROLLOUT}.logprobs_mode", "log-probs are those of logits / temperature", ("processed_logprobs", None)),
+    VerlKey(f"{ROLLOUT}.over_sample_rate", "all trajectories of a step are waited for", (0, None)),
+    VerlKey(f"{ROLLOUT}.skip_tokenizer_init", "engines take and return token ids"),
+    VerlKey(
+        f"{ROLLOUT}.multi_stage_wake_up", f"with {ROLLOUT}.free_cache_engine weights come back before the KV cache"
+    ),
+    VerlKey(f"{ROLLOUT}.load_format", "the engine is always given the policy's own weights"),
+    VerlKey(f"{ROLLOUT}.layered_summon", BUCKETS),
+    VerlKey(f"{ROLLOUT}.checkpoint_engine.custom_backend_module", BUCKETS, (None,)),
+    VerlKey(f"{ROLLOUT}.checkpoint_engine.*", BUCKETS),
     VerlKey(f"{ROLLOUT}.disable_log_stats", "the engine's numbers are metrics of each step"),
-    VerlKey(f"{ROLLOUT}.update_weights_bucket_megabytes", ONE_DEVICE),
-    VerlKey(f"{ROLLOUT}.engine_kwargs.*", "the embedded engine has no further settings", (None,)),
+    VerlKey(f"{ROLLOUT}.engine_kwargs.vllm*", OTHER_ENGINE),
+    VerlKey(f"{ROLLOUT}.engine_kwargs.trtllm*", OTHER_ENGINE),
     VerlKey(f"{ROLLOUT}.agent.num_workers", "one event loop runs all trajectories"),
     VerlKey(f"{ROLLOUT}.agent.custom_async_server.*", "engines of your own are not part of this version", (None,)),
     VerlKey(f"{ROLLOUT}.multi_turn.enable", "agent_name of each row chooses its loop", (True,)),

@@ -15,6 +15,7 @@ OWN = ("data.train_files=train.parquet", "actor_rollout_ref.model.path=some/mode
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VAL = "data.val_files=val.parquet"
 GAE = "algorithm.adv_estimator=gae"
+SGLANG, ATTACHED = f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.server_urls=[http://h:30000]"
 
 # The key that can have no effect, and what gives it one.
 INEFFECTIVE = [
@@ -43,6 +44,19 @@ INEFFECTIVE = [
     (f"{ROLLOUT}.multi_turn.max_user_turns=2", [f"{ROLLOUT}.multi_turn.interaction_config_path=x.yaml"]),
     ("custom_reward_function.name=f", ["custom_reward_function.path=pyproject.toml"]),
     ("quickstart.train_rows=5", ["data.train_files=quickstart"]),
+    (f"{ROLLOUT}.num_servers=2", [SGLANG]),
+    (f"{ROLLOUT}.tensor_model_parallel_size=2", [SGLANG]),
+    (f"{ROLLOUT}.gpu_memory_utilization=0.8", [SGLANG]),
+    (f"{ROLLOUT}.engine_kwargs.sglang.attention_backend=fa3", [SGLANG]),
+    (ATTACHED, [SGLANG]),
+    (f"{ROLLOUT}.server_start_timeout=60", [SGLANG]),
+    (f"{ROLLOUT}.server_start_timeout=60", [SGLANG, ATTACHED]),
+    (f"{ROLLOUT}.health_check_interval=1", [SGLANG, ATTACHED]),
+    (f"{ROLLOUT}.max_server_restarts=0", [SGLANG]),
+    (f"{ROLLOUT}.free_cache_engine=true", [SGLANG]),
+    (f"{ROLLOUT}.update_weights_transport=disk", [SGLANG, ATTACHED]),
+    (f"{ROLLOUT}.update_weights_bucket_megabytes=64", [SGLANG, ATTACHED]),
+    (f"{ROLLOUT}.update_weights_checksum=true", [SGLANG, ATTACHED]),
 ]
 
 
@@ -54,11 +68,12 @@ def load(*overrides: str) -> Config:
     return config
 
 
+@pytest.mark.usefixtures("sglang_installed")
 @pytest.mark.parametrize(("override", "needs"), INEFFECTIVE)
 def test_a_key_without_effect_is_refused_until_it_has_one(override: str, needs: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         load(override)
-    key, _, _ = override.partition("=")
+    key = override.partition("=")[0].removesuffix(".attention_backend")
     assert str(error.value).startswith(f"{key}=")
     assert "has no effect: it needs " in str(error.value)
     load(override, *needs)
@@ -150,7 +165,6 @@ def test_the_context_must_hold_prompt_and_response() -> None:
             [VAL, f"{ROLLOUT}.val_kwargs.do_sample=false", f"{ROLLOUT}.val_kwargs.greedy=false"],
             "nothing would be validated",
         ),
-        ([f"{ROLLOUT}.name=sglang"], "the SGLang engine is not part of this version; use embedded"),
     ],
 )
 def test_what_is_missing_beside_a_key(overrides: list[str], says: str) -> None:

@@ -13,7 +13,7 @@ from agentrl.config.keys import leaf_keys
 from agentrl.config.verl_keys import VERL_KEYS, translate
 from agentrl.errors import ConfigError
 
-# verl's multi-turn GSM8K example for GRPO, for one GPU and with the engine of this version.
+# verl's multi-turn GSM8K example for GRPO, trained on one GPU, with SGLang over two.
 LAUNCH = [
     "algorithm.adv_estimator=grpo",
     "data.train_batch_size=256",
@@ -35,10 +35,14 @@ LAUNCH = [
     "actor_rollout_ref.actor.fsdp_config.param_offload=False",
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload=False",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-    "actor_rollout_ref.rollout.name=embedded",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    "actor_rollout_ref.rollout.name=sglang",
     "actor_rollout_ref.rollout.mode=async",
-    "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+    "actor_rollout_ref.rollout.free_cache_engine=True",
+    "actor_rollout_ref.rollout.multi_stage_wake_up=True",
+    "actor_rollout_ref.rollout.update_weights_bucket_megabytes=1024",
+    "+actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3",
     "actor_rollout_ref.rollout.n=16",
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32",
     "actor_rollout_ref.ref.fsdp_config.param_offload=True",
@@ -58,6 +62,7 @@ LAUNCH = [
 ]
 
 
+@pytest.mark.usefixtures("sglang_installed")
 def test_a_launch_script_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tools = tmp_path / "gsm8k_tool_config.yaml"
     tools.write_text("tools: []\n")
@@ -75,6 +80,9 @@ def test_a_launch_script_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     assert (config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n) == (256, 256, 16)
     assert (actor.optim.lr, actor.use_kl_loss, actor.kl_loss_coef, actor.entropy_coeff) == (1e-6, True, 0.001, 0.0)
+    assert (rollout.name, rollout.tensor_model_parallel_size, rollout.gpu_memory_utilization) == ("sglang", 2, 0.6)
+    assert (rollout.free_cache_engine, rollout.update_weights_bucket_megabytes) == (True, 1024)
+    assert rollout.engine_kwargs.sglang == {"attention_backend": "fa3"}
     assert rollout.multi_turn.max_assistant_turns == 5
     assert rollout.multi_turn.tool_config_path == str(tools)
     assert (config.trainer.logger, config.trainer.total_epochs) == (["console", "wandb"], 15)
@@ -89,10 +97,9 @@ def test_a_launch_script_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         "actor_rollout_ref.actor.fsdp_config.param_offload",
         "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-        "actor_rollout_ref.rollout.tensor_model_parallel_size",
         "actor_rollout_ref.rollout.mode",
+        "actor_rollout_ref.rollout.multi_stage_wake_up",
         "actor_rollout_ref.rollout.multi_turn.enable",
-        "actor_rollout_ref.rollout.gpu_memory_utilization",
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
         "actor_rollout_ref.ref.fsdp_config.param_offload",
     }
@@ -104,7 +111,13 @@ def test_a_launch_script_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         ("data.return_raw_chat=False", "accepted here: True"),
         ("data.truncation=left", "data.filter_overlong_prompts"),
         ("actor_rollout_ref.rollout.mode=sync", "always run asynchronously"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "one device"),
+        ("actor_rollout_ref.rollout.data_parallel_size=2", "rollout.num_servers"),
+        ("actor_rollout_ref.rollout.expert_parallel_size=2", "engine_kwargs.sglang.ep_size"),
+        ("actor_rollout_ref.rollout.pipeline_model_parallel_size=2", "rollout.tensor_model_parallel_size"),
+        ("actor_rollout_ref.rollout.nnodes=2", "rollout.server_urls"),
+        ("actor_rollout_ref.rollout.over_sample_rate=0.1", "waited for"),
+        ("actor_rollout_ref.rollout.logprobs_mode=raw_logprobs", "logits / temperature"),
+        ("actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=mine", "update_weights_transport"),
         ("actor_rollout_ref.model.use_remove_padding=False", "packed"),
         ("actor_rollout_ref.model.lora_rank=16", "all parameters"),
         ("actor_rollout_ref.rollout.multi_turn.enable=False", "agent_name"),
@@ -121,6 +134,26 @@ def test_a_value_that_asks_for_something_else_is_refused(override: str, says: st
     message = str(error.value)
     assert message.startswith(override), message
     assert says in message
+
+
+def test_another_engine_is_refused_by_the_name_of_ours() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(["actor_rollout_ref.rollout.name=vllm"])
+    assert str(error.value).startswith("actor_rollout_ref.rollout.name: expected 'embedded' or 'sglang', found 'vllm'")
+    assert "Scripts written for vllm, trtllm or hf take sglang" in str(error.value)
+
+
+@pytest.mark.usefixtures("sglang_installed")
+@pytest.mark.parametrize("engine", ["vllm", "trtllm"])
+def test_arguments_of_another_engine_are_noted(engine: str, caplog: pytest.LogCaptureFixture) -> None:
+    """verl, too, gives them to that engine alone."""
+    key = f"actor_rollout_ref.rollout.engine_kwargs.{engine}"
+    with caplog.at_level(logging.WARNING, "agentrl.config"):
+        config = load_config(["actor_rollout_ref.rollout.name=sglang", f"+{key}.enable_x=True", f"{key}.empty={{}}"])
+    assert config.actor_rollout_ref.rollout.engine_kwargs.sglang == {}
+    (note,) = [record.getMessage() for record in caplog.records]
+    assert note.startswith(f"note: {key}.enable_x=True has no effect of its own")
+    assert "engine_kwargs.sglang" in note
 
 
 def test_no_entry_is_a_key_of_ours() -> None:

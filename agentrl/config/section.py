@@ -1,0 +1,18 @@
+"""What every group of config keys has in common."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A group of keys: unknown keys are refused, values are checked, and nothing changes after loading."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        coerce_numbers_to_str=True,  # experiment_name=20260101 is a name
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )

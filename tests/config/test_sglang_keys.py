@@ -1,0 +1,180 @@
+"""The keys of SGLang servers and of the agent that talks to the endpoint in front of them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import RolloutConfig, load_config
+from agentrl.config.checks import is_installed
+from agentrl.errors import ConfigError
+
+OWN = ("data.train_files=train.parquet", "actor_rollout_ref.model.path=some/model")
+ROLLOUT = "actor_rollout_ref.rollout"
+PROXY = f"{ROLLOUT}.agent.openai_proxy"
+SGLANG = f"{ROLLOUT}.name=sglang"
+ATTACHED = f"{ROLLOUT}.server_urls=http://node1:30000"
+
+
+def rollout(*overrides: str) -> RolloutConfig:
+    return load_config([*OWN, *overrides]).actor_rollout_ref.rollout
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        rollout(*overrides)
+    return str(error.value)
+
+
+@pytest.mark.usefixtures("sglang_missing")
+def test_servers_cannot_be_started_without_sglang() -> None:
+    message = refused(SGLANG)
+    assert message.startswith(f"{ROLLOUT}.name=sglang starts SGLang servers, and SGLang is not installed")
+    for way_out in ("pip install 'agentrl[sglang]'", "make setup-sglang", f"{ROLLOUT}.server_urls=[http://host:30000]"):
+        assert way_out in message
+
+
+@pytest.mark.usefixtures("sglang_missing")
+def test_attaching_needs_no_sglang() -> None:
+    assert rollout(SGLANG, ATTACHED).server_urls == ["http://node1:30000"]
+
+
+@pytest.mark.usefixtures("sglang_installed")
+def test_sglang_is_found_without_being_imported() -> None:
+    """The package of the fixture fails when it is imported."""
+    assert rollout(SGLANG).name == "sglang"
+
+
+def test_a_folder_is_no_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a clone of a project's repository in the working directory: Python takes it for a package, too."""
+    (tmp_path / "a_clone").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert importlib.util.find_spec("a_clone") is not None
+    assert not is_installed("a_clone")
+
+
+@pytest.mark.usefixtures("sglang_installed")
+def test_server_arguments_on_the_command_line() -> None:
+    """SGLang's own arguments are a free mapping: with and without +, and values of any kind."""
+    key = f"{ROLLOUT}.engine_kwargs.sglang"
+    given = rollout(SGLANG, f"{key}.attention_backend=fa3", f"+{key}.page_size=64", f"{key}.json_model={{a: [1, 2.5]}}")
+    assert given.engine_kwargs.sglang == {"attention_backend": "fa3", "page_size": 64, "json_model": {"a": [1, 2.5]}}
+
+
+@pytest.mark.usefixtures("sglang_installed")
+def test_server_arguments_in_a_yaml(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "defaults: [train, _self_]\n"
+        "data: {train_files: x.parquet}\n"
+        "actor_rollout_ref: {model: {path: m}, rollout: {name: sglang, num_servers: 4, engine_kwargs: {sglang: "
+        "{attention_backend: fa3}}}}\n"
+    )
+    config = load_config(["--config-path", str(tmp_path), "--config-name", "job"]).actor_rollout_ref.rollout
+    assert (config.num_servers, config.engine_kwargs.sglang) == (4, {"attention_backend": "fa3"})
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "num_servers=2",
+        "tensor_model_parallel_size=2",
+        "gpu_memory_utilization=0.8",
+        "engine_kwargs.sglang.attention_backend=fa3",
+        "free_cache_engine=true",
+        "max_server_restarts=0",
+    ],
+)
+def test_what_only_a_start_can_set_conflicts_with_attaching(override: str) -> None:
+    message = refused(SGLANG, ATTACHED, f"{ROLLOUT}.{override}")
+    assert message.startswith(f"{ROLLOUT}.{override.partition('=')[0].removesuffix('.attention_backend')}=")
+    assert f"it needs {ROLLOUT}.server_urls=null, as servers that run already have the arguments" in message
+
+
+@pytest.mark.usefixtures("sglang_installed")
+@pytest.mark.parametrize("override", ["free_cache_engine=true", "gpu_memory_utilization=0.8"])
+def test_what_only_a_gpu_has(override: str) -> None:
+    assert "it needs trainer.device=cuda" in refused(SGLANG, f"{ROLLOUT}.{override}", "trainer.device=cpu")
+    rollout(SGLANG, f"{ROLLOUT}.{override}", "trainer.device=cuda")
+
+
+def test_files_are_not_sent_in_buckets() -> None:
+    message = refused(
+        SGLANG, ATTACHED, f"{ROLLOUT}.update_weights_transport=disk", f"{ROLLOUT}.update_weights_bucket_megabytes=64"
+    )
+    assert f"it needs {ROLLOUT}.update_weights_transport=tensor or distributed" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "urls"),
+    [
+        ("http://node1:30000/", ["http://node1:30000"]),
+        ("[http://a:1,https://b/sglang/]", ["http://a:1", "https://b/sglang"]),
+        ("'http://[::1]:30000'", ["http://[::1]:30000"]),
+    ],
+)
+def test_server_urls(given: str, urls: list[str]) -> None:
+    assert rollout(SGLANG, f"{ROLLOUT}.server_urls={given}").server_urls == urls
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("[]", "at least one, found []"),
+        ("node1:30000", "URLs such as http://host:30000"),
+        ("ftp://node1", "URLs such as http://host:30000"),
+        ("'http://:30000'", "URLs such as http://host:30000"),
+        ("http://node1:port", "URLs such as http://host:30000"),
+        ("http://node1:99999", "URLs such as http://host:30000"),
+        ("[http://a:1,http://a:1/]", "each URL once"),
+        ("7", "a valid list, found 7"),
+    ],
+)
+def test_server_urls_that_are_none(given: str, expected: str) -> None:
+    message = refused(SGLANG, f"{ROLLOUT}.server_urls={given}")
+    assert message.startswith(f"{ROLLOUT}.server_urls: expected ")
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("num_servers=0", "greater than 0"),
+        ("tensor_model_parallel_size=1.5", "a valid integer"),
+        ("gpu_memory_utilization=0", "greater than 0"),
+        ("gpu_memory_utilization=1.1", "less than or equal to 1"),
+        ("engine_kwargs.sglang=3", "a valid dictionary"),
+        ("server_start_timeout=0", "greater than 0"),
+        ("health_check_interval=0", "greater than 0"),
+        ("max_server_restarts=-1", "greater than or equal to 0"),
+        ("free_cache_engine=maybe", "a valid boolean"),
+        ("update_weights_transport=nccl", "'auto', 'tensor', 'distributed' or 'disk'"),
+        ("update_weights_bucket_megabytes=0", "greater than 0"),
+        ("update_weights_checksum=2", "a valid boolean"),
+        ("agent.openai_proxy.target=agents/mine.py", "package.module:function or path/to/file.py:function"),
+        ("agent.openai_proxy.target='mine:3'", "package.module:function or path/to/file.py:function"),
+        ("agent.openai_proxy.command=[]", "at least 1 item"),
+        ("agent.openai_proxy.command='python agent.py'", "a valid list"),
+    ],
+)
+def test_wrong_values(override: str, expected: str) -> None:
+    key, _, _ = override.partition("=")
+    message = refused(SGLANG, f"{ROLLOUT}.{override}")
+    assert message.startswith(f"{ROLLOUT}.{key}: expected ")
+    assert expected in message
+
+
+@pytest.mark.parametrize("target", ["pkg.agents.mine:run", "agents/mine.py:run", "'../my agents/mine.py:Agent.run'"])
+def test_an_agent_in_python(target: str) -> None:
+    assert rollout(f"{PROXY}.target={target}").agent.openai_proxy.target == target.strip("'")
+
+
+def test_an_agent_by_its_command() -> None:
+    given = rollout(f"{PROXY}.command=[python,agent.py,--turns,3]").agent.openai_proxy
+    assert given.command == ["python", "agent.py", "--turns", "3"]
+
+
+def test_an_agent_is_either_a_function_or_a_command() -> None:
+    message = refused(f"{PROXY}.target=pkg:run", f"{PROXY}.command=[python,agent.py]")
+    assert message.startswith(f"{PROXY}.target=pkg:run conflicts with {PROXY}.command=['python', 'agent.py']")
