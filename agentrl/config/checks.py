@@ -13,6 +13,7 @@ from typing import Any
 
 from agentrl.config.schema import Config, SFTConfig
 from agentrl.errors import ConfigError
+from agentrl.rollout.sglang.options import check_extra
 
 NEEDS_CRITIC = ("gae",)
 GROUP_ESTIMATORS = ("grpo", "grpo_turn", "rloo", "opo")
@@ -267,6 +268,7 @@ def check_rollout(config: Config) -> None:
 
 def check_servers(config: Config) -> None:
     rollout = config.actor_rollout_ref.rollout
+    check_extra(rollout.engine_kwargs.sglang)
     if rollout.name == "sglang" and rollout.server_urls is None and not is_installed("sglang"):
         raise ConfigError(
             f"{ROLLOUT}.name=sglang starts SGLang servers, and SGLang is not installed here. On a machine with a GPU: "

@@ -28,9 +28,9 @@ class VerlKey:
 OFF = (False, None)
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MICRO_BATCHES = "micro-batches go by tokens (ppo_max_token_len_per_gpu, log_prob_max_token_len_per_gpu)"
-ONE_DEVICE = "this version runs on one device: nothing is sharded, parallel or offloaded"
+ONE_DEVICE = "this version trains on one device: nothing is sharded, parallel or offloaded"
 SERVER_ARGUMENT = (
-    "the engine batches as it sees fit; for SGLang's own arguments: actor_rollout_ref.rollout.engine_kwargs.sglang"
+    "the engine decides that itself; SGLang's own arguments: actor_rollout_ref.rollout.engine_kwargs.sglang"
 )
 OTHER_ENGINE = (
     "the engines are embedded and sglang, whose arguments go under actor_rollout_ref.rollout.engine_kwargs.sglang"
@@ -54,7 +54,7 @@ VERL_KEYS = (
     VerlKey("data.custom_cls.*", "write the rows as parquet (python -m data_prep.gsm8k is an example)", (None,)),
     VerlKey("data.sampler.*", "rows are drawn in a shuffled order (data.shuffle, data.seed)", (None,)),
     VerlKey("*.use_shm", "models and data are read from their own place", OFF),
-    VerlKey("actor_rollout_ref.hybrid_engine", "policy and engine always share the device", (True,)),
+    VerlKey("actor_rollout_ref.hybrid_engine", "policy and engine always work in turn", (True,)),
     VerlKey("actor_rollout_ref.nccl_timeout", ONE_DEVICE),
     VerlKey("*.use_remove_padding", "sequences are always packed without padding", (True,)),
     VerlKey(f"{MODEL}.custom_chat_template", f"use {MODEL}.chat_template, the path of a Jinja file", (None,)),

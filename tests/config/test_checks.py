@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from omegaconf import OmegaConf
 
-from agentrl.config import Config, load_config
-from agentrl.config.checks import check
-from agentrl.config.keys import defaults
-from agentrl.config.load import set_by_user, validate
+from agentrl.config import load_config
 from agentrl.errors import ConfigError
+from tests.config.loading import OWN, load
 
-OWN = ("data.train_files=train.parquet", "actor_rollout_ref.model.path=some/model")
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VAL = "data.val_files=val.parquet"
 GAE = "algorithm.adv_estimator=gae"
@@ -58,14 +54,6 @@ INEFFECTIVE = [
     (f"{ROLLOUT}.update_weights_bucket_megabytes=64", [SGLANG, ATTACHED]),
     (f"{ROLLOUT}.update_weights_checksum=true", [SGLANG, ATTACHED]),
 ]
-
-
-def load(*overrides: str) -> Config:
-    """As load_config, without Hydra's half second."""
-    tree = OmegaConf.merge(OmegaConf.create(defaults(Config)), OmegaConf.from_dotlist([*OWN, *overrides]))
-    config = validate(OmegaConf.to_container(tree, resolve=True), Config)  # type: ignore[arg-type]
-    check(config, set_by_user(config, Config))
-    return config
 
 
 @pytest.mark.usefixtures("sglang_installed")

@@ -10,8 +10,8 @@ import pytest
 from agentrl.config import RolloutConfig, load_config
 from agentrl.config.checks import is_installed
 from agentrl.errors import ConfigError
+from tests.config.loading import OWN, load
 
-OWN = ("data.train_files=train.parquet", "actor_rollout_ref.model.path=some/model")
 ROLLOUT = "actor_rollout_ref.rollout"
 PROXY = f"{ROLLOUT}.agent.openai_proxy"
 SGLANG = f"{ROLLOUT}.name=sglang"
@@ -19,6 +19,11 @@ ATTACHED = f"{ROLLOUT}.server_urls=http://node1:30000"
 
 
 def rollout(*overrides: str) -> RolloutConfig:
+    return load(*overrides).actor_rollout_ref.rollout
+
+
+def rollout_by_hydra(*overrides: str) -> RolloutConfig:
+    """Through the grammar of the command line."""
     return load_config([*OWN, *overrides]).actor_rollout_ref.rollout
 
 
@@ -59,7 +64,9 @@ def test_a_folder_is_no_installation(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_server_arguments_on_the_command_line() -> None:
     """SGLang's own arguments are a free mapping: with and without +, and values of any kind."""
     key = f"{ROLLOUT}.engine_kwargs.sglang"
-    given = rollout(SGLANG, f"{key}.attention_backend=fa3", f"+{key}.page_size=64", f"{key}.json_model={{a: [1, 2.5]}}")
+    given = rollout_by_hydra(
+        SGLANG, f"{key}.attention_backend=fa3", f"+{key}.page_size=64", f"{key}.json_model={{a: [1, 2.5]}}"
+    )
     assert given.engine_kwargs.sglang == {"attention_backend": "fa3", "page_size": 64, "json_model": {"a": [1, 2.5]}}
 
 
@@ -73,6 +80,23 @@ def test_server_arguments_in_a_yaml(tmp_path: Path) -> None:
     )
     config = load_config(["--config-path", str(tmp_path), "--config-name", "job"]).actor_rollout_ref.rollout
     assert (config.num_servers, config.engine_kwargs.sglang) == (4, {"attention_backend": "fa3"})
+
+
+@pytest.mark.usefixtures("sglang_installed")
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ("tp_size=2", f"{ROLLOUT}.tensor_model_parallel_size"),
+        ("mem-fraction-static=0.8", f"{ROLLOUT}.gpu_memory_utilization"),
+        ("model_path=other", "actor_rollout_ref.model.path"),
+        ("port=30000", "addresses are agentrl's to choose"),
+    ],
+)
+def test_a_server_argument_that_a_key_sets(argument: str, instead: str) -> None:
+    key = f"{ROLLOUT}.engine_kwargs.sglang"
+    message = refused(SGLANG, f"{key}.{argument}")
+    assert message.startswith(f"{key}.{argument.partition('=')[0]}: this argument cannot be given")
+    assert instead in message
 
 
 @pytest.mark.parametrize(
@@ -115,7 +139,7 @@ def test_files_are_not_sent_in_buckets() -> None:
     ],
 )
 def test_server_urls(given: str, urls: list[str]) -> None:
-    assert rollout(SGLANG, f"{ROLLOUT}.server_urls={given}").server_urls == urls
+    assert rollout_by_hydra(SGLANG, f"{ROLLOUT}.server_urls={given}").server_urls == urls
 
 
 @pytest.mark.parametrize(
@@ -167,11 +191,11 @@ def test_wrong_values(override: str, expected: str) -> None:
 
 @pytest.mark.parametrize("target", ["pkg.agents.mine:run", "agents/mine.py:run", "'../my agents/mine.py:Agent.run'"])
 def test_an_agent_in_python(target: str) -> None:
-    assert rollout(f"{PROXY}.target={target}").agent.openai_proxy.target == target.strip("'")
+    assert rollout_by_hydra(f"{PROXY}.target={target}").agent.openai_proxy.target == target.strip("'")
 
 
 def test_an_agent_by_its_command() -> None:
-    given = rollout(f"{PROXY}.command=[python,agent.py,--turns,3]").agent.openai_proxy
+    given = rollout_by_hydra(f"{PROXY}.command=[python,agent.py,--turns,3]").agent.openai_proxy
     assert given.command == ["python", "agent.py", "--turns", "3"]
 
 

@@ -74,11 +74,7 @@ class ServerArguments:
     """
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for an `extra` that agentrl sets itself or cannot work with."""
-        for name in self.extra:
-            plain = plain_name(name)
-            if plain in SET_BY:
-                raise ConfigError(f"{EXTRA_KEY}.{name}: this argument cannot be given: {SET_BY[plain]}")
+        check_extra(self.extra)
 
     def argv(self, port: int) -> list[str]:
         """The arguments of a server that listens at `port`."""
@@ -126,6 +122,14 @@ class ServerArguments:
             "sleep_on_idle": True,
             "enable_deterministic_inference": True,
         }
+
+
+def check_extra(extra: Mapping[str, Any]) -> None:
+    """Raises ConfigError for one of the user's arguments that agentrl sets itself or cannot work with."""
+    for name in extra:
+        plain = plain_name(name)
+        if plain in SET_BY:
+            raise ConfigError(f"{EXTRA_KEY}.{name}: this argument cannot be given: {SET_BY[plain]}")
 
 
 def plain_name(name: str) -> str:
