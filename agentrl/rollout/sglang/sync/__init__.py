@@ -1,0 +1,1 @@
+"""Weight senders: how servers get the weights of the policy."""

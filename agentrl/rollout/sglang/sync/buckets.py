@@ -1,0 +1,84 @@
+"""Weights packed into one reused buffer, bucket by bucket: what SGLang calls a flattened bucket.
+
+Of the policy only the buffer and one tensor more are held at a time, however large it is. Tensors lie in the buffer one
+after the other without gaps and all in one dtype, so that each is aligned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor's place in a bucket; `start` and `end` are bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors that are sent at once. Its data is overwritten when the next bucket is asked for."""
+
+    entries: list[Entry]
+    data: torch.Tensor
+    """[bytes] uint8, a view of the buffer."""
+    last: bool
+    """Nothing comes after it."""
+
+    def tensor(self, entry: Entry) -> torch.Tensor:
+        """The tensor of one entry, a view of the buffer in the entry's shape and dtype."""
+        return self.data[entry.start : entry.end].view(entry.dtype).view(entry.shape)
+
+
+def buffer_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, bucket_bytes: int) -> int:
+    """Bytes of the buffer that `buckets` needs: a bucket's, less if all weights are smaller, more if one tensor is."""
+    sizes = [math.prod(shape) * dtype.itemsize for shape in shapes.values()]
+    return max(min(bucket_bytes, sum(sizes)), max(sizes, default=0))
+
+
+def buckets(
+    tensors: Iterable[tuple[str, torch.Tensor]], buffer: torch.Tensor, bucket_bytes: int, dtype: torch.dtype
+) -> Iterator[Bucket]:
+    """Fill `buffer` ([bytes] uint8) again and again; the order of the tensors is kept.
+
+    A bucket has at most `bucket_bytes`; a tensor that is larger is a bucket of its own. Values are converted to
+    `dtype` and to the buffer's device. Raises ValueError for a tensor that is not floating-point, that comes twice, or
+    that is larger than the buffer.
+    """
+    limit = min(bucket_bytes, buffer.numel())
+    entries: list[Entry] = []
+    names: set[str] = set()
+    used = 0
+    for name, tensor in tensors:
+        size = tensor.numel() * dtype.itemsize
+        _check(name, tensor, size, buffer.numel(), names)
+        names.add(name)
+        if entries and used + size > limit:
+            yield Bucket(entries, buffer[:used], last=False)
+            entries, used = [], 0
+        buffer[used : used + size].view(dtype).view(tensor.shape).copy_(tensor.detach())
+        entries.append(Entry(name, tuple(tensor.shape), dtype, used, used + size))
+        used += size
+    if entries:
+        yield Bucket(entries, buffer[:used], last=True)
+
+
+def _check(name: str, tensor: torch.Tensor, size: int, capacity: int, seen: set[str]) -> None:
+    if not tensor.is_floating_point():
+        raise ValueError(f"weight {name} is {tensor.dtype}: only floating-point weights are sent")
+    if name in seen:
+        raise ValueError(f"weight {name} came twice in one update")
+    if size > capacity:
+        raise ValueError(
+            f"weight {name} {tuple(tensor.shape)} has {size} bytes but the buffer was made for {capacity}: "
+            "its shape is not the one that was announced"
+        )
