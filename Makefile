@@ -10,26 +10,35 @@ ARGS ?=
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check
 STAMP := $(VENV)/.setup-$(notdir $(CONSTRAINTS))
+SGLANG_CPU := constraints/sglang-cpu.txt
+SGLANG_STAMP := $(VENV)/.setup-sglang-$(notdir $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint format clean
+.PHONY: help setup setup-sglang train test test-sglang lint format clean
 
 help:
 	@echo "make train              set up, then run the quickstart: data, warm-up, GRPO, plot (python -m agentrl.train)"
 	@echo "make train ARGS='...'   the same job with overrides, e.g. ARGS='trainer.seed=2 trainer.total_training_steps=5'"
 	@echo "make test  ARGS='...'   set up, then run the tests (pytest)"
+	@echo "make test-sglang        set up SGLang too, then run the tests that start its servers, on the CPU"
 	@echo "make lint               ruff and mypy"
 	@echo "make setup              only the environment in $(VENV)/; runs again when pyproject.toml or constraints change"
+	@echo "make setup-sglang       the same with SGLang: for the CPU, or with CONSTRAINTS= for CUDA"
 	@echo "CONSTRAINTS=            with any of these: the newest packages, and torch with CUDA, instead of constraints/cpu.txt"
 	@echo "PYTHON=python3.12       another interpreter (3.11 or newer)"
 
 setup: $(STAMP)
+
+setup-sglang: $(SGLANG_STAMP)
 
 train: $(STAMP)
 	$(RUN) -m agentrl.train $(ARGS)
 
 test: $(STAMP)
 	$(RUN) -m pytest $(ARGS)
+
+test-sglang: $(SGLANG_STAMP)
+	$(RUN) -m pytest tests/sglang $(ARGS)
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .
@@ -47,6 +56,15 @@ $(STAMP): pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/pip
 	rm -f $(VENV)/.setup-*
 	$(if $(CONSTRAINTS),$(PIP) install --no-deps --retries 1 -c $(CONSTRAINTS) --extra-index-url $(TORCH_INDEX) torch)
 	$(PIP) install $(if $(CONSTRAINTS),-c $(CONSTRAINTS),--upgrade --upgrade-strategy eager) -e '.[dev]'
+	touch $@
+
+$(SGLANG_STAMP): $(STAMP) $(SGLANG_CPU)
+ifeq ($(CONSTRAINTS),)
+	$(PIP) install -e '.[dev,sglang]'
+else
+	$(PIP) install -c $(CONSTRAINTS) -e '.[dev,sglang-cpu]'
+	$(PIP) install --no-deps -r $(SGLANG_CPU)
+endif
 	touch $@
 
 $(VENV)/bin/pip:
