@@ -1,0 +1,221 @@
+"""Agents that speak to the endpoint: a Python callable in this process, or a command in its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import inspect
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl.errors import ConfigError
+from agentrl.plugin import import_object
+from agentrl.threads import DaemonThreads
+
+PASSED_ON = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
+    *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "NODE_PATH", "SSL_CERT_FILE"),
+)
+"""The trainer's variables that a command sees. All others, and with them the trainer's secrets, it does not."""
+TAIL = 16 << 10
+"""Bytes of a command's output that are kept."""
+
+
+class AgentFailed(RuntimeError):
+    """The agent raised, or its command ended with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What an agent needs to reach its session."""
+
+    base_url: str
+    api_key: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an agent reports: `reward` goes to its last assistant turn, the numbers to `score_extra`."""
+
+    reward: float | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(value: Any) -> Outcome:
+        """Of None, or a mapping of names to finite numbers. Raises AgentFailed for anything else."""
+        if value is None:
+            return Outcome()
+        if not isinstance(value, Mapping):
+            raise AgentFailed(f"it returned {type(value).__name__}, expected None or a mapping of names to numbers")
+        numbers = {}
+        for name, number in value.items():
+            if not isinstance(number, bool | int | float) or not math.isfinite(number):
+                raise AgentFailed(f"it returned {name}={number!r}, expected a finite number")
+            numbers[str(name)] = float(number)
+        return Outcome(numbers.pop("reward", None), numbers)
+
+
+class Agent(Protocol):
+    async def run(self, sample: Mapping[str, Any], access: Access) -> Outcome:
+        """Act on one sample. Raises AgentFailed; when cancelled, nothing of it goes on that can be stopped."""
+        ...
+
+
+class CallableAgent:
+    """`function(sample, base_url, api_key, model)`; an async one runs on the event loop, any other in a thread."""
+
+    def __init__(self, target: str) -> None:
+        """`target`: `package.module:function` or `path/to/file.py:function`. Raises ConfigError."""
+        self._name = target
+        self._function = load_target(target)
+        self._threads = DaemonThreads(f"agent {target}", max_abandoned=1024)
+
+    async def run(self, sample: Mapping[str, Any], access: Access) -> Outcome:
+        arguments = {"sample": dict(sample), **asdict(access)}
+        try:
+            if inspect.iscoroutinefunction(self._function):
+                value = await self._function(**arguments)
+            else:
+                value = await self._threads.run(self._function, **arguments)
+                if inspect.isawaitable(value):
+                    value = await value
+        except Exception as error:
+            raise AgentFailed(f"agent {self._name}: {type(error).__name__}: {error}") from error
+        return Outcome.of(value)
+
+
+class CommandAgent:
+    """A command. It is given the sample as JSON on stdin, and its session by OPENAI_BASE_URL, OPENAI_API_KEY and
+    OPENAI_MODEL.
+
+    It must end with status 0. A JSON object on the last line of its output is what it reports. When it ends, and when
+    it is cancelled, every process that it started is killed.
+    """
+
+    def __init__(self, command: Sequence[str], *, passed_on: Sequence[str] = ()) -> None:
+        """`passed_on`: more variables of this process's environment that the command may see. Raises ConfigError."""
+        if not command:
+            raise ConfigError("openai_proxy.command is empty")
+        self._command = list(command)
+        self._passed_on = (*PASSED_ON, *passed_on)
+
+    async def run(self, sample: Mapping[str, Any], access: Access) -> Outcome:
+        environment = {name: os.environ[name] for name in self._passed_on if name in os.environ}
+        environment |= {
+            "OPENAI_BASE_URL": access.base_url,
+            "OPENAI_API_KEY": access.api_key,
+            "OPENAI_MODEL": access.model,
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            raise ConfigError(f"openai_proxy.command {self._command}: {error}") from error
+        assert process.stdin and process.stdout and process.stderr
+        output, errors = bytearray(), bytearray()
+        try:
+            async with asyncio.TaskGroup() as group:
+                readers = [
+                    group.create_task(_keep_tail(process.stdout, output)),
+                    group.create_task(_keep_tail(process.stderr, errors)),
+                ]
+                group.create_task(_feed(process.stdin, json.dumps(sample, default=str).encode()))
+                status = await process.wait()
+                await asyncio.to_thread(
+                    _kill_all, process.pid, access.base_url
+                )  # Else a child may hold the pipes open.
+                await asyncio.gather(*readers)
+        except BaseException:
+            _kill_all(process.pid, access.base_url)  # Not awaited: a second cancellation must not come between.
+            raise
+        if status != 0:
+            ended = f"status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
+            said = bytes(errors or output).decode(errors="replace").strip()
+            raise AgentFailed(f"agent command {self._command[0]} ended with {ended}: {said or 'it wrote nothing'}")
+        return Outcome.of(_last_object(bytes(output)))
+
+
+async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
+    with contextlib.suppress(ConnectionError):  # It need not read its input.
+        stream.write(data)
+        await stream.drain()
+        stream.close()
+        await stream.wait_closed()
+
+
+async def _keep_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:
+    while chunk := await stream.read(65536):
+        tail += chunk
+        del tail[:-TAIL]
+
+
+def _last_object(output: bytes) -> dict[str, Any] | None:
+    lines = output.decode(errors="replace").strip().splitlines()
+    if not lines or not lines[-1].startswith("{"):
+        return None
+    try:
+        value = json.loads(lines[-1])
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _kill_all(group: int, secret: str) -> None:
+    """Kill the process group, and whoever left it: their environment still names the session, which is unguessable."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    marker = secret.encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if marker in (folder / "environ").read_bytes() and int(folder.name) != os.getpid():
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def load_target(target: str) -> Callable[..., Any]:
+    """The function of `package.module:function` or `path/to/file.py:function`. Raises ConfigError."""
+    where, _, name = target.rpartition(":")
+    if not where or not name.isidentifier():
+        raise ConfigError(
+            f"openai_proxy.target: expected `package.module:function` or `path/to/file.py:function`, found {target!r}"
+        )
+    function = (
+        getattr(_run_file(Path(where)), name, None) if where.endswith(".py") else import_object(f"{where}.{name}")
+    )
+    if not callable(function):
+        raise ConfigError(f"openai_proxy.target: {where} has no function {name!r}")
+    try:
+        inspect.signature(function).bind(sample=None, base_url=None, api_key=None, model=None)
+    except TypeError as error:
+        raise ConfigError(
+            f"openai_proxy.target: {target} must take the parameters sample, base_url, api_key, model: {error}"
+        ) from error
+    return function
+
+
+def _run_file(file: Path) -> Any:
+    file = file.expanduser()
+    if not file.is_file():
+        raise ConfigError(f"openai_proxy.target: no such file: {file.absolute()}")
+    name = f"agentrl_agent_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Dataclasses look their module up there.
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"openai_proxy.target: running {file} failed: {type(error).__name__}: {error}") from error
+    return module

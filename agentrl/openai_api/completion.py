@@ -1,0 +1,138 @@
+"""A finished assistant turn in OpenAI's shapes: one object, or the chunks of a stream."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.chat import AssistantMessage
+from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.request import ChatRequest
+
+PIECE = 64
+"""Characters of text in one chunk of a stream."""
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": generating\n\n"
+
+
+def assistant_message(message: AssistantMessage, call_ids: list[str]) -> dict[str, Any]:
+    """What the client is given. A malformed call has its raw text as arguments."""
+    answer: dict[str, Any] = {"role": "assistant", "content": message.text, "refusal": None}
+    if message.reasoning:
+        answer["reasoning_content"] = message.reasoning
+    if message.calls:
+        answer["content"] = message.text or None
+        answer["tool_calls"] = [
+            {
+                "id": id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": call.raw
+                    if call.arguments is None
+                    else json.dumps(call.arguments, ensure_ascii=False, separators=(", ", ": ")),
+                },
+            }
+            for id, call in zip(call_ids, message.calls, strict=True)
+        ]
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer. `tokens` are the texts of `ids`, one each."""
+
+    request: ChatRequest
+    message: dict[str, Any]
+    finish_reason: str
+    prompt_ids: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    tokens: list[str]
+    cached_tokens: int
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def body(self) -> dict[str, Any]:
+        """`chat.completion`."""
+        choice = {
+            "index": 0,
+            "message": self.message,
+            "logprobs": self._logprobs(),
+            "finish_reason": self.finish_reason,
+        }
+        extra = {}
+        if self.request.return_token_ids:
+            choice["token_ids"] = self.ids
+            extra["prompt_token_ids"] = self.prompt_ids
+        return {**self._head("chat.completion"), "choices": [choice], "usage": self._usage(), **extra}
+
+    def chunks(self) -> Iterator[bytes]:
+        """`chat.completion.chunk` events: role, reasoning, text, calls (name, then arguments), end, usage, [DONE].
+
+        Log-probs and token ids, where asked for, come with the first.
+        """
+        first: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
+        with_first: dict[str, Any] = {"logprobs": self._logprobs()}
+        if self.request.return_token_ids:
+            with_first["token_ids"] = self.ids
+            yield self._event([self._choice(first, **with_first)], prompt_token_ids=self.prompt_ids)
+        else:
+            yield self._event([self._choice(first, **with_first)])
+        for key in ("reasoning_content", "content"):
+            for piece in _pieces(self.message.get(key) or ""):
+                yield self._event([self._choice({key: piece})])
+        for index, call in enumerate(self.message.get("tool_calls", ())):
+            named = {**call, "index": index, "function": {"name": call["function"]["name"], "arguments": ""}}
+            yield self._event([self._choice({"tool_calls": [named]})])
+            for piece in _pieces(call["function"]["arguments"]):
+                yield self._event([self._choice({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})])
+        yield self._event([self._choice({}, finish_reason=self.finish_reason)])
+        if self.request.stream_options is not None and self.request.stream_options.include_usage:
+            yield self._event([], usage=self._usage())
+        yield DONE
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
+
+    def _choice(self, delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+        return {"index": 0, "delta": delta, "finish_reason": finish_reason, **more}
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return event({**self._head("chat.completion.chunk"), "choices": choices, **more})
+
+    def _usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": len(self.prompt_ids),
+            "completion_tokens": len(self.ids),
+            "total_tokens": len(self.prompt_ids) + len(self.ids),
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+    def _logprobs(self) -> dict[str, Any] | None:
+        if not self.request.logprobs:
+            return None
+        content = [
+            {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
+            for token, logprob in zip(self.tokens, self.logprobs, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """How a stream that has begun tells of an error; OpenAI's clients raise it."""
+    return event(error.body())
+
+
+def _pieces(text: str) -> Iterator[str]:
+    for start in range(0, len(text), PIECE):
+        yield text[start : start + PIECE]

@@ -1,0 +1,188 @@
+"""The HTTP side: a server on loopback, in the event loop of whoever starts it.
+
+A session's base URL holds a random token that names it and is all that a caller needs. A caller that goes away cancels
+its generation. Streams begin at once, say that they live while the engine generates, and then send the whole turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from agentrl.agent_loop.base import Episode
+from agentrl.openai_api.completion import KEEP_ALIVE, Completion, error_event
+from agentrl.openai_api.errors import ApiError, unknown_session
+from agentrl.openai_api.history import Digest
+from agentrl.openai_api.request import read_request
+from agentrl.openai_api.session import Session
+from agentrl.tool import ToolSchema
+
+logger = logging.getLogger(__name__)
+
+MODEL = "policy"
+"""The only model there is; requests may name any."""
+API_KEY = "unused"
+"""Clients insist on a key. The secret is in the URL."""
+MAX_BODY = 32 << 20
+KEEP_ALIVE_SECONDS = 5.0
+IDLE_SECONDS = 3600
+"""That an idle connection is kept: longer than clients keep theirs, who must be the ones to close it."""
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the program's own."""
+        yield
+
+
+class Endpoint:
+    """Serves sessions at 127.0.0.1 until it is closed. All methods are to be called on the loop that started it."""
+
+    def __init__(self, port: int = 0) -> None:
+        """Port 0: any free one."""
+        self.port = port
+        self.url = ""
+        self._sessions: dict[str, Session] = {}
+        self._tool_lists: dict[Digest, list[ToolSchema]] = {}
+        self._warned: set[str] = set()
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when calls are answered. Raises OSError when the port is taken."""
+        listener = socket.create_server(("127.0.0.1", self.port), backlog=2048)
+        self.port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = uvicorn.Config(
+            self._app(),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+            await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        """End all sessions and the server."""
+        await asyncio.gather(*(session.close() for session in self._sessions.values()))
+        self._sessions.clear()
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            await self._task
+        self._server = self._task = None
+
+    @contextlib.asynccontextmanager
+    async def session(self, episode: Episode) -> AsyncIterator[tuple[Session, str]]:
+        """A session that records into branches of `episode`, and its base URL. Ended with the context."""
+        token = secrets.token_urlsafe(24)
+        session = self._sessions[token] = Session(episode, self._tool_lists)
+        try:
+            yield session, f"{self.url}/{token}/v1"
+        finally:
+            del self._sessions[token]
+            await session.close()
+
+    def _app(self) -> FastAPI:
+        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+        app.add_api_route("/{token}/v1/chat/completions", self._complete, methods=["POST"], response_model=None)
+        app.add_api_route("/{token}/v1/models", self._models, methods=["GET"], response_model=None)
+        app.add_exception_handler(ApiError, _answer_error)
+        app.add_exception_handler(HTTPException, _answer_error)
+        return app
+
+    def _find(self, token: str) -> Session:
+        session = self._sessions.get(token)
+        if session is None:
+            raise unknown_session()
+        return session
+
+    async def _models(self, token: str) -> dict[str, Any]:
+        self._find(token)
+        return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}]}
+
+    async def _complete(self, token: str, request: Request) -> Response:
+        session = self._find(token)
+        asked = read_request(await _body(request))
+        self._warn_once(asked.overruled())
+        task = session.begin(asked)
+        leaving = asyncio.create_task(_cancel_when_gone(request, task))
+        if asked.stream:
+            task.add_done_callback(lambda _: leaving.cancel())
+            return StreamingResponse(_events(session, task), media_type="text/event-stream", headers=_NO_BUFFER)
+        try:
+            completion = await _result(session, task)
+        finally:
+            leaving.cancel()
+        return JSONResponse(completion.body())
+
+    def _warn_once(self, names: list[str]) -> None:
+        for name in names:
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning("an agent's requests set %s; the run's own sampling holds, and this is ignored", name)
+
+
+_NO_BUFFER = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+async def _result(session: Session, task: asyncio.Task[Completion]) -> Completion:
+    """Raises ApiError, also for a generation that was cancelled because the session ended."""
+    await asyncio.wait({task})
+    if task.cancelled():
+        raise unknown_session() if session.closed else ApiError(499, "The client closed the request.")
+    return task.result()
+
+
+async def _events(session: Session, task: asyncio.Task[Completion]) -> AsyncIterator[bytes]:
+    try:
+        yield KEEP_ALIVE
+        while not (await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS))[0]:
+            yield KEEP_ALIVE
+        completion = await _result(session, task)
+    except ApiError as error:
+        yield error_event(error)
+        return
+    finally:
+        task.cancel()
+    yield b"".join(completion.chunks())
+
+
+async def _cancel_when_gone(request: Request, task: asyncio.Task[Completion]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise ApiError(413, f"The body is larger than {MAX_BODY} bytes.", code="request_too_large")
+    return bytes(body)
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        error = ApiError(error.status_code, f"{request.method} {request.url.path.split('/', 2)[-1]}: {error.detail}")
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), error.status, headers=error.headers)

@@ -1,0 +1,36 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """What a caller is answered instead of a completion."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: bool = False
+    ) -> None:
+        """`retry`: whether the same request may succeed later; OpenAI's clients are told."""
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry = retry
+
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "true" if self.retry else "false"}
+
+
+def unknown_session() -> ApiError:
+    return ApiError(404, "This session does not exist or has ended.", code="session_not_found")
+
+
+def budget_used_up(message: str) -> ApiError:
+    return ApiError(400, message, param="messages", code="context_length_exceeded")

@@ -1,0 +1,103 @@
+"""Which recorded transcript a call's messages continue.
+
+Every place of a transcript from which a conversation may go on is a `Checkpoint`: behind a prompt (an assistant turn
+comes next) and behind an assistant turn (an answer to it comes next). Checkpoints are found by a digest of the tools
+and of all messages up to there, so a call is compared with all transcripts of its session at once, in time that is
+linear in its own length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from agentrl.trajectory import Message
+
+Owner = TypeVar("Owner")
+Digest = bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint(Generic[Owner]):
+    """`tokens` of the owner's transcript stand for `messages`."""
+
+    owner: Owner
+    messages: Sequence[Message]
+    tokens: int
+    replied: bool
+    """The last of the messages is a sampled assistant turn; otherwise the tokens end with a generation prompt."""
+
+
+@dataclass(slots=True)
+class History(Generic[Owner]):
+    """All checkpoints of a session."""
+
+    _known: dict[Digest, list[Checkpoint[Owner]]] = field(default_factory=dict)
+
+    def add(self, digest: Digest, checkpoint: Checkpoint[Owner]) -> None:
+        self._known.setdefault(digest, []).append(checkpoint)
+
+    def find(self, messages: Sequence[Message], digests: Sequence[Digest]) -> list[Checkpoint[Owner]]:
+        """The checkpoints of the longest beginning of `messages` from which the rest can be appended, oldest first.
+
+        The rest is empty behind a prompt. Behind an assistant turn it is anything but assistant turns.
+        """
+        for end in range(len(messages), 0, -1):
+            rest = messages[end:]
+            if rest and rest[0]["role"] == "assistant":
+                return []
+            found = [
+                checkpoint
+                for checkpoint in self._known.get(digests[end], ())
+                if checkpoint.replied == bool(rest) and _same_reasoning(checkpoint.messages, messages)
+            ]
+            if found:
+                return found
+        return []
+
+
+def digests_of(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> list[Digest]:
+    """[len(messages) + 1]: of the tools alone, and with the first, the first two, ... messages."""
+    digests = [_digest(b"", tools or None)]
+    for message in messages:
+        digests.append(digest_after(digests[-1], message))
+    return digests
+
+
+def digest_after(before: Digest, message: Message) -> Digest:
+    """What follows `before`. Two messages are the same when role, text and calls are.
+
+    Arguments are compared as JSON values where they are JSON. The ids of assistant turns' calls are names that clients
+    may replace, and most clients do not send reasoning back: both are left out.
+    """
+    calls = [
+        [call["function"]["name"], _canonical(call["function"]["arguments"])] for call in message.get("tool_calls", ())
+    ]
+    named = None if message["role"] in ("assistant", "tool") else message.get("name")
+    return _digest(before, [message["role"], message["content"], calls, named])
+
+
+def _digest(before: Digest, value: Any) -> Digest:
+    text = json.dumps(value, ensure_ascii=True, sort_keys=True).encode()
+    return hashlib.blake2b(before + text, digest_size=16).digest()
+
+
+def _canonical(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _same_reasoning(recorded: Sequence[Message], given: Sequence[Message]) -> bool:
+    """Whether reasoning that a client sends back is what the policy wrote. What it leaves out is not compared."""
+    return all(
+        message.get("reasoning_content") in (None, kept.get("reasoning_content"))
+        for kept, message in zip(recorded, given, strict=False)
+        if message["role"] == "assistant"
+    )
