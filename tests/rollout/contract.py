@@ -27,6 +27,13 @@ GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
 class EngineContract:
     """Tests of one engine."""
 
+    settle = 0.0
+    """Seconds from the acceptance of a request until it has sampled something, but by far not everything."""
+
+    async def until_running(self, engine: RolloutEngine, count: int = 1) -> None:
+        await until_running(engine, count)
+        await asyncio.sleep(self.settle)
+
     @pytest.fixture
     async def sharp(self, engine: RolloutEngine, reference: PreTrainedModel) -> RolloutEngine:
         """The engine with the reference's weights, version 1."""
@@ -216,7 +223,7 @@ class EngineContract:
 
     async def test_flush_spares_running_requests(self, sharp: RolloutEngine, reference: PreTrainedModel) -> None:
         task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(60), "a"))
-        await until_running(sharp)
+        await self.until_running(sharp)
         await sharp.flush_cache()
         assert (await task).ids == greedy_ids(reference, prompt_of(30), 60)
 
@@ -237,7 +244,7 @@ class EngineContract:
         whole = await sharp.generate(prompt_of(30), params, "whole")
         task = asyncio.create_task(sharp.generate(prompt_of(30), params, "cut"))
         other = asyncio.create_task(sharp.generate(prompt_of(31), GREEDY, "other"))
-        await until_running(sharp, 2)
+        await self.until_running(sharp, 2)
         await sharp.abort("nobody")
         await sharp.abort("cut")
         part = await task
@@ -252,7 +259,7 @@ class EngineContract:
 
     async def test_abort_of_all(self, sharp: RolloutEngine) -> None:
         tasks = [asyncio.create_task(sharp.generate(prompt_of(9 + i), params_of(90), f"{i}")) for i in range(20)]
-        await until_running(sharp, 10)
+        await self.until_running(sharp, 10)
         await sharp.abort()
         results = await asyncio.gather(*tasks)
         assert all(result.finish_reason.kind == "abort" for result in results)
@@ -260,7 +267,7 @@ class EngineContract:
 
     async def test_a_cancelled_call_frees_its_place(self, sharp: RolloutEngine, reference: PreTrainedModel) -> None:
         task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(100), "a"))
-        await until_running(sharp)
+        await self.until_running(sharp)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -270,7 +277,7 @@ class EngineContract:
 
     async def test_pause_abort(self, sharp: RolloutEngine) -> None:
         task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(100), "a"))
-        await until_running(sharp)
+        await self.until_running(sharp)
         await sharp.pause("abort")
         assert (await task).finish_reason.kind == "abort"
         later = asyncio.create_task(sharp.generate(prompt_of(30), GREEDY, "b"))
@@ -283,7 +290,7 @@ class EngineContract:
     @pytest.mark.parametrize("mode", ["in_place", "retract"])
     async def test_pause_and_go_on(self, sharp: RolloutEngine, reference: PreTrainedModel, mode: str) -> None:
         task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(60), "a"))
-        await until_running(sharp)
+        await self.until_running(sharp)
         await sharp.pause(mode)  # type: ignore[arg-type]
         await asyncio.sleep(0.02)
         assert not task.done()
@@ -300,7 +307,7 @@ class EngineContract:
     ) -> None:
         other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
         task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(60), "a"))
-        await until_running(sharp)
+        await self.until_running(sharp)
         if mode is not None:
             await sharp.pause(mode)  # type: ignore[arg-type]
         await sharp.update_weights(Weights.of(other.named_parameters()), 2)
@@ -373,7 +380,7 @@ class EngineContract:
         self, sharp: RolloutEngine, reference: PreTrainedModel, ids: list[int], params: SamplingParams
     ) -> None:
         good = asyncio.create_task(sharp.generate(prompt_of(20), params_of(30), "good"))
-        await until_running(sharp)
+        await self.until_running(sharp)
         with pytest.raises(RequestError):
             await sharp.generate(ids, params, "bad")
         assert (await good).ids == greedy_ids(reference, prompt_of(20), 30)
@@ -394,7 +401,7 @@ class EngineContract:
 
     async def test_close_ends_what_runs(self, sharp: RolloutEngine) -> None:
         task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(100), "a"))
-        await until_running(sharp)
+        await self.until_running(sharp)
         await sharp.close()
         assert (await task).finish_reason.kind == "abort"
         await sharp.close()

@@ -24,7 +24,7 @@ def test_a_server_on_a_cpu() -> None:
         "--dtype": "float32",
         "--attention-backend": "torch_native",
         "--sampling-backend": "pytorch",
-        "--context-length": "256",
+        "--context-length": "264",
         "--max-running-requests": "16",
         "--max-total-tokens": str(4 * 256 * 16),
         "--weight-version": "0",

@@ -26,6 +26,7 @@ STREAM_TOKENS = 64
 """Tokens that a server sends at a time: as many are lost at most when it dies."""
 CONTROL_TIMEOUT = 60.0
 """Seconds for a call that generates and loads nothing."""
+JSON = {"content-type": "application/json"}
 FAULTS = (httpx.HTTPError, httpx.StreamError, aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -52,6 +53,8 @@ class ServerInfo:
     context_length: int
     tensor_parallel: int
     weight_version: str
+    deterministic: bool
+    """It honours seeds."""
 
 
 class SGLangClient:
@@ -83,7 +86,8 @@ class SGLangClient:
             "extra_key": cache_key,
         }
         try:
-            async with self._http.stream("POST", f"{self.url}/generate", content=orjson.dumps(body)) as response:
+            url, content = f"{self.url}/generate", orjson.dumps(body)
+            async with self._http.stream("POST", url, content=content, headers=JSON) as response:
                 if response.status_code != 200:
                     raise self._error(response.status_code, await response.aread(), "generate")
                 buffer = b""
@@ -155,6 +159,7 @@ class SGLangClient:
                 int(length),
                 int(server["tp_size"]),
                 str(model["weight_version"]),
+                bool(server.get("enable_deterministic_inference")),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ServerFailed(self.url, f"is no SGLang server that agentrl knows: {describe(error)}") from error
@@ -165,7 +170,7 @@ class SGLangClient:
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None) -> Any:
         content = None if body is None else orjson.dumps(body)
-        headers = {} if body is None else {"content-type": "application/json"}
+        headers = {} if body is None else JSON
         try:
             async with asyncio.timeout(timeout):
                 url = f"{self.url}/{path.lstrip('/')}"
@@ -242,7 +247,8 @@ def sampling_params(params: SamplingParams) -> dict[str, Any]:
         "stop_token_ids": list(params.stop_token_ids),
         "stop": list(params.stop),
         "skip_special_tokens": False,
-        "ignore_eos": not params.stop_token_ids,  # true, it would ignore these, too; false, the model's own end a turn, too
+        # True, it would ignore stop_token_ids as well; false, the model's own end token ends a turn beside them.
+        "ignore_eos": not params.stop_token_ids,
         "stream_interval": STREAM_TOKENS,
     }
     if params.seed is not None:

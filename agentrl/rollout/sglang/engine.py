@@ -1,15 +1,16 @@
 """The rollout engine over a fleet of SGLang servers.
 
-A request goes to its session's server, which has the session's prefix in its cache. When that server fails, the request
-goes on elsewhere from the tokens that had arrived; what it says of its weights is checked, so that a server with old
-weights cannot pass as current. What has to be done about a server's state is decided by `Fleet`, where a request goes by
-`Router`; both are pure, and this class does what they say.
+A request goes to its session's server, which has the session's prefix in its cache. When that server fails, the
+request goes on elsewhere from the tokens that had arrived; what it says of its weights is checked, so that a server
+with old weights cannot pass as current. What has to be done about a server's state is decided by `Fleet`, where a
+request goes by `Router`; both are pure, and this class does what they say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -67,6 +68,8 @@ class Call:
     server: Server | None = None
     """Where it runs now; None while it waits."""
     rid: str = ""
+    part: Part = field(default_factory=Part)
+    """What has arrived of the answer that it waits for."""
 
 
 class SGLangEngine:
@@ -79,6 +82,7 @@ class SGLangEngine:
         sender: carries new weights to servers.
         max_num_seqs: requests that one server runs at once.
         max_model_len: tokens of the longest context, prompt and response together.
+        deterministic: the servers honour seeds (SGLang's enable_deterministic_inference).
         free_weights: `sleep` frees the weights, too (the servers share the policy's device).
         notify: is told what happens to servers, in words for people.
         timings: of checks and restarts.
@@ -93,6 +97,7 @@ class SGLangEngine:
         *,
         max_num_seqs: int,
         max_model_len: int,
+        deterministic: bool = False,
         free_weights: bool = False,
         notify: Callable[[str], None] = lambda _: None,
         timings: Timings | None = None,
@@ -102,6 +107,7 @@ class SGLangEngine:
         self._http = http
         self._model = model
         self._sender = sender
+        self._deterministic = deterministic
         self._free_weights = free_weights
         self._notify = notify
         self._clock = LoopClock()
@@ -119,6 +125,7 @@ class SGLangEngine:
         self._background: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Lock()
         self._failovers = self._restarts = 0
+        self._seeds = itertools.count(1 << 62)
         for url in self._servers:
             self._fleet.started(url)
             self._fleet.answered(url, None)
@@ -131,6 +138,7 @@ class SGLangEngine:
         if self._closed:
             raise EngineError("the engine is closed")
         self._check(ids, params)
+        params = self._seeded(params)
         if session in self._calls:
             raise RequestError(f"session {session!r} is generating already; one request a session at a time")
         if self._watcher is None or self._watcher.done():
@@ -140,6 +148,16 @@ class SGLangEngine:
             return await self._serve(call, list(ids), params)
         finally:
             del self._calls[session]
+
+    def _seeded(self, params: SamplingParams) -> SamplingParams:
+        """As a server needs it to sample the same whatever else runs there.
+
+        Without a seed every request would have the same one. And a batch in which any request has a top-k (a greedy
+        one has 1) draws by rank, another by token id: all must have one.
+        """
+        seed = next(self._seeds) if params.seed is None else params.seed
+        top_k = self._model.vocab_size if self._deterministic and params.top_k == -1 else params.top_k
+        return dataclasses.replace(params, seed=seed, top_k=top_k)
 
     def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
         params.check()
@@ -163,10 +181,11 @@ class SGLangEngine:
             server = await self._place(call)
             if server is None:
                 return done
-            version, part = self._version, Part()
+            version = self._version
+            part = call.part = Part()
             rest = dataclasses.replace(params, max_new_tokens=params.max_new_tokens - len(done.ids))
             try:
-                answer = await self._ask(call, server, prompt + done.ids, rest, part, f"v{version}")
+                answer = await self._ask(call, server, prompt + done.ids, rest, f"v{version}")
             except ServerFailed as error:
                 failure = error
                 self._failovers += 1
@@ -212,12 +231,12 @@ class SGLangEngine:
         return None
 
     async def _ask(
-        self, call: Call, server: Server, ids: list[int], params: SamplingParams, part: Part, cache_key: str
+        self, call: Call, server: Server, ids: list[int], params: SamplingParams, cache_key: str
     ) -> Generation:
         """One request to one server. Cancelled, it is aborted there; when the server is given up, ServerFailed."""
         call.server, call.rid = server, uuid.uuid4().hex
         client, rid = server.client, call.rid
-        asking = asyncio.create_task(client.generate(rid, ids, params, cache_key=cache_key, part=part))
+        asking = asyncio.create_task(client.generate(rid, ids, params, cache_key=cache_key, part=call.part))
         server.asking.add(asking)
         try:
             return await asking
@@ -342,18 +361,14 @@ class SGLangEngine:
             self._look()
             failures = await self._send(servers, version)
         if servers and len(failures) == len(servers):
-            raise EngineError(
-                f"no server took the weights of version {version}: {describe(next(iter(failures.values())))}"
-            )
+            raise EngineError(f"no server took the weights: {describe(next(iter(failures.values())))}")
         return SyncReport(self._sender.bytes_sent, time.perf_counter() - began)
 
     @asynccontextmanager
     async def _exchange(self) -> AsyncIterator[list[Server]]:
-        """Nothing is sampled inside. Running requests go on behind it, their keys and values computed anew unless they
-        were paused in_place before."""
-        servers = [
-            s for s in self._servers.values() if self._fleet.state(s.url) in (FleetState.HEALTHY, FleetState.STALE)
-        ]
+        """Nothing is sampled inside; gives the servers that answer. Running requests go on behind it, their keys and
+        values computed anew unless they were paused in_place before."""
+        servers = self._answering()
         self._updating = True
         try:
             if self._paused is None:
@@ -460,11 +475,11 @@ class SGLangEngine:
             except ServerFailed as error:
                 self._failed(server, str(error))
 
+        await asyncio.gather(*[one(server) for server in (self._answering() if servers is None else servers)])
+
+    def _answering(self) -> list[Server]:
         alive = (FleetState.HEALTHY, FleetState.STALE)
-        chosen = (
-            [s for s in self._servers.values() if self._fleet.state(s.url) in alive] if servers is None else servers
-        )
-        await asyncio.gather(*[one(server) for server in chosen])
+        return [server for url, server in self._servers.items() if self._fleet.state(url) in alive]
 
     def _wake(self) -> None:
         """Let those that wait look again."""

@@ -41,6 +41,9 @@ SET_BY = {
 }
 """SGLang's arguments that a user may not give, and what to do instead."""
 
+RESERVED = 8
+"""SGLang 0.5.23 refuses prompts longer than its context less 7, and ends answers 2 tokens early, without a word."""
+
 CPU_TOKENS = 262_144
 """The most tokens that the KV cache of a server on a CPU is given by itself."""
 
@@ -61,6 +64,7 @@ class ServerArguments:
     """The part of a GPU's memory for weights and KV cache."""
     context_length: int | None = None
     """Longest prompt and response in tokens; None: the model's own."""
+    trust_remote_code: bool = False
     max_num_seqs: int = 256
     """Requests that run at once; more wait."""
     enable_memory_saver: bool = False
@@ -92,7 +96,8 @@ class ServerArguments:
             "port": port,
             "device": self.device,
             "tensor_parallel_size": self.tensor_model_parallel_size,
-            "context_length": self.context_length,
+            "context_length": self.context_length and self.context_length + RESERVED,
+            "trust_remote_code": self.trust_remote_code,
             "max_running_requests": self.max_num_seqs,
             "weight_version": "0",
             "incremental_streaming_output": True,

@@ -90,7 +90,9 @@ class ServerProcess:
         say = progress or (lambda _: None)
         for attempt in range(1, PORT_ATTEMPTS + 1):
             try:
-                return await self._wait(timeout, say)
+                await self._wait(timeout, say)
+                self._fixed_port = self._port  # started again, it is found where it was
+                return
             except _AddressInUse as error:
                 if self._fixed_port is not None or attempt == PORT_ATTEMPTS:
                     raise EngineError(str(error)) from None
@@ -173,6 +175,8 @@ def environment(device: str) -> dict[str, str]:
         # A scheduler that crashed would keep its server from ending for more than a minute.
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+        # What a server reserves at a context's end may lie beyond the model's last position; no token ever does.
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
     }
     if device == "cpu":
         ours["OMP_NUM_THREADS"] = "1"  # threads of one server; a small model is slower with more
