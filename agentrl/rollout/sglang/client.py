@@ -55,6 +55,8 @@ class ServerInfo:
     weight_version: str
     deterministic: bool
     """It honours seeds."""
+    device: str
+    """cpu or cuda."""
 
 
 class SGLangClient:
@@ -160,6 +162,7 @@ class SGLangClient:
                 int(server["tp_size"]),
                 str(model["weight_version"]),
                 bool(server.get("enable_deterministic_inference")),
+                str(server["device"]),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ServerFailed(self.url, f"is no SGLang server that agentrl knows: {describe(error)}") from error
