@@ -25,12 +25,19 @@ def record(what: str, name: str) -> None:
         file.write(f"{what} {name}\n")
 
 
-def recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        record("called", name)
-        return function(*args, **kwargs)
+class Recorded:
+    """A kernel, or one overload of it, that writes down its calls."""
 
-    return call
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name = name
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        record("called", self._name)
+        return self._function(*args, **kwargs)
+
+    def __getattr__(self, overload: str) -> Any:
+        return Recorded(self._name, getattr(self._function, overload))
 
 
 class RecordingModule(ModuleType):
@@ -43,7 +50,7 @@ class RecordingModule(ModuleType):
 
         have = hasattr(kernels, name)
         record("had" if have else "missing", f"sgl_kernel.{name}")
-        return recorded(f"sgl_kernel.{name}", getattr(kernels, name) if have else kernels._absent(name))
+        return Recorded(f"sgl_kernel.{name}", getattr(kernels, name) if have else kernels._absent(name))
 
 
 class RecordingOperators:
@@ -57,7 +64,7 @@ class RecordingOperators:
         record("had" if operator is not None else "missing", f"torch.ops.sgl_kernel.{name}")
         if operator is None:
             raise AttributeError(name)
-        return recorded(f"torch.ops.sgl_kernel.{name}", operator)
+        return Recorded(f"torch.ops.sgl_kernel.{name}", operator)
 
 
 def install() -> None:
