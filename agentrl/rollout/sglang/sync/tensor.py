@@ -22,6 +22,7 @@ from torch.multiprocessing import reductions
 
 from agentrl.rollout.engine import EngineError
 from agentrl.rollout.sglang.sync.buckets import Bucket, buckets, buffer_bytes
+from agentrl.rollout.sglang.sync.checksum import Comparison, Expectation, compare
 from agentrl.rollout.sglang.sync.update import Server, Update
 from agentrl.rollout.weights import Weights
 
@@ -33,15 +34,24 @@ class TensorSender:
     """A WeightSender for servers on this host."""
 
     def __init__(
-        self, dtype: torch.dtype, bucket_bytes: int, device: torch.device | str = "cpu", *, timeout: float = 300.0
+        self,
+        dtype: torch.dtype,
+        bucket_bytes: int,
+        device: torch.device | str = "cpu",
+        *,
+        timeout: float = 300.0,
+        checksum: bool = False,
     ) -> None:
         """`dtype`: the servers' dtype. `bucket_bytes`: the buffer's size. `device`: where the buffer lies, the same
-        kind as the servers'. `timeout`: seconds that a server may take for one bucket."""
+        kind as the servers'. `timeout`: seconds that a server may take for one bucket. `checksum`: have the servers'
+        weights compared after each send."""
         self.bytes_sent = 0
+        self.compared: Comparison = "none"
         self._dtype = dtype
         self._bucket_bytes = bucket_bytes
         self._device = torch.device(device)
         self._timeout = timeout
+        self._checksum = checksum
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     async def send(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
@@ -51,8 +61,11 @@ class TensorSender:
         update = Update(servers, version, self._timeout)
         ranks = await update.ranks()
         await update.begin()
+        expectation = Expectation()
         filled = buckets(weights.read(), buffer, self._bucket_bytes, self._dtype)
         for number, bucket in enumerate(filled, start=1):
+            if self._checksum:
+                expectation.add(bucket)
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             await update.post(
@@ -67,6 +80,8 @@ class TensorSender:
             )
             self.bytes_sent += bucket.data.numel()
         await update.end()
+        if self._checksum:
+            self.compared = await compare(update, expectation)
         return update.faults
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ update and its fault kept; the others go on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agentrl.rollout.engine import EngineError
@@ -25,7 +25,7 @@ class Server(Protocol):
         ...
 
     async def info(self) -> Any:
-        """Has `tensor_parallel`: how many ranks the server has, each with a part of the weights."""
+        """Has `tensor_parallel`, how many ranks the server has, each with a part of the weights, and `device`."""
         ...
 
 
@@ -34,6 +34,8 @@ class WeightSender(Protocol):
 
     bytes_sent: int
     """Bytes of weights of the last `send`, counted once however many servers there are."""
+    compared: str
+    """What the servers' checksums were compared with after the last `send`; see `checksum.Comparison`."""
 
     async def send(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
         """All weights and `version` to each of `servers`, at the same time. Faults are returned by server's URL: such
@@ -65,19 +67,11 @@ class Update:
 
     async def post(self, step: str, path: str, body: Callable[[Server], Mapping[str, Any]]) -> None:
         """One request to each server still in the update. Returns when all have answered or failed."""
-        servers = list(self.servers)
-        answers = await asyncio.gather(
-            *(self._post_one(server, path, body(server)) for server in servers), return_exceptions=True
-        )
-        for server, answer in zip(servers, answers, strict=True):
-            if isinstance(answer, Exception):
-                self.fail(server, step, answer)
-            elif isinstance(answer, BaseException):
-                raise answer
+        await self.each(step, lambda server: self.post_one(server, path, body(server)))
 
     async def begin(self) -> None:
         """Open the bracket; one that an earlier, broken update left open is closed first."""
-        await self._each("begin", self._begin_one)
+        await self.each("begin", self._begin_one)
 
     async def end(self) -> None:
         """Close the bracket; from here on the weights are whole."""
@@ -90,7 +84,7 @@ class Update:
         async def ask(server: Server) -> None:
             sizes[server.url] = (await server.info()).tensor_parallel
 
-        await self._each("asking for its ranks", ask)
+        await self.each("asking for its ranks", ask)
         return sizes
 
     def fail(self, server: Server, step: str, error: Exception) -> None:
@@ -106,7 +100,8 @@ class Update:
         for server in list(servers):
             self.fail(server, step, error)
 
-    async def _each(self, step: str, act: Callable[[Server], Any]) -> None:
+    async def each(self, step: str, act: Callable[[Server], Awaitable[Any]]) -> None:
+        """`act` on all servers still in the update at once; where it raises, the server is dropped."""
         servers = list(self.servers)
         outcomes = await asyncio.gather(*(act(server) for server in servers), return_exceptions=True)
         for server, outcome in zip(servers, outcomes, strict=True):
@@ -117,14 +112,15 @@ class Update:
 
     async def _begin_one(self, server: Server) -> None:
         try:
-            await self._post_one(server, "/begin_weight_update", {})
+            await self.post_one(server, "/begin_weight_update", {})
         except Exception as error:
             if "already open" not in str(error):
                 raise
-            await self._post_one(server, "/end_weight_update", {})
-            await self._post_one(server, "/begin_weight_update", {})
+            await self.post_one(server, "/end_weight_update", {})
+            await self.post_one(server, "/begin_weight_update", {})
 
-    async def _post_one(self, server: Server, path: str, body: Mapping[str, Any]) -> Any:
+    async def post_one(self, server: Server, path: str, body: Mapping[str, Any]) -> Any:
+        """The answer of one server. Raises what `Server.post` raises, and EngineError for an answer without success."""
         answer = await server.post(path, body, timeout=self.timeout)
         if isinstance(answer, Mapping) and answer.get("success") is False:
             raise EngineError(str(answer.get("message", answer)))
