@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -126,34 +125,29 @@ async def test_a_start_that_takes_too_long_is_given_up(server_arguments: ServerA
     assert process.exited is not None
 
 
-async def test_a_killed_server_is_started_again_at_its_port(start_server: StartServer) -> None:
+async def test_a_server_whose_scheduler_dies_ends_and_is_started_again(start_server: StartServer) -> None:
+    """At its place, with its log continued."""
     process = await start_server(context_length=64, max_num_seqs=2)
     url, main = process.url, process.pid
-    assert main is not None
-    os.kill(main, signal.SIGKILL)
-    await until(lambda: process.exited is not None)
-    assert process.exited == -signal.SIGKILL
-    again = ServerProcess(process.arguments, int(url.rpartition(":")[2]), process.log)
-    try:
-        await until(lambda: not list(living(main)))
-        again.start()
-        await again.ready(STARTUP)
-        assert again.url == url
-    finally:
-        again.stop()
-
-
-async def test_a_scheduler_that_dies_takes_its_server_with_it(start_server: StartServer) -> None:
-    process = await start_server(context_length=64, max_num_seqs=2)
-    main = process.pid
     assert main is not None
     scheduler = next(pid for pid in living(main) if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes())
     begun = time.monotonic()
     os.kill(scheduler, signal.SIGKILL)
-    await until(lambda: process.exited is not None)
-    assert time.monotonic() - begun < 15
+    while process.exited is None:
+        assert time.monotonic() - begun < 15, "it outlives its scheduler"
+        await asyncio.sleep(0.05)
     process.stop()
     assert list(living(main)) == []
+    process.start()
+    await process.ready(STARTUP)
+    assert process.url == url
+    assert process.log.read_text().count("fired up and ready") == 2
+    again = process.pid
+    assert again is not None and again != main
+    os.kill(again, signal.SIGKILL)
+    while process.exited is None:
+        await asyncio.sleep(0.05)
+    assert process.exited == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("when", ["starting", "serving"])
@@ -176,8 +170,3 @@ def test_a_server_ends_with_a_starter_that_is_killed(model_dir: Path, tmp_path: 
     finally:
         os.kill(child, signal.SIGKILL)
         starter.stdout.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # the test's own time limit ends it
-        await asyncio.sleep(0.05)

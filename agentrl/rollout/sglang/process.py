@@ -37,7 +37,7 @@ class ServerProcess:
     """A server at 127.0.0.1 (or the host that its arguments name)."""
 
     def __init__(self, arguments: ServerArguments, port: int | None, log: Path) -> None:
-        """`port` None: a free one, and another where somebody else was faster. `log` is appended to."""
+        """`port` None: a free one, and another where somebody else took it first. `log` is appended to."""
         self.arguments = arguments
         self.log = log
         self._fixed_port = port
@@ -47,7 +47,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Known once the server was started; final once it is ready."""
+        """Known once the server was started; final, for later starts too, once it was ready."""
         host = self.arguments.host
         return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{self._port}"
 
