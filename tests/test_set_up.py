@@ -51,6 +51,31 @@ def test_make_passes_overrides_and_pins_torch_before_the_rest(tmp_path: Path) ->
     assert "-c constraints" not in newest and "--upgrade" in newest
 
 
+def test_make_installs_sglang_without_what_brings_cuda_or_with_all_of_it(tmp_path: Path) -> None:
+    plan = make("-n", "test-sglang", "ARGS=-k contract", f"VENV={tmp_path}/venv").stdout.splitlines()
+    assert plan[-1] == f"{tmp_path}/venv/bin/python -m pytest tests/sglang -k contract"
+    first, second = (line.split(" install ")[1] for line in plan if "sglang-cpu" in line and " install " in line)
+    assert first == "-c constraints/cpu.txt -e '.[dev,sglang-cpu]'"
+    assert second == "--no-deps -r constraints/sglang-cpu.txt"
+    on_gpus = make("-n", "setup-sglang", "CONSTRAINTS=", f"VENV={tmp_path}/venv").stdout
+    assert "-e '.[dev,sglang]'" in on_gpus and "sglang-cpu" not in on_gpus
+
+
+@pytest.mark.parametrize(("ci", "status", "says"), [("1", 1, "skipped in continuous integration"), ("0", 0, "skipped")])
+def test_without_sglang_its_tests_say_so_and_ci_fails(ci: str, status: int, says: str) -> None:
+    program = "import sys, pytest; sys.modules['sglang'] = None; sys.exit(pytest.main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "-q", "-p", "no:cacheprovider", "tests/sglang/test_process.py"],
+        cwd=PROJECT,
+        env={**os.environ, "AGENTRL_CI": ci},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, says in done.stdout) == (status, True), done.stdout + done.stderr
+    assert "needs SGLang: make test-sglang" in done.stdout
+    assert "passed" not in done.stdout
+
+
 SKIPPING = """
 import pytest
 

@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from agentrl.rollout.engine import EngineError
-from agentrl.rollout.sglang.options import ServerArguments
+from agentrl.rollout.sglang.options import RESERVED, ServerArguments
 from agentrl.rollout.sglang.process import ServerProcess, living
+from tests.rollout.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 from tests.sglang.conftest import STARTUP, StartServer
 
 STARTER = """
@@ -42,7 +43,8 @@ time.sleep(300)
 def test_the_shared_server_serves_what_it_was_asked_for(server: ServerProcess, model_dir: Path) -> None:
     info = httpx.get(f"{server.url}/server_info", timeout=30.0).json()
     assert info["model_path"] == str(model_dir)
-    assert (info["context_length"], info["max_running_requests"], info["host"]) == (256, 16, "127.0.0.1")
+    assert info["context_length"] == MAX_MODEL_LEN + RESERVED
+    assert (info["max_running_requests"], info["host"]) == (MAX_NUM_SEQS, "127.0.0.1")
     assert httpx.get(f"{server.url}/model_info", timeout=30.0).json()["weight_version"] == "0"
     assert server.exited is None
     environment = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
@@ -91,7 +93,7 @@ async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: Server
     [
         ({"extra": {"no_such_argument": 3}}, "error: unrecognized arguments: --no-such-argument 3"),
         ({"extra": {"schedule_policy": "best"}}, "argument --schedule-policy: invalid choice: 'best'"),
-        ({"context_length": 10**8}, r"ValueError: .*context_length \(100000000\) is greater"),
+        ({"context_length": 10**8}, r"ValueError: .*context_length \(1000000\d\d\) is greater"),
         ({"extra": {"max_total_tokens": 0}}, "RuntimeError: Not enough memory"),  # of the scheduler's process
     ],
     ids=["unknown", "choice", "context", "scheduler"],
