@@ -113,7 +113,7 @@ class SGLangEngine:
         self._clock = LoopClock()
         restartable = all(server.process is not None for server in servers)
         self._fleet = Fleet(list(self._servers), self._clock.now, restartable=restartable, timings=timings)
-        self._router = Router(max_num_seqs)
+        self._router = Router()
         self._calls: dict[str, Call] = {}
         self._weights: Weights | None = None
         self._version = 0

@@ -1,9 +1,13 @@
-"""Which server runs a session's next request: the one that has its prefix in the cache, else the least loaded one.
+"""Which server runs a session's next request: the one that has its prefix in the cache, unless that is crowded.
 
-A session keeps its server from its first request until `forget`, until the server stops serving (whatever comes back
-has an empty cache, so its sessions are routed by load), or until the server has a queue while another is half idle
-(waiting costs more than computing the prefix again). Load is requests in flight; of equally loaded servers, the one
-with fewest sessions is taken, so that servers fill evenly. No I/O, no clock: the same calls give the same routes.
+A session keeps its server from its first request until `forget`, or until the server stops serving (whatever comes back
+has an empty cache, so its sessions are placed anew). A new session goes where its group is, whose prompt it shares.
+Neither stays at a crowded server, one with more than `CROWDED` times the requests in flight of the least loaded one and
+`SPARE` more: there, or at a server slower than the others, waiting costs more than computing the prefix again.
+All else goes to the least loaded server; of several, to the one with fewest sessions, so that servers fill evenly.
+
+No I/O, no clock: the same calls give the same routes. The rules and both numbers were chosen by simulation:
+`benchmarks/router_simulation.py`.
 """
 
 from __future__ import annotations
@@ -14,39 +18,43 @@ from types import MappingProxyType
 
 from agentrl.rollout.engine import EngineError
 
+CROWDED = 1.5
+SPARE = 8
+
 
 class NoServer(EngineError):
     """No server is serving now; one may be later."""
 
 
 class Router:
-    """Routes of the requests in flight, and the sessions' servers. `capacity`: requests that one server runs at once.
+    """Where the sessions are, and how many requests are in flight. A route takes time linear in the servers.
 
-    `route` takes constant time for a session that stays, time linear in the servers for one that is placed.
+    A session's group is its name up to the last slash: "train/3/17" of "train/3/17/5.0".
     """
 
-    def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; a server must run at least one request at once")
-        self._capacity = capacity
+    def __init__(self) -> None:
         self._serving: dict[str, None] = {}
-        self._sessions: dict[str, set[str]] = {}
-        """By serving server: the sessions whose prefix it has."""
         self._home: dict[str, str] = {}
-        """By session: the server whose set it is in."""
+        """By session: its server, one that serves."""
+        self._sessions: dict[str, set[str]] = {}
+        """By serving server: the sessions at home there."""
+        self._groups: dict[str, tuple[str, int]] = {}
+        """By group: where its last session was placed, and how many of its sessions have a home."""
         self._loads: dict[str, int] = {}
         self._in_flight: Counter[tuple[str, str]] = Counter()
+        """By session and server."""
 
     def set_serving(self, servers: Collection[str]) -> None:
         """These may be routed to from now on; the sessions of all others are placed anew at their next request."""
         for server in self._serving.keys() - set(servers):
-            for session in self._sessions.pop(server):
-                del self._home[session]
+            for session in list(self._sessions[server]):
+                self.forget(session)
+            del self._sessions[server]
         self._serving = dict.fromkeys(servers)
         for server in self._serving:
             self._sessions.setdefault(server, set())
             self._loads.setdefault(server, 0)
-        self._loads = {s: load for s, load in self._loads.items() if load or s in self._serving}
+        self._loads = {server: load for server, load in self._loads.items() if load or server in self._serving}
 
     @property
     def serving(self) -> Collection[str]:
@@ -56,13 +64,8 @@ class Router:
     def route(self, session: str) -> str:
         """The server for the session's next request, which is in flight there until `done`. Raises NoServer."""
         server = self._home.get(session)
-        if server is None:
-            server = self._place(session, self._least_loaded())
-        elif self._loads[server] >= self._capacity:
-            other = self._least_loaded()
-            if self._loads[other] * 2 <= self._capacity:
-                self.forget(session)
-                server = self._place(session, other)
+        if server is None or self._crowded(server):
+            server = self._place(session)
         self._loads[server] += 1
         self._in_flight[session, server] += 1
         return server
@@ -83,13 +86,34 @@ class Router:
     def forget(self, session: str) -> None:
         """The session is over. Its requests in flight count until they are `done`. Unknown is no error."""
         server = self._home.pop(session, None)
-        if server is not None:
-            self._sessions[server].discard(session)
+        if server is None:
+            return
+        self._sessions[server].discard(session)
+        group = _group(session)
+        last, sessions = self._groups.pop(group)
+        if sessions > 1:
+            self._groups[group] = last, sessions - 1
 
     @property
     def loads(self) -> Mapping[str, int]:
         """Requests in flight by server: all that serve, and those that do not any more but still have some."""
         return MappingProxyType(self._loads)
+
+    def _crowded(self, server: str) -> bool:
+        load = self._loads[server]
+        return load > SPARE and load > CROWDED * min(map(self._loads.__getitem__, self._serving)) + SPARE
+
+    def _place(self, session: str) -> str:
+        """Give the session a home: where its group is, or the least loaded server."""
+        self.forget(session)
+        group = _group(session)
+        server, sessions = self._groups.get(group, ("", 0))
+        if not group or server not in self._serving or self._crowded(server):
+            server = self._least_loaded()
+        self._home[session] = server
+        self._sessions[server].add(session)
+        self._groups[group] = server, sessions + 1
+        return server
 
     def _least_loaded(self) -> str:
         if not self._serving:
@@ -97,7 +121,7 @@ class Router:
         loads, sessions = self._loads, self._sessions
         return min(self._serving, key=lambda server: (loads[server], len(sessions[server])))
 
-    def _place(self, session: str, server: str) -> str:
-        self._home[session] = server
-        self._sessions[server].add(session)
-        return server
+
+def _group(session: str) -> str:
+    """Empty where the name has no slash: such sessions share nothing."""
+    return session.rpartition("/")[0]
