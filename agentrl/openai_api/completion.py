@@ -31,10 +31,8 @@ def assistant_message(message: AssistantMessage, call_ids: list[str]) -> dict[st
                 "id": id,
                 "type": "function",
                 "function": {
-                    "name": call.name,
-                    "arguments": call.raw
-                    if call.arguments is None
-                    else json.dumps(call.arguments, ensure_ascii=False, separators=(", ", ": ")),
+                    "name": call.name.encode(errors="replace").decode(),
+                    "arguments": call.raw if call.arguments is None else _json(call.arguments),
                 },
             }
             for id, call in zip(call_ids, message.calls, strict=True)
@@ -131,6 +129,16 @@ def event(value: dict[str, Any]) -> bytes:
 def error_event(error: ApiError) -> bytes:
     """How a stream that has begun tells of an error; OpenAI's clients raise it."""
     return event(error.body())
+
+
+def _json(value: Any) -> str:
+    """Readable, unless the policy spelled half a surrogate pair, which has no UTF-8."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(value)
+    return text
 
 
 def _pieces(text: str) -> Iterator[str]:

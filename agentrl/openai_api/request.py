@@ -91,14 +91,14 @@ class ChatMessage(BaseModel):
 
 
 class FunctionSchema(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class ToolDeclaration(BaseModel):
+    """Only checked: a template is given what the client sent, in the client's order of keys."""
+
     type: Literal["function"]
     function: FunctionSchema
 
@@ -114,7 +114,7 @@ class ChatRequest(BaseModel):
 
     model: str = "policy"
     messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[ToolDeclaration] | None = None
+    tools: list[dict[str, Any]] | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     stop: StrictStr | list[StrictStr] | None = None
@@ -138,24 +138,28 @@ class ChatRequest(BaseModel):
         """Whether tool calls are read; with tool_choice "none" they stay text."""
         return (self.model_extra or {}).get("tool_choice") != "none"
 
+    @field_validator("tools")
+    @classmethod
+    def _functions_only(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        for tool in tools or ():
+            ToolDeclaration.model_validate(tool)
+        return tools
+
     @property
     def declared_tools(self) -> list[dict[str, Any]]:
-        """With parameters, which chat templates take for granted."""
-        return [
-            {
-                "type": "function",
-                "function": {"parameters": {"type": "object", "properties": {}}, **tool.function.model_dump(**_SET)},
-            }
-            for tool in self.tools or ()
-        ]
+        """Without null fields, and with parameters, which chat templates take for granted."""
+        declared = []
+        for tool in self.tools or ():
+            function = {key: value for key, value in tool["function"].items() if value is not None}
+            function.setdefault("parameters", {"type": "object", "properties": {}})
+            function["parameters"].setdefault("properties", {})
+            declared.append({"type": "function", "function": function})
+        return declared
 
     def overruled(self) -> list[str]:
         """The fields that the run decides and that were given all the same."""
         extra = self.model_extra or {}
         return [name for name in RUN_DECIDES if extra.get(name) is not None]
-
-
-_SET: dict[str, Any] = {"exclude_unset": True, "exclude_none": True}
 
 
 def read_request(body: bytes) -> ChatRequest:
