@@ -65,6 +65,9 @@ class AgentLoop(ABC):
         unless it is a UserError or RequestError, which would only come again.
         """
 
+    def check(self) -> None:  # noqa: B027 - most loops need nothing
+        """Called before the first step where rows run this loop. Raises ConfigError for what it lacks."""
+
     async def close(self) -> None:  # noqa: B027 - most loops hold nothing
         """The run is over: free what the loop itself opened."""
 

@@ -61,6 +61,11 @@ class Scheduler:
             raise errors.exceptions[0] from errors
         return [task.result() for task in tasks]
 
+    async def close(self) -> None:
+        """End what the loops hold."""
+        for loop in self.loops.values():
+            await loop.close()
+
     def waiting_for(self) -> dict[str, int]:
         """What the running trajectories wait for, most frequent first."""
         return dict(Counter(episode.waiting_for.split(" (")[0] for episode in self.running.values()).most_common())

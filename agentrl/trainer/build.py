@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.agent_loop import AgentLoop, LoopContext, LoopLimits, Scheduler, agent_names, load_agent_loops
+from agentrl.agent_loop.openai_proxy import AgentOptions, OpenAIProxyLoop
 from agentrl.agent_loop.registry import instantiate
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
 from agentrl.chat import Chat
@@ -17,10 +19,12 @@ from agentrl.config.checks import NEEDS_CRITIC
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
 from agentrl.data.sample import Sample
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.model.packed import load_model
 from agentrl.reward import RewardManager
 from agentrl.rollout.embedded import EmbeddedEngine
+from agentrl.rollout.engine import EngineError, RolloutEngine
 from agentrl.tool import ToolSchema
 from agentrl.toolset import ToolSet
 from agentrl.trainer.checkpoint import CheckpointManager
@@ -81,25 +85,27 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
 
     with display.stage("load models", total=None):
         policy, reference, critic = build_workers(config, device, total_steps)
-        engine = EmbeddedEngine(
-            load_model(model.path, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code),
-            max_num_seqs=rollout.max_num_seqs,
-            max_model_len=LoopLimits.of(config).max_model_len,
-            stop_decode=chat.decode,
+    with ExitStack() as stack:
+        runner = stack.enter_context(asyncio.Runner())
+        engine = build_engine(config, device, chat, run_dir, runner, display)
+        stack.callback(lambda: runner.run(engine.close()))
+        tracker = Tracker(
+            config.trainer.logger, run_dir, config, config.trainer.project_name, config.trainer.experiment_name, display
         )
-    tracker = Tracker(
-        config.trainer.logger, run_dir, config, config.trainer.project_name, config.trainer.experiment_name, display
-    )
-    scheduler = Scheduler(
-        context=LoopContext(engine, chat, context_parts.tools, context_parts.interactions, LoopLimits.of(config)),
-        loops=context_parts.loops,
-        reward=context_parts.reward,
-        max_concurrent=rollout.agent.max_concurrent,
-        trajectory_timeout=rollout.agent.trajectory_timeout,
-        max_retries=rollout.agent.max_retries,
-    )
-    rollouts = Rollouts(config, scheduler, engine, display)
-    try:
+        stack.callback(tracker.close)
+        scheduler = Scheduler(
+            context=LoopContext(engine, chat, context_parts.tools, context_parts.interactions, LoopLimits.of(config)),
+            loops=context_parts.loops,
+            reward=context_parts.reward,
+            max_concurrent=rollout.agent.max_concurrent,
+            trajectory_timeout=rollout.agent.trajectory_timeout,
+            max_retries=rollout.agent.max_retries,
+        )
+        stack.callback(lambda: runner.run(scheduler.close()))
+        rollouts = Rollouts(config, scheduler, engine, runner, display)
+        if rollout.server_urls is not None:
+            with display.stage("send weights"):
+                rollouts.sync_weights(policy.run("weights"), 0)
         yield Parts(
             config=config,
             display=display,
@@ -121,9 +127,37 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
             tracker=tracker,
             total_steps=total_steps,
         )
-    finally:
-        rollouts.close()
-        tracker.close()
+
+
+def build_engine(
+    config: Config, device: str, chat: Chat, run_dir: Path, runner: asyncio.Runner, display: Display
+) -> RolloutEngine:
+    """The engine that `rollout.name` asks for. Raises UserError with what kept it from starting."""
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    max_model_len = LoopLimits.of(config).max_model_len
+    if rollout.name == "embedded":
+        with display.stage("load engine"):
+            return EmbeddedEngine(
+                load_model(model.path, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code),
+                max_num_seqs=rollout.max_num_seqs,
+                max_model_len=max_model_len,
+                stop_decode=chat.decode,
+            )
+    from agentrl.rollout.sglang.start import start_engine
+
+    if rollout.free_cache_engine and device == "cpu":
+        raise ConfigError(
+            "actor_rollout_ref.rollout.free_cache_engine=true frees memory of a GPU, and this machine has none"
+        )
+    verb = "start" if rollout.server_urls is None else "reach"
+    with display.stage(f"{verb} SGLang servers"):
+        starting = start_engine(
+            config, device, max_model_len, run_dir, notify=display.warn, progress=lambda text: display.note(text)
+        )
+        try:
+            return runner.run(starting)
+        except EngineError as error:
+            raise TrainingError(str(error)) from error
 
 
 def prepare_run_dir(config: Config, display: Display) -> Path:
@@ -165,7 +199,9 @@ def build_tools(config: Config, chat: Chat) -> ContextParts:
     tools.bind(chat.encode, chat.decode)
     interactions = load_interactions(turns.interaction_config_path)
     reward = RewardManager(config.reward_model, config.custom_reward_function)
-    return ContextParts(instantiate(agent_names()), tools, interactions, reward)
+    loops = instantiate(agent_names())
+    loops["openai_proxy"] = OpenAIProxyLoop(AgentOptions(agent.openai_proxy.target, agent.openai_proxy.command))
+    return ContextParts(loops, tools, interactions, reward)
 
 
 def build_data(
@@ -227,6 +263,7 @@ def first_prompt(sample: Sample, context: ContextParts) -> tuple[list[Message], 
 def show_first_prompts(chat: Chat, context: ContextParts, display: Display) -> None:
     """The start-up check, by loop: print a rendered prompt; fail when tools, parser and template do not fit."""
     for name, sample in context.examples.items():
+        context.loops[name].check()
         text = start_up_check(chat, *first_prompt(sample, context))
         display.note(f"first prompt of {sample.file} (agent_name={name}):\n{text}")
 

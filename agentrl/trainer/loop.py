@@ -77,6 +77,8 @@ class Trainer:
         with self.timed("rollout", shown=False):
             trajectories = parts.rollouts.train(samples, self.step)
         metrics = step_metrics(trajectories, turn_reward_coef=algorithm.turn_reward_coef)
+        metrics |= parts.rollouts.engine_metrics()
+        parts.rollouts.rest()
         self.record(trajectories, "train")
         batch = from_trajectories(self.usable(trajectories), turn_reward_coef=algorithm.turn_reward_coef)
         metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(trajectories).items()}
@@ -102,26 +104,35 @@ class Trainer:
             kept = informative_sequences(batch)
             metrics["train/filtered_fraction"] = 1 - len(kept) / max(len(batch), 1)
             batch = batch.select(kept)
+        updated = False
         if len(batch):
-            metrics |= self.update(batch)
+            updated, update_metrics = self.update(batch)
+            metrics |= update_metrics
+        if updated or parts.rollouts.resting:
+            metrics |= self.sync_weights()
 
         seconds = time.perf_counter() - began
         return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
 
-    def update(self, batch: RaggedBatch) -> Metrics:
-        """Critic, policy (after the critic's warm-up) and the engine's weights."""
+    def update(self, batch: RaggedBatch) -> tuple[bool, Metrics]:
+        """Critic, and policy after the critic's warm-up; whether the policy has new weights."""
         parts = self.parts
         metrics: Metrics = {}
+        updated = self.step > self.config.trainer.critic_warmup
         if parts.critic is not None:
             with self.timed("update_critic"):
                 metrics |= parts.critic.run("update", batch, step=self.step)
-        if self.step > self.config.trainer.critic_warmup:
+        if updated:
             with self.timed("update_actor"):
                 metrics |= parts.policy.run("update", batch, step=self.step)
-            with self.timed("sync_weights"):
-                report = parts.rollouts.sync_weights(parts.policy.run("weights"), self.step)
-            metrics |= {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
-        return metrics
+        return updated, metrics
+
+    def sync_weights(self) -> Metrics:
+        """The policy's weights to the engine."""
+        parts = self.parts
+        with self.timed("sync_weights"):
+            report = parts.rollouts.sync_weights(parts.policy.run("weights"), self.step)
+        return {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
 
     def usable(self, trajectories: list[Trajectory]) -> list[Trajectory]:
         """The scored trajectories. Raises TrainingError when too many failed."""

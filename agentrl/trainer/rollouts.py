@@ -18,14 +18,18 @@ STALL_SECONDS = 30.0
 
 
 class Rollouts:
-    """Owns the event loop on which engine and scheduler live."""
+    """Runs the scheduler on `runner`, the event loop on which it and the engine live."""
 
-    def __init__(self, config: Config, scheduler: Scheduler, engine: RolloutEngine, display: Display) -> None:
+    def __init__(
+        self, config: Config, scheduler: Scheduler, engine: RolloutEngine, runner: asyncio.Runner, display: Display
+    ) -> None:
         self.config = config
         self.scheduler = scheduler
         self.engine = engine
         self.display = display
-        self.runner = asyncio.Runner()
+        self.runner = runner
+        self.resting = False
+        """The engine's memory is lent to the policy."""
 
     def train(self, samples: Sequence[Sample], step: int) -> list[Trajectory]:
         """n sampled trajectories a prompt; their order is that of the prompts."""
@@ -45,15 +49,23 @@ class Rollouts:
         return self._run(samples, val.n, params, f"val/{step}", "validate (sampled)", first)
 
     def sync_weights(self, weights: Weights, version: int) -> SyncReport:
-        """Give the engine the policy's weights."""
-        return self.runner.run(self.engine.update_weights(weights, version))
+        """Give the engine the policy's weights, and its memory back."""
+        report = self.runner.run(self.engine.update_weights(weights, version))
+        if self.resting:
+            self.runner.run(self.engine.wake())
+            self.resting = False
+        return report
 
-    def close(self) -> None:
-        """End the engine and the event loop."""
-        try:
-            self.runner.run(self.engine.close())
-        finally:
-            self.runner.close()
+    def rest(self) -> None:
+        """Lend the engine's memory to the policy until `sync_weights`, where they share a device."""
+        if self.config.actor_rollout_ref.rollout.free_cache_engine:
+            self.runner.run(self.engine.sleep())
+            self.resting = True
+
+    def engine_metrics(self) -> dict[str, float]:
+        """The engine's own numbers."""
+        metrics = self.runner.run(self.engine.health()).metrics
+        return {f"engine/{name}": value for name, value in metrics.items()}
 
     def _run(
         self, samples: Sequence[Sample], n: int, params: SamplingParams, tag: str, title: str, first: int = 0

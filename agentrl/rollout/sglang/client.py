@@ -55,6 +55,8 @@ class ServerInfo:
     weight_version: str
     deterministic: bool
     """It honours seeds."""
+    incremental: bool
+    """It streams new tokens only."""
     device: str
     """cpu or cuda."""
 
@@ -162,6 +164,7 @@ class SGLangClient:
                 int(server["tp_size"]),
                 str(model["weight_version"]),
                 bool(server.get("enable_deterministic_inference")),
+                bool(server.get("incremental_streaming_output")),
                 str(server["device"]),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
 from agentrl.rollout.weights import Weights
 
 
@@ -17,6 +20,15 @@ class ModelFacts:
 
     vocab_size: int
     shapes: Mapping[str, tuple[int, ...]]
+
+    @staticmethod
+    def of(path: str, *, trust_remote_code: bool = False) -> ModelFacts:
+        """From the model's config; no weights are read."""
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        shapes = {name: tuple(param.shape) for name, param in model.named_parameters(remove_duplicate=False)}
+        return ModelFacts(model.get_output_embeddings().weight.shape[0], shapes)
 
     def check(self, weights: Weights) -> None:
         """Raises ValueError for a name that the model does not have, or another shape than its own."""

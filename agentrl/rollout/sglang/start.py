@@ -1,0 +1,190 @@
+"""From the config to a running engine: servers started or attached to, and a way to send them weights."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+
+from agentrl.config import Config
+from agentrl.errors import ConfigError
+from agentrl.http import allow_many_files, http_client
+from agentrl.rollout.engine import EngineError
+from agentrl.rollout.sglang.client import ServerFailed, ServerInfo, SGLangClient
+from agentrl.rollout.sglang.engine import Server, SGLangEngine
+from agentrl.rollout.sglang.fleet import Timings
+from agentrl.rollout.sglang.model import ModelFacts
+from agentrl.rollout.sglang.options import RESERVED, ServerArguments
+from agentrl.rollout.sglang.process import ServerProcess
+from agentrl.rollout.sglang.sync.disk import DiskSender
+from agentrl.rollout.sglang.sync.distributed import DistributedSender
+from agentrl.rollout.sglang.sync.tensor import TensorSender
+from agentrl.rollout.sglang.sync.update import WeightSender
+
+ROLLOUT = "actor_rollout_ref.rollout"
+LOOK_EVERY = 0.5
+"""Seconds between two tries to reach a server that is attached to."""
+Told = Callable[[str], None]
+
+
+async def start_engine(
+    config: Config, device: str, max_model_len: int, run_dir: Path, *, notify: Told, progress: Told
+) -> SGLangEngine:
+    """Start `num_servers` servers, or attach to `server_urls`, and wait until all of them answer.
+
+    Servers that are started write their logs to `run_dir`/servers/. Servers that are attached to have some weights of
+    the model; they must be sent the policy's before they generate. `notify` is told what happens to servers later on,
+    `progress` what they do while they start. Raises ConfigError or EngineError with the server's own last error; no
+    process is left then.
+    """
+    allow_many_files()
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    facts = ModelFacts.of(model.path, trust_remote_code=model.trust_remote_code)
+    http = http_client()
+    processes: list[ServerProcess] = []
+    try:
+        if rollout.server_urls is None:
+            processes = server_processes(config, device, max_model_len, run_dir)
+            await start_all(processes, rollout.server_start_timeout, progress)
+            servers = [Server(SGLangClient(process.url, http), process) for process in processes]
+            infos = [await server.client.info() for server in servers]
+        else:
+            servers = [Server(SGLangClient(url, http)) for url in rollout.server_urls]
+            infos = await attach_all(servers, rollout.server_start_timeout, max_model_len)
+        timings = Timings(
+            check_interval=rollout.health_check_interval,
+            start_timeout=rollout.server_start_timeout,
+            restarts=rollout.max_server_restarts,
+        )
+        return SGLangEngine(
+            servers,
+            http,
+            facts,
+            weight_sender(config, device, [server.url for server in servers], run_dir),
+            max_num_seqs=rollout.max_num_seqs,
+            max_model_len=max_model_len,
+            deterministic=all(info.deterministic for info in infos),
+            free_weights=rollout.free_cache_engine,
+            notify=notify,
+            timings=timings,
+        )
+    except BaseException:
+        for process in processes:
+            process.stop()
+        await http.aclose()
+        raise
+
+
+def server_processes(config: Config, device: str, max_model_len: int, run_dir: Path) -> list[ServerProcess]:
+    """Not yet started. Each server has the next tensor_model_parallel_size GPUs of this machine."""
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    ranks = rollout.tensor_model_parallel_size
+    if device == "cuda" and rollout.num_servers * ranks > torch.cuda.device_count():
+        raise ConfigError(
+            f"{ROLLOUT}.num_servers={rollout.num_servers} with {ROLLOUT}.tensor_model_parallel_size={ranks} needs "
+            f"{rollout.num_servers * ranks} GPUs; this machine has {torch.cuda.device_count()}"
+        )
+    if device == "cpu" and ranks > 1:
+        raise ConfigError(f"{ROLLOUT}.tensor_model_parallel_size={ranks} needs as many GPUs; on a CPU it must be 1")
+    return [
+        ServerProcess(
+            ServerArguments(
+                model.path,
+                device=device,
+                dtype=model.dtype,
+                tensor_model_parallel_size=ranks,
+                base_gpu_id=number * ranks,
+                gpu_memory_utilization=rollout.gpu_memory_utilization,
+                context_length=max_model_len,
+                trust_remote_code=model.trust_remote_code,
+                max_num_seqs=rollout.max_num_seqs,
+                enable_memory_saver=rollout.free_cache_engine,
+                extra=rollout.engine_kwargs.sglang,
+            ),
+            None,
+            run_dir / "servers" / f"{number}.log",
+        )
+        for number in range(rollout.num_servers)
+    ]
+
+
+async def start_all(processes: Sequence[ServerProcess], timeout: float, progress: Told) -> None:
+    """All at once; the first failure ends the wait. The caller stops them."""
+    for process in processes:
+        process.start()
+    async with asyncio.TaskGroup() as group:
+        try:
+            for number, process in enumerate(processes):
+                group.create_task(process.ready(timeout, lambda text, number=number: progress(f"{number}: {text}")))  # type: ignore[misc]
+        except* EngineError as errors:
+            raise errors.exceptions[0] from None
+
+
+async def attach_all(servers: Sequence[Server], timeout: float, max_model_len: int) -> list[ServerInfo]:
+    """Wait until all answer. Raises ConfigError for a server that cannot serve this job."""
+    infos = await asyncio.gather(*[reach(server.client, timeout) for server in servers])
+    for server, info in zip(servers, infos, strict=True):
+        if info.context_length < max_model_len + RESERVED:
+            raise ConfigError(
+                f"{ROLLOUT}.server_urls: {server.url} has a context of {info.context_length} tokens; this job needs "
+                f"{max_model_len} and {RESERVED} that SGLang does not fill: start it with --context-length "
+                f"{max_model_len + RESERVED}"
+            )
+        if not info.incremental:
+            raise ConfigError(
+                f"{ROLLOUT}.server_urls: start {server.url} with --incremental-streaming-output, "
+                "which this job's way of reading answers needs"
+            )
+    return list(infos)
+
+
+async def reach(client: SGLangClient, timeout: float) -> ServerInfo:
+    """Its info, as soon as it answers. Raises EngineError after `timeout` seconds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout
+    while True:
+        try:
+            await client.check(min(timeout, 30.0))
+            return await client.info()
+        except ServerFailed as error:
+            if loop.time() >= end:
+                raise EngineError(f"{ROLLOUT}.server_urls: no answer within {timeout:g} s: {error}") from error
+        await asyncio.sleep(LOOK_EVERY)
+
+
+def weight_sender(config: Config, device: str, urls: Sequence[str], run_dir: Path) -> WeightSender:
+    """As update_weights_transport asks for it."""
+    rollout = config.actor_rollout_ref.rollout
+    # A server on a CPU computes in float32.
+    dtype = torch.float32 if device == "cpu" else getattr(torch, config.actor_rollout_ref.model.dtype)
+    transport = rollout.update_weights_transport
+    local = all(map(is_this_machine, urls))
+    if transport == "auto":
+        transport = "tensor" if local else "distributed"
+    if transport == "tensor" and not local:
+        raise ConfigError(
+            f"{ROLLOUT}.update_weights_transport=tensor hands over memory, and {', '.join(urls)} are not all on this "
+            "machine; use distributed or disk"
+        )
+    size, checksum = rollout.update_weights_bucket_megabytes << 20, rollout.update_weights_checksum
+    if transport == "tensor":
+        return TensorSender(dtype, size, device, checksum=checksum)
+    if transport == "distributed":
+        return DistributedSender(dtype, size, "nccl" if device == "cuda" else "gloo", checksum=checksum)
+    return DiskSender(dtype, size, run_dir / "weights", checksum=checksum)
+
+
+def is_this_machine(url: str) -> bool:
+    """Whether the URL's host is a name or an address of this machine."""
+    host = urlsplit(url).hostname or ""
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
+        own = {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address).is_loopback or address in own for address in addresses)
