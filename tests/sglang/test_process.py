@@ -20,6 +20,8 @@ from agentrl.rollout.sglang.process import ServerProcess, living
 from tests.rollout.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 from tests.sglang.conftest import STARTUP, StartServer
 
+pytestmark = pytest.mark.timeout(600)  # two starts, on a busy machine
+
 STARTER = """
 import asyncio, os, sys, time
 from pathlib import Path
