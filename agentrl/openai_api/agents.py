@@ -116,30 +116,27 @@ class CommandAgent:
             "OPENAI_MODEL": access.model,
             "NO_PROXY": "127.0.0.1,localhost",
         }
-        pipe = asyncio.subprocess.PIPE
+        loop = asyncio.get_running_loop()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, start_new_session=True
+            transport, process = await loop.subprocess_exec(
+                _Process, *self._command, env=environment, start_new_session=True
             )
         except OSError as error:
             raise ConfigError(f"openai_proxy.command {self._command}: {error}") from error
-        assert process.stdin and process.stdout and process.stderr
-        output, errors = bytearray(), bytearray()
+        pid = transport.get_pid()
         try:
-            async with asyncio.TaskGroup() as group:
-                readers = [
-                    group.create_task(_keep_tail(process.stdout, output)),
-                    group.create_task(_keep_tail(process.stderr, errors)),
-                ]
-                group.create_task(_feed(process.stdin, json.dumps(sample, default=str).encode()))
-                status = await process.wait()
-                await asyncio.to_thread(
-                    _kill_all, process.pid, access.base_url
-                )  # Else a child may hold the pipes open.
-                await asyncio.gather(*readers)
+            stdin: Any = transport.get_pipe_transport(0)
+            stdin.write(json.dumps(sample, default=str).encode())
+            stdin.close()  # When it is written.
+            await process.exited
+            await asyncio.to_thread(_kill_all, pid, access.base_url)  # Else a child may hold the pipes open.
+            await process.closed
         except BaseException:
-            _kill_all(process.pid, access.base_url)  # Not awaited: a second cancellation must not come between.
+            _kill_all(pid, access.base_url)  # Not awaited: a second cancellation must not come between.
             raise
+        status = transport.get_returncode()
+        assert status is not None
+        output, errors = process.tails[1], process.tails[2]
         if status != 0:
             ended = f"status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
             said = bytes(errors or output).decode(errors="replace").strip()
@@ -147,18 +144,26 @@ class CommandAgent:
         return Outcome.of(_last_object(bytes(output)))
 
 
-async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(ConnectionError):  # It need not read its input.
-        stream.write(data)
-        await stream.drain()
-        stream.close()
-        await stream.wait_closed()
+class _Process(asyncio.SubprocessProtocol):
+    """The tails of what a process writes, and its end: of the process itself, and of all its pipes."""
 
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.tails = {1: bytearray(), 2: bytearray()}
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
 
-async def _keep_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:
-    while chunk := await stream.read(65536):
-        tail += chunk
-        del tail[:-TAIL]
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self.tails[fd] += data
+        del self.tails[fd][:-TAIL]
+
+    def process_exited(self) -> None:
+        if not self.exited.done():
+            self.exited.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
 
 
 def _last_object(output: bytes) -> dict[str, Any] | None:

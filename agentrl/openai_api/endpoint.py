@@ -121,9 +121,13 @@ class Endpoint:
 
     async def _complete(self, token: str, request: Request) -> Response:
         session = self._find(token)
-        asked = read_request(await _body(request))
+        try:
+            asked = read_request(await _body(request))
+            task = session.begin(asked)
+        except ApiError as error:
+            session.last_error = error.message
+            raise
         self._warn_once(asked.overruled())
-        task = session.begin(asked)
         leaving = asyncio.create_task(_cancel_when_gone(request, task))
         if asked.stream:
             task.add_done_callback(lambda _: leaving.cancel())

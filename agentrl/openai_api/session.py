@@ -69,11 +69,7 @@ class Session:
 
         Raises ApiError; so may the task.
         """
-        try:
-            branch = self._place(request)
-        except ApiError as error:
-            self.last_error = error.message
-            raise
+        branch = self._place(request)
         for name in request.overruled():
             self._count(f"openai_ignored_{name}")
         self._count("openai_calls")

@@ -1,0 +1,311 @@
+"""Agents written against OpenAI's client, run by the loop: what they earn, how they fail, and what outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from agentrl.agent_loop import AgentOptions, OpenAIProxyLoop
+from agentrl.errors import ConfigError
+from agentrl.rollout.engine import EngineError
+from agentrl.trajectory import Status, Trajectory
+from tests.agent_loop.conftest import Bench, sample
+from tests.agent_loop.scripted_engine import Script
+
+SAMPLE = sample("openai_proxy", extra_info={"level": 3})
+
+CLIENT = """
+import json, os, subprocess, sys, time
+import openai
+
+def call(messages, **more):
+    return client.chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=messages, **more)
+
+sample = json.load(sys.stdin)
+client = openai.OpenAI(max_retries=0)
+"""
+"""The beginning of a command; it reads OPENAI_BASE_URL and OPENAI_API_KEY by itself."""
+
+
+@pytest.fixture
+async def run(bench: Callable[..., Bench]) -> AsyncIterator[Callable[..., Any]]:
+    """Run a row with an agent: a function of a file, or a command."""
+    loops: list[OpenAIProxyLoop] = []
+
+    async def go(script: Script | list[str], options: AgentOptions, n: int = 1, **keys: Any) -> list[Trajectory]:
+        made = bench(script, **keys)
+        loop = OpenAIProxyLoop(options)
+        loops.append(loop)
+        made.scheduler.loops = {"openai_proxy": loop}
+        go.bench = made  # type: ignore[attr-defined]
+        return await made.run(SAMPLE, n)
+
+    yield go
+    for loop in loops:
+        await loop.close()
+
+
+def function(
+    tmp_path: Path, body: str, head: str = "async def agent(sample, base_url, api_key, model):"
+) -> AgentOptions:
+    file = tmp_path / "my_agent.py"
+    lines = "\n    ".join(body.strip().splitlines())
+    file.write_text(f"import asyncio, openai, time\n\n{head}\n    {lines}\n")
+    return AgentOptions(target=f"{file}:agent")
+
+
+def command(tmp_path: Path, body: str, **more: Any) -> AgentOptions:
+    file = tmp_path / "command.py"
+    file.write_text(CLIENT + body)
+    return AgentOptions(command=[sys.executable, str(file)], **more)
+
+
+ASYNC = """
+client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+async def ask(messages, **more):
+    return (await client.chat.completions.create(model=model, messages=messages, **more)).choices[0].message.content
+"""
+SYNC = "def agent(sample, base_url, api_key, model):"
+SYNC_CALL = """
+client = openai.OpenAI(base_url=base_url, api_key=api_key)
+client.chat.completions.create(model=model, messages=sample["prompt"])
+"""
+
+
+async def test_an_async_function_is_trained_on(run: Any, tmp_path: Path) -> None:
+    options = function(
+        tmp_path,
+        ASYNC
+        + """
+assert set(sample) == {"prompt", "extra_info", "data_source", "ability", "index"}, sample
+assert sample["extra_info"] == {"level": 3}
+messages = sample["prompt"]
+messages.append({"role": "assistant", "content": await ask(messages)})
+messages.append({"role": "user", "content": "Sure?"})
+assert await ask(messages) == "#### 5"
+return {"reward": 0.5, "depth": 2}
+""",
+    )
+    first, second = await run(["hm", "#### 5"], options, n=2)
+    for t in (first, second):
+        assert (t.status, t.score, t.failure) == (Status.COMPLETED, 1.0, None)
+        assert t.turn_rewards == [0.5] and t.turns[-1].reward == 0.5
+        assert t.score_extra["depth"] == 2.0
+        assert len(t.transcripts) == 1
+        assert t.metrics["openai_calls"] == 2
+        assert t.metrics["retries"] == 0
+    assert first.metrics["drift/clean"] == 1.0 if "drift/clean" in first.metrics else True
+    assert len(SAMPLE.prompt) == 1, "what an agent does to its sample stays its own"
+    assert sorted(run.bench.engine.released) == ["t/0.0", "t/0.0.0", "t/1.0", "t/1.0.0"]
+
+
+async def test_a_synchronous_function_runs_in_a_thread(run: Any, tmp_path: Path) -> None:
+    trajectories = await run(["#### 5"], function(tmp_path, SYNC_CALL, SYNC), n=8)
+    assert [t.score for t in trajectories] == [1.0] * 8
+
+
+async def test_a_command(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SECRET", "s3cret")
+    monkeypatch.setenv("MY_FLAG", "on")
+    body = """
+assert "MY_SECRET" not in os.environ and os.environ["MY_FLAG"] == "on"
+call(sample["prompt"])
+print("thinking ...")
+print(json.dumps({"reward": 1, "steps": 1}))
+"""
+    (t,) = await run(["#### 5"], command(tmp_path, body, pass_env=["MY_FLAG"]))
+    assert (t.score, t.turn_rewards, t.score_extra["steps"]) == (1.0, [1.0], 1.0), t.failure
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("raise KeyError('nothing here')", "KeyError: 'nothing here'"),
+        ("pass", "the agent made no successful call; it made none at all"),
+        ("await ask([])", "BadRequestError"),
+        ("await ask(sample['prompt'], n=2)", "n=2 is not supported"),
+        ("await ask(sample['prompt'])\nreturn 3", "it returned int"),
+        ("await ask(sample['prompt'])\nreturn {'reward': float('nan')}", "reward=nan"),
+        (
+            "try:\n    await ask(sample['prompt'], n=2)\nexcept openai.BadRequestError:\n    pass",
+            "no successful call; n=2 is not supported",
+        ),
+    ],
+)
+async def test_a_failed_agent_is_a_failed_try_and_no_zero(run: Any, tmp_path: Path, body: str, cause: str) -> None:
+    (t,) = await run(["#### 4"], function(tmp_path, ASYNC + body))
+    assert (t.status, t.score) == (Status.FAILED, None)
+    assert t.failure is not None and cause in t.failure
+    assert t.metrics["retries"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("sys.exit(3)", "ended with status 3: it wrote nothing"),
+        ("raise ValueError('bad luck')", "ValueError: bad luck"),
+        ("os.kill(os.getpid(), 9)", "signal SIGKILL"),
+        ("sys.stderr.write('x' * 10**6); sys.stderr.write('the end'); sys.exit(1)", "the end"),
+    ],
+)
+async def test_a_failed_command_says_why(run: Any, tmp_path: Path, body: str, cause: str) -> None:
+    (t,) = await run(["#### 4"], command(tmp_path, body), max_retries=0)
+    assert t.status is Status.FAILED and t.failure is not None
+    assert cause in t.failure and len(t.failure) < 20_000
+
+
+async def test_a_budget_that_ends_an_agent_is_no_fault(run: Any, tmp_path: Path) -> None:
+    endless = (
+        ASYNC
+        + """
+messages = sample["prompt"]
+while True:
+    messages.append({"role": "assistant", "content": await ask(messages)})
+    messages.append({"role": "user", "content": "more"})
+"""
+    )
+    (t,) = await run(lambda session, turn: "#### 5", function(tmp_path, endless), max_assistant_turns=3)
+    assert (t.status, t.score, t.metrics["retries"]) == (Status.TURN_LIMIT, 1.0, 0)
+    assert sum(turn.role == "assistant" for turn in t.turns) == 3
+    (t,) = await run(lambda session, turn: "#### 5", function(tmp_path, endless), max_response_tokens=40)
+    assert (t.status, t.score, t.metrics["retries"]) == (Status.LENGTH, 1.0, 0)
+    assert t.transcripts[0].response_length <= 40
+
+
+async def test_an_engine_fault_ends_the_agent_at_once_and_is_tried_again(run: Any, tmp_path: Path) -> None:
+    def script(session: str, turn: int) -> str | Exception:
+        return EngineError("lost") if session.startswith("t/0.0") else "#### 5"
+
+    stubborn = (
+        ASYNC
+        + """
+while True:
+    try:
+        return None if await ask(sample["prompt"]) else None
+    except openai.APIError:
+        await asyncio.sleep(30)
+"""
+    )
+    began = time.monotonic()
+    (t,) = await run(script, function(tmp_path, stubborn))
+    assert time.monotonic() - began < 5
+    assert (t.status, t.score, t.metrics["retries"]) == (Status.COMPLETED, 1.0, 1)
+
+
+async def test_at_the_deadline_a_function_loses_its_session(run: Any, tmp_path: Path) -> None:
+    body = (
+        SYNC_CALL
+        + f"""
+time.sleep(1.0)
+try:
+    client.chat.completions.create(model=model, messages=sample["prompt"])
+except openai.NotFoundError:
+    open({str(tmp_path / "refused")!r}, "w").close()
+"""
+    )
+    (t,) = await run(["#### 5"], function(tmp_path, body, SYNC), trajectory_timeout=0.7)
+    assert (t.status, t.score) == (Status.TIMEOUT, None)
+    assert t.failure is not None and "the agent" in t.failure
+    for _ in range(200):
+        if (tmp_path / "refused").exists():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the thread that was given up could still call")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+GRANDCHILDREN = """
+call(sample["prompt"])
+sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+children = [subprocess.Popen(sleeper).pid, subprocess.Popen(sleeper, start_new_session=True).pid]
+with open(sys.argv[0] + ".pids", "w") as file:
+    json.dump([os.getpid(), *children], file)
+"""
+
+
+@pytest.mark.parametrize("ending", ["time.sleep(60)", "pass"], ids=["deadline", "normal end"])
+async def test_a_command_leaves_no_process_behind(run: Any, tmp_path: Path, ending: str) -> None:
+    options = command(tmp_path, GRANDCHILDREN + ending)
+    began = time.monotonic()
+    (t,) = await run(["#### 5"], options, trajectory_timeout=6.0)
+    assert time.monotonic() - began < 12
+    assert t.status is (Status.COMPLETED if ending == "pass" else Status.TIMEOUT), t.failure
+    pids = json.loads((tmp_path / "command.py.pids").read_text())
+    assert len(pids) == 3
+    for _ in range(100):
+        if not any(map(alive, pids)):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError([pid for pid in pids if alive(pid)])
+
+
+async def test_a_cancelled_run_kills_its_commands(run: Any, tmp_path: Path) -> None:
+    task = asyncio.create_task(run(["#### 5"], command(tmp_path, GRANDCHILDREN + "time.sleep(60)")))
+    file = tmp_path / "command.py.pids"
+    while not file.exists() or not file.read_text().endswith("]"):
+        await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.wait({task})
+    await asyncio.sleep(0.1)
+    assert not any(map(alive, json.loads(file.read_text())))
+
+
+async def test_many_agents_at_once_leave_no_thread_socket_or_task(run: Any, tmp_path: Path) -> None:
+    body = (
+        ASYNC
+        + """
+async with client:
+    await asyncio.gather(*[ask([{"role": "user", "content": f"{i}"}]) for i in range(3)])
+"""
+    )
+    options = function(tmp_path, body)
+    await run(lambda session, turn: "#### 5", options, n=5)
+    open_files, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())  # noqa: PTH208
+    trajectories = await run(lambda session, turn: "#### 5", options, n=100)
+    assert {(t.score, len(t.transcripts)) for t in trajectories} == {(1.0, 3)}
+    await asyncio.sleep(0.1)
+    assert len(os.listdir("/proc/self/fd")) <= open_files + 6  # noqa: PTH208 - one more server
+    assert len(asyncio.all_tasks()) <= tasks + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (AgentOptions(), "set either"),
+        (AgentOptions(target="a.b:c", command=["x"]), "set either"),
+        (AgentOptions(target="nonsense"), "expected `package.module:function`"),
+        (AgentOptions(target="no.such_module:f"), "no"),
+        (AgentOptions(target="/no/such/file.py:f"), "no such file"),
+        (AgentOptions(target="json:dumps"), "must take the parameters sample"),
+        (AgentOptions(target="json:nothing"), "nothing"),
+        (AgentOptions(command=[]), "empty"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: AgentOptions, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        OpenAIProxyLoop(options).check()
+
+
+async def test_a_command_that_is_not_there(run: Any, tmp_path: Path) -> None:
+    (t,) = await run(["x"], AgentOptions(command=["/no/such/agent"]))
+    assert t.failure is not None and "/no/such/agent" in t.failure
+    assert t.metrics["retries"] == 0
+
+
+def test_the_official_client_is_the_one_that_is_tested() -> None:
+    assert openai.__version__.startswith("2.")
