@@ -11,14 +11,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from agentrl.rollout.engine import EngineError
 from agentrl.rollout.sglang.sync.buckets import Bucket
-from agentrl.rollout.sglang.sync.update import Server, Update
-
-Comparison = Literal["sent", "servers", "none"]
-"""What servers were compared with: what was sent; one another; nothing, as there was one server only."""
+from agentrl.rollout.sglang.sync.update import Comparison, Server, Update
 
 VOCABULARY_MULTIPLE = 64
 """SGLang pads the rows of embeddings and of the head with zeros to a multiple of this."""

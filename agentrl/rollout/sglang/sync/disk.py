@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from agentrl.publish import published_directory
 from agentrl.rollout.sglang.sync.buckets import Bucket, buckets, buffer_bytes
-from agentrl.rollout.sglang.sync.checksum import Comparison, Expectation, compare
-from agentrl.rollout.sglang.sync.update import Server, Update
+from agentrl.rollout.sglang.sync.checksum import Expectation, compare
+from agentrl.rollout.sglang.sync.update import Comparison, Server, Update
 from agentrl.rollout.weights import Weights
 
 

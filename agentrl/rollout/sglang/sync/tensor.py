@@ -22,8 +22,8 @@ from torch.multiprocessing import reductions
 
 from agentrl.rollout.engine import EngineError
 from agentrl.rollout.sglang.sync.buckets import Bucket, buckets, buffer_bytes
-from agentrl.rollout.sglang.sync.checksum import Comparison, Expectation, compare
-from agentrl.rollout.sglang.sync.update import Server, Update
+from agentrl.rollout.sglang.sync.checksum import Expectation, compare
+from agentrl.rollout.sglang.sync.update import Comparison, Server, Update
 from agentrl.rollout.weights import Weights
 
 _DEVICE = 6

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from agentrl.rollout.engine import EngineError
 from agentrl.rollout.weights import Weights
+
+Comparison = Literal["sent", "servers", "none"]
+"""What servers were compared with: what was sent; one another; nothing, as there was one server only."""
 
 
 class Server(Protocol):
@@ -34,8 +37,8 @@ class WeightSender(Protocol):
 
     bytes_sent: int
     """Bytes of weights of the last `send`, counted once however many servers there are."""
-    compared: str
-    """What the servers' checksums were compared with after the last `send`; see `checksum.Comparison`."""
+    compared: Comparison
+    """What the servers' weights were compared with after the last `send`."""
 
     async def send(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
         """All weights and `version` to each of `servers`, at the same time. Faults are returned by server's URL: such

@@ -1,0 +1,319 @@
+"""Weights sent to real servers: what they sample afterwards is what transformers samples with the new weights."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import torch.multiprocessing
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from agentrl.http import http_client
+from agentrl.rollout.engine import SamplingParams
+from agentrl.rollout.sglang.client import SGLangClient
+from agentrl.rollout.sglang.process import ServerProcess
+from agentrl.rollout.sglang.sync import DiskSender, DistributedSender, TensorSender, WeightSender
+from agentrl.rollout.weights import Weights
+from tests.conftest import PROJECT
+from tests.sglang.conftest import StartServer
+
+F32 = torch.float32
+BUCKET = 100_000  # bytes: the model is several of them, its embedding is larger than one
+PROMPT = [5, 17, 30, 44, 101, 7]
+MakeSender = Callable[[], WeightSender]
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with http_client() as http:
+        yield http
+
+
+@pytest.fixture
+def client(server: ServerProcess, http: httpx.AsyncClient) -> SGLangClient:
+    return SGLangClient(server.url, http)
+
+
+@pytest.fixture(params=["tensor", "distributed", "disk"])
+def make_sender(request: pytest.FixtureRequest, tmp_path: Path) -> MakeSender:
+    senders: dict[str, MakeSender] = {
+        "tensor": lambda: TensorSender(F32, BUCKET, checksum=True),
+        "distributed": lambda: DistributedSender(F32, BUCKET, "gloo", checksum=True),
+        "disk": lambda: DiskSender(F32, BUCKET, tmp_path / "weights", checksum=True),
+    }
+    return senders[request.param]
+
+
+def changed(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """The same model with other weights, norms included."""
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
+    return model
+
+
+def weights_of(model: PreTrainedModel) -> Weights:
+    return Weights.of(model.named_parameters())
+
+
+@torch.no_grad()
+def greedy(model: PreTrainedModel, tokens: int = 24) -> tuple[list[int], list[float]]:
+    """Ids and their log-probs by transformers."""
+    ids, logprobs = list(PROMPT), []
+    for _ in range(tokens):
+        scores = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        ids.append(int(scores.argmax()))
+        logprobs.append(float(scores.max()))
+    return ids[len(PROMPT) :], logprobs
+
+
+async def expect_model(client: SGLangClient, model: PreTrainedModel, version: int) -> None:
+    """The server has these weights and this version."""
+    ids, logprobs = greedy(model)
+    params = SamplingParams(max_new_tokens=len(ids), temperature=0.0)
+    found = await client.generate(uuid.uuid4().hex, PROMPT, params, cache_key=uuid.uuid4().hex)
+    assert found.ids == ids
+    assert found.logprobs == pytest.approx(logprobs, abs=1e-4)
+    assert [span.version for span in found.versions] == [version]
+    assert (await client.info()).weight_version == str(version)
+
+
+async def test_new_weights_are_what_the_server_samples_with(
+    client: SGLangClient, reference: PreTrainedModel, make_sender: MakeSender
+) -> None:
+    sender = make_sender()
+    first, second = changed(reference, 1), changed(reference, 2)
+    assert greedy(first)[0] != greedy(second)[0]
+    for version, model in ((11, first), (12, second)):  # the second by the same buffer, group or folder
+        assert await sender.send([client], weights_of(model), version) == {}
+        await expect_model(client, model, version)
+        assert sender.bytes_sent == sum(4 * weight.numel() for weight in model.parameters())
+        assert sender.compared == "sent"
+    await sender.close()
+    assert torch.multiprocessing.get_sharing_strategy() == "file_descriptor"
+
+
+async def test_untied_names_of_a_tied_head_may_be_sent(
+    client: SGLangClient, reference: PreTrainedModel, make_sender: MakeSender
+) -> None:
+    sender, model = make_sender(), changed(reference, 3)
+    assert await sender.send([client], Weights.of(model.state_dict().items()), 13) == {}
+    await expect_model(client, model, 13)
+    assert sender.compared == "sent"
+    await sender.close()
+
+
+class FlipsAByte:
+    """A fault: what the sender put into its buffer, or its files, changes on the way to the server."""
+
+    def __init__(self, client: SGLangClient, sender: WeightSender) -> None:
+        self.url, self.info = client.url, client.info
+        self._client, self._sender = client, sender
+        self.armed = True
+
+    async def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None) -> Any:
+        if self.armed and path.startswith("/update_weights"):
+            self.armed = False
+            if isinstance(self._sender, TensorSender):
+                self._sender._buffer[1001] ^= 1
+            else:
+                file = sorted(Path(body["model_path"]).iterdir())[0]
+                content = bytearray(file.read_bytes())
+                content[-7] ^= 1
+                file.write_bytes(content)
+        return await self._client.post(path, body, timeout=timeout)
+
+
+@pytest.mark.parametrize("make_sender", ["tensor", "disk"], indirect=True)
+async def test_one_corrupted_bit_is_found(
+    client: SGLangClient, reference: PreTrainedModel, make_sender: MakeSender
+) -> None:
+    sender, model = make_sender(), changed(reference, 4)
+    corrupting = FlipsAByte(client, sender)
+    [fault] = (await sender.send([corrupting], weights_of(model), 14)).values()
+    assert "1 parameters differ from what was sent" in str(fault)
+    assert f"version 14, checksum: {client.url}" in str(fault)
+    assert await sender.send([corrupting], weights_of(model), 14) == {}
+    await expect_model(client, model, 14)
+    await sender.close()
+
+
+@pytest.mark.parametrize("make_sender", ["tensor", "distributed"], indirect=True)
+async def test_an_update_that_was_left_open_is_no_obstacle(
+    client: SGLangClient, reference: PreTrainedModel, make_sender: MakeSender
+) -> None:
+    await client.post("/begin_weight_update", {})
+    sender, model = make_sender(), changed(reference, 5)
+    assert await sender.send([client], weights_of(model), 15) == {}
+    await expect_model(client, model, 15)
+    await sender.close()
+
+
+async def test_a_reader_that_fails_leaves_a_sender_that_works(
+    client: SGLangClient, reference: PreTrainedModel, make_sender: MakeSender
+) -> None:
+    model = changed(reference, 6)
+    whole = weights_of(model)
+
+    def read() -> Iterator[tuple[str, torch.Tensor]]:
+        for number, pair in enumerate(whole.read()):
+            if number == 5:
+                raise RuntimeError("a gather failed")
+            yield pair
+
+    sender = make_sender()
+    with pytest.raises(RuntimeError, match="a gather failed"):
+        await sender.send([client], Weights(whole.shapes, read), 16)
+    assert await sender.send([client], whole, 17) == {}
+    await expect_model(client, model, 17)
+    await sender.close()
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_server_that_fails_in_mid_update_neither_stops_nor_spoils_the_others(
+    client: SGLangClient,
+    http: httpx.AsyncClient,
+    reference: PreTrainedModel,
+    start_server: StartServer,
+    make_sender: MakeSender,
+    kill: signal.Signals,
+) -> None:
+    process = await start_server()
+    bad = SGLangClient(process.url, http)
+    sender, model = make_sender(), changed(reference, 7)
+    sender._timeout = 8.0  # type: ignore[attr-defined]
+    whole = weights_of(model)
+    assert await sender.send([bad, client], whole, 20) == {}
+
+    def read() -> Iterator[tuple[str, torch.Tensor]]:
+        for number, pair in enumerate(whole.read()):
+            if number == 8:
+                _signal_group(process, kill)
+            yield pair
+
+    try:
+        began = time.monotonic()
+        faults = await sender.send([bad, client], Weights(whole.shapes, read), 21)
+        assert time.monotonic() - began < 45.0
+        assert list(faults) == [bad.url] and bad.url in str(faults[bad.url]) and "version 21" in str(faults[bad.url])
+        await expect_model(client, model, 21)
+        assert await sender.send([client], whole, 22) == {}
+        await expect_model(client, model, 22)
+    finally:
+        _signal_group(process, signal.SIGKILL)
+        await sender.close()
+
+
+def _signal_group(process: ServerProcess, number: signal.Signals) -> None:
+    assert process.pid is not None
+    os.killpg(process.pid, number)
+
+
+def shared_memory() -> set[str]:
+    """Blocks of torch's; SGLang's own and semaphores are not ours."""
+    return {path.name for path in Path("/dev/shm").glob("torch_*")}
+
+
+async def test_no_shared_memory_is_left_after_close(client: SGLangClient, reference: PreTrainedModel) -> None:
+    before = shared_memory()
+    sender = TensorSender(F32, BUCKET)
+    assert await sender.send([client], weights_of(reference), 30) == {}
+    assert shared_memory() - before
+    await sender.close()
+    assert not shared_memory() - before
+
+
+TRAINER = """
+import asyncio, sys, time, torch
+from transformers import AutoModelForCausalLM
+from agentrl.http import http_client
+from agentrl.rollout.sglang.client import SGLangClient
+from agentrl.rollout.sglang.sync import TensorSender
+from agentrl.rollout.weights import Weights
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[2])
+
+def read():
+    for number, pair in enumerate(model.named_parameters()):
+        if number == 5:
+            print("sending", flush=True)
+            time.sleep(300)
+        yield pair
+
+async def main():
+    async with http_client() as http:
+        shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+        await TensorSender(torch.float32, 100_000).send([SGLangClient(sys.argv[1], http)], Weights(shapes, read), 31)
+
+asyncio.run(main())
+"""
+
+
+async def test_no_shared_memory_and_no_open_stderr_is_left_by_a_trainer_that_was_killed(
+    client: SGLangClient, reference: PreTrainedModel, model_dir: Path
+) -> None:
+    before = shared_memory()
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, client.url, str(model_dir)],
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert trainer.stdout is not None
+    assert any("sending" in line for line in trainer.stdout)
+    assert shared_memory() - before
+    trainer.kill()
+    trainer.communicate(timeout=30)  # ends when nobody holds its output any longer
+    deadline = time.monotonic() + 20
+    while shared_memory() - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not shared_memory() - before
+    sender = TensorSender(F32, BUCKET)  # the next trainer finds a server in the middle of an update
+    assert await sender.send([client], weights_of(reference), 32) == {}
+    await expect_model(client, reference, 32)
+    await sender.close()
+
+
+@pytest.mark.parametrize(("kind", "version"), [("tensor", 41), ("distributed", 42)])
+async def test_a_policy_sharded_over_two_ranks_is_sent_tensor_by_tensor(
+    client: SGLangClient, reference: PreTrainedModel, model_dir: Path, tmp_path: Path, kind: str, version: int
+) -> None:
+    reference.save_pretrained(tmp_path / "model")
+    script = str(Path(__file__).with_name("sync_from_two_ranks.py"))
+    environment = os.environ | {"PYTHONPATH": str(PROJECT), "GLOO_SOCKET_IFNAME": "lo"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(tmp_path), client.url, kind, str(version)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in started:
+            output, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, output
+    finally:
+        for process in started:
+            process.kill()
+    policy = copy.deepcopy(reference)
+    policy.load_state_dict(load_file(tmp_path / "sent.safetensors"), strict=False)
+    assert greedy(policy)[0] != greedy(reference)[0]
+    await expect_model(client, policy, version)
