@@ -154,6 +154,28 @@ async def test_a_server_whose_scheduler_dies_ends_and_is_started_again(start_ser
     assert process.exited == -signal.SIGKILL
 
 
+def test_sglang_understands_the_command_line_of_a_server_on_gpus() -> None:
+    arguments = ServerArguments(
+        "/m",
+        tensor_model_parallel_size=2,
+        base_gpu_id=2,
+        gpu_memory_utilization=0.7,
+        context_length=512,
+        enable_memory_saver=True,
+        extra={"attention_backend": "triton", "lora_paths": ["a", "b"]},
+    ).argv(7001)
+    program = (
+        "import sys; from agentrl import sglang_cpu; sglang_cpu.install()\n"
+        "from sglang.srt.server_args import prepare_server_args\n"
+        "args = prepare_server_args(sys.argv[1:])\n"
+        "print(args.device, args.tp_size, args.base_gpu_id, args.mem_fraction_static, args.dtype,\n"
+        "      args.weight_version, args.attention_backend, args.enable_memory_saver, args.incremental_streaming_output)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "cuda 2 2 0.7 bfloat16 0 triton True True"
+
+
 @pytest.mark.parametrize("when", ["starting", "serving"])
 def test_a_server_ends_with_a_starter_that_is_killed(model_dir: Path, tmp_path: Path, when: str) -> None:
     """Also where a forked child of the starter lives on and keeps the pipe open."""
