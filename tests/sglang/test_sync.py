@@ -183,7 +183,11 @@ async def test_a_reader_that_fails_leaves_a_sender_that_works(
     await sender.close()
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("make_sender", "kill"),
+    [("tensor", signal.SIGKILL), ("distributed", signal.SIGKILL), ("distributed", signal.SIGSTOP)],
+    indirect=["make_sender"],
+)
 async def test_a_server_that_fails_in_mid_update_neither_stops_nor_spoils_the_others(
     client: SGLangClient,
     http: httpx.AsyncClient,

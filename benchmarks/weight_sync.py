@@ -1,0 +1,120 @@
+"""What it costs to send a policy's weights to an SGLang server, against their bytes and against the number of tensors.
+
+    python -m benchmarks.weight_sync
+
+A real server on the CPU gets float32 weights by each of the three senders: parts of a model of 248 MB (one matrix of
+its attention and more, two of its layers, all), then a model of many small tensors as large as those two layers. The
+base is a bare copy of the same bytes in memory, in the same run. The least that a hand-over can cost is two copies: into
+the buffer, and out of it into the server's parameters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentrl.http import http_client
+from agentrl.rollout.sglang.client import SGLangClient
+from agentrl.rollout.sglang.options import ServerArguments
+from agentrl.rollout.sglang.process import ServerProcess
+from agentrl.rollout.sglang.sync import DiskSender, DistributedSender, TensorSender, WeightSender
+from agentrl.rollout.weights import Weights
+from agentrl.tiny_policy import TinyShape, make_tiny_policy
+
+REPEATS = 5
+BUCKET = 128 << 20  # bytes
+STARTUP = 300.0  # seconds
+LARGE = TinyShape(hidden=768, heads=24, kv_heads=24, intermediate=2304, layers=8)
+MANY = TinyShape(hidden=192, heads=6, kv_heads=6, intermediate=576, layers=32)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians in seconds."""
+
+    sender: str
+    tensors: int
+    bytes: int
+    seconds: float
+    copy: float
+
+
+def part(folder: Path, keep: Callable[[str], bool]) -> Weights:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return Weights.of([(name, weight.detach()) for name, weight in model.named_parameters() if keep(name)])
+
+
+def copy_seconds(size: int) -> float:
+    """A bare copy of so many bytes, with pages that are there already."""
+    source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
+    seconds = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+async def measure(client: SGLangClient, weights: Weights, folder: Path) -> list[Row]:
+    """One row for each sender; a first send, which makes buffer, group or folder, is not counted."""
+    senders: dict[str, WeightSender] = {
+        "tensor": TensorSender(torch.float32, BUCKET),
+        "distributed (gloo)": DistributedSender(torch.float32, BUCKET, "gloo"),
+        "disk": DiskSender(torch.float32, BUCKET, folder),
+    }
+    rows = []
+    for name, sender in senders.items():
+        seconds = []
+        for version in range(REPEATS + 1):
+            began = time.perf_counter()
+            faults = await sender.send([client], weights, version)
+            seconds.append(time.perf_counter() - began)
+            for fault in faults.values():
+                raise fault
+        await sender.close()
+        copy = copy_seconds(sender.bytes_sent)
+        rows.append(Row(name, len(weights.shapes), sender.bytes_sent, statistics.median(seconds[1:]), copy))
+    return rows
+
+
+async def with_server(shape: TinyShape, parts: list[Callable[[str], bool]], work: Path) -> list[Row]:
+    model = make_tiny_policy(work / f"model-{shape.layers}", 1, shape=shape)
+    arguments = ServerArguments(str(model), device="cpu", dtype="float32", context_length=256, max_num_seqs=4)
+    process = ServerProcess(arguments, None, work / f"server-{shape.layers}.log")
+    try:
+        process.start()
+        await process.ready(STARTUP)
+        async with http_client() as http:
+            client = SGLangClient(process.url, http)
+            return [row for keep in parts for row in await measure(client, part(model, keep), work / "weights")]
+    finally:
+        process.stop()
+
+
+async def main() -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        work = Path(directory)
+        large: list[Callable[[str], bool]] = [
+            lambda name: name.startswith(("model.embed", "model.layers.0.self_attn.o_proj", "model.layers.0.input")),
+            lambda name: name.startswith(("model.layers.0.", "model.layers.1.")),
+            lambda name: True,
+        ]
+        rows = await with_server(LARGE, large, work)
+        rows += await with_server(MANY, [lambda name: True], work)
+    print("| sender | MB | tensors | seconds | copies of the same bytes |\n|---|---|---|---|---|")
+    for row in sorted(rows, key=lambda row: row.sender):
+        ratio = row.seconds / row.copy
+        print(f"| {row.sender} | {row.bytes / 1e6:.1f} | {row.tensors} | {row.seconds:.3f} | {ratio:.1f} |")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
