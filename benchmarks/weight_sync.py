@@ -4,7 +4,7 @@
 
 A real server on the CPU gets float32 weights by each of the three senders: parts of a model of 248 MB (one matrix of
 its attention and more, two of its layers, all), then a model of many small tensors as large as those two layers. The
-base is a bare copy of the same bytes in memory, in the same run. The least that a hand-over can cost is two copies: into
+base is a bare copy of the same bytes in memory, in the same run. A hand-over is two copies at least: into
 the buffer, and out of it into the server's parameters.
 """
 

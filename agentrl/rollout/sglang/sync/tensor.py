@@ -144,8 +144,8 @@ def _shared_by_name() -> Iterator[None]:
 
 @contextmanager
 def _stderr_not_inherited() -> Iterator[None]:
-    """The first shared buffer starts torch's torch_shm_manager, which removes shared memory also when this process is
-    killed, and lives as long as a server does that has mapped some: a reader of our stderr must not wait for that."""
+    """The first shared buffer starts torch's torch_shm_manager. When this process is killed it removes the buffer as
+    soon as the servers that mapped it are gone, too; until then a reader of our stderr must not wait for it."""
     flags = fcntl.fcntl(2, fcntl.F_GETFD)
     fcntl.fcntl(2, fcntl.F_SETFD, flags | fcntl.FD_CLOEXEC)
     try:
