@@ -16,7 +16,7 @@ from agentrl.rollout.sglang.engine import Server, SGLangEngine
 from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.rollout.sglang.process import ServerProcess
 from agentrl.rollout.sglang.sync.tensor import TensorSender
-from tests.rollout.contract import MAX_MODEL_LEN, MAX_NUM_SEQS, EngineContract
+from tests.rollout.contract import MAX_MODEL_LEN, EngineContract
 
 
 class TestSGLangContract(EngineContract):
@@ -35,7 +35,6 @@ class TestSGLangContract(EngineContract):
             http,
             ModelFacts(reference.config.vocab_size, shapes),
             TensorSender(torch.float32, 1 << 20),
-            max_num_seqs=MAX_NUM_SEQS,
             max_model_len=MAX_MODEL_LEN,
             deterministic=True,
         )

@@ -80,7 +80,6 @@ class SGLangEngine:
         http: the client of all servers; closed with the engine.
         model: vocabulary and parameters, to check what a server would die of.
         sender: carries new weights to servers.
-        max_num_seqs: requests that one server runs at once.
         max_model_len: tokens of the longest context, prompt and response together.
         deterministic: the servers honour seeds (SGLang's enable_deterministic_inference).
         free_weights: `sleep` frees the weights, too (the servers share the policy's device).
@@ -95,7 +94,6 @@ class SGLangEngine:
         model: ModelFacts,
         sender: WeightSender,
         *,
-        max_num_seqs: int,
         max_model_len: int,
         deterministic: bool = False,
         free_weights: bool = False,
@@ -412,6 +410,9 @@ class SGLangEngine:
                 task = asyncio.create_task(self._act(action))
                 self._tasks[task] = action
                 task.add_done_callback(lambda task: self._tasks.pop(task, None))
+            for task, action in self._tasks.items():
+                if isinstance(action, Check) and self._fleet.outstanding(action.server) is not action:
+                    task.cancel()  # too late, or pointless
             self._look()
 
     async def _act(self, action: Check | Restart | SendWeights) -> None:

@@ -62,7 +62,7 @@ class Timings:
     """Between two checks of a healthy server."""
     recheck_interval: float = 1.0
     """Until a failed check or transfer is tried again, and between two checks of a server that starts."""
-    check_timeout: float = 20.0
+    check_timeout: float = 10.0
     failures: int = 3
     """Failed checks (or transfers, or requests with none served between them) in a row that make a server dead.
     Requests that fail between two checks count as one: they broke together."""
@@ -191,6 +191,10 @@ class Fleet:
     def serving(self) -> list[str]:
         """Those that requests may go to: the healthy ones."""
         return [name for name, s in self._servers.items() if s.state is FleetState.HEALTHY]
+
+    def outstanding(self, server: str) -> Action | None:
+        """What `due` handed out for it and has not ended yet."""
+        return self._servers[server].action
 
     def suspect(self, server: str) -> bool:
         """It serves, but a request failed there and no check has answered since: better wait for that."""

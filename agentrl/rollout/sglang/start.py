@@ -66,7 +66,6 @@ async def start_engine(
             http,
             facts,
             weight_sender(config, device, [server.url for server in servers], run_dir),
-            max_num_seqs=rollout.max_num_seqs,
             max_model_len=max_model_len,
             deterministic=all(info.deterministic for info in infos),
             free_weights=rollout.free_cache_engine,

@@ -1,0 +1,209 @@
+"""Servers that die, hang or lie: requests go on elsewhere with the right tokens, and servers come back right."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.http import http_client
+from agentrl.rollout.engine import EngineError, Generation, SamplingParams
+from agentrl.rollout.sglang.client import ServerFailed, SGLangClient
+from agentrl.rollout.sglang.engine import Server, SGLangEngine
+from agentrl.rollout.sglang.fleet import FleetState, Timings
+from agentrl.rollout.sglang.model import ModelFacts
+from agentrl.rollout.sglang.options import ServerArguments
+from agentrl.rollout.sglang.process import ServerProcess
+from agentrl.rollout.sglang.sync.tensor import TensorSender
+from agentrl.rollout.weights import Weights
+from tests.rollout.contract import MAX_MODEL_LEN, greedy_ids, params_of, prompt_of
+from tests.sglang.conftest import STARTUP
+
+QUICK = Timings(check_interval=0.5, recheck_interval=0.2, check_timeout=2.0, failures=2, backoff=0.1)
+
+
+@pytest.fixture(scope="module")
+def pair(
+    server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """Two servers. A test that ends one leaves it ended; only the last one may."""
+    folder = tmp_path_factory.mktemp("pair")
+    # Slow servers: what is killed in the middle of an answer is in the middle of it.
+    arguments = dataclasses.replace(server_arguments, max_num_seqs=8)
+    processes = (ServerProcess(arguments, None, folder / "0.log"), ServerProcess(arguments, None, folder / "1.log"))
+
+    async def start() -> None:
+        for process in processes:
+            process.start()
+        await asyncio.gather(*[process.ready(STARTUP) for process in processes])
+
+    try:
+        asyncio.run(start())
+        yield processes
+    finally:
+        for process in processes:
+            process.stop()
+
+
+@asynccontextmanager
+async def engine_over(
+    processes: tuple[ServerProcess, ...], reference: PreTrainedModel, *, ours: bool, told: list[str] | None = None
+) -> AsyncIterator[SGLangEngine]:
+    """An engine with the reference's weights, version 1. `ours`: it restarts and stops the servers."""
+    http = http_client()
+    shapes = {name: tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
+    engine = SGLangEngine(
+        [Server(SGLangClient(process.url, http), process if ours else None) for process in processes],
+        http,
+        ModelFacts(reference.config.vocab_size, shapes),
+        TensorSender(torch.float32, 1 << 20),
+        max_model_len=MAX_MODEL_LEN,
+        deterministic=True,
+        timings=QUICK,
+        notify=(told if told is not None else []).append,
+    )
+    try:
+        await engine.update_weights(Weights.of(reference.named_parameters()), 1)
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def in_the_middle(engine: SGLangEngine, server: int, at_least: int) -> None:
+    """Until so many requests of that server have tokens."""
+    asked = list(engine._servers.values())[server]
+    while sum(call.server is asked and bool(call.part.ids) for call in engine._calls.values()) < at_least:
+        await asyncio.sleep(0.002)
+
+
+async def until(condition: Callable[[], bool], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def requests(engine: SGLangEngine, count: int, tokens: int) -> list[Awaitable[Generation]]:
+    return [engine.generate(prompt_of(20 + i), params_of(tokens), f"s{i}") for i in range(count)]
+
+
+def assert_right(results: list[Generation], reference: PreTrainedModel, tokens: int, version: int = 1) -> None:
+    for i, result in enumerate(results):
+        assert result.ids == greedy_ids(reference, prompt_of(20 + i), tokens)
+        assert [span.version for span in result.versions] == [version] * len(result.versions)
+        assert result.versions[0].start == 0 and result.versions[-1].end == tokens
+        assert len(result.logprobs) == tokens and result.finish_reason.kind == "length"
+
+
+async def test_a_server_that_hangs_is_given_up_and_taken_back(
+    pair: tuple[ServerProcess, ServerProcess], reference: PreTrainedModel
+) -> None:
+    told: list[str] = []
+    async with engine_over(pair, reference, ours=False, told=told) as engine:
+        first, second = list(engine._servers)
+        tasks = [asyncio.ensure_future(request) for request in requests(engine, 12, 100)]
+        await in_the_middle(engine, 0, 3)
+        pid = pair[0].pid
+        assert pid is not None
+        stopped = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        for process in stopped:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            assert_right(list(await asyncio.gather(*tasks)), reference, 100)
+            assert engine._fleet.state(first) is FleetState.DEAD
+            assert engine._fleet.serving == [second]
+        finally:
+            for process in stopped:
+                process.send_signal(signal.SIGCONT)
+        # It answers again; but nobody knows what it has, so it is sent the weights before it serves.
+        await until(lambda: engine._fleet.state(first) is FleetState.HEALTHY, 20)
+        assert (await engine.health()).metrics["failovers"] >= 3
+        assert any("is dead" in text and "go on elsewhere" in text for text in told)
+        assert_right(list(await asyncio.gather(*requests(engine, 12, 10))), reference, 10)
+
+
+async def test_a_server_with_old_weights_cannot_pass_as_current(
+    pair: tuple[ServerProcess, ServerProcess], reference: PreTrainedModel, model_dir: Path
+) -> None:
+    async with engine_over(pair, reference, ours=False) as engine:
+        first = next(iter(engine._servers.values()))
+        other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir)
+        # Planted: somebody else gives one server other, older weights.
+        failures = await TensorSender(torch.float32, 1 << 20).send(
+            [first.client], Weights.of(other.named_parameters()), 0
+        )
+        assert not failures
+        assert_right(list(await asyncio.gather(*requests(engine, 12, 30))), reference, 30)
+        await until(lambda: len(engine._fleet.serving) == 2, 10)
+        assert_right(list(await asyncio.gather(*requests(engine, 12, 10))), reference, 10)
+
+
+async def test_an_answer_that_makes_no_sense_is_the_servers_fault(server: ServerProcess) -> None:
+    http = http_client()
+    client = SGLangClient(server.url + "/model_info?", http)  # answers 200 to everything, with something else
+    with pytest.raises(ServerFailed):
+        await client.generate("0" * 32, [5], SamplingParams(1), cache_key="v0")
+    gone = SGLangClient("http://127.0.0.1:9", http)
+    with pytest.raises(ServerFailed, match=r"127\.0\.0\.1:9"):
+        await gone.generate("0" * 32, [5], SamplingParams(1), cache_key="v0")
+    await http.aclose()
+
+
+async def test_memory_is_lent_until_new_weights_have_come(
+    pair: tuple[ServerProcess, ServerProcess], reference: PreTrainedModel
+) -> None:
+    async with engine_over(pair, reference, ours=False) as engine:
+        engine._free_weights = True
+        before = await engine.generate(prompt_of(40), params_of(12), "a")
+        await engine.sleep()
+        waiting = asyncio.create_task(engine.generate(prompt_of(41), params_of(12), "b"))
+        with pytest.raises(EngineError, match="update_weights must come first"):
+            await engine.wake()
+        await engine.update_weights(Weights.of(reference.named_parameters()), 2)
+        assert not waiting.done() and (await engine.health()).asleep
+        await engine.wake()
+        assert (await waiting).ids == greedy_ids(reference, prompt_of(41), 12)
+        after = await engine.generate(prompt_of(40), params_of(12), "a")
+        assert (after.ids, after.versions[0].version, after.cached_tokens) == (before.ids, 2, 0)
+
+
+async def test_a_killed_server_is_started_again_and_has_the_weights_before_it_serves(
+    pair: tuple[ServerProcess, ServerProcess], reference: PreTrainedModel, model_dir: Path
+) -> None:
+    told: list[str] = []
+    other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
+    async with engine_over(pair, reference, ours=True, told=told) as engine:
+        await engine.update_weights(Weights.of(other.named_parameters()), 2)
+        first = next(iter(engine._servers))
+        tasks = [asyncio.ensure_future(request) for request in requests(engine, 12, 100)]
+        await in_the_middle(engine, 0, 3)
+        pid = pair[0].pid
+        assert pid is not None
+        os.killpg(pid, signal.SIGKILL)
+        assert_right(list(await asyncio.gather(*tasks)), other, 100, version=2)
+        # The new process has the weights of the model's folder, and their version is 0.
+        states: list[FleetState] = []
+
+        def healthy() -> bool:
+            states.append(engine._fleet.state(first))
+            return states[-1] is FleetState.HEALTHY
+
+        await until(healthy, STARTUP)
+        assert [state for i, state in enumerate(states) if i == 0 or states[i - 1] is not state][-3:] == [
+            FleetState.STARTING,
+            FleetState.STALE,
+            FleetState.HEALTHY,
+        ]
+        assert (await engine._servers[first].client.info()).weight_version == "2"
+        assert_right(list(await asyncio.gather(*requests(engine, 12, 10))), other, 10, version=2)
+        assert engine._servers[first].url == pair[0].url
+        assert (await engine.health()).metrics["restarts"] == 1
+    assert all(process.exited is not None for process in pair)
