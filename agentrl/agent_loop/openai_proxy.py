@@ -38,8 +38,6 @@ class AgentOptions:
     command: Sequence[str] | None = None
     pass_env: Sequence[str] = ()
     """More of the trainer's environment variables that the command may see."""
-    port: int = 0
-    """Of the endpoint, on 127.0.0.1; 0: any free one."""
 
     def load(self) -> Agent:
         """Raises ConfigError."""
@@ -121,18 +119,15 @@ class OpenAIProxyLoop(AgentLoop):
     async def _started(self) -> Endpoint:
         loop = asyncio.get_running_loop()
         if self._endpoint is None or self._loop is not loop:
-            self._loop, self._endpoint = loop, loop.create_task(_start(self.options.port))
+            self._loop, self._endpoint = loop, loop.create_task(_start())
         return await asyncio.shield(self._endpoint)
 
 
-async def _start(port: int) -> Endpoint:
+async def _start() -> Endpoint:
     from agentrl.openai_api.endpoint import Endpoint
 
-    endpoint = Endpoint(port)
-    try:
-        await endpoint.start()
-    except OSError as error:
-        raise ConfigError(f"openai_proxy.port: no server can be started on port {port}: {error}") from error
+    endpoint = Endpoint()
+    await endpoint.start()
     return endpoint
 
 

@@ -81,6 +81,8 @@ class OpenAIProxyConfig(Section):
     command: Annotated[list[str], Field(min_length=1)] | None = None
     """An agent in any language, started as a process for each trajectory: the program and its arguments, e.g.
     [python,agent.py]; it finds the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY. Set this or target."""
+    pass_env: list[str] = []
+    """Environment variables of the trainer that the command may see, besides PATH, HOME and the like."""
 
 
 class AgentConfig(Section):

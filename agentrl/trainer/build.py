@@ -200,7 +200,8 @@ def build_tools(config: Config, chat: Chat) -> ContextParts:
     interactions = load_interactions(turns.interaction_config_path)
     reward = RewardManager(config.reward_model, config.custom_reward_function)
     loops = instantiate(agent_names())
-    loops["openai_proxy"] = OpenAIProxyLoop(AgentOptions(agent.openai_proxy.target, agent.openai_proxy.command))
+    proxied = agent.openai_proxy
+    loops["openai_proxy"] = OpenAIProxyLoop(AgentOptions(proxied.target, proxied.command, proxied.pass_env))
     return ContextParts(loops, tools, interactions, reward)
 
 
