@@ -19,7 +19,7 @@ from tests.rollout.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 
 __all__ = ["model_dir", "reference", "tokenizer"]  # fixtures, the same as those of the embedded engine's tests
 
-STARTUP = 150.0  # seconds; 10 to 20 where nothing else runs
+STARTUP = 170.0  # seconds; 15 where nothing else runs, and a minute where much does
 
 StartServer = Callable[..., Awaitable[ServerProcess]]
 """Of fields of ServerArguments that differ from those of the shared server."""

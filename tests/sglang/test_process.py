@@ -95,10 +95,10 @@ async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: Server
     [
         ({"extra": {"no_such_argument": 3}}, "error: unrecognized arguments: --no-such-argument 3"),
         ({"extra": {"schedule_policy": "best"}}, "argument --schedule-policy: invalid choice: 'best'"),
-        ({"context_length": 10**8}, r"ValueError: .*context_length \(1000000\d\d\) is greater"),
+        ({"model_path": "/no/such/policy"}, "OSError: .*'/no/such/policy'"),
         ({"extra": {"max_total_tokens": 0}}, "RuntimeError: Not enough memory"),  # of the scheduler's process
     ],
-    ids=["unknown", "choice", "context", "scheduler"],
+    ids=["unknown", "choice", "model", "scheduler"],
 )
 async def test_a_failed_start_says_the_servers_own_error(
     server_arguments: ServerArguments, tmp_path: Path, changes: dict[str, object], says: str
