@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -22,7 +21,7 @@ from agentrl.rollout.sglang.engine import Server, SGLangEngine
 from agentrl.rollout.sglang.fleet import FleetState, Timings
 from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.rollout.sglang.options import ServerArguments
-from agentrl.rollout.sglang.process import ServerProcess
+from agentrl.rollout.sglang.process import ServerProcess, living
 from agentrl.rollout.sglang.sync.tensor import TensorSender
 from agentrl.rollout.weights import Weights
 from tests.rollout.contract import MAX_MODEL_LEN, greedy_ids, params_of, prompt_of
@@ -113,16 +112,16 @@ async def test_a_server_that_hangs_is_given_up_and_taken_back(
         await in_the_middle(engine, 0, 3)
         pid = pair[0].pid
         assert pid is not None
-        stopped = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        stopped = list(living(pid))
         for process in stopped:
-            process.send_signal(signal.SIGSTOP)
+            os.kill(process, signal.SIGSTOP)
         try:
             assert_right(list(await asyncio.gather(*tasks)), reference, 100)
             assert engine._fleet.state(first) is FleetState.DEAD
             assert engine._fleet.serving == [second]
         finally:
             for process in stopped:
-                process.send_signal(signal.SIGCONT)
+                os.kill(process, signal.SIGCONT)
         # It answers again; but nobody knows what it has, so it is sent the weights before it serves.
         await until(lambda: engine._fleet.state(first) is FleetState.HEALTHY, 20)
         assert (await engine.health()).metrics["failovers"] >= 3
