@@ -29,7 +29,7 @@ from agentrl.rollout.sglang.sync import DiskSender, DistributedSender, TensorSen
 from agentrl.rollout.weights import Weights
 from agentrl.tiny_policy import TinyShape, make_tiny_policy
 
-REPEATS = 5
+REPEATS = 15
 BUCKET = 128 << 20  # bytes
 STARTUP = 300.0  # seconds
 LARGE = TinyShape(hidden=768, heads=24, kv_heads=24, intermediate=2304, layers=8)
@@ -52,19 +52,21 @@ def part(folder: Path, keep: Callable[[str], bool]) -> Weights:
     return Weights.of([(name, weight.detach()) for name, weight in model.named_parameters() if keep(name)])
 
 
-def copy_seconds(size: int) -> float:
-    """A bare copy of so many bytes, with pages that are there already."""
-    source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
-    seconds = []
-    for _ in range(REPEATS):
+class Copy:
+    """A bare copy of so many bytes, between pages that are there already."""
+
+    def __init__(self, size: int) -> None:
+        self._source, self._target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
+
+    def seconds(self) -> float:
         began = time.perf_counter()
-        target.copy_(source)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+        self._target.copy_(self._source)
+        return time.perf_counter() - began
 
 
 async def measure(client: SGLangClient, weights: Weights, folder: Path) -> list[Row]:
     """One row for each sender; a first send, which makes buffer, group or folder, is not counted."""
+    copy = Copy(sum(4 * tensor.numel() for _, tensor in weights.read()))
     senders: dict[str, WeightSender] = {
         "tensor": TensorSender(torch.float32, BUCKET),
         "distributed (gloo)": DistributedSender(torch.float32, BUCKET, "gloo"),
@@ -72,16 +74,17 @@ async def measure(client: SGLangClient, weights: Weights, folder: Path) -> list[
     }
     rows = []
     for name, sender in senders.items():
-        seconds = []
+        seconds, copies = [], []
         for version in range(REPEATS + 1):
             began = time.perf_counter()
             faults = await sender.send([client], weights, version)
             seconds.append(time.perf_counter() - began)
             for fault in faults.values():
                 raise fault
+            copies.append(copy.seconds())
         await sender.close()
-        copy = copy_seconds(sender.bytes_sent)
-        rows.append(Row(name, len(weights.shapes), sender.bytes_sent, statistics.median(seconds[1:]), copy))
+        medians = statistics.median(seconds[1:]), statistics.median(copies[1:])
+        rows.append(Row(name, len(weights.shapes), sender.bytes_sent, *medians))
     return rows
 
 

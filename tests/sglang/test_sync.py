@@ -327,6 +327,7 @@ async def test_a_policy_sharded_over_two_ranks_is_sent_tensor_by_tensor(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 async def test_weights_are_handed_over_in_device_memory(
     start_server: StartServer, http: httpx.AsyncClient, reference: PreTrainedModel
 ) -> None:
