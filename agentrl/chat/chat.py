@@ -192,5 +192,6 @@ class Chat:
             guarded = self._guard(tools) if self.format.guards else list(tools)
             if len(self._tools_by_id) > CACHED_PROMPTS:
                 self._tools_by_id.clear()
+                self._tools_by_text.clear()
             known = self._tools_by_id[id(tools)] = (tools, self._tools_by_text.setdefault(text, guarded))
         return known[1]

@@ -98,7 +98,7 @@ class Endpoint:
         try:
             yield session, f"{self.url}/{token}/v1"
         finally:
-            del self._sessions[token]
+            self._sessions.pop(token, None)
             await session.close()
 
     def _app(self) -> FastAPI:
