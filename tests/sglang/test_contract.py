@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 from agentrl.http import http_client
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.sglang.client import SGLangClient
-from agentrl.rollout.sglang.engine import Server, SGLangEngine
+from agentrl.rollout.sglang.engine import SGLangEngine
 from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.rollout.sglang.process import ServerProcess
+from agentrl.rollout.sglang.supervisor import Server
 from agentrl.rollout.sglang.sync.tensor import TensorSender
 from tests.rollout.contract import MAX_MODEL_LEN, EngineContract
 

@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from agentrl.http import http_client
 from agentrl.rollout.engine import EngineError, Generation, SamplingParams
 from agentrl.rollout.sglang.client import ServerFailed, SGLangClient
-from agentrl.rollout.sglang.engine import Server, SGLangEngine
+from agentrl.rollout.sglang.engine import SGLangEngine
 from agentrl.rollout.sglang.fleet import FleetState, Timings
 from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.rollout.sglang.options import ServerArguments
 from agentrl.rollout.sglang.process import ServerProcess, living
+from agentrl.rollout.sglang.supervisor import Server
 from agentrl.rollout.sglang.sync.tensor import TensorSender
 from agentrl.rollout.weights import Weights
 from tests.rollout.contract import MAX_MODEL_LEN, greedy_ids, params_of, prompt_of
@@ -79,7 +80,7 @@ async def engine_over(
 
 async def in_the_middle(engine: SGLangEngine, server: int, at_least: int) -> None:
     """Until so many requests of that server have tokens."""
-    asked = list(engine._servers.values())[server]
+    asked = list(engine._supervisor.servers.values())[server]
     while sum(call.server is asked and bool(call.part.ids) for call in engine._calls.values()) < at_least:
         await asyncio.sleep(0.002)
 
@@ -107,7 +108,7 @@ async def test_a_server_that_hangs_is_given_up_and_taken_back(
 ) -> None:
     told: list[str] = []
     async with engine_over(pair, reference, ours=False, told=told) as engine:
-        first, second = list(engine._servers)
+        first, second = list(engine._supervisor.servers)
         tasks = [asyncio.ensure_future(request) for request in requests(engine, 12, 100)]
         await in_the_middle(engine, 0, 3)
         pid = pair[0].pid
@@ -117,13 +118,13 @@ async def test_a_server_that_hangs_is_given_up_and_taken_back(
             os.kill(process, signal.SIGSTOP)
         try:
             assert_right(list(await asyncio.gather(*tasks)), reference, 100)
-            assert engine._fleet.state(first) is FleetState.DEAD
-            assert engine._fleet.serving == [second]
+            assert engine._supervisor.fleet.state(first) is FleetState.DEAD
+            assert engine._supervisor.fleet.serving == [second]
         finally:
             for process in stopped:
                 os.kill(process, signal.SIGCONT)
         # It answers again; but nobody knows what it has, so it is sent the weights before it serves.
-        await until(lambda: engine._fleet.state(first) is FleetState.HEALTHY, 20)
+        await until(lambda: engine._supervisor.fleet.state(first) is FleetState.HEALTHY, 20)
         assert (await engine.health()).metrics["failovers"] >= 3
         assert any("is dead" in text and "go on elsewhere" in text for text in told)
         assert_right(list(await asyncio.gather(*requests(engine, 12, 10))), reference, 10)
@@ -133,7 +134,7 @@ async def test_a_server_with_old_weights_cannot_pass_as_current(
     pair: tuple[ServerProcess, ServerProcess], reference: PreTrainedModel, model_dir: Path
 ) -> None:
     async with engine_over(pair, reference, ours=False) as engine:
-        first = next(iter(engine._servers.values()))
+        first = next(iter(engine._supervisor.servers.values()))
         other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir)
         # Planted: somebody else gives one server other, older weights.
         failures = await TensorSender(torch.float32, 1 << 20).send(
@@ -141,7 +142,7 @@ async def test_a_server_with_old_weights_cannot_pass_as_current(
         )
         assert not failures
         assert_right(list(await asyncio.gather(*requests(engine, 12, 30))), reference, 30)
-        await until(lambda: len(engine._fleet.serving) == 2, 10)
+        await until(lambda: len(engine._supervisor.fleet.serving) == 2, 10)
         assert_right(list(await asyncio.gather(*requests(engine, 12, 10))), reference, 10)
 
 
@@ -181,7 +182,7 @@ async def test_a_killed_server_is_started_again_and_has_the_weights_before_it_se
     other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
     async with engine_over(pair, reference, ours=True, told=told) as engine:
         await engine.update_weights(Weights.of(other.named_parameters()), 2)
-        first = next(iter(engine._servers))
+        first = next(iter(engine._supervisor.servers))
         tasks = [asyncio.ensure_future(request) for request in requests(engine, 12, 100)]
         await in_the_middle(engine, 0, 3)
         pid = pair[0].pid
@@ -192,7 +193,7 @@ async def test_a_killed_server_is_started_again_and_has_the_weights_before_it_se
         states: list[FleetState] = []
 
         def healthy() -> bool:
-            states.append(engine._fleet.state(first))
+            states.append(engine._supervisor.fleet.state(first))
             return states[-1] is FleetState.HEALTHY
 
         await until(healthy, STARTUP)
@@ -201,8 +202,8 @@ async def test_a_killed_server_is_started_again_and_has_the_weights_before_it_se
             FleetState.STALE,
             FleetState.HEALTHY,
         ]
-        assert (await engine._servers[first].client.info()).weight_version == "2"
+        assert (await engine._supervisor.servers[first].client.info()).weight_version == "2"
         assert_right(list(await asyncio.gather(*requests(engine, 12, 10))), other, 10, version=2)
-        assert engine._servers[first].url == pair[0].url
+        assert engine._supervisor.servers[first].url == pair[0].url
         assert (await engine.health()).metrics["restarts"] == 1
     assert all(process.exited is not None for process in pair)

@@ -2,8 +2,7 @@
 
 A request goes to its session's server, which has the session's prefix in its cache. When that server fails, the
 request goes on elsewhere from the tokens that had arrived; what it says of its weights is checked, so that a server
-with old weights cannot pass as current. What has to be done about a server's state is decided by `Fleet`, where a
-request goes by `Router`; both are pure, and this class does what they say.
+with old weights cannot pass as current. `Supervisor` looks after the servers.
 """
 
 from __future__ import annotations
@@ -28,35 +27,18 @@ from agentrl.rollout.engine import (
     RequestError,
     SamplingParams,
 )
-from agentrl.rollout.sglang.client import Part, ServerFailed, SGLangClient, describe
-from agentrl.rollout.sglang.fleet import Check, Fleet, FleetState, Restart, SendWeights, Timings
+from agentrl.rollout.sglang.client import Part, ServerFailed, describe
+from agentrl.rollout.sglang.fleet import Timings
 from agentrl.rollout.sglang.model import ModelFacts
-from agentrl.rollout.sglang.process import ServerProcess
-from agentrl.rollout.sglang.router import NoServer, Router
+from agentrl.rollout.sglang.router import NoServer
+from agentrl.rollout.sglang.supervisor import Server, Supervisor
 from agentrl.rollout.sglang.sync.update import WeightSender
 from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trajectory import VersionSpan
 
-TICK = 0.5
-"""Seconds between two looks at the fleet."""
 MAX_FAILOVERS = 8
 """Servers that one request may see fail before it is given up."""
 FREED = ("kv_cache", "weights")
-
-
-@dataclass(slots=True)
-class Server:
-    """One server: its client, its process if we started it, and what asks it now."""
-
-    client: SGLangClient
-    process: ServerProcess | None = None
-    asking: set[asyncio.Task[Generation]] = field(default_factory=set)
-    freed: tuple[str, ...] = ()
-    """What of its memory is released now."""
-
-    @property
-    def url(self) -> str:
-        return self.client.url
 
 
 @dataclass(slots=True)
@@ -101,33 +83,17 @@ class SGLangEngine:
         timings: Timings | None = None,
     ) -> None:
         self.max_model_len = max_model_len
-        self._servers = {server.url: server for server in servers}
         self._http = http
         self._model = model
-        self._sender = sender
         self._deterministic = deterministic
         self._free_weights = free_weights
-        self._notify = notify
-        self._clock = LoopClock()
-        restartable = all(server.process is not None for server in servers)
-        self._fleet = Fleet(list(self._servers), self._clock.now, restartable=restartable, timings=timings)
-        self._router = Router()
+        self._supervisor = Supervisor(servers, sender, notify, timings)
         self._calls: dict[str, Call] = {}
-        self._weights: Weights | None = None
-        self._version = 0
         self._paused: PauseMode | None = None
         self._asleep = self._updating = self._closed = self._weights_gone = False
-        self._changed = asyncio.Event()
-        self._watcher: asyncio.Task[None] | None = None
-        self._tasks: dict[asyncio.Task[None], Check | Restart | SendWeights] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._sending = asyncio.Lock()
-        self._failovers = self._restarts = 0
+        self._failovers = 0
         self._seeds = itertools.count(1 << 62)
-        for url in self._servers:
-            self._fleet.started(url)
-            self._fleet.answered(url, None)
-        self._router.set_serving(self._fleet.serving)
 
     # Requests
 
@@ -139,8 +105,7 @@ class SGLangEngine:
         params = self._seeded(params)
         if session in self._calls:
             raise RequestError(f"session {session!r} is generating already; one request a session at a time")
-        if self._watcher is None or self._watcher.done():
-            self._watcher = asyncio.create_task(self._watch())
+        self._supervisor.start()
         call = self._calls[session] = Call(session)
         try:
             return await self._serve(call, list(ids), params)
@@ -179,7 +144,7 @@ class SGLangEngine:
             server = await self._place(call)
             if server is None:
                 return done
-            version = self._version
+            version = self._supervisor.version
             part = call.part = Part()
             rest = dataclasses.replace(params, max_new_tokens=params.max_new_tokens - len(done.ids))
             try:
@@ -187,24 +152,24 @@ class SGLangEngine:
             except ServerFailed as error:
                 failure = error
                 self._failovers += 1
-                self._failed(server, str(error))
+                self._supervisor.failed(server, str(error))
                 # Where new weights came in between it is unknown which tokens are of which; stop strings are looked
                 # for in what one server wrote.
-                if version == self._version and not params.stop:
+                if version == self._supervisor.version and not params.stop:
                     done = joined(done, Generation(part.ids, part.logprobs, done.finish_reason, spans(version, part)))
                 if len(done.ids) == params.max_new_tokens:
                     return dataclasses.replace(done, finish_reason=FinishReason("length"), cached_tokens=cached or 0)
                 continue
             finally:
-                self._router.done(call.session, server.url)
+                self._supervisor.router.done(call.session, server.url)
                 call.server = None
             cached = answer.cached_tokens if cached is None else cached
             if any(span.version < version for span in answer.versions):
                 failure = ServerFailed(server.url, f"it generated with weights older than version {version}")
-                self._fleet.stale(server.url)
-                self._look()
+                self._supervisor.fleet.stale(server.url)
+                self._supervisor.look()
                 continue
-            self._fleet.served(server.url)
+            self._supervisor.fleet.served(server.url)
             if answer.finish_reason.kind == "abort" and not call.aborted:
                 failure = ServerFailed(server.url, "it aborted the request by itself")
                 done = done if params.stop else joined(done, answer)
@@ -215,17 +180,17 @@ class SGLangEngine:
     async def _place(self, call: Call) -> Server | None:
         """The server that runs the call's next request, once requests may run; None when it was aborted meanwhile."""
         while not call.aborted:
-            if not (self._paused or self._asleep or self._updating):
+            if not self._supervisor.quiet:
                 try:
-                    url = self._router.route(call.session)
+                    url = self._supervisor.router.route(call.session)
                 except NoServer as error:
-                    if self._fleet.hopeless:
-                        raise EngineError(f"{error}: {self._reasons()}") from error
+                    if self._supervisor.fleet.hopeless:
+                        raise EngineError(f"{error}: {self._supervisor.reasons()}") from error
                 else:
-                    if not self._fleet.suspect(url):
-                        return self._servers[url]
-                    self._router.done(call.session, url)
-            await self._changed.wait()
+                    if not self._supervisor.fleet.suspect(url):
+                        return self._supervisor.servers[url]
+                    self._supervisor.router.done(call.session, url)
+            await self._supervisor.changed.wait()
         return None
 
     async def _ask(
@@ -243,7 +208,7 @@ class SGLangEngine:
             if task is not None and task.cancelling():
                 self._spawn(quietly(client.abort(rid)))
                 raise
-            raise ServerFailed(server.url, self._fleet.reason(server.url) or "given up") from error
+            raise ServerFailed(server.url, self._supervisor.fleet.reason(server.url) or "given up") from error
         finally:
             server.asking.discard(asking)
 
@@ -252,7 +217,7 @@ class SGLangEngine:
         calls = [call for call in self._calls.values() if session is None or call.session == session]
         for call in calls:
             call.aborted = True
-        self._wake()
+        self._supervisor.wake()
         running = [(call.server, call.rid) for call in calls if call.server is not None]
         await asyncio.gather(*[quietly(server.client.abort(rid)) for server, rid in running if server is not None])
 
@@ -260,7 +225,7 @@ class SGLangEngine:
         """See `RolloutEngine.release`. A request of the session that still runs is aborted."""
         if session in self._calls:
             await self.abort(session)
-        self._router.forget(session)
+        self._supervisor.router.forget(session)
 
     # Control
 
@@ -270,27 +235,28 @@ class SGLangEngine:
         if mode == "abort":
             for call in self._calls.values():
                 call.aborted = True
-            self._wake()
-        await self._each(lambda server: server.client.pause(mode))
+        self._hush()
+        await self._supervisor.each(lambda server: server.client.pause(mode))
         while mode == "abort" and any(call.server is not None for call in self._calls.values()):
             await asyncio.sleep(0.001)
 
     async def resume(self) -> None:
         """See `RolloutEngine.resume`."""
-        await self._each(lambda server: server.client.resume())
+        await self._supervisor.each(lambda server: server.client.resume())
         self._paused = None
-        self._wake()
+        self._hush()
 
     async def flush_cache(self) -> None:
         """See `RolloutEngine.flush_cache`. A server refuses while requests run; its idle entries go by age then."""
-        await self._each(lambda server: server.client.flush_cache())
+        await self._supervisor.each(lambda server: server.client.flush_cache())
 
     async def sleep(self) -> None:
         """See `RolloutEngine.sleep`."""
         if self._calls:
             raise EngineError(f"sleep: {len(self._calls)} requests are running; pause with mode abort")
         self._asleep = True
-        await self._each(lambda server: self._free(server))
+        self._hush()
+        await self._supervisor.each(lambda server: self._free(server))
         self._weights_gone = self._free_weights
 
     async def _free(self, server: Server) -> None:
@@ -303,9 +269,9 @@ class SGLangEngine:
         """See `RolloutEngine.wake`. Raises EngineError when weights were freed and no new ones have come."""
         if self._weights_gone:
             raise EngineError("wake: the weights were freed; update_weights must come first")
-        await self._each(lambda server: self._restore(server, FREED))
+        await self._supervisor.each(lambda server: self._restore(server, FREED))
         self._asleep = False
-        self._wake()
+        self._hush()
 
     async def _restore(self, server: Server, tags: Sequence[str]) -> None:
         freed = [tag for tag in server.freed if tag in tags]
@@ -317,12 +283,12 @@ class SGLangEngine:
         """See `RolloutEngine.health`; as the client sees it, without asking the servers."""
         running = sum(call.server is not None for call in self._calls.values())
         metrics = {
-            "servers_healthy": float(len(self._fleet.serving)),
+            "servers_healthy": float(len(self._supervisor.fleet.serving)),
             "failovers": float(self._failovers),
-            "restarts": float(self._restarts),
+            "restarts": float(self._supervisor.restarts),
         }
         waiting = len(self._calls) - running
-        return EngineHealth(self._version, running, waiting, self._paused is not None, self._asleep, metrics)
+        return EngineHealth(self._supervisor.version, running, waiting, self._paused is not None, self._asleep, metrics)
 
     async def close(self) -> None:
         """See `RolloutEngine.close`. Servers that were running before stay."""
@@ -331,18 +297,13 @@ class SGLangEngine:
         self._closed = True
         await self.abort()
         while self._calls:
-            self._wake()
+            self._supervisor.wake()
             await asyncio.sleep(0.001)
-        tasks = [*self._tasks, *self._background, *([self._watcher] if self._watcher else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
         try:
-            await self._sender.close()
+            await self._supervisor.close()
         finally:
             await self._http.aclose()
-            processes = [server.process for server in self._servers.values() if server.process is not None]
-            await asyncio.gather(*[asyncio.to_thread(process.stop) for process in processes])
 
     # Weights
 
@@ -353,139 +314,37 @@ class SGLangEngine:
         """
         self._model.check(weights)
         began = time.perf_counter()
-        async with self._sending, self._exchange() as servers:
-            self._version, self._weights = version, weights
-            self._fleet.target(version)
-            self._look()
-            failures = await self._send(servers, version)
-        if servers and len(failures) == len(servers):
-            raise EngineError(f"no server took the weights: {describe(next(iter(failures.values())))}")
-        return SyncReport(self._sender.bytes_sent, time.perf_counter() - began)
+        async with self._exchange() as servers:
+            faults = await self._supervisor.send_weights(servers, weights, version)
+            self._weights_gone = False
+        if servers and len(faults) == len(servers):
+            raise EngineError(f"no server took the weights: {describe(next(iter(faults.values())))}")
+        return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
 
     @asynccontextmanager
     async def _exchange(self) -> AsyncIterator[list[Server]]:
         """Nothing is sampled inside; gives the servers that answer. Running requests go on behind it, their keys and
         values computed anew unless they were paused in_place before."""
-        servers = self._answering()
+        servers = self._supervisor.answering()
         self._updating = True
+        self._hush()
         try:
             if self._paused is None:
-                await self._each(lambda server: server.client.pause("retract"), servers)
-            await self._each(lambda server: self._restore(server, FREED[1:]), servers)
+                await self._supervisor.each(lambda server: server.client.pause("retract"), servers)
+            await self._supervisor.each(lambda server: self._restore(server, FREED[1:]), servers)
             if self._paused != "in_place":
-                await self._each(lambda server: server.client.flush_cache(), servers)
+                await self._supervisor.each(lambda server: server.client.flush_cache(), servers)
             yield servers
-            if self._paused is None:
-                await self._each(lambda server: server.client.resume(), servers)
         finally:
+            if self._paused is None:
+                await self._supervisor.each(lambda server: server.client.resume(), servers)
             self._updating = False
-            self._wake()
+            self._hush()
 
-    async def _send(self, servers: Sequence[Server], version: int) -> dict[str, Exception]:
-        assert self._weights is not None
-        failures = await self._sender.send([server.client for server in servers], self._weights, version)
-        for server in servers:
-            if server.url in failures:
-                self._notify(f"{server.url} did not take the weights: {describe(failures[server.url])}")
-            else:
-                self._fleet.updated(server.url, version)
-        self._weights_gone = False
-        self._look()
-        return failures
-
-    # The fleet
-
-    async def _watch(self) -> None:
-        """Look after the servers for as long as the engine lives."""
-        while True:
-            await asyncio.sleep(TICK)
-            if self._paused or self._asleep or self._updating:
-                continue  # servers that may not generate cannot answer a check
-            self._clock.tick()
-            for server in self._servers.values():
-                if server.process is not None and (status := server.process.exited) is not None:
-                    self._fleet.exited(server.url, f"its process ended with status {status}")
-            self._look()
-            for action in self._fleet.due():
-                task = asyncio.create_task(self._act(action))
-                self._tasks[task] = action
-                task.add_done_callback(lambda task: self._tasks.pop(task, None))
-            for task, action in self._tasks.items():
-                if isinstance(action, Check) and self._fleet.outstanding(action.server) is not action:
-                    task.cancel()  # too late, or pointless
-            self._look()
-
-    async def _act(self, action: Check | Restart | SendWeights) -> None:
-        server = self._servers[action.server]
-        try:
-            match action:
-                case Check():
-                    await server.client.check(None)
-                    self._fleet.answered(server.url, None)
-                case SendWeights():
-                    async with self._sending:
-                        failures = await self._send([server], self._version)
-                    if failures:
-                        raise failures[server.url]
-                case Restart():
-                    await self._restart(server)
-        except (EngineError, RequestError) as error:
-            self._fleet.failed(server.url, describe(error), action)
-        self._look()
-
-    async def _restart(self, server: Server) -> None:
-        assert server.process is not None
-        self._restarts += 1
-        await asyncio.to_thread(server.process.stop)
-        server.process.start()
-        server.freed = ()
-        self._fleet.started(server.url)
-
-    def _failed(self, server: Server, reason: str) -> None:
-        """A request failed there."""
-        if server.process is not None and server.process.exited is not None:
-            self._fleet.exited(server.url, f"its process ended with status {server.process.exited}")
-        else:
-            self._fleet.failed(server.url, reason)
-        self._look()
-
-    def _look(self) -> None:
-        """Route by the fleet's state; give up what runs on dead servers, and say what has changed."""
-        before, now = set(self._router.serving), set(self._fleet.serving)
-        for url in before - now:
-            server, state = self._servers[url], self._fleet.state(url)
-            if state is FleetState.DEAD:
-                self._notify(f"{url} is dead: {self._fleet.reason(url)}. {len(server.asking)} requests go on elsewhere")
-        for url, server in self._servers.items():
-            if self._fleet.state(url) is FleetState.DEAD:
-                for asking in server.asking:
-                    asking.cancel()
-        if before != now:
-            self._router.set_serving(self._fleet.serving)
-        self._wake()
-
-    def _reasons(self) -> str:
-        return "; ".join(f"{url} is {self._fleet.state(url)}: {self._fleet.reason(url)}" for url in self._servers)
-
-    async def _each(self, call: Callable[[Server], Awaitable[object]], servers: Sequence[Server] | None = None) -> None:
-        """A control call to every server that answers; one that fails is the fleet's concern."""
-
-        async def one(server: Server) -> None:
-            try:
-                await call(server)
-            except ServerFailed as error:
-                self._failed(server, str(error))
-
-        await asyncio.gather(*[one(server) for server in (self._answering() if servers is None else servers)])
-
-    def _answering(self) -> list[Server]:
-        alive = (FleetState.HEALTHY, FleetState.STALE)
-        return [server for url, server in self._servers.items() if self._fleet.state(url) in alive]
-
-    def _wake(self) -> None:
-        """Let those that wait look again."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def _hush(self) -> None:
+        """Whether servers may generate has changed."""
+        self._supervisor.quiet = self._paused is not None or self._asleep or self._updating
+        self._supervisor.wake()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         async def run() -> None:
@@ -494,23 +353,6 @@ class SGLangEngine:
         task = asyncio.create_task(run())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-class LoopClock:
-    """Seconds that stand still while the event loop does: between two steps of training no check can be late."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._last = time.monotonic()
-
-    def now(self) -> float:
-        return self._seconds
-
-    def tick(self) -> None:
-        """Must be called every TICK seconds while the servers may generate."""
-        now = time.monotonic()
-        self._seconds += min(now - self._last, 4 * TICK)
-        self._last = now
 
 
 def joined(first: Generation, second: Generation) -> Generation:

@@ -16,11 +16,12 @@ from agentrl.errors import ConfigError
 from agentrl.http import allow_many_files, http_client
 from agentrl.rollout.engine import EngineError
 from agentrl.rollout.sglang.client import ServerFailed, ServerInfo, SGLangClient
-from agentrl.rollout.sglang.engine import Server, SGLangEngine
+from agentrl.rollout.sglang.engine import SGLangEngine
 from agentrl.rollout.sglang.fleet import Timings
 from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.rollout.sglang.options import RESERVED, ServerArguments
 from agentrl.rollout.sglang.process import ServerProcess
+from agentrl.rollout.sglang.supervisor import Server
 from agentrl.rollout.sglang.sync.disk import DiskSender
 from agentrl.rollout.sglang.sync.distributed import DistributedSender
 from agentrl.rollout.sglang.sync.tensor import TensorSender
