@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -117,12 +118,16 @@ async def start_all(processes: Sequence[ServerProcess], timeout: float, progress
     """All at once; the first failure ends the wait. The caller stops them."""
     for process in processes:
         process.start()
-    async with asyncio.TaskGroup() as group:
-        try:
+    try:
+        async with asyncio.TaskGroup() as group:
             for number, process in enumerate(processes):
-                group.create_task(process.ready(timeout, lambda text, number=number: progress(f"{number}: {text}")))  # type: ignore[misc]
-        except* EngineError as errors:
-            raise errors.exceptions[0] from None
+                group.create_task(process.ready(timeout, partial(tell, progress, number)))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+
+
+def tell(progress: Told, number: int, text: str) -> None:
+    progress(f"server {number}: {text}")
 
 
 async def attach_all(servers: Sequence[Server], timeout: float, max_model_len: int) -> list[ServerInfo]:
