@@ -183,6 +183,21 @@ async def test_a_reader_that_fails_leaves_a_sender_that_works(
     await sender.close()
 
 
+async def test_a_server_that_is_no_longer_in_the_group_joins_again(
+    client: SGLangClient, reference: PreTrainedModel
+) -> None:
+    """As one that was started anew: it has another version and knows of no group."""
+    sender = DistributedSender(F32, BUCKET, "gloo")
+    assert await sender.send([client], weights_of(changed(reference, 8)), 18) == {}
+    assert sender._group is not None
+    await client.post("/destroy_weights_update_group", {"group_name": sender._group.name})
+    await client.post("/update_weight_version", {"new_version": "0", "abort_all_requests": False})
+    model = changed(reference, 9)
+    assert await sender.send([client], weights_of(model), 19) == {}
+    await expect_model(client, model, 19)
+    await sender.close()
+
+
 @pytest.mark.parametrize(
     ("make_sender", "kill"),
     [("tensor", signal.SIGKILL), ("distributed", signal.SIGKILL), ("distributed", signal.SIGSTOP)],

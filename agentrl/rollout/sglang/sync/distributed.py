@@ -54,16 +54,17 @@ class DistributedSender:
         self._timeout = timeout
         self._checksum = checksum
         self._group: _Group | None = None
+        self._version = ""
 
     async def send(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
         """See WeightSender. Reads `weights` once more for each time that a server fails under way."""
         update = Update(servers, version, self._timeout)
-        ranks = await update.ranks()
+        infos = await update.infos()
         await update.begin()
         while update.servers:
             taking_part = list(update.servers)
             try:
-                await self._join(update, ranks)
+                await self._join(update, infos)
                 expectation = await self._broadcast(update, weights)
             except _Broken as broken:
                 await self._drop_group(update.servers)
@@ -71,6 +72,7 @@ class DistributedSender:
                     update.fail_all(taking_part, broken.step, broken)
                 continue
             await update.end()
+            self._version = str(version)
             if self._checksum:
                 self.compared = await compare(update, expectation)
             break
@@ -81,12 +83,17 @@ class DistributedSender:
         if self._group is not None:
             await self._drop_group(self._group.servers)
 
-    async def _join(self, update: Update, ranks: Mapping[str, int]) -> None:
-        """Have a group of exactly the servers of the update. Raises _Broken."""
-        if self._group is not None and self._group.sizes == [(s.url, ranks[s.url]) for s in update.servers]:
+    async def _join(self, update: Update, infos: Mapping[str, Any]) -> None:
+        """Have a group of exactly the servers of the update. Raises _Broken.
+
+        A server with another version than it was last sent was started anew since, and is in no group.
+        """
+        sizes = [(server.url, infos[server.url].tensor_parallel) for server in update.servers]
+        same = all(infos[server.url].weight_version == self._version for server in update.servers)
+        if self._group is not None and self._group.sizes == sizes and same:
             return
         await self.close()
-        group = self._group = _Group(update.servers, ranks, self._backend, self._timeout)
+        group = self._group = _Group(update.servers, sizes, self._backend, self._timeout)
         await self._together(update, "joining the group", "/init_weights_update_group", group.invitation, group.join)
 
     async def _broadcast(self, update: Update, weights: Weights) -> Expectation:
@@ -129,6 +136,10 @@ class DistributedSender:
             refused = [] if mine in done and mine.exception() else _errors(servers, theirs)
             await asyncio.to_thread(self._group.abort)
             await asyncio.wait([mine, *theirs], timeout=GRACE)
+        except asyncio.CancelledError:
+            self._group.abort()  # nobody knows how far the others are
+            self._group = None
+            raise
         finally:
             for task in theirs:
                 task.cancel()
@@ -163,10 +174,11 @@ class _Group:
     """The trainer's side. SGLang makes its side with torch's own helper, whose store prefixes are repeated here."""
 
     def __init__(
-        self, servers: Sequence[Server], ranks: Mapping[str, int], backend: Literal["gloo", "nccl"], timeout: float
+        self, servers: Sequence[Server], sizes: list[tuple[str, int]], backend: Literal["gloo", "nccl"], timeout: float
     ) -> None:
+        """`sizes`: each server's URL and its number of ranks."""
         self.servers = list(servers)
-        self.sizes = [(server.url, ranks[server.url]) for server in servers]
+        self.sizes = sizes
         self.name = f"agentrl-{uuid.uuid4().hex}"
         self._backend = backend
         self._timeout = timedelta(seconds=timeout)

@@ -59,7 +59,7 @@ class TensorSender:
         self.bytes_sent = 0
         buffer = self._buffer_of(buffer_bytes(weights.shapes, self._dtype, self._bucket_bytes))
         update = Update(servers, version, self._timeout)
-        ranks = await update.ranks()
+        infos = await update.infos()
         await update.begin()
         expectation = Expectation()
         filled = buckets(weights.read(), buffer, self._bucket_bytes, self._dtype)
@@ -72,7 +72,7 @@ class TensorSender:
                 f"bucket {number}",
                 "/update_weights_from_tensor",
                 lambda server, bucket=bucket: {  # type: ignore[misc]
-                    "serialized_named_tensors": [serialize(bucket) for _ in range(ranks[server.url])],
+                    "serialized_named_tensors": [serialize(bucket) for _ in range(infos[server.url].tensor_parallel)],
                     "load_format": "flattened_bucket",
                     "flush_cache": False,
                     "weight_version": str(version) if bucket.last else None,

@@ -28,7 +28,8 @@ class Server(Protocol):
         ...
 
     async def info(self) -> Any:
-        """Has `tensor_parallel`, how many ranks the server has, each with a part of the weights, and `device`."""
+        """Has `tensor_parallel`, how many ranks the server has, each with a part of the weights, `weight_version` and
+        `device`."""
         ...
 
 
@@ -80,15 +81,15 @@ class Update:
         """Close the bracket; from here on the weights are whole."""
         await self.post("end", "/end_weight_update", lambda _: {})
 
-    async def ranks(self) -> dict[str, int]:
-        """Ranks by server's URL."""
-        sizes: dict[str, int] = {}
+    async def infos(self) -> dict[str, Any]:
+        """What each server says of itself, by its URL."""
+        infos: dict[str, Any] = {}
 
         async def ask(server: Server) -> None:
-            sizes[server.url] = (await server.info()).tensor_parallel
+            infos[server.url] = await server.info()
 
         await self.each("asking for its ranks", ask)
-        return sizes
+        return infos
 
     def fail(self, server: Server, step: str, error: Exception) -> None:
         """Drop a server from the update. Only its first fault is kept."""
