@@ -1,4 +1,4 @@
-"""What is recorded of an agent's calls: exact ids, a transcript for each conversation, a new one for rewritten history."""
+"""What is recorded of an agent's calls: exact ids, and which calls share a transcript."""
 
 from __future__ import annotations
 
