@@ -48,6 +48,8 @@ class ServerInfo:
     """What a server says of itself."""
 
     model_path: str
+    architecture: str | None
+    """The model's class."""
     sglang: str
     """Its version of SGLang."""
     context_length: int
@@ -159,6 +161,7 @@ class SGLangClient:
                 length = server["internal_states"][0].get("max_req_input_len", 0)
             return ServerInfo(
                 model["model_path"],
+                (model.get("architectures") or [None])[0],
                 str(server["version"]),
                 int(length),
                 int(server["tp_size"]),

@@ -20,6 +20,10 @@ class ModelFacts:
 
     vocab_size: int
     shapes: Mapping[str, tuple[int, ...]]
+    architecture: str | None = None
+    """The class that its config names."""
+    max_positions: int | None = None
+    """The longest context that it was made for, in tokens."""
 
     @staticmethod
     def of(path: str, *, trust_remote_code: bool = False) -> ModelFacts:
@@ -28,7 +32,13 @@ class ModelFacts:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
         shapes = {name: tuple(param.shape) for name, param in model.named_parameters(remove_duplicate=False)}
-        return ModelFacts(model.get_output_embeddings().weight.shape[0], shapes)
+        text = config.get_text_config()
+        return ModelFacts(
+            model.get_output_embeddings().weight.shape[0],
+            shapes,
+            (config.architectures or [None])[0],
+            getattr(text, "max_position_embeddings", None),
+        )
 
     def check(self, weights: Weights) -> None:
         """Raises ValueError for a name that the model does not have, or another shape than its own."""

@@ -47,6 +47,11 @@ async def start_engine(
     allow_many_files()
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     facts = ModelFacts.of(model.path, trust_remote_code=model.trust_remote_code)
+    if facts.max_positions is not None and max_model_len > facts.max_positions:
+        raise ConfigError(
+            f"{model.path} was made for contexts of {facts.max_positions} tokens, and this job needs {max_model_len} "
+            f"({ROLLOUT}.max_model_len, or data.max_prompt_length + data.max_response_length)"
+        )
     http = http_client()
     processes: list[ServerProcess] = []
     try:
@@ -57,7 +62,7 @@ async def start_engine(
             infos = [await server.client.info() for server in servers]
         else:
             servers = [Server(SGLangClient(url, http)) for url in rollout.server_urls]
-            infos = await attach_all(servers, rollout.server_start_timeout, max_model_len)
+            infos = await attach_all(servers, facts, rollout.server_start_timeout, max_model_len)
         timings = Timings(
             check_interval=rollout.health_check_interval,
             start_timeout=rollout.server_start_timeout,
@@ -130,10 +135,17 @@ def tell(progress: Told, number: int, text: str) -> None:
     progress(f"server {number}: {text}")
 
 
-async def attach_all(servers: Sequence[Server], timeout: float, max_model_len: int) -> list[ServerInfo]:
+async def attach_all(
+    servers: Sequence[Server], facts: ModelFacts, timeout: float, max_model_len: int
+) -> list[ServerInfo]:
     """Wait until all answer. Raises ConfigError for a server that cannot serve this job."""
     infos = await asyncio.gather(*[reach(server.client, timeout) for server in servers])
     for server, info in zip(servers, infos, strict=True):
+        if None not in (info.architecture, facts.architecture) and info.architecture != facts.architecture:
+            raise ConfigError(
+                f"{ROLLOUT}.server_urls: {server.url} serves a {info.architecture} ({info.model_path}), and the policy "
+                f"is a {facts.architecture}: start it with the policy's model"
+            )
         if info.context_length < max_model_len + RESERVED:
             raise ConfigError(
                 f"{ROLLOUT}.server_urls: {server.url} has a context of {info.context_length} tokens; this job needs "

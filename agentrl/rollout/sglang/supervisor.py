@@ -69,6 +69,8 @@ class Supervisor:
         self.fleet = Fleet(list(self.servers), self._clock.now, restartable=restartable, timings=timings)
         self._weights: Weights | None = None
         self._sending = asyncio.Lock()
+        self._down: set[str] = set()
+        """Those whose death was told and that have not come back."""
         self._watcher: asyncio.Task[None] | None = None
         self._tasks: dict[asyncio.Task[None], Check | Restart | SendWeights] = {}
         for url in self.servers:
@@ -124,6 +126,10 @@ class Supervisor:
             if self.fleet.state(url) is FleetState.DEAD:
                 count = len(self.servers[url].asking)
                 self._notify(f"{url} is dead: {self.fleet.reason(url)}. {count} requests go on elsewhere")
+                self._down.add(url)
+        for url in now & self._down:
+            self._down.remove(url)
+            self._notify(f"{url} serves again, with the weights of version {self.version}")
         for url, server in self.servers.items():
             if self.fleet.state(url) is FleetState.DEAD:
                 server.give_up()
