@@ -36,6 +36,9 @@ GPU_GRACE = 15.0
 class ServerProcess:
     """A server at 127.0.0.1 (or the host that its arguments name)."""
 
+    module = "agentrl.rollout.sglang.launch"
+    """What is run."""
+
     def __init__(self, arguments: ServerArguments, port: int | None, log: Path) -> None:
         """`port` None: a free one, and another where somebody else took it first. `log` is appended to."""
         self.arguments = arguments
@@ -73,7 +76,7 @@ class ServerProcess:
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "agentrl.rollout.sglang.launch", *self.arguments.argv(self._port)],
+                [sys.executable, "-m", self.module, *self.arguments.argv(self._port)],
                 stdin=subprocess.PIPE,  # never written to: its end tells the server that we are gone
                 stdout=log,
                 stderr=subprocess.STDOUT,
