@@ -22,6 +22,7 @@ from agentrl.rollout.sglang.client import SGLangClient
 from agentrl.rollout.sglang.engine import SGLangEngine
 from agentrl.rollout.sglang.fleet import Timings
 from agentrl.rollout.sglang.model import ModelFacts
+from agentrl.rollout.sglang.process import ServerProcess
 from agentrl.rollout.sglang.supervisor import Server
 from agentrl.rollout.sglang.sync.tensor import TensorSender
 from agentrl.tiny_policy import make_tiny_policy
@@ -85,7 +86,7 @@ def policy(folder: Path) -> Chat:
 
 
 def engine_over(
-    urls: Sequence[str],
+    servers: Sequence[str | ServerProcess],
     folder: Path,
     *,
     client: type[SGLangClient] = SGLangClient,
@@ -93,10 +94,15 @@ def engine_over(
     timings: Timings | None = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> SGLangEngine:
-    """Over servers that serve the policy in `folder`; it neither starts nor stops them."""
+    """Over servers that serve the policy in `folder`. Those that are given as processes, it starts again and stops."""
     http = http_client()
     return SGLangEngine(
-        [Server(client(url, http)) for url in urls],
+        [
+            Server(client(server.url, http), server)
+            if isinstance(server, ServerProcess)
+            else Server(client(server, http))
+            for server in servers
+        ],
         http,
         ModelFacts.of(str(folder)),
         TensorSender(torch.float32, 1 << 20),
