@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import bm25s
 import numpy as np
@@ -16,6 +14,7 @@ import pydantic
 from agentrl.errors import ConfigError, DataError
 from agentrl.threads import DaemonThreads
 from agentrl.tool import Tool, ToolResponse
+from tools.documents import Document, Format, read_line, shown
 
 IN_LOOP_DOCUMENTS = 5000
 """Up to here a query takes less than starting a thread for it."""
@@ -33,7 +32,7 @@ class SearchConfig(pydantic.BaseModel):
     Relative to the working directory; `${yaml_dir}` is the directory of the YAML file."""
     topk: int = pydantic.Field(3, gt=0)
     """Documents an answer, at most: those that share no word with the query are left out."""
-    format: Literal["docs", "plain"] = "docs"
+    format: Format = "docs"
     """docs: `Doc 1(Title: ...) text`, one a line; plain: only the texts."""
 
 
@@ -71,18 +70,7 @@ class SearchTool(Tool):
             found = await self._threads.run(self.corpus.search, query, self._topk)
         if not found:
             return ToolResponse("No documents found.")
-        if self._format == "plain":
-            return ToolResponse("\n".join(document.text for document in found))
-        lines = (f"Doc {rank}(Title: {document.title}) {document.text}" for rank, document in enumerate(found, 1))
-        return ToolResponse("\n".join(lines))
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """One document. `title` is empty when it has none."""
-
-    title: str
-    text: str
+        return ToolResponse(shown(found, self._format))
 
 
 class Corpus:
@@ -134,25 +122,10 @@ def read_documents(path: Path) -> list[Document]:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    documents.append(_document(line, f"{path} line {number}"))
+                    _, contents = read_line(line, f"{path} line {number}")
+                    documents.append(Document.of(contents))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"corpus {path}: cannot be read as UTF-8 text: {error}") from error
     if not any(words(f"{document.title} {document.text}") for document in documents):
         raise DataError(f"corpus {path}: there is no document with a word in it")
     return documents
-
-
-def _document(line: str, where: str) -> Document:
-    try:
-        item = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON: {error}; each line must be one JSON object") from error
-    if isinstance(item, dict) and isinstance(item.get("contents"), str):
-        title, _, text = item["contents"].partition("\n")
-        return Document(title.strip().strip('"'), text.strip()) if text.strip() else Document("", title.strip())
-    if isinstance(item, dict) and isinstance(item.get("text"), str):
-        title = item.get("title") or ""
-        if isinstance(title, str):
-            return Document(title, item["text"])
-    found = f"the keys {sorted(item)}" if isinstance(item, dict) else repr(item)[:80]
-    raise DataError(f'{where}: expected {{"contents": text}} or {{"title": text, "text": text}}, found {found}')

@@ -12,7 +12,8 @@ import pytest
 
 from agentrl.errors import DataError
 from tools import search
-from tools.search import Corpus, Document, SearchTool, words
+from tools.documents import Document
+from tools.search import Corpus, SearchTool, words
 
 FACTS = [
     {"id": "0", "contents": '"Zed"\nThe code of Zed is 412.'},

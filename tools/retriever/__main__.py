@@ -1,0 +1,64 @@
+"""The command line: `python -m tools.retriever index | add | serve`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.command import exit_status
+from agentrl.errors import ConfigError
+
+try:
+    import tantivy  # noqa: F401
+except ModuleNotFoundError:
+    sys.exit("error: the retriever needs tantivy: pip install 'agentrl[retriever]'")
+
+from tools.retriever.build import add, create
+from tools.retriever.words import LANGUAGES
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.retriever", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    index = commands.add_parser("index", help="make an index of corpora (JSONL, also .gz)")
+    index.add_argument("corpus", type=Path, nargs="+")
+    index.add_argument("out", type=Path, help="a folder that is not there yet")
+    index.add_argument(
+        "--language", default="english", choices=("none", *LANGUAGES), help="whose word endings to cut (english)"
+    )
+    index.add_argument("--threads", type=int, default=1, help="of the index writer (1)")
+
+    added = commands.add_parser("add", help="add corpora to an index, also while it is served")
+    added.add_argument("corpus", type=Path, nargs="+")
+    added.add_argument("index", type=Path)
+    added.add_argument("--threads", type=int, default=1, help="of the index writer (1)")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    if arguments.command == "index":
+        _positive(arguments.threads)
+        made = create(arguments.corpus, arguments.out, language=arguments.language, threads=arguments.threads)
+        print(f"{arguments.out}: {made.documents:,} documents")
+    elif arguments.command == "add":
+        _positive(arguments.threads)
+        made = add(arguments.corpus, arguments.index, threads=arguments.threads)
+        print(f"{arguments.index}: {made.documents:,} documents, {made.parts[-1].documents:,} of them new")
+
+
+def _positive(threads: int) -> None:
+    if threads < 1:
+        raise ConfigError(f"--threads: expected at least 1, found {threads}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status."""
+    parsed = _parser().parse_args(arguments)
+    return exit_status(lambda: _run(parsed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

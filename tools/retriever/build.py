@@ -1,0 +1,144 @@
+"""Makes an index of corpora, and adds corpora to one."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from agentrl.errors import ConfigError, DataError
+from agentrl.publish import flush_to_disk, published_directory
+from tools.documents import read_line
+from tools.retriever.lexical import LexicalWriter
+from tools.retriever.manifest import Manifest, read_manifest, sole_writer
+from tools.retriever.store import PartWriter
+from tools.retriever.words import Words
+
+REPORT_EVERY = 1_000
+"""Documents between two looks at the progress."""
+
+
+def create(corpora: Sequence[Path], out: Path, *, language: str = "english", threads: int = 1) -> Manifest:
+    """A new index in the folder `out`, which appears when it is whole.
+
+    Raises ConfigError when `out` is there already, DataError naming the file and line of a bad document.
+    """
+    if out.exists():
+        raise ConfigError(f"{out.absolute()} exists already: name another folder, or use `add` to add to that index")
+    words = Words(language)
+    with published_directory(out) as folder:
+        return _write(folder, None, corpora, words, threads)
+
+
+def add(corpora: Sequence[Path], folder: Path, *, threads: int = 1) -> Manifest:
+    """Adds documents to an index. Servers that have it open take up the new ones within seconds.
+
+    Ids are not compared: a document added twice is found twice. Raises as `create` does, and ConfigError when another
+    process is adding.
+    """
+    read_manifest(folder)
+    with sole_writer(folder):
+        old = read_manifest(folder)
+        words = Words.of(old.words)
+        old.remove_others(folder)
+        try:
+            new = _write(folder, old, corpora, words, threads)
+        except BaseException:
+            old.remove_others(folder)
+            raise
+        new.remove_others(folder)
+        return new
+
+
+def _write(folder: Path, old: Manifest | None, corpora: Sequence[Path], words: Words, threads: int) -> Manifest:
+    generation = old.generation + 1 if old else 0
+    lexical = folder / f"lexical-{generation}"
+    if old:
+        _link(folder / old.lexical, lexical)
+    else:
+        lexical.mkdir()
+    first = old.documents if old else 0
+    with LexicalWriter(lexical, words, threads) as writer, PartWriter(folder, f"documents-{generation}") as part:
+        for identity, contents in _documents(corpora, writer.commit):
+            row = first + part.documents
+            part.add(str(row) if identity is None else identity, contents)
+            writer.add(row, contents)
+        if not part.documents:
+            raise DataError(f"there is no document in {', '.join(map(str, corpora))}")
+        spec = part.spec()
+    for path in (spec.lines(folder), spec.starts(folder), *lexical.iterdir()):
+        flush_to_disk(path)
+    manifest = Manifest(
+        generation=generation,
+        words=words.spec,
+        parts=[*(old.parts if old else []), spec],
+        lexical=lexical.name,
+    )
+    manifest.write(folder)
+    return manifest
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second index of the same files. tantivy never changes a segment's file, but replaces those that list them."""
+    target.mkdir()
+    for path in source.iterdir():
+        if path.suffix == ".lock":
+            continue
+        if path.suffix == ".json":
+            shutil.copy2(path, target / path.name)
+            continue
+        try:
+            os.link(path, target / path.name)
+        except OSError:  # a file system without hard links
+            shutil.copy2(path, target / path.name)
+
+
+def _documents(corpora: Sequence[Path], finish: Callable[[], None]) -> Iterator[tuple[str | None, str]]:
+    """Ids and contents of all lines, with a progress bar on stderr that also shows `finish`, called at the end."""
+    with _progress() as progress:
+        done = 0
+        for path in corpora:
+            with _opened(path) as (lines, size, position):
+                task = progress.add_task(path.name, total=size, documents=f"{done:,}")
+                number = 0
+                for number, line in enumerate(lines, 1):
+                    if number % REPORT_EVERY == 0:
+                        progress.update(task, completed=position(), documents=f"{done:,}")
+                    if line.strip():
+                        yield read_line(line, f"{path} line {number}")
+                        done += 1
+                progress.update(task, completed=size, documents=f"{done:,}")
+        if done:
+            task = progress.add_task("writing the index", total=None, documents="")
+            finish()
+            progress.update(task, total=1, completed=1)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Iterable[bytes], int, Callable[[], int]]]:
+    """A file of lines, also compressed by gzip; its bytes on disk, and how many of these were read."""
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            yield gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file, size, file.tell
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"corpus {path.absolute()} cannot be read: {error}") from error
+
+
+def _progress() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[documents]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True))

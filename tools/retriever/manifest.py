@@ -1,0 +1,96 @@
+"""What an index consists of: one small file, replaced as a whole, that names all others.
+
+The files it names never change. Adding writes new ones beside them (and hard links to what stays), then replaces the
+manifest: a reader sees the index before or after, and an interrupted command leaves only files that nobody names.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+
+from agentrl.errors import ConfigError
+from agentrl.publish import published
+from tools.retriever.store import PartSpec
+from tools.retriever.words import WordsSpec
+
+NAME = "retriever.json"
+_LOCK = "lock"
+
+
+class DenseSpec(pydantic.BaseModel):
+    """The vectors of an index."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    model: str
+    """As it was asked for: a name or a path."""
+    dimensions: int = pydantic.Field(gt=0)
+    digest: str
+    """Of the vector of a fixed text: queries must be embedded by the same model."""
+
+
+class Manifest(pydantic.BaseModel):
+    """The files of one generation of an index."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = 1
+    generation: int = pydantic.Field(ge=0)
+    words: WordsSpec
+    parts: list[PartSpec]
+    lexical: str
+    dense: DenseSpec | None = None
+
+    @property
+    def documents(self) -> int:
+        return sum(part.documents for part in self.parts)
+
+    def write(self, folder: Path) -> None:
+        with published(folder / NAME) as path:
+            path.write_text(self.model_dump_json(indent=2))
+
+    def remove_others(self, folder: Path) -> None:
+        """Delete what this manifest does not name. Processes that have it mapped keep it until they let go."""
+        kept = {NAME, _LOCK, self.lexical} | ({self.dense.name} if self.dense else set())
+        kept |= {path.name for part in self.parts for path in (part.lines(folder), part.starts(folder))}
+        for path in folder.iterdir():
+            if path.name in kept:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises ConfigError when the folder is no index of this version."""
+    try:
+        return Manifest.model_validate_json((folder / NAME).read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{folder.absolute()} is no index: {NAME} cannot be read ({error.strerror}). "
+            "Make one with: python -m tools.retriever index CORPUS.jsonl OUT"
+        ) from error
+    except pydantic.ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ConfigError(f"{folder / NAME}: {where}: {problem['msg']}. Index the corpus anew") from error
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Raises ConfigError when another process is adding to the index."""
+    with (folder / _LOCK).open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"{folder}: another process is adding documents; try again when it is done") from error
+        yield
