@@ -9,7 +9,8 @@ from agentrl.agent_loop import Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
 from agentrl.config import Config
 from agentrl.data.sample import Sample
-from agentrl.rollout.engine import RolloutEngine, SamplingParams
+from agentrl.errors import TrainingError
+from agentrl.rollout.engine import EngineError, RolloutEngine, SamplingParams
 from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trainer.display import Display
 from agentrl.trajectory import Trajectory
@@ -49,11 +50,14 @@ class Rollouts:
         return self._run(samples, val.n, params, f"val/{step}", "validate (sampled)", first)
 
     def sync_weights(self, weights: Weights, version: int) -> SyncReport:
-        """Give the engine the policy's weights, and its memory back."""
-        report = self.runner.run(self.engine.update_weights(weights, version))
-        if self.resting:
-            self.runner.run(self.engine.wake())
-            self.resting = False
+        """Give the engine the policy's weights, and its memory back. Raises TrainingError when it cannot take them."""
+        try:
+            report = self.runner.run(self.engine.update_weights(weights, version))
+            if self.resting:
+                self.runner.run(self.engine.wake())
+                self.resting = False
+        except EngineError as error:
+            raise TrainingError(f"weights of step {version}: {error}") from error
         return report
 
     def rest(self) -> None:

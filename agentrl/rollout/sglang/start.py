@@ -20,7 +20,7 @@ from agentrl.rollout.sglang.client import ServerFailed, ServerInfo, SGLangClient
 from agentrl.rollout.sglang.engine import SGLangEngine
 from agentrl.rollout.sglang.fleet import Timings
 from agentrl.rollout.sglang.model import ModelFacts
-from agentrl.rollout.sglang.options import RESERVED, ServerArguments
+from agentrl.rollout.sglang.options import EXTRA_KEY, RESERVED, ServerArguments
 from agentrl.rollout.sglang.process import ServerProcess
 from agentrl.rollout.sglang.supervisor import Server
 from agentrl.rollout.sglang.sync.disk import DiskSender
@@ -57,7 +57,10 @@ async def start_engine(
     try:
         if rollout.server_urls is None:
             processes = server_processes(config, device, max_model_len, run_dir)
-            await start_all(processes, rollout.server_start_timeout, progress)
+            try:
+                await start_all(processes, rollout.server_start_timeout, progress)
+            except EngineError as error:
+                raise EngineError(f"{error}\n{started_with(config)}") from error
             servers = [Server(SGLangClient(process.url, http), process) for process in processes]
             infos = [await server.client.info() for server in servers]
         else:
@@ -82,7 +85,7 @@ async def start_engine(
     except BaseException:
         for process in processes:
             process.stop()
-        await http.aclose()
+        await http.close()
         raise
 
 
@@ -129,6 +132,17 @@ async def start_all(processes: Sequence[ServerProcess], timeout: float, progress
                 group.create_task(process.ready(timeout, partial(tell, progress, number)))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from errors
+
+
+def started_with(config: Config) -> str:
+    """The keys that a failed start may come from."""
+    rollout = config.actor_rollout_ref.rollout
+    keys = {
+        "actor_rollout_ref.model.path": config.actor_rollout_ref.model.path,
+        f"{ROLLOUT}.server_start_timeout": f"{rollout.server_start_timeout:g}",
+        **{f"{EXTRA_KEY}.{name}": value for name, value in rollout.engine_kwargs.sglang.items()},
+    }
+    return "It was started with " + ", ".join(f"{key}={value}" for key, value in keys.items())
 
 
 def tell(progress: Told, number: int, text: str) -> None:

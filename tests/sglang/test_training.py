@@ -1,0 +1,239 @@
+"""`python -m agentrl.train actor_rollout_ref.rollout.name=sglang`, whole, with what goes wrong on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.rollout.sglang.process import ServerProcess
+from agentrl.train import main
+from agentrl.trainer.invariants import check_trajectory
+from agentrl.trainer.record import read_trajectories
+from agentrl.trajectory import Trajectory
+from tests.e2e.test_train import lines
+from tests.sglang.training import Run, overrides, write_assets
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+Train = Callable[..., Run]
+"""Starts a run with further overrides, in the test's folder. What is left of it is stopped after the test."""
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_assets(tmp_path_factory.mktemp("assets"))
+
+
+@pytest.fixture
+def train(assets: Path, model_dir: Path, tmp_path: Path) -> Iterator[Train]:
+    runs: list[Run] = []
+
+    def start(*more: str) -> Run:
+        runs.append(Run(overrides(assets, model_dir, tmp_path, *more), assets, tmp_path))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.stop()
+
+
+def trained(folder: Path, step: int) -> list[Trajectory]:
+    return read_trajectories(folder / "run" / "trajectories" / f"train_{step:06}.parquet")
+
+
+def assert_trained(folder: Path, steps: range, *, first_gap: float = 1e-4) -> None:
+    """Each step is there, of the weights that the step before had made, and no row was left out or came out wrong."""
+    metrics = {int(line["step"]): line for line in lines(folder / "run")}
+    for step in steps:
+        line = metrics[step]
+        assert line["rollout/logprob_gap_max_abs"] < first_gap, "servers and trainer have different weights"
+        assert line["actor/grad_norm"] > 0
+        assert line["sync/bytes"] > 100_000
+        assert line["left_out/failed"] == line["left_out/unscored"] == 0
+        rows = trained(folder, step)
+        assert len(rows) == 8
+        assert [problem for row in rows for problem in check_trajectory(row, vocab_size=475)] == []
+        assert all(row.score is not None and row.score > 0 for row in rows)
+        spans = [span for row in rows for transcript in row.transcripts for span in transcript.versions]
+        assert {span.version for span in spans} == {step - 1}
+
+
+def found_again(rows: list[Trajectory]) -> float:
+    """Fraction of the tokens that a session had at its last turn which its next turn found in the server's cache."""
+    found = known = 0.0
+    for row in rows:
+        mine = [turn for turn in row.turns if turn.role == "assistant"]
+        known += sum(turn.end for turn in mine[:-1])
+        # At least: of the first prompt other sessions may have left everything but the last token.
+        found += row.metrics["cached_tokens"] - row.transcripts[0].prompt_length
+    return found / known
+
+
+def fails(run: Run, *says: str) -> str:
+    """Exit status 2 with one message, and nothing left behind."""
+    assert run.end() == 2, run.stderr
+    assert run.servers() == set()
+    message = run.stderr
+    assert message.startswith("error: ") and "Traceback" not in message
+    for text in says:
+        assert text in message, f"{text!r} is not in: {message}"
+    return message
+
+
+def test_a_run_from_start_to_end(train: Train, assets: Path, tmp_path: Path) -> None:
+    run = train(f"data.val_files={assets}/rows.parquet", "data.val_max_samples=2")
+    assert run.end() == 0, run.stderr
+    assert run.servers() == set()
+    assert_trained(tmp_path, range(1, 4))
+    metrics = lines(tmp_path / "run")
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3]
+    assert {"val/success_sampled", "val/success_greedy"} <= set(metrics[0]) & set(metrics[3])
+    assert [line["engine/servers_healthy"] for line in metrics[1:]] == [1.0] * 3
+    for step in range(1, 4):
+        assert found_again(trained(tmp_path, step)) > 0.9, "a session's next turn does not find its context"
+    assert "server 0: loading weights" in run.stdout
+    assert "warning" not in run.stdout, "nothing went wrong"
+    assert run.stderr == ""
+    assert (tmp_path / "run" / "servers" / "0.log").exists()
+
+
+@pytest.mark.timeout(400)
+def test_a_server_is_killed_in_the_middle_of_a_step(train: Train, tmp_path: Path) -> None:
+    run = train(
+        f"{ROLLOUT}.num_servers=2",
+        f"{ROLLOUT}.multi_turn.max_tokens_per_turn=36",  # long enough to be in the middle of
+        "data.max_response_length=240",
+    )
+    run.until(lambda: run.turns >= 8 * 4 + 4)  # step 1 is over, and step 2 at its second turn
+    servers = run.groups()
+    assert len(servers) == 2
+    os.killpg(min(servers), signal.SIGKILL)
+    assert run.end() == 0, run.stderr
+    assert run.servers() == set()
+    assert_trained(tmp_path, range(1, 4))
+    metrics = lines(tmp_path / "run")
+    assert metrics[1]["engine/servers_healthy"] == 2
+    assert metrics[-1]["engine/failovers"] >= 1 and metrics[-1]["trajectory/retries"] == 0
+    assert "is dead" in run.stdout and "go on elsewhere" in run.stdout
+
+
+@pytest.mark.timeout(400)
+def test_interrupted_gone_on_with_and_killed(train: Train, tmp_path: Path) -> None:
+    run = train("trainer.total_training_steps=30")
+    run.until(lambda: (tmp_path / "run" / "checkpoints" / "step_000001").exists())
+    run.process.send_signal(signal.SIGINT)
+    assert run.end(20) == 130
+    assert run.servers() == set()
+    assert "interrupted" in run.stderr and "Traceback" not in run.stderr
+    done = int(lines(tmp_path / "run")[-1]["step"])
+
+    run = train("trainer.total_training_steps=30")
+    run.until(lambda: int(lines(tmp_path / "run")[-1]["step"]) >= done + 2)
+    assert f"(step {done - 1})" in run.stdout or f"(step {done})" in run.stdout
+    run.process.kill()
+    assert run.end() == -signal.SIGKILL
+    killed = time.monotonic()
+    while run.servers():
+        assert time.monotonic() - killed < 5, "servers outlive the trainer"
+        time.sleep(0.05)
+    # The servers have the policy's weights, not those of the model's folder, at the first rollout of the second run.
+    assert_trained(tmp_path, range(1, done + 3))
+
+
+@pytest.mark.parametrize("transport", ["tensor", "distributed", "disk"])
+def test_attached_to_a_server_that_runs(train: Train, server: ServerProcess, tmp_path: Path, transport: str) -> None:
+    run = train(
+        f"{ROLLOUT}.server_urls=[{server.url}]",
+        f"{ROLLOUT}.update_weights_transport={transport}",
+        f"{ROLLOUT}.update_weights_checksum=true",
+        "trainer.total_training_steps=2",
+    )
+    assert run.end() == 0, run.stderr
+    assert_trained(tmp_path, range(1, 3))
+    assert server.exited is None, "it was there before, and stays"
+    assert list((tmp_path / "run").glob("weights/*")) == []
+
+
+def test_agents_that_talk_to_an_openai_client(
+    train: Train, assets: Path, server: ServerProcess, tmp_path: Path
+) -> None:
+    run = train(
+        f"{ROLLOUT}.server_urls=[{server.url}]",
+        f"{ROLLOUT}.agent.default_agent_loop=openai_proxy",
+        f"{ROLLOUT}.agent.openai_proxy.target={assets}/agent.py:solve",
+        "trainer.total_training_steps=2",
+    )
+    assert run.end() == 0, run.stderr
+    assert_trained(tmp_path, range(1, 3))
+    assert lines(tmp_path / "run")[-1]["trajectory/openai_calls"] == 3
+    assert found_again(trained(tmp_path, 2)) > 0.8, "turns are short, and the first one counts as found"
+
+
+def test_arguments_that_sglang_refuses(train: Train) -> None:
+    message = fails(
+        train(f"{ROLLOUT}.engine_kwargs.sglang.schedule_policy=best"),
+        f"{ROLLOUT}.engine_kwargs.sglang.schedule_policy=best",
+        "argument --schedule-policy: invalid choice: 'best'",
+        "servers/0.log",
+    )
+    assert len(message.splitlines()) < 8
+
+
+def test_a_model_that_sglang_cannot_load(train: Train, model_dir: Path) -> None:
+    fails(
+        train(f"{ROLLOUT}.engine_kwargs.sglang.load_format=gguf"),
+        f"{model_dir} is not a file",
+        f"actor_rollout_ref.model.path={model_dir}",
+        f"{ROLLOUT}.engine_kwargs.sglang.load_format=gguf",
+        "servers/0.log",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            [f"{ROLLOUT}.server_urls=[http://127.0.0.1:9]", f"{ROLLOUT}.server_start_timeout=1"],
+            [f"{ROLLOUT}.server_urls", "http://127.0.0.1:9", "within 1 s"],
+        ),
+        (
+            [f"{ROLLOUT}.server_urls=[SERVER]", "data.max_response_length=400"],
+            [f"{ROLLOUT}.server_urls", "has a context of 264 tokens; this job needs 460", "--context-length 468"],
+        ),
+        (
+            [f"{ROLLOUT}.server_urls=[http://no-such-host.invalid:1,SERVER]", f"{ROLLOUT}.server_start_timeout=1"],
+            [f"{ROLLOUT}.server_urls", "http://no-such-host.invalid:1"],
+        ),
+        (
+            [f"{ROLLOUT}.free_cache_engine=true"],
+            [f"{ROLLOUT}.free_cache_engine", "GPU"],
+        ),
+        (
+            [f"{ROLLOUT}.tensor_model_parallel_size=2"],
+            [f"{ROLLOUT}.tensor_model_parallel_size=2", "must be 1"],
+        ),
+    ],
+    ids=["no server", "shorter context", "one of two missing", "memory of a CPU", "more GPUs than there are"],
+)
+def test_settings_that_cannot_work(
+    assets: Path,
+    model_dir: Path,
+    server: ServerProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: list[str],
+    says: list[str],
+) -> None:
+    simple = [f"{ROLLOUT}.agent.default_agent_loop=single_turn", f"{ROLLOUT}.agent.agent_loop_config_path=null"]
+    changes = [change.replace("SERVER", server.url) for change in changes]
+    assert main([*overrides(assets, model_dir, tmp_path, *simple), *changes]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and "Traceback" not in message
+    for text in says:
+        assert text in message, f"{text!r} is not in: {message}"
+    assert not (tmp_path / "run" / "servers").exists()
