@@ -154,7 +154,7 @@ async def test_an_answer_that_makes_no_sense_is_the_servers_fault(server: Server
     gone = SGLangClient("http://127.0.0.1:9", http)
     with pytest.raises(ServerFailed, match=r"127\.0\.0\.1:9"):
         await gone.generate("0" * 32, [5], SamplingParams(1), cache_key="v0")
-    await http.aclose()
+    await http.close()
 
 
 async def test_memory_is_lent_until_new_weights_have_come(

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 import pytest
 import torch
 import torch.multiprocessing
@@ -36,13 +36,13 @@ MakeSender = Callable[[], WeightSender]
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
     async with http_client() as http:
         yield http
 
 
 @pytest.fixture
-def client(server: ServerProcess, http: httpx.AsyncClient) -> SGLangClient:
+def client(server: ServerProcess, http: aiohttp.ClientSession) -> SGLangClient:
     return SGLangClient(server.url, http)
 
 
@@ -205,7 +205,7 @@ async def test_a_server_that_is_no_longer_in_the_group_joins_again(
 )
 async def test_a_server_that_fails_in_mid_update_neither_stops_nor_spoils_the_others(
     client: SGLangClient,
-    http: httpx.AsyncClient,
+    http: aiohttp.ClientSession,
     reference: PreTrainedModel,
     start_server: StartServer,
     make_sender: MakeSender,
@@ -283,7 +283,7 @@ asyncio.run(main())
 
 
 async def test_no_shared_memory_and_no_open_stderr_is_left_by_a_trainer_that_was_killed(
-    start_server: StartServer, http: httpx.AsyncClient, reference: PreTrainedModel, model_dir: Path
+    start_server: StartServer, http: aiohttp.ClientSession, reference: PreTrainedModel, model_dir: Path
 ) -> None:
     process = await start_server()
     client = SGLangClient(process.url, http)
@@ -344,7 +344,7 @@ async def test_a_policy_sharded_over_two_ranks_is_sent_tensor_by_tensor(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 async def test_weights_are_handed_over_in_device_memory(
-    start_server: StartServer, http: httpx.AsyncClient, reference: PreTrainedModel
+    start_server: StartServer, http: aiohttp.ClientSession, reference: PreTrainedModel
 ) -> None:
     """The buffer is on the GPU that the server computes on, and is opened there by its handle."""
     process = await start_server(device="cuda", gpu_memory_utilization=0.1)

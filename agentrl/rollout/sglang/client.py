@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import httpx
 import orjson
 
 from agentrl.rollout.engine import (
@@ -27,7 +26,7 @@ STREAM_TOKENS = 64
 CONTROL_TIMEOUT = 60.0
 """Seconds for a call that generates and loads nothing."""
 JSON = {"content-type": "application/json"}
-FAULTS = (httpx.HTTPError, httpx.StreamError, aiohttp.ClientError, OSError, TimeoutError)
+FAULTS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class ServerFailed(EngineError):
@@ -66,7 +65,7 @@ class ServerInfo:
 class SGLangClient:
     """One server. Raises ServerFailed when it is at fault and RequestError when it refuses a request."""
 
-    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
         self.url = url.rstrip("/")
         self._http = http
 
@@ -93,11 +92,11 @@ class SGLangClient:
         }
         try:
             url, content = f"{self.url}/generate", orjson.dumps(body)
-            async with self._http.stream("POST", url, content=content, headers=JSON) as response:
-                if response.status_code != 200:
-                    raise self._error(response.status_code, await response.aread(), "generate")
+            async with self._http.post(url, data=content, headers=JSON) as response:
+                if response.status != 200:
+                    raise self._error(response.status, await response.read(), "generate")
                 buffer = b""
-                async for piece in response.aiter_raw():
+                async for piece in response.content.iter_any():
                     *events, buffer = (buffer + piece).split(b"\n\n")
                     for event in events:
                         if event.startswith(b"data: {"):
@@ -183,15 +182,16 @@ class SGLangClient:
         try:
             async with asyncio.timeout(timeout):
                 url = f"{self.url}/{path.lstrip('/')}"
-                response = await self._http.request(method, url, content=content, headers=headers)
+                async with self._http.request(method, url, data=content, headers=headers) as response:
+                    answer = await response.read()
         except FAULTS as error:
             raise ServerFailed(self.url, f"{path}: {describe(error)}") from error
-        if response.status_code != 200:
-            raise self._error(response.status_code, response.content, path)
+        if response.status != 200:
+            raise self._error(response.status, answer, path)
         try:
-            return orjson.loads(response.content)
+            return orjson.loads(answer)
         except orjson.JSONDecodeError:
-            return response.text
+            return answer.decode(errors="replace")
 
     def _error(self, status: int, content: bytes, path: str) -> EngineError | RequestError:
         text = content.decode(errors="replace")

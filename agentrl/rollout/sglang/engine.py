@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import httpx
+import aiohttp
 
 from agentrl.rollout.engine import (
     EngineError,
@@ -59,7 +59,7 @@ class SGLangEngine:
 
     Args:
         servers: started and answering, all with the weights of version 0; `close` stops those that have a process.
-        http: the client of all servers; closed with the engine.
+        http: the connections to all servers; closed with the engine.
         model: vocabulary and parameters, to check what a server would die of.
         sender: carries new weights to servers.
         max_model_len: tokens of the longest context, prompt and response together.
@@ -72,7 +72,7 @@ class SGLangEngine:
     def __init__(
         self,
         servers: Sequence[Server],
-        http: httpx.AsyncClient,
+        http: aiohttp.ClientSession,
         model: ModelFacts,
         sender: WeightSender,
         *,
@@ -303,7 +303,7 @@ class SGLangEngine:
         try:
             await self._supervisor.close()
         finally:
-            await self._http.aclose()
+            await self._http.close()
 
     # Weights
 
