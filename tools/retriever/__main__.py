@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pydantic
+
 from agentrl.command import exit_status
 from agentrl.errors import ConfigError
 
@@ -16,6 +18,8 @@ except ModuleNotFoundError:
     sys.exit("error: the retriever needs tantivy: pip install 'agentrl[retriever]'")
 
 from tools.retriever.build import add, create
+from tools.retriever.serve import serve
+from tools.retriever.settings import Settings
 from tools.retriever.words import LANGUAGES
 
 
@@ -35,6 +39,14 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("corpus", type=Path, nargs="+")
     added.add_argument("index", type=Path)
     added.add_argument("--threads", type=int, default=1, help="of the index writer (1)")
+
+    served = commands.add_parser("serve", help="answer POST /retrieve, as Search-R1's server does, and GET /health")
+    served.add_argument("index", type=Path)
+    for name, field in Settings.model_fields.items():
+        if name != "index":
+            words = " ".join((field.description or "").split())
+            option, kind = f"--{name.replace('_', '-')}", type(field.default)
+            served.add_argument(option, default=field.default, type=kind, help=f"{words} (%(default)s)")
     return parser
 
 
@@ -47,6 +59,14 @@ def _run(arguments: argparse.Namespace) -> None:
         _positive(arguments.threads)
         made = add(arguments.corpus, arguments.index, threads=arguments.threads)
         print(f"{arguments.index}: {made.documents:,} documents, {made.parts[-1].documents:,} of them new")
+    else:
+        given = {name: getattr(arguments, name) for name in Settings.model_fields}
+        try:
+            settings = Settings.model_validate(given)
+        except pydantic.ValidationError as error:
+            problem = error.errors()[0]
+            raise ConfigError(": ".join([*(f"--{key}" for key in problem["loc"]), problem["msg"]])) from error
+        serve(settings)
 
 
 def _positive(threads: int) -> None:

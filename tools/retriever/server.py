@@ -1,0 +1,195 @@
+"""One worker: Search-R1's `POST /retrieve` over an index, and `GET /health`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pydantic
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
+
+from agentrl.errors import UserError
+from tools.retriever.batcher import Batcher, QueueFull
+from tools.retriever.index import Index
+from tools.retriever.manifest import read_manifest
+from tools.retriever.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 2.0
+"""Seconds between two looks for documents that were added."""
+_BATCH = 64
+
+
+class Retrieve(pydantic.BaseModel):
+    """Body of `POST /retrieve`; unknown keys are ignored, as Search-R1's own server does."""
+
+    queries: list[str]
+    topk: Annotated[int, pydantic.Field(gt=0)] | None = None
+    """Documents a query, at most; the server's own number when it is null."""
+    return_scores: bool = False
+
+
+class Found(pydantic.BaseModel):
+    id: str
+    contents: str
+    """`"Title"\\ntext`."""
+
+
+class Scored(pydantic.BaseModel):
+    document: Found
+    score: float
+
+
+class Retrieved(pydantic.BaseModel):
+    """By query, best first: documents, or with `return_scores` documents with scores."""
+
+    result: list[list[Scored] | list[Found]]
+
+
+class Health(pydantic.BaseModel):
+    status: str
+    documents: int
+    generation: int
+    """Counts additions to the index."""
+    pending: int
+    """Queries of this worker that are not answered yet."""
+
+
+class Problem(pydantic.BaseModel):
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    text: str
+    topk: int
+    scores: bool
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
+        self.status, self.detail, self.headers = status, detail, headers
+
+
+class Worker:
+    """The index and the queue of one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigError, DataError when the index cannot be served."""
+        self.settings = settings
+        self.index = Index.open(settings.index)
+        self._queue = Batcher(self._answer, threads=settings.threads, most=_BATCH, max_pending=settings.max_pending)
+
+    def app(self) -> FastAPI:
+        app = FastAPI(title="agentrl retriever", lifespan=self._lifespan, docs_url=None, redoc_url=None)
+        refusals: dict[int | str, dict[str, Any]] = {
+            413: {"model": Problem, "description": "The request is too large."},
+            422: {"model": Problem, "description": "The request is not as described, or beyond a limit."},
+            429: {"model": Problem, "description": "Too many queries wait; see Retry-After."},
+        }
+        schema = {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema(Retrieve)}}}}
+        app.post("/retrieve", name="retrieve", response_model=Retrieved, responses=refusals, openapi_extra=schema)(
+            self._retrieve
+        )
+        app.get("/health", name="health")(self._health)
+        app.add_exception_handler(_Refused, _refuse)
+        return app
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        self._queue.start()
+        looking = asyncio.create_task(self._look())
+        yield
+        looking.cancel()
+        await self._queue.close()
+
+    async def _look(self) -> None:
+        """Take up documents that were added."""
+        problem = ""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            try:
+                if read_manifest(self.settings.index).generation != self.index.generation:
+                    self.index = await asyncio.to_thread(Index.open, self.settings.index)
+                    logger.warning("now serving %s documents", f"{len(self.index.documents):,}")
+                problem = ""
+            except UserError as error:
+                if str(error) != problem:
+                    logger.warning("still serving %s documents: %s", f"{len(self.index.documents):,}", error)
+                problem = str(error)
+
+    async def _health(self) -> Health:
+        index = self.index
+        return Health(
+            status="ok", documents=len(index.documents), generation=index.generation, pending=self._queue.pending
+        )
+
+    async def _retrieve(self, request: Request) -> Response:
+        asked = self._read(await self._body(request))
+        topk = asked.topk or self.settings.topk
+        try:
+            answers = await self._queue.ask([_Query(text, topk, asked.return_scores) for text in asked.queries])
+        except QueueFull as full:
+            raise _Refused(429, str(full), {"Retry-After": str(full.retry_after)}) from full
+        return Response(b'{"result":[' + b",".join(answers) + b"]}", media_type="application/json")
+
+    async def _body(self, request: Request) -> bytes:
+        most = self.settings.max_body
+        body = bytearray()
+        try:
+            async for piece in request.stream():
+                body += piece
+                if len(body) > most:
+                    raise _Refused(413, f"expected a request of at most {most:,} bytes, found more")
+        except ClientDisconnect as error:
+            raise _Refused(400, "the request was not sent to its end") from error
+        return bytes(body)
+
+    def _read(self, body: bytes) -> Retrieve:
+        try:
+            asked = Retrieve.model_validate_json(body, strict=True)
+        except pydantic.ValidationError as error:
+            problem = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, problem["loc"])) or "body"
+            raise _Refused(422, f"{where}: {problem['msg']}") from error
+        limits = self.settings
+        if len(asked.queries) > limits.max_queries:
+            raise _Refused(422, f"queries: expected at most {limits.max_queries}, found {len(asked.queries)}")
+        if asked.topk is not None and asked.topk > limits.max_topk:
+            raise _Refused(422, f"topk: expected at most {limits.max_topk}, found {asked.topk}")
+        for place, query in enumerate(asked.queries):
+            if len(query) > limits.max_query_chars:
+                raise _Refused(
+                    422,
+                    f"queries.{place}: expected at most {limits.max_query_chars} characters, found {len(query)}",
+                )
+        return asked
+
+    def _answer(self, queries: Sequence[_Query]) -> list[bytes]:
+        """JSON lists of documents, made in a thread because they are read from the disk when nobody did so before."""
+        index, lists = self.index, []
+        for query in queries:
+            items = [
+                b'{"document":%b,"score":%b}' % (index.documents[hit.row], repr(hit.score).encode())
+                if query.scores
+                else index.documents[hit.row]
+                for hit in index.search(query.text, query.topk)
+            ]
+            lists.append(b"[" + b",".join(items) + b"]")
+        return lists
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, _Refused)
+    return JSONResponse({"detail": error.detail}, error.status, error.headers)
+
+
+def _schema(model: type[pydantic.BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema(ref_template="#/components/schemas/{model}")
