@@ -1,0 +1,169 @@
+"""A control group for each run: memory and number of processes, of all its processes together, held by the kernel.
+
+Version 1 (memory and pids hierarchies) and version 2. The server makes them below its own group and must be able to write there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandbox.limits import Limit, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """Where the server may make groups: one folder a controller in version 1, one folder in version 2."""
+
+    version: int
+    memory: Path
+    pids: Path
+
+    @property
+    def folders(self) -> list[Path]:
+        return list(dict.fromkeys((self.memory, self.pids)))
+
+
+@dataclass(slots=True)
+class Group:
+    """One run's group. `fds` are its open `cgroup.procs`: a process that writes "0" there joins."""
+
+    hierarchy: Hierarchy
+    memory: Path
+    pids: Path
+    fds: list[int] = field(default_factory=list)
+
+    @property
+    def folders(self) -> list[Path]:
+        return list(dict.fromkeys((self.memory, self.pids)))
+
+    def close_fds(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop())
+
+    def reached(self) -> list[Limit]:
+        """Which of its limits the kernel had to enforce."""
+        found = []
+        name = "memory.oom_control" if self.hierarchy.version == 1 else "memory.events"
+        if _value(self.memory / name, "oom_kill"):
+            found.append(Limit.MEMORY)
+        if _value(self.pids / "pids.events", "max"):
+            found.append(Limit.PROCESSES)
+        return found
+
+    def memory_now(self) -> int:
+        """Bytes in use."""
+        name = "memory.usage_in_bytes" if self.hierarchy.version == 1 else "memory.current"
+        return int((self.memory / name).read_text())
+
+    async def remove(self) -> None:
+        """Once its processes are gone; a killed process takes a moment to leave. Raises OSError when they are still there after 5 s."""
+        self.close_fds()
+        for folder in self.folders:
+            for attempt in itertools.count():
+                try:
+                    folder.rmdir()
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    if attempt == 100:
+                        raise
+                    await asyncio.sleep(0.001 if attempt < 20 else 0.06)
+
+
+def _value(file: Path, key: str) -> int:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[0] == key), 0)
+
+
+def find() -> Hierarchy:
+    """A folder for this server's groups, newly made. Raises OSError, saying what is missing."""
+    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    name = f"agentrl-sandbox-{os.getpid()}"
+    for _, place, kind, *_ in mounts:
+        if kind == "cgroup2" and _has_v2(Path(place + own.get("", "/"))):
+            return _make_v2(Path(place + own[""]), name)
+    folders = {}
+    for _, place, kind, options, *_ in mounts:
+        for controller in ("memory", "pids"):
+            if kind == "cgroup" and controller in options.split(","):
+                path = next((p for names, p in own.items() if controller in names.split(",")), "/")
+                below = Path(place + path)
+                folders[controller] = (below if below.is_dir() else Path(place)) / name
+    if len(folders) < 2:
+        raise OSError("no cgroup hierarchy with the controllers memory and pids is mounted")
+    for folder in folders.values():
+        folder.mkdir()
+    return Hierarchy(1, folders["memory"], folders["pids"])
+
+
+def _has_v2(folder: Path) -> bool:
+    try:
+        return {"memory", "pids"} <= set((folder / "cgroup.controllers").read_text().split())
+    except OSError:
+        return False
+
+
+def _make_v2(own: Path, name: str) -> Hierarchy:
+    """In version 2 a group with processes hands no controllers down: the server moves itself into a leaf first, where it is alone in its group."""
+    control = own / "cgroup.subtree_control"
+    if not {"memory", "pids"} <= set(control.read_text().split()):
+        if (own / "cgroup.procs").read_text().split() != [str(os.getpid())]:
+            raise OSError(f"{own} holds other processes: start the server in a delegated cgroup of its own")
+        leaf = own / f"{name}-server"
+        leaf.mkdir()
+        (leaf / "cgroup.procs").write_text("0")
+        control.write_text("+memory +pids")
+    folder = own / name
+    folder.mkdir()
+    (folder / "cgroup.subtree_control").write_text("+memory +pids")
+    return Hierarchy(2, folder, folder)
+
+
+_numbers = itertools.count()
+
+
+def make(hierarchy: Hierarchy, limits: Limits) -> Group:
+    """A group that holds `limits`. Two processes more than the limit: the supervisor is in it."""
+    name = f"run{next(_numbers)}"
+    group = Group(hierarchy, hierarchy.memory / name, hierarchy.pids / name)
+    try:
+        for folder in group.folders:
+            folder.mkdir()
+        if hierarchy.version == 1:
+            (group.memory / "memory.limit_in_bytes").write_text(str(limits.memory_bytes))
+            with contextlib.suppress(OSError):  # exists where the kernel counts swap
+                (group.memory / "memory.memsw.limit_in_bytes").write_text(str(limits.memory_bytes))
+        else:
+            (group.memory / "memory.max").write_text(str(limits.memory_bytes))
+            with contextlib.suppress(OSError):
+                (group.memory / "memory.swap.max").write_text("0")
+        (group.pids / "pids.max").write_text(str(limits.processes + 1))
+        group.fds += [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in group.folders]
+    except OSError:
+        group.close_fds()
+        for folder in group.folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+    return group
+
+
+def remove_all(hierarchy: Hierarchy) -> None:
+    """The server's folder, at its end. What still holds a process stays."""
+    for folder in hierarchy.folders:
+        for child in folder.iterdir() if folder.is_dir() else ():
+            if child.is_dir():
+                with contextlib.suppress(OSError):
+                    child.rmdir()
+        with contextlib.suppress(OSError):
+            folder.rmdir()

@@ -1,0 +1,141 @@
+"""A program in the warm interpreter, from its first line to its exit status; and a session's cells, one after another.
+
+Runs in the program's own confined process. Nothing that it sends is trusted by anyone.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import json
+import linecache
+import os
+import signal
+import struct
+import sys
+import threading
+import traceback
+import types
+from typing import Any
+
+
+def run_script(path: str, argv: list[str]) -> int:
+    """Run the file as `python path` would, and return its exit status."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=path, __builtins__=__builtins__)
+    sys.modules["__main__"] = main
+    sys.argv = [path, *argv]
+    status = 0
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+    except SystemExit as stop:
+        status = _exit_status(stop)
+    except BaseException as error:
+        _print_traceback(error)
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except BaseException as error:
+        _print_traceback(error)
+    atexit._run_exitfuncs()
+    return _flush(status)
+
+
+def _flush(status: int) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            status = status or 120
+    return status
+
+
+def _exit_status(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code & 0xFF
+    print(stop.code, file=sys.stderr)
+    return 1
+
+
+def _print_traceback(error: BaseException) -> None:
+    """Without the frames of this file, as a fresh interpreter would print it."""
+    inner = error.__traceback__.tb_next if error.__traceback__ else None
+    try:
+        traceback.print_exception(type(error), error, inner)
+    except BaseException:
+        os.write(2, f"{type(error).__name__}\n".encode())
+
+
+_LENGTH = struct.Struct("!I")
+
+
+def run_cells(channel: int) -> int:
+    """Execute cells until the channel closes. A cell: 4 bytes length, UTF-8 source. Its answer: 4 bytes length, JSON {result, error}.
+
+    `result` is the repr of the last expression, as in a notebook; `error` {ename, evalue, traceback}.
+    """
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    sys.argv = [""]
+    number = 0
+    while head := _exactly(channel, _LENGTH.size):
+        source = _exactly(channel, _LENGTH.unpack(head)[0]).decode("utf-8", "replace")
+        number += 1
+        try:
+            answer = _run_cell(source, f"<cell {number}>", main.__dict__)
+        except KeyboardInterrupt:
+            answer = {"result": None, "error": {"ename": "KeyboardInterrupt", "evalue": "", "traceback": []}}
+        _flush(0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        encoded = json.dumps(answer).encode()
+        view = memoryview(_LENGTH.pack(len(encoded)) + encoded)
+        while view:
+            view = view[os.write(channel, view) :]
+    return 0
+
+
+def _exactly(fd: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        try:
+            part = os.read(fd, size - len(data))
+        except KeyboardInterrupt:
+            continue
+        if not part:
+            return b""
+        data += part
+    return data
+
+
+def _run_cell(source: str, name: str, scope: dict[str, Any]) -> dict[str, Any]:
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    result = None
+    try:
+        tree = ast.parse(source, name)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, name, "exec", dont_inherit=True), scope)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), scope)
+            result = None if value is None else repr(value)[:1_000_000]
+    except SystemExit as stop:
+        return {"result": None, "error": _describe(stop)}
+    except BaseException as error:
+        return {"result": None, "error": _describe(error)}
+    return {"result": result, "error": None}
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    try:
+        lines = traceback.format_exception(type(error), error, frames)
+        text = str(error)
+    except BaseException:
+        lines, text = [], "<the exception cannot be shown>"
+    return {"ename": type(error).__name__, "evalue": text[:100_000], "traceback": [line[:10_000] for line in lines[:200]]}

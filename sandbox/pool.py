@@ -1,0 +1,462 @@
+"""The server's side of a run: order it from a zygote, drain what it writes, name the limits that it reached, leave nothing behind.
+
+Every run ends in exactly one `Outcome`, or in `SandboxFault` where the sandbox itself failed; also when the caller is cancelled, in which case the run is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox import cgroup, root, wire, zygote
+from sandbox.limits import Limit, Limits
+from sandbox.tiers import Tier
+
+GRACE = 10.0
+"""Seconds past its own deadline after which a run's supervisor is taken for lost, and its zygote killed."""
+UNPRIVILEGED = 64_200
+"""The user that a server run by root becomes, and the first of the runs' users where each has its own."""
+NUMERICAL = ("numpy", "numpy.random", "sympy")
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONUNBUFFERED": "",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+}
+
+
+class SandboxFault(Exception):
+    """The sandbox failed, not the program: nothing can be said about the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One process of a run. `argv` None: `script` (a file of the run) in the warm interpreter."""
+
+    argv: list[str] | None
+    seconds: float
+    script: str = "main.py"
+    arguments: list[str] = field(default_factory=list)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run: commands one after another, up to the first that fails, in a folder that holds `files`."""
+
+    commands: Sequence[Command]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    stdin: bytes = b""
+    """For the last command."""
+    fetch: Sequence[str] = ()
+    numerical: bool = False
+    """In the interpreter with numpy and sympy loaded."""
+
+
+@dataclass(slots=True)
+class CommandOutcome:
+    stdout: bytes
+    stderr: bytes
+    cut: list[str]
+    """Which of stdout and stderr were longer than is kept."""
+    code: int | None
+    """Exit status; None if a signal ended it."""
+    signal: int | None
+    seconds: float
+    limits: list[Limit]
+    error: str | None = None
+    """Why it could not be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    commands: list[CommandOutcome]
+    files: dict[str, bytes]
+    refused: dict[str, str]
+    """Files asked for that could not be fetched, and why."""
+    cpu_seconds: float
+
+
+class Drain:
+    """Reads a pipe to its end; keeps the first `keep` bytes. A flood closes the pipe's run by `on_flood`."""
+
+    def __init__(self, fd: int, keep: int, flood: int, on_flood: asyncio.Event) -> None:
+        self.kept, self.total, self.fd = bytearray(), 0, fd
+        self._keep, self._flood, self._on_flood = keep, flood, on_flood
+        self.ended = asyncio.Event()
+        os.set_blocking(fd, False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(fd, self._ready)
+
+    @property
+    def cut(self) -> bool:
+        return self.total > self._keep
+
+    def _ready(self) -> None:
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            self.close()
+            return
+        self.total += len(data)
+        self.kept += data[: max(0, self._keep - len(self.kept))]
+        if self.total > self._flood:
+            self._on_flood.set()
+
+    def take(self) -> tuple[bytes, bool]:
+        """What has come so far, of a stream that goes on; and whether it was cut. Counting starts anew."""
+        while not self.ended.is_set():
+            before = self.total
+            self._ready()
+            if self.total == before or self._on_flood.is_set():
+                break
+        kept, cut = bytes(self.kept), self.cut
+        self.kept.clear()
+        self.total = 0
+        return kept, cut
+
+    def close(self) -> None:
+        if not self.ended.is_set():
+            self._loop.remove_reader(self.fd)
+            os.close(self.fd)
+            self.ended.set()
+
+
+class ZygoteProcess:
+    """One zygote, started anew when it dies."""
+
+    def __init__(self, tier: Tier, preload: Sequence[str], readable: Sequence[str], base: str) -> None:
+        self.tier, self.preload, self.readable, self.base = tier, list(preload), list(readable), base
+        self.loaded: list[str] = []
+        self.starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._place = ""
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Raises SandboxFault with the zygote's own error."""
+        self.starts += 1
+        self._place = tempfile.mkdtemp(prefix="zygote-", dir=self.base)
+        os.chmod(self._place, 0o711)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        setup = {"tier": self.tier, "preload": self.preload, "place": self._place, "readable": self.readable, "uid": UNPRIVILEGED}
+        with theirs:
+            self._process = subprocess.Popen(
+                zygote.launch_command(json.dumps(setup), theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                env=ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        self._socket = ours
+        try:
+            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 1 << 16), 60)
+        except TimeoutError:
+            data = b""
+        answer = json.loads(data) if data else {"error": "it ended, or said nothing for 60 s"}
+        if answer["error"]:
+            await self.stop()
+            raise SandboxFault(f"the zygote of tier {self.tier} did not start: {answer['error']}")
+        self.loaded = answer["loaded"]
+
+    async def fork(self, fds: list[int], groups: int, slot: int) -> None:
+        """Have a supervisor started that holds `fds`. Raises SandboxFault."""
+        message = json.dumps({"groups": groups, "slot": slot}).encode()
+        for attempt in range(2):
+            async with self._lock:
+                if self._socket is None or self._process is None or self._process.poll() is not None:
+                    await self.stop()
+                    await self.start()
+            try:
+                await self._send(message, fds)
+                return
+            except (BrokenPipeError, ConnectionResetError) as error:
+                if attempt:
+                    raise SandboxFault(f"the zygote is gone: {error}") from error
+
+    async def _send(self, message: bytes, fds: list[int]) -> None:
+        assert self._socket is not None
+        while True:
+            try:
+                socket.send_fds(self._socket, [message], fds)
+                return
+            except BlockingIOError:
+                await asyncio.sleep(0.002)
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                await asyncio.sleep(0.002)
+
+    async def stop(self) -> None:
+        """It and all its runs are gone when this returns."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+            self._process = None
+        if self._place:
+            await asyncio.to_thread(subprocess.run, ["rm", "-rf", "--one-file-system", self._place], stderr=subprocess.DEVNULL)
+
+
+class Slots:
+    """The lowest free numbers: each run's user, where each has its own."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._next = 0
+
+    def take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        self._next += 1
+        return self._next - 1
+
+    def give(self, slot: int) -> None:
+        self._free.append(slot)
+
+
+class Pool:
+    """Zygotes of one tier, lean and numerical, and the runs in them."""
+
+    def __init__(self, tier: Tier, expose: Sequence[str] = ()) -> None:
+        self.tier = tier
+        self.running = 0
+        self.groups: cgroup.Hierarchy | None = None
+        self._base = tempfile.mkdtemp(prefix="agentrl-sandbox-")
+        os.chmod(self._base, 0o711)
+        readable = root.readable(expose)
+        self._lean = ZygoteProcess(tier, (), readable, self._base)
+        self._numerical = ZygoteProcess(tier, NUMERICAL, readable, self._base)
+        self._slots = Slots()
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Raises SandboxFault where this machine cannot hold the tier."""
+        try:
+            if self.tier is Tier.CGROUP:
+                self.groups = cgroup.find()
+                cgroup.make(self.groups, Limits()).close_fds()
+        except OSError as error:
+            await self.stop()
+            raise SandboxFault(f"no control groups: {error}") from error
+        try:
+            await asyncio.gather(self._lean.start(), self._numerical.start())
+        except SandboxFault:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        await asyncio.gather(self._lean.stop(), self._numerical.stop())
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        if self.groups:
+            cgroup.remove_all(self.groups)
+        await asyncio.to_thread(subprocess.run, ["rm", "-rf", "--one-file-system", self._base], stderr=subprocess.DEVNULL)
+
+    @property
+    def loaded(self) -> list[str]:
+        """Modules that the numerical interpreter has."""
+        return self._numerical.loaded
+
+    async def run(self, job: Job, limits: Limits) -> Outcome:
+        """Run a job to its end. Raises SandboxFault; on cancellation the run is killed before this returns."""
+        run = await Run.begin(self, job, limits)
+        try:
+            return await run.finish()
+        finally:
+            await run.close()
+
+    def leave(self, group: cgroup.Group) -> None:
+        """Remove a group in the background."""
+        task = asyncio.create_task(group.remove())
+        self._leaving.add(task)
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._leaving.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            print(f"sandbox: a control group could not be removed: {error}", file=sys.stderr)
+
+
+class Run:
+    """A run under way."""
+
+    def __init__(self, pool: Pool, job: Job, limits: Limits) -> None:
+        self.pool, self.job, self.limits = pool, job, limits
+        self.flood = asyncio.Event()
+        self.drains: list[Drain] = []
+        self.group: cgroup.Group | None = None
+        self.control: socket.socket | None = None
+        self.channel: socket.socket | None = None
+        self._slot = pool._slots.take()
+        self._zygote = pool._numerical if job.numerical else pool._lean
+        pool.running += 1
+
+    @classmethod
+    async def begin(cls, pool: Pool, job: Job, limits: Limits, *, session: bool = False) -> Run:
+        """Start it. Raises SandboxFault."""
+        run = cls(pool, job, limits)
+        try:
+            await run._order(session)
+        except BaseException as error:
+            await run.close()
+            if isinstance(error, OSError):
+                raise SandboxFault(f"a run could not be started: {error}") from error
+            raise
+        return run
+
+    async def _order(self, session: bool) -> None:
+        theirs: list[int] = []
+        try:
+            if self.pool.groups:
+                self.group = cgroup.make(self.pool.groups, self.limits)
+                theirs += [os.dup(fd) for fd in self.group.fds]
+                self.group.close_fds()
+            groups = len(theirs)
+            for _ in range(2 * len(self.job.commands)):
+                read, write = os.pipe()
+                theirs.append(write)
+                self.drains.append(Drain(read, self.limits.output_bytes, self.limits.flood_bytes, self.flood))
+            if session:
+                self.channel, channel = socket.socketpair()
+                self.channel.setblocking(False)
+                theirs.append(channel.detach())
+            self.control, control = socket.socketpair()
+            self.control.setblocking(False)
+            theirs.insert(0, control.detach())
+            await self._zygote.fork(theirs, groups, self._slot)
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        header = {
+            "limits": self.limits.to_json(),
+            "commands": [
+                {
+                    "argv": command.argv,
+                    "script": command.script,
+                    "arguments": command.arguments,
+                    "seconds": command.seconds,
+                    "environment": {**ENVIRONMENT, **command.environment},
+                }
+                for command in self.job.commands
+            ],
+            "files": list(self.job.files),
+            "stdin": bool(self.job.stdin),
+            "fetch": list(self.job.fetch),
+            "session": session,
+        }
+        blobs = [*self.job.files.values(), *([self.job.stdin] if self.job.stdin else [])]
+        message = wire.pack(header, blobs)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the supervisor ended: `finish` says so
+            await asyncio.get_running_loop().sock_sendall(self.control, message)
+
+    async def finish(self) -> Outcome:
+        """Wait for the end. Raises SandboxFault."""
+        assert self.control is not None
+        seconds = sum(command.seconds for command in self.job.commands) + GRACE
+        answer = asyncio.create_task(wire.receive_async(self.control))
+        flood = asyncio.create_task(self.flood.wait())
+        started = time.monotonic()
+        try:
+            await asyncio.wait({answer, flood}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if self.flood.is_set():
+                return self._flooded(time.monotonic() - started)
+            if not answer.done():
+                await self._zygote.stop()  # kills every run of this zygote: the last resort
+                raise SandboxFault("the supervisor did not answer in time")
+            header, blobs = answer.result()
+        except (EOFError, ConnectionResetError) as error:
+            # Kernel and administrator apart, only the memory limit can end the supervisor.
+            if self.group and Limit.MEMORY in self.group.reached():
+                return self._killed(time.monotonic() - started, Limit.MEMORY)
+            raise SandboxFault("the supervisor ended without an answer") from error
+        finally:
+            for task in (answer, flood):
+                task.cancel()
+            await asyncio.gather(answer, flood, return_exceptions=True)
+        if header["error"]:
+            raise SandboxFault(header["error"])
+        await asyncio.wait_for(asyncio.gather(*(drain.ended.wait() for drain in self.drains)), GRACE)
+        return self._outcome(header, blobs)
+
+    def _outcome(self, header: dict[str, Any], blobs: list[bytes]) -> Outcome:
+        commands = []
+        for place, ended in enumerate(header["commands"]):
+            commands.append(self._command(place, ended["code"], ended["signal"], ended["seconds"], ended["error"]))
+            commands[-1].limits += [Limit(name) for name in ended["limits"]]
+        last = commands[-1]
+        if self.group:
+            last.limits += [limit for limit in self.group.reached() if limit not in last.limits]
+        last.limits += [limit for limit in _told(last) if limit not in last.limits]
+        files = dict(zip(header["fetched"], blobs, strict=True))
+        return Outcome(commands, files, header["refused"], header["cpu_seconds"])
+
+    def _command(self, place: int, code: int | None, number: int | None, seconds: float, error: str | None = None) -> CommandOutcome:
+        out, err = self.drains[2 * place : 2 * place + 2]
+        cut = [name for name, drain in (("stdout", out), ("stderr", err)) if drain.cut]
+        return CommandOutcome(bytes(out.kept), bytes(err.kept), cut, code, number, seconds, [], error)
+
+    def _flooded(self, seconds: float) -> Outcome:
+        return self._killed(seconds, Limit.OUTPUT)
+
+    def _killed(self, seconds: float, limit: Limit) -> Outcome:
+        """The outcome of a run that is ended from here: what was read so far of the command that wrote last."""
+        place = max(place for place, drain in enumerate(self.drains) if drain.total or not place) // 2
+        command = self._command(place, None, 9, seconds)
+        command.limits.append(limit)
+        return Outcome([command], {}, {}, 0.0)
+
+    def interrupt(self) -> None:
+        """SIGINT to a session's interpreter."""
+        assert self.control is not None
+        with contextlib.suppress(OSError):
+            self.control.send(b"i")
+
+    async def close(self) -> None:
+        """End the run, if it still runs, and free what it held. All its processes are gone, but for the moment that the kernel takes."""
+        for sock in (self.control, self.channel):
+            if sock is not None:
+                sock.close()
+        for drain in self.drains:
+            drain.close()
+        if self.group:
+            self.group.close_fds()
+            self.pool.leave(self.group)
+        self.pool._slots.give(self._slot)
+        self.pool.running -= 1
+
+
+def _told(command: CommandOutcome) -> list[Limit]:
+    """Limits that the kernel told only the program about, by an error that the program printed before it failed."""
+    if command.code == 0:
+        return []
+    tail = command.stderr[-4000:]
+    messages = (
+        (b"MemoryError", Limit.MEMORY),
+        (b"Cannot allocate memory", Limit.MEMORY),
+        (b"Too many open files", Limit.OPEN_FILES),
+        (b"File too large", Limit.FILE_SIZE),
+        (b"can't start new thread", Limit.PROCESSES),
+        (b"Resource temporarily unavailable", Limit.PROCESSES),
+    )
+    return [limit for message, limit in messages if message in tail]

@@ -1,0 +1,78 @@
+"""What a run's processes use, read from /proc while they run: the limits that the kernel does not hold by itself in every tier."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = resource.getpagesize()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of all living processes of a run, together."""
+
+    threads: int
+    cpu_seconds: float
+    """Theirs, and of those of their children that they waited for."""
+    resident: int
+    """Bytes, shared pages counted once a process."""
+    pids: list[int]
+
+
+def usage(group: int | None) -> Usage:
+    """Of the processes of process group `group`; of every process but pid 1 that /proc shows, if None."""
+    threads, ticks, pages, pids = 0, 0, 0, []
+    for pid in _pids():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if (pid == 1) if group is None else (int(fields[2]) != group):
+            continue
+        pids.append(pid)
+        ticks += sum(int(field) for field in fields[11:15])
+        threads += int(fields[17])
+        pages += int(fields[21])
+    return Usage(threads, ticks / _TICKS, pages * _PAGE, pids)
+
+
+def _pids() -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            yield int(name)
+
+
+def proportional(pids: list[int]) -> int:
+    """Bytes of memory of the processes, shared pages divided among those who share them."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) << 10
+    return total
+
+
+def folder_usage(path: str, most: int) -> tuple[int, int]:
+    """Bytes on disk and number of files beneath `path`; counting stops at `most` files."""
+    size, count, waiting = 0, 0, [path]
+    while waiting and count <= most:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    if count > most:
+                        break
+                    state = entry.stat(follow_symlinks=False)
+                    size += state.st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+        except OSError:
+            continue
+    return size, count
