@@ -41,7 +41,7 @@ from benchmarks.sglang_work import MODEL_LENGTH, STARTUP, Shape, engine_over, po
 
 SINGLE = Shape(dialogues=64, turns=1, fewest=64, most=256)
 SEVERAL = Shape(dialogues=64, turns=4, fewest=32, most=96)
-CROWD = Shape(dialogues=1000, turns=1, fewest=16, most=32)
+CROWD = Shape(dialogues=1000, turns=1, fewest=32, most=64)
 ROUNDS = 5
 
 Body = dict[str, Any]
@@ -109,8 +109,14 @@ class Agentrl:
         return trajectories
 
 
+async def empty_cache(url: str) -> None:
+    async with aiohttp.ClientSession() as http, http.post(f"{url}/flush_cache?timeout=5") as answer:
+        assert answer.status == 200, "requests are still running"
+
+
 async def script_of(url: str, folder: Path, chat: Chat, shape: Shape) -> Script:
-    """What agentrl sends for that shape."""
+    """What agentrl sends for that shape, from an empty cache."""
+    await empty_cache(url)
     Recorder.bodies.clear()
     agentrl = Agentrl(url, folder, chat, shape, client=Recorder)
     trajectories = await agentrl.trajectories()
@@ -158,22 +164,20 @@ async def in_turns(
     costs = {name: Cost() for name in ways}
     order = list(ways)
     first: list[list[int]] | None = None
-    async with aiohttp.ClientSession() as http:
-        for number in range(rounds):
-            for name in order[number % len(order) :] + order[: number % len(order)]:
-                async with http.post(f"{url}/flush_cache") as answer:
-                    assert answer.status == 200
-                gc.collect()
-                began, cpu, server = time.perf_counter(), time.process_time(), cpu_of(group)
-                answers = await ways[name]()
-                cost = costs[name]
-                cost.seconds.append(time.perf_counter() - began)
-                cost.cpu.append(time.process_time() - cpu)
-                cost.all_cpu.append(cost.cpu[-1] + cpu_of(group) - server)
-                replies = [ids for dialogue in answers for ids in dialogue]
-                first = first if first is not None else replies
-                cost.requests, cost.tokens = len(replies), sum(map(len, replies))
-                cost.different += sum(map(operator.ne, replies, first))
+    for number in range(rounds):
+        for name in order[number % len(order) :] + order[: number % len(order)]:
+            await empty_cache(url)
+            gc.collect()
+            began, cpu, server = time.perf_counter(), time.process_time(), cpu_of(group)
+            answers = await ways[name]()
+            cost = costs[name]
+            cost.seconds.append(time.perf_counter() - began)
+            cost.cpu.append(time.process_time() - cpu)
+            cost.all_cpu.append(cost.cpu[-1] + cpu_of(group) - server)
+            replies = [ids for dialogue in answers for ids in dialogue]
+            first = first if first is not None else replies
+            cost.requests, cost.tokens = len(replies), sum(map(len, replies))
+            cost.different += sum(map(operator.ne, replies, first))
     return costs
 
 
