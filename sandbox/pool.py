@@ -253,6 +253,10 @@ class Pool:
 
     async def start(self) -> None:
         """Raises SandboxFault where this machine cannot hold the tier."""
+        is_root = os.geteuid() == 0
+        if self.tier in (Tier.LANDLOCK, Tier.LANDLOCK_UID) and is_root is (self.tier is Tier.LANDLOCK):
+            await self.stop()
+            raise SandboxFault("root gives each run a user of its own" if is_root else "only root can give each run a user of its own")
         try:
             if self.tier is Tier.CGROUP:
                 self.groups = cgroup.find()
