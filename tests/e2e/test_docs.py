@@ -92,7 +92,7 @@ def test_the_readmes_commands_run(
                 words += small
             run(scaled(words[1:], policy_dir), tmp_path)
         ran.append(words[:3])
-    assert len(ran) == 9
+    assert len(ran) == 10
     assert [line["step"] for line in lines(tmp_path / "runs" / "lengths")] == [0, 1]
     assert [line["step"] for line in lines(tmp_path / "runs" / "gsm8k")] == [0, 1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config import load_config
 from agentrl.rollout.sglang.process import ServerProcess
 from agentrl.train import main
 from agentrl.trainer.invariants import check_trajectory
 from agentrl.trainer.record import read_trajectories
 from agentrl.trajectory import Trajectory
+from tests.e2e.test_docs import SMALL, blocks, commands
 from tests.e2e.test_train import lines
 from tests.sglang.training import Run, overrides, write_assets
 
+PAGE = "docs/sglang.md"
 ROLLOUT = "actor_rollout_ref.rollout"
 
 Train = Callable[..., Run]
@@ -206,12 +210,12 @@ def test_a_model_that_sglang_cannot_load(train: Train, model_dir: Path) -> None:
             [f"{ROLLOUT}.server_urls", "has a context of 264 tokens; this job needs 460", "--context-length 468"],
         ),
         (
-            [f"{ROLLOUT}.server_urls=[http://no-such-host.invalid:1,SERVER]", f"{ROLLOUT}.server_start_timeout=1"],
+            [f"{ROLLOUT}.server_urls=[http://no-such-host.invalid:1,SERVER]", f"{ROLLOUT}.server_start_timeout=6"],
             [f"{ROLLOUT}.server_urls", "http://no-such-host.invalid:1"],
         ),
         (
             [f"{ROLLOUT}.free_cache_engine=true"],
-            [f"{ROLLOUT}.free_cache_engine", "GPU"],
+            [f"{ROLLOUT}.free_cache_engine", "trainer.device=cuda"],
         ),
         (
             [f"{ROLLOUT}.tensor_model_parallel_size=2"],
@@ -237,3 +241,26 @@ def test_settings_that_cannot_work(
     for text in says:
         assert text in message, f"{text!r} is not in: {message}"
     assert not (tmp_path / "run" / "servers").exists()
+
+
+def test_the_pages_commands(
+    assets: Path, model_dir: Path, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that a CPU can run, with the shared server; of those for GPUs, that every key is there."""
+    (tmp_path / "my_data.parquet").symlink_to(assets / "rows.parquet")
+    (command,) = commands(PAGE)
+    words = [word.replace("Qwen/Qwen3-0.6B", str(model_dir)) for word in shlex.split(command)]
+    assert words[:3] == ["python", "-m", "agentrl.train"]
+    more = [f"{ROLLOUT}.server_urls=[{server.url}]", f"custom_reward_function.path={assets}/reward.py"]
+    small = [*SMALL, "data.max_prompt_length=60", "data.max_response_length=40", "algorithm.filter_groups.enable=false"]
+    monkeypatch.chdir(tmp_path)
+    assert main([*words[3:], *small, *more]) == 0
+    texts = " ".join(blocks(PAGE, "text")).replace("\\\n", " ")
+    launches = [shlex.split(text, comments=True) for text in texts.split("python -m ")[1:]]
+    assert [words[0] for words in launches] == ["agentrl.train", "sglang.launch_server", "agentrl.train"]
+    for words in launches:
+        if words[0] == "agentrl.train":
+            data = ["data.train_files=my_data.parquet", "actor_rollout_ref.model.path=Qwen/Qwen3-0.6B"]
+            load_config([*data, "trainer.device=cuda", *(word for word in words[1:] if word != "...")])
+        else:
+            assert {word for word in words if word.startswith("--")} <= set(server.arguments.argv(1))

@@ -65,7 +65,7 @@ async def start_engine(
             infos = [await server.client.info() for server in servers]
         else:
             servers = [Server(SGLangClient(url, http)) for url in rollout.server_urls]
-            infos = await attach_all(servers, facts, rollout.server_start_timeout, max_model_len)
+            infos = await attach_all(servers, facts, rollout.server_start_timeout, max_model_len, progress)
         timings = Timings(
             check_interval=rollout.health_check_interval,
             start_timeout=rollout.server_start_timeout,
@@ -150,10 +150,10 @@ def tell(progress: Told, number: int, text: str) -> None:
 
 
 async def attach_all(
-    servers: Sequence[Server], facts: ModelFacts, timeout: float, max_model_len: int
+    servers: Sequence[Server], facts: ModelFacts, timeout: float, max_model_len: int, progress: Told
 ) -> list[ServerInfo]:
     """Wait until all answer. Raises ConfigError for a server that cannot serve this job."""
-    infos = await asyncio.gather(*[reach(server.client, timeout) for server in servers])
+    infos = await asyncio.gather(*[reach(server.client, timeout, progress) for server in servers])
     for server, info in zip(servers, infos, strict=True):
         if None not in (info.architecture, facts.architecture) and info.architecture != facts.architecture:
             raise ConfigError(
@@ -174,10 +174,11 @@ async def attach_all(
     return list(infos)
 
 
-async def reach(client: SGLangClient, timeout: float) -> ServerInfo:
+async def reach(client: SGLangClient, timeout: float, progress: Told = lambda _: None) -> ServerInfo:
     """Its info, as soon as it answers. Raises EngineError after `timeout` seconds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout
+    told = False
     while True:
         try:
             await client.check(min(timeout, 30.0))
@@ -185,6 +186,9 @@ async def reach(client: SGLangClient, timeout: float) -> ServerInfo:
         except ServerFailed as error:
             if loop.time() >= end:
                 raise EngineError(f"{ROLLOUT}.server_urls: no answer within {timeout:g} s: {error}") from error
+            if not told:
+                progress(f"no answer yet, waiting up to {timeout:g} s: {error}")
+                told = True
         await asyncio.sleep(LOOK_EVERY)
 
 
