@@ -46,10 +46,24 @@ def read_line(line: bytes | str, where: str) -> tuple[str | None, str]:
         item = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise DataError(f"{where}: not JSON: {error}; each line must be one JSON object") from error
+    try:
+        name, contents = _parts(item)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from error
+    return name, contents
+
+
+def read_document(item: object) -> Document:
+    """A document that a server answered with. Raises ValueError."""
+    return Document.of(_parts(item)[1])
+
+
+def _parts(item: object) -> tuple[str | None, str]:
+    """Id and contents."""
     if isinstance(item, dict):
         name = item.get("id")
         if name is not None and (isinstance(name, bool) or not isinstance(name, str | int)):
-            raise DataError(f"{where}: expected a text or a whole number as id, found {name!r:.80}")
+            raise ValueError(f"expected a text or a whole number as id, found {name!r:.80}")
         identity = None if name is None else str(name)
         if isinstance(item.get("contents"), str):
             return identity, item["contents"]
@@ -57,4 +71,4 @@ def read_line(line: bytes | str, where: str) -> tuple[str | None, str]:
         if isinstance(item.get("text"), str) and isinstance(title, str):
             return identity, f'"{title}"\n{item["text"]}'
     found = f"the keys {sorted(item)}" if isinstance(item, dict) else repr(item)[:80]
-    raise DataError(f'{where}: expected {{"contents": text}} or {{"title": text, "text": text}}, found {found}')
+    raise ValueError(f'expected {{"contents": text}} or {{"title": text, "text": text}}, found {found}')

@@ -1,0 +1,212 @@
+"""The search tool that speaks to a server, through the tool set, with a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+pytest.importorskip("tantivy", reason="the extra `retriever` is not installed")
+
+from agentrl.errors import ConfigError
+from agentrl.tool import ErrorKind
+from agentrl.toolset import ToolInfrastructureError, ToolResult, ToolSet
+from tests.tools.retriever_process import RetrieverProcess
+from tools.remote_search import RemoteSearchTool
+from tools.retriever.build import create
+
+Bind = Callable[[ToolSet], ToolSet]
+Handler = Callable[[web.Request], Any]
+
+FACTS = [
+    {"contents": '"Zed"\nThe code of Zed is 412.'},
+    {"contents": '"Bo"\nThe code of Bo is 77. ' + "Bo talks a lot. " * 30},
+]
+
+
+@asynccontextmanager
+async def searching(tools: ToolSet) -> AsyncIterator[Callable[[str], Any]]:
+    session = await tools.open("trajectory", {})
+
+    async def search(query: str) -> ToolResult:
+        return await session.call("search", {"query": query})
+
+    try:
+        yield search
+    finally:
+        await session.close()
+        for slot in tools.slots.values():
+            assert isinstance(slot.tool, RemoteSearchTool)
+            await slot.tool.close()
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    """A server with faults."""
+    app = web.Application()
+    app.router.add_post("/retrieve", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+def answer(*contents: str) -> web.Response:
+    return web.json_response({"result": [[{"document": {"contents": text}, "score": 1.0} for text in contents]]})
+
+
+async def test_a_server_that_is_restarted_is_not_noticed(tmp_path: Path, bound: Bind) -> None:
+    """300 searches from the YAML's tool, the real server stopped and started meanwhile: all get their answer."""
+    (tmp_path / "facts.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in FACTS))
+    create([tmp_path / "facts.jsonl"], tmp_path / "index")
+    options = ("--max-query-chars", "100", "--workers", "1")
+    server = RetrieverProcess(tmp_path / "index", *options)
+    (tmp_path / "tools.yaml").write_text(
+        "tools:\n"
+        "  - class_name: tools.remote_search.RemoteSearchTool\n"
+        f"    config: {{url: '{server.url}', topk: 1, max_document_chars: 60, on_error: fail, attempts: 60}}\n"
+    )
+    tools = bound(ToolSet.from_yaml(tmp_path / "tools.yaml"))
+    try:
+        async with searching(tools) as search:
+            nothing = await search("quantum")
+            assert (nothing.text, nothing.metrics) == ("No documents found.", {"tool/retries": 0.0})
+            refused = await search("x" * 101)
+            assert (refused.error, refused.text) == (
+                ErrorKind.EXECUTION,
+                "Error (execution): the search service refused the query: "
+                "queries.0: expected at most 100 characters, found 101",
+            )
+            ended = 0
+
+            async def keep_searching(query: str) -> list[ToolResult]:
+                nonlocal ended
+                results = []
+                for _ in range(10):
+                    results.append(await search(query))
+                    ended += 1
+                    await asyncio.sleep(0.02)
+                return results
+
+            names = ["Zed", "Bo"] * 15
+            work = asyncio.gather(*(keep_searching(f"code of {name}") for name in names))
+            while ended < 60:
+                await asyncio.sleep(0.001)
+            await asyncio.to_thread(server.stop, signal.SIGKILL)
+            server = await asyncio.to_thread(RetrieverProcess, tmp_path / "index", *options, port=server.port)
+            every = await work
+        told = {
+            "Zed": "Doc 1(Title: Zed) The code of Zed is 412.",
+            "Bo": "Doc 1(Title: Bo) The code of Bo is 77. Bo talks a lot. Bo talks a lot. Bo ...",
+        }
+        for name, results in zip(names, every, strict=True):
+            assert {(result.text, result.error) for result in results} == {(told[name], None)}
+        assert sum(result.metrics["tool/retries"] for results in every for result in results) >= 30
+    finally:
+        server.process.kill()
+
+
+async def test_retries_are_for_what_may_pass(bound: Bind) -> None:
+    times: list[float] = []
+
+    async def busy_then_broken_then_well(request: web.Request) -> web.Response:
+        times.append(time.monotonic())
+        assert await request.json() == {"queries": ["Zed"], "topk": 3, "return_scores": True}
+        if len(times) == 1:
+            return web.json_response({"detail": "full"}, status=429, headers={"Retry-After": "0.3"})
+        if len(times) == 2:
+            assert request.transport is not None
+            request.transport.abort()
+        if len(times) == 3:
+            await asyncio.sleep(60)
+        return answer("of no title", '"T"\nof one')
+
+    async with serving(busy_then_broken_then_well) as url:
+        tools = bound(ToolSet.of([RemoteSearchTool({"url": f"{url}/retrieve/", "attempt_timeout": 0.2})]))
+        async with searching(tools) as search:
+            found = await search("Zed")
+    assert found.text == "Doc 1(Title: ) of no title\nDoc 2(Title: T) of one"
+    assert found.metrics == {"tool/retries": 3.0}
+    assert times[1] - times[0] >= 0.3
+
+
+@pytest.mark.parametrize("on_error", ["tell", "fail"])
+async def test_a_server_that_stays_away(bound: Bind, on_error: str, unused_port: int) -> None:
+    config = {"url": f"http://127.0.0.1:{unused_port}", "deadline": 0.5, "on_error": on_error}
+    tools = bound(ToolSet.of([RemoteSearchTool(config)]))
+    says = r"SearchUnavailable: the search service gave no answer \(\d attempts?; .*Cannot connect"
+    begun = time.monotonic()
+    async with searching(tools) as search:
+        if on_error == "fail":
+            with pytest.raises(ToolInfrastructureError, match=says):
+                await search("Zed")
+        else:
+            result = await search("Zed")
+            assert result.error == ErrorKind.EXECUTION
+            assert re.match(rf"Error \(execution\): {says}", result.text)
+    assert time.monotonic() - begun < 3
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"<html>", 200, "expected {"),
+        (b'{"result": []}', 200, "expected {"),
+        (b'{"result": [[{"document": {"text": 3}}]]}', 200, "expected {"),
+        (b'{"result": [[3]]}', 200, "expected {"),
+        (b"no such page", 404, "status 404: no such page"),
+    ],
+)
+async def test_an_answer_that_is_none(bound: Bind, body: bytes, status: int, says: str) -> None:
+    asked = 0
+
+    async def nonsense(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(body=body, status=status)
+
+    async with serving(nonsense) as url, searching(bound(ToolSet.of([RemoteSearchTool({"url": url})]))) as search:
+        result = await search("Zed")
+    assert result.error == ErrorKind.EXECUTION
+    assert says in result.text
+    assert asked == 1
+
+
+async def test_bare_documents_and_passages_of_other_servers(bound: Bind) -> None:
+    async def bare(request: web.Request) -> web.Response:
+        return web.json_response({"result": [[{"id": 1, "title": "T", "text": "one"}, {"contents": '"U"\ntwo'}]]})
+
+    async with serving(bare) as url:
+        tools = bound(ToolSet.of([RemoteSearchTool({"url": url, "format": "plain"})]))
+        async with searching(tools) as search:
+            assert (await search("Zed")).text == "one\ntwo"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "file:///etc/passwd", "http://"])
+def test_a_url_that_is_none(tmp_path: Path, url: str) -> None:
+    (tmp_path / "tools.yaml").write_text(
+        f"tools:\n  - class_name: tools.remote_search.RemoteSearchTool\n    config: {{url: '{url}'}}\n"
+    )
+    with pytest.raises(ConfigError, match=r"url: .*expected http://HOST:PORT"):
+        ToolSet.from_yaml(tmp_path / "tools.yaml")
+
+
+def test_our_own_yaml() -> None:
+    assert ToolSet.from_yaml("tools/remote_search.yaml").names == ["search"]
