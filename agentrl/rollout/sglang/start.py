@@ -181,6 +181,7 @@ async def reach(client: SGLangClient, timeout: float, progress: Told = lambda _:
     told = False
     while True:
         try:
+            await client.resume()  # paused, as a trainer that was killed leaves it, it would not answer
             await client.check(min(timeout, 30.0))
             return await client.info()
         except ServerFailed as error:
@@ -216,10 +217,13 @@ def weight_sender(config: Config, device: str, urls: Sequence[str], run_dir: Pat
 
 def is_this_machine(url: str) -> bool:
     """Whether the URL's host is a name or an address of this machine."""
-    host = urlsplit(url).hostname or ""
+    addresses, own = addresses_of(urlsplit(url).hostname or ""), addresses_of(socket.gethostname())
+    return bool(addresses) and all(ipaddress.ip_address(it).is_loopback or it in own for it in addresses)
+
+
+def addresses_of(host: str) -> set[str]:
+    """None where the name is unknown, as a container's own may be."""
     try:
-        addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
-        own = {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}
+        return {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:
-        return False
-    return all(ipaddress.ip_address(address).is_loopback or address in own for address in addresses)
+        return set()
