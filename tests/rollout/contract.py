@@ -287,6 +287,20 @@ class EngineContract:
         assert len((await later).ids) == 12
         assert not (await sharp.health()).paused
 
+    @pytest.mark.parametrize("turns", [1, 4, 30])
+    async def test_abort_and_pause_reach_what_is_on_its_way(self, sharp: RolloutEngine, turns: int) -> None:
+        """`turns` of the event loop after the request was made."""
+        for end in (sharp.abort, sharp.pause):
+            task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(200), "a"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                await end()
+                generation = await task
+            assert generation.finish_reason.kind == "abort" and len(generation.ids) < 200
+        await sharp.resume()
+        assert len((await sharp.generate(prompt_of(30), GREEDY, "a")).ids) == 12
+
     @pytest.mark.parametrize("mode", ["in_place", "retract"])
     async def test_pause_and_go_on(self, sharp: RolloutEngine, reference: PreTrainedModel, mode: str) -> None:
         task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(60), "a"))
@@ -405,6 +419,16 @@ class EngineContract:
         await sharp.close()
         assert (await task).finish_reason.kind == "abort"
         await sharp.close()
+
+    async def test_close_ends_what_is_paused(self, sharp: RolloutEngine) -> None:
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(100), "a"))
+        await self.until_running(sharp)
+        await sharp.pause("in_place")
+        later = asyncio.create_task(sharp.generate(prompt_of(31), params_of(100), "b"))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await sharp.close()
+        assert (await task).finish_reason.kind == (await later).finish_reason.kind == "abort"
 
 
 def params_of(max_new_tokens: int) -> SamplingParams:

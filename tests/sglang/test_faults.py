@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from agentrl.rollout.sglang.fleet import FleetState, Timings
 from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.rollout.sglang.options import ServerArguments
 from agentrl.rollout.sglang.process import ServerProcess, living
+from agentrl.rollout.sglang.start import reach
 from agentrl.rollout.sglang.supervisor import Server
 from agentrl.rollout.sglang.sync.tensor import TensorSender
 from agentrl.rollout.weights import Weights
@@ -91,8 +93,8 @@ async def until(condition: Callable[[], bool], seconds: float) -> None:
             await asyncio.sleep(0.02)
 
 
-def requests(engine: SGLangEngine, count: int, tokens: int) -> list[Awaitable[Generation]]:
-    return [engine.generate(prompt_of(20 + i), params_of(tokens), f"s{i}") for i in range(count)]
+def requests(engine: SGLangEngine, count: int, tokens: int, name: str = "s") -> list[Awaitable[Generation]]:
+    return [engine.generate(prompt_of(20 + i), params_of(tokens), f"{name}{i}") for i in range(count)]
 
 
 def assert_right(results: list[Generation], reference: PreTrainedModel, tokens: int, version: int = 1) -> None:
@@ -143,7 +145,19 @@ async def test_a_server_with_old_weights_cannot_pass_as_current(
         assert not failures
         assert_right(list(await asyncio.gather(*requests(engine, 12, 30))), reference, 30)
         await until(lambda: len(engine._supervisor.fleet.serving) == 2, 10)
-        assert_right(list(await asyncio.gather(*requests(engine, 12, 10))), reference, 10)
+        # The same prompts on both servers: what one of them has in its cache must be of the weights it has now.
+        for name in ("a", "b", "c"):
+            assert_right(list(await asyncio.gather(*requests(engine, 12, 10, name))), reference, 10)
+
+
+async def test_a_server_that_was_left_paused_is_reached(server: ServerProcess) -> None:
+    http = http_client()
+    client = SGLangClient(server.url, http)
+    await client.pause("abort")
+    with pytest.raises(ServerFailed):
+        await client.check(2.0)
+    assert (await reach(client, 60.0)).weight_version
+    await http.close()
 
 
 async def test_an_answer_that_makes_no_sense_is_the_servers_fault(server: ServerProcess) -> None:
@@ -206,4 +220,16 @@ async def test_a_killed_server_is_started_again_and_has_the_weights_before_it_se
         assert_right(list(await asyncio.gather(*requests(engine, 12, 10))), other, 10, version=2)
         assert engine._supervisor.servers[first].url == pair[0].url
         assert (await engine.health()).metrics["restarts"] == 1
+        # All of them end while the event loop stands still, as it does between two steps: they will be started again.
+        for process in pair:
+            assert process.pid is not None
+            os.killpg(process.pid, signal.SIGKILL)
+        while any(process.exited is None for process in pair):
+            time.sleep(0.01)
+        await engine.update_weights(Weights.of(reference.named_parameters()), 3)
+        assert not engine._supervisor.fleet.serving and not engine._supervisor.fleet.hopeless
+        waiting = asyncio.create_task(engine.generate(prompt_of(20), params_of(10), "w"))
+        await until(lambda: engine._supervisor.restarts > 1, 10)
+        assert not waiting.done()
+    assert (await waiting).finish_reason.kind == "abort"
     assert all(process.exited is not None for process in pair)

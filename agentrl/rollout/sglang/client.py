@@ -30,16 +30,11 @@ FAULTS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class ServerFailed(EngineError):
-    """A server is at fault: it cannot be reached, broke off, or its answer makes no sense.
+    """A server is at fault: it cannot be reached, broke off, or its answer makes no sense."""
 
-    `ids` and `logprobs` are what it had sent of an answer until then.
-    """
-
-    def __init__(self, url: str, reason: str, ids: Sequence[int] = (), logprobs: Sequence[float] = ()) -> None:
+    def __init__(self, url: str, reason: str) -> None:
         super().__init__(f"{url}: {reason}")
         self.url = url
-        self.ids = list(ids)
-        self.logprobs = list(logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +100,9 @@ class SGLangClient:
         except RequestError:
             raise
         except FAULTS as error:
-            raise ServerFailed(self.url, describe(error), part.ids, part.logprobs) from error
+            raise ServerFailed(self.url, describe(error)) from error
         except (KeyError, TypeError, ValueError, IndexError) as error:
+            part.ids, part.logprobs = [], []  # who knows what they are
             raise ServerFailed(self.url, f"its answer makes no sense: {describe(error)}") from error
 
     def _parsed(self, text: bytes) -> Any:
@@ -130,10 +126,11 @@ class SGLangClient:
         """See `RolloutEngine.resume`."""
         await self.post("continue_generation", {})
 
-    async def flush_cache(self) -> bool:
-        """Empty the prefix cache; False when the server refuses, as it does while requests hold a part of it."""
+    async def flush_cache(self, wait: float = 0.0) -> bool:
+        """Empty the prefix cache; False when the server refuses, as it does when requests hold a part of it and do not
+        end within `wait` seconds."""
         try:
-            await self.post("flush_cache", {})
+            await self.post(f"flush_cache?timeout={wait:g}", {})
         except RequestError:
             return False
         return True
@@ -213,6 +210,11 @@ class Part:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self._last: dict[str, Any] = {}
+
+    @property
+    def weight_version(self) -> str:
+        """Of the server when it sent the last tokens, as it says."""
+        return str(self._last.get("weight_version"))
 
     def take(self, chunk: dict[str, Any]) -> None:
         """The next chunk; each brings only new tokens. Raises ValueError or KeyError when it makes no sense."""

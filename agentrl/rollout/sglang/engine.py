@@ -8,6 +8,7 @@ with old weights cannot pass as current. `Supervisor` looks after the servers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import time
@@ -28,7 +29,7 @@ from agentrl.rollout.engine import (
     SamplingParams,
 )
 from agentrl.rollout.sglang.client import Part, ServerFailed, describe
-from agentrl.rollout.sglang.fleet import Timings
+from agentrl.rollout.sglang.fleet import FleetState, Timings
 from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.rollout.sglang.router import NoServer
 from agentrl.rollout.sglang.supervisor import Server, Supervisor
@@ -39,6 +40,8 @@ from agentrl.trajectory import VersionSpan
 MAX_FAILOVERS = 8
 """Servers that one request may see fail before it is given up."""
 FREED = ("kv_cache", "weights")
+GRACE = 5.0
+"""Seconds that a server has for an abort, and to become idle."""
 
 
 @dataclass(slots=True)
@@ -49,6 +52,8 @@ class Call:
     aborted: bool = False
     server: Server | None = None
     """Where it runs now; None while it waits."""
+    asking: asyncio.Task[Generation] | None = None
+    """The request there."""
     rid: str = ""
     part: Part = field(default_factory=Part)
     """What has arrived of the answer that it waits for."""
@@ -148,25 +153,25 @@ class SGLangEngine:
             part = call.part = Part()
             rest = dataclasses.replace(params, max_new_tokens=params.max_new_tokens - len(done.ids))
             try:
-                answer = await self._ask(call, server, prompt + done.ids, rest, f"v{version}")
+                answer = await self._ask(call, server, prompt + done.ids, rest, version)
             except ServerFailed as error:
                 failure = error
                 self._failovers += 1
                 self._supervisor.failed(server, str(error))
-                # Where new weights came in between it is unknown which tokens are of which; stop strings are looked
-                # for in what one server wrote.
-                if version == self._supervisor.version and not params.stop:
-                    done = joined(done, Generation(part.ids, part.logprobs, done.finish_reason, spans(version, part)))
+                # Stop strings are looked for in what one server wrote; a stale server's tokens are of other weights.
+                if not params.stop and self._supervisor.fleet.state(server.url) is not FleetState.STALE:
+                    done = joined(done, self._arrived(part, version))
                 if len(done.ids) == params.max_new_tokens:
                     return dataclasses.replace(done, finish_reason=FinishReason("length"), cached_tokens=cached or 0)
                 continue
             finally:
                 self._supervisor.router.done(call.session, server.url)
-                call.server = None
+                call.server = call.asking = None
             cached = answer.cached_tokens if cached is None else cached
             if any(span.version < version for span in answer.versions):
                 failure = ServerFailed(server.url, f"it generated with weights older than version {version}")
                 self._supervisor.fleet.stale(server.url)
+                server.give_up()  # the others' tokens there are as old
                 self._supervisor.look()
                 continue
             self._supervisor.fleet.served(server.url)
@@ -194,32 +199,59 @@ class SGLangEngine:
         return None
 
     async def _ask(
-        self, call: Call, server: Server, ids: list[int], params: SamplingParams, cache_key: str
+        self, call: Call, server: Server, ids: list[int], params: SamplingParams, version: int
     ) -> Generation:
         """One request to one server. Cancelled, it is aborted there; when the server is given up, ServerFailed."""
         call.server, call.rid = server, uuid.uuid4().hex
         client, rid = server.client, call.rid
-        asking = asyncio.create_task(client.generate(rid, ids, params, cache_key=cache_key, part=call.part))
+        asking = asyncio.create_task(client.generate(rid, ids, params, cache_key=f"v{version}", part=call.part))
+        call.asking = asking
         server.asking.add(asking)
         try:
             return await asking
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            cancelled = task is not None and task.cancelling() > 0
+            if cancelled or call.aborted:
                 self._spawn(quietly(client.abort(rid)))
+            if cancelled:
                 raise
+            if call.aborted:
+                return self._arrived(call.part, version)
             raise ServerFailed(server.url, self._supervisor.fleet.reason(server.url) or "given up") from error
         finally:
             server.asking.discard(asking)
 
+    def _arrived(self, part: Part, version: int) -> Generation:
+        """What a request that began with `version` has brought, as an aborted answer. Where new weights came in
+        between, or the server had others, it is unknown which tokens are of which: then nothing."""
+        if not part.ids or version != self._supervisor.version or part.weight_version != str(version):
+            return Generation([], [], FinishReason("abort"), [])
+        return Generation(part.ids, part.logprobs, FinishReason("abort"), [VersionSpan(version, 0, len(part.ids))])
+
     async def abort(self, session: str | None = None) -> None:
         """See `RolloutEngine.abort`."""
         calls = [call for call in self._calls.values() if session is None or call.session == session]
-        for call in calls:
-            call.aborted = True
-        self._supervisor.wake()
+        self._mark_aborted(calls)
         running = [(call.server, call.rid) for call in calls if call.server is not None]
         await asyncio.gather(*[quietly(server.client.abort(rid)) for server, rid in running if server is not None])
+
+    def _mark_aborted(self, calls: Sequence[Call]) -> None:
+        """End those that wait, and those of which nothing has come: a server does not abort what it has not begun."""
+        for call in calls:
+            call.aborted = True
+            if call.asking is not None and not call.part.ids:
+                call.asking.cancel()
+        self._supervisor.wake()
+
+    async def _all_ended(self) -> None:
+        """Until the aborted calls have ended. One whose server brings no end in time has what has arrived."""
+        late = time.monotonic() + GRACE
+        while running := [call for call in self._calls.values() if call.server is not None]:
+            for call in running:
+                if call.asking is not None and (time.monotonic() > late or not call.part.ids):
+                    call.asking.cancel()
+            await asyncio.sleep(0.001)
 
     async def release(self, session: str) -> None:
         """See `RolloutEngine.release`. A request of the session that still runs is aborted."""
@@ -232,13 +264,12 @@ class SGLangEngine:
     async def pause(self, mode: PauseMode = "abort") -> None:
         """See `RolloutEngine.pause`. abort ends the requests that wait, too."""
         self._paused = mode
-        if mode == "abort":
-            for call in self._calls.values():
-                call.aborted = True
         self._hush()
+        if mode == "abort":
+            self._mark_aborted(list(self._calls.values()))
         await self._supervisor.each(lambda server: server.client.pause(mode))
-        while mode == "abort" and any(call.server is not None for call in self._calls.values()):
-            await asyncio.sleep(0.001)
+        if mode == "abort":
+            await self._all_ended()
 
     async def resume(self) -> None:
         """See `RolloutEngine.resume`."""
@@ -256,11 +287,15 @@ class SGLangEngine:
             raise EngineError(f"sleep: {len(self._calls)} requests are running; pause with mode abort")
         self._asleep = True
         self._hush()
-        await self._supervisor.each(lambda server: self._free(server))
+        if self._background:  # requests are being aborted
+            await asyncio.wait(self._background, timeout=GRACE)
+        async with self._supervisor.sending:
+            await self._supervisor.each(lambda server: self._free(server))
         self._weights_gone = self._free_weights
 
     async def _free(self, server: Server) -> None:
-        await server.client.flush_cache()
+        if not await server.client.flush_cache(wait=GRACE):
+            raise ServerFailed(server.url, f"requests still run there after {GRACE:g} s: its memory cannot be freed")
         tags = FREED if self._free_weights else FREED[:1]
         await server.client.release_memory(tags)
         server.freed = tags
@@ -279,6 +314,12 @@ class SGLangEngine:
             await server.client.resume_memory(freed)
             server.freed = tuple(tag for tag in server.freed if tag not in freed)
 
+    async def _leave(self, server: Server) -> None:
+        """Whoever attaches to it next must find it able to answer."""
+        if server.process is None:
+            await self._restore(server, FREED)
+            await server.client.resume()
+
     async def health(self) -> EngineHealth:
         """See `RolloutEngine.health`; as the client sees it, without asking the servers."""
         running = sum(call.server is not None for call in self._calls.values())
@@ -295,12 +336,18 @@ class SGLangEngine:
         if self._closed:
             return
         self._closed = True
-        await self.abort()
+        aborting = asyncio.create_task(self.abort())
+        await asyncio.wait([aborting, *self._background], timeout=GRACE)
+        await self._all_ended()
         while self._calls:
-            self._supervisor.wake()
             await asyncio.sleep(0.001)
-        await asyncio.gather(*self._background, return_exceptions=True)
+        for task in (aborting, *self._background):
+            task.cancel()
+        await asyncio.gather(aborting, *self._background, return_exceptions=True)
         try:
+            if self._supervisor.quiet:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._supervisor.each(self._leave), GRACE)
             await self._supervisor.close()
         finally:
             await self._http.close()
@@ -317,29 +364,34 @@ class SGLangEngine:
         async with self._exchange() as servers:
             faults = await self._supervisor.send_weights(servers, weights, version)
             self._weights_gone = False
-        if servers and len(faults) == len(servers):
-            raise EngineError(f"no server took the weights: {describe(next(iter(faults.values())))}")
+        gone = all(isinstance(fault.__cause__, ServerFailed) for fault in faults.values())
+        if len(faults) == len(servers) and not (gone and self._supervisor.restartable):
+            why = describe(next(iter(faults.values()))) if faults else self._supervisor.reasons()
+            raise EngineError(f"no server took the weights: {why}")
         return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
 
     @asynccontextmanager
     async def _exchange(self) -> AsyncIterator[list[Server]]:
         """Nothing is sampled inside; gives the servers that answer. Running requests go on behind it, their keys and
         values computed anew unless they were paused in_place before."""
-        servers = self._supervisor.answering()
         self._updating = True
         self._hush()
+        self._supervisor.look()  # servers may have ended while the event loop stood still
+        servers = self._supervisor.answering()
         try:
             if self._paused is None:
-                await self._supervisor.each(lambda server: server.client.pause("retract"), servers)
-            await self._supervisor.each(lambda server: self._restore(server, FREED[1:]), servers)
+                servers = await self._supervisor.each(lambda server: server.client.pause("retract"), servers)
+            ready = await self._supervisor.each(lambda server: self._restore(server, FREED[1:]), servers)
             if self._paused != "in_place":
-                await self._supervisor.each(lambda server: server.client.flush_cache(), servers)
-            yield servers
+                ready = await self._supervisor.each(lambda server: server.client.flush_cache(), ready)
+            yield ready
         finally:
-            if self._paused is None:
-                await self._supervisor.each(lambda server: server.client.resume(), servers)
-            self._updating = False
-            self._hush()
+            try:
+                if self._paused is None:
+                    await self._supervisor.each(lambda server: server.client.resume(), servers)
+            finally:
+                self._updating = False
+                self._hush()
 
     def _hush(self) -> None:
         """Whether servers may generate has changed."""
@@ -366,10 +418,6 @@ def joined(first: Generation, second: Generation) -> Generation:
         first.versions + moved,
         second.cached_tokens,
     )
-
-
-def spans(version: int, part: Part) -> list[VersionSpan]:
-    return [VersionSpan(version, 0, len(part.ids))] if part.ids else []
 
 
 async def quietly(call: Awaitable[object]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from agentrl.rollout.engine import Generation
 from agentrl.rollout.sglang.client import ServerFailed, SGLangClient, describe
 from agentrl.rollout.sglang.fleet import Check, Fleet, FleetState, Restart, SendWeights, Timings
-from agentrl.rollout.sglang.process import ServerProcess
+from agentrl.rollout.sglang.process import ServerProcess, status_text
 from agentrl.rollout.sglang.router import Router
 from agentrl.rollout.sglang.sync.update import WeightSender
 from agentrl.rollout.weights import Weights
@@ -65,10 +65,11 @@ class Supervisor:
         self._sender = sender
         self._notify = notify
         self._clock = LoopClock()
-        restartable = all(server.process is not None for server in servers)
-        self.fleet = Fleet(list(self.servers), self._clock.now, restartable=restartable, timings=timings)
+        self.restartable = all(server.process is not None for server in servers)
+        self.fleet = Fleet(list(self.servers), self._clock.now, restartable=self.restartable, timings=timings)
         self._weights: Weights | None = None
-        self._sending = asyncio.Lock()
+        self.sending = asyncio.Lock()
+        """Held while weights are on their way to a server."""
         self._down: set[str] = set()
         """Those whose death was told and that have not come back."""
         self._watcher: asyncio.Task[None] | None = None
@@ -100,27 +101,38 @@ class Supervisor:
         alive = (FleetState.HEALTHY, FleetState.STALE)
         return [server for url, server in self.servers.items() if self.fleet.state(url) in alive]
 
-    async def each(self, call: Callable[[Server], Awaitable[object]], servers: Sequence[Server] | None = None) -> None:
-        """A control call to every server that answers; one that fails is the fleet's concern."""
+    async def each(
+        self, call: Callable[[Server], Awaitable[object]], servers: Sequence[Server] | None = None
+    ) -> list[Server]:
+        """A control call to every server that answers; one that fails is the fleet's concern. Those that did not."""
 
-        async def one(server: Server) -> None:
+        async def one(server: Server) -> bool:
             try:
                 await call(server)
             except ServerFailed as error:
                 self.failed(server, str(error))
+                return False
+            return True
 
-        await asyncio.gather(*[one(server) for server in (self.answering() if servers is None else servers)])
+        asked = self.answering() if servers is None else list(servers)
+        done = await asyncio.gather(*[one(server) for server in asked])
+        return [server for server, well in zip(asked, done, strict=True) if well]
 
     def failed(self, server: Server, reason: str) -> None:
         """A request failed there."""
-        if server.process is not None and server.process.exited is not None:
-            self.fleet.exited(server.url, f"its process ended with status {server.process.exited}")
-        else:
-            self.fleet.failed(server.url, reason)
+        self._see_ends()
+        self.fleet.failed(server.url, reason)
         self.look()
+
+    def _see_ends(self) -> None:
+        for server in self.servers.values():
+            if server.process is not None and (status := server.process.exited) is not None:
+                text = f"its process ended ({status_text(status)}); its log: {server.process.log}"
+                self.fleet.exited(server.url, text)
 
     def look(self) -> None:
         """Route by the fleet's state; give up what runs on dead servers, and say what has changed."""
+        self._see_ends()
         before, now = set(self.router.serving), set(self.fleet.serving)
         for url in before - now:
             if self.fleet.state(url) is FleetState.DEAD:
@@ -150,7 +162,7 @@ class Supervisor:
 
     async def send_weights(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
         """New weights, which from now on all servers must have. Faults by server."""
-        async with self._sending:
+        async with self.sending:
             self.version, self._weights = version, weights
             self.fleet.target(version)
             self.look()
@@ -158,7 +170,12 @@ class Supervisor:
 
     async def _send(self, servers: Sequence[Server]) -> dict[str, Exception]:
         assert self._weights is not None
-        faults = await self._sender.send([server.client for server in servers], self._weights, self.version)
+        try:
+            faults = await self._sender.send([server.client for server in servers], self._weights, self.version)
+        except BaseException:
+            for server in servers:
+                server.give_up()
+            raise
         for server in servers:
             if server.url not in faults:
                 self.fleet.updated(server.url, self.version)
@@ -167,6 +184,22 @@ class Supervisor:
             server.give_up()  # it may have some of the new and some of the old
         self.look()
         return faults
+
+    async def _catch_up(self, server: Server, action: SendWeights) -> None:
+        """Weights for a server that does not serve. An earlier update may have left it paused, and what it has in its
+        cache or still runs may be of other weights than it is thought to have."""
+        server.give_up()
+        await server.client.pause("retract")
+        try:
+            await server.client.flush_cache()
+            async with self.sending:
+                if self.fleet.outstanding(server.url) is not action:
+                    return  # an update of all servers was first
+                faults = await self._send([server])
+        finally:
+            await self.each(lambda server: server.client.resume(), [server])
+        if faults:
+            raise faults[server.url]
 
     @property
     def bytes_sent(self) -> int:
@@ -181,9 +214,6 @@ class Supervisor:
             if self.quiet:
                 continue
             self._clock.tick()
-            for server in self.servers.values():
-                if server.process is not None and (status := server.process.exited) is not None:
-                    self.fleet.exited(server.url, f"its process ended with status {status}")
             self.look()
             for action in self.fleet.due():
                 task = asyncio.create_task(self._act(action))
@@ -199,13 +229,12 @@ class Supervisor:
         try:
             match action:
                 case Check():
+                    if self.fleet.state(server.url) is FleetState.DEAD:
+                        await server.client.resume()  # paused, as a broken update leaves it, it would not answer
                     await server.client.check(None)
                     self.fleet.answered(server.url, None)
                 case SendWeights():
-                    async with self._sending:
-                        faults = await self._send([server])
-                    if faults:
-                        raise faults[server.url]
+                    await self._catch_up(server, action)
                 case Restart():
                     await self._restart(server)
         except Exception as error:  # whatever it is, the fleet decides what comes next
