@@ -173,11 +173,6 @@ TRAIN_NEEDS = (
         "trainer.device=cuda",
         lambda c: c.trainer.device != "cpu",
     ),
-    Needs(
-        (f"{ROLLOUT}.update_weights_bucket_megabytes",),
-        f"{ROLLOUT}.update_weights_transport=tensor or distributed",
-        lambda c: c.actor_rollout_ref.rollout.update_weights_transport != "disk",
-    ),
     Needs(("quickstart.*",), "data.train_files=quickstart or model.path=quickstart", uses_quickstart),
     Needs(
         ("trainer.total_epochs",),

@@ -165,7 +165,8 @@ class RolloutConfig(Section):
     machine only; distributed: broadcast by torch.distributed (nccl, gloo); disk: by files, in a folder that every
     server sees under the same path; auto: tensor for servers on this machine, distributed for others."""
     update_weights_bucket_megabytes: int = Field(512, gt=0)
-    """Tensors are sent in buckets of so many MiB: smaller ones take less memory, larger ones fewer calls."""
+    """Tensors are sent in buckets (with disk: files) of so many MiB: smaller ones take less memory, larger ones fewer
+    calls."""
     update_weights_checksum: bool = False
     """After each update, ask every SGLang server for a checksum of the weights it has, and compare."""
     log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)

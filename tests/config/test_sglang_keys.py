@@ -123,13 +123,6 @@ def test_what_only_a_gpu_has(override: str) -> None:
     rollout(SGLANG, f"{ROLLOUT}.{override}", "trainer.device=cuda")
 
 
-def test_files_are_not_sent_in_buckets() -> None:
-    message = refused(
-        SGLANG, ATTACHED, f"{ROLLOUT}.update_weights_transport=disk", f"{ROLLOUT}.update_weights_bucket_megabytes=64"
-    )
-    assert f"it needs {ROLLOUT}.update_weights_transport=tensor or distributed" in message
-
-
 @pytest.mark.parametrize(
     ("given", "urls"),
     [
