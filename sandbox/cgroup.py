@@ -1,6 +1,7 @@
 """A control group for each run: memory and number of processes, of all its processes together, held by the kernel.
 
-Version 1 (memory and pids hierarchies) and version 2. The server makes them below its own group and must be able to write there.
+Version 1 (memory and pids hierarchies) and version 2. The server makes them below its own group and must be able to
+write there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox.limits import Limit, Limits
+
+PREFIX = "agentrl-sandbox-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,9 @@ class Group:
         return int((self.memory / name).read_text())
 
     async def remove(self) -> None:
-        """Once its processes are gone; a killed process takes a moment to leave. Raises OSError when they are still there after 5 s."""
+        """Once its processes are gone; a killed process takes a moment to leave. Raises OSError when they are still
+        there after 5 s.
+        """
         self.close_fds()
         for folder in self.folders:
             for attempt in itertools.count():
@@ -85,10 +90,12 @@ def _value(file: Path, key: str) -> int:
 
 
 def find() -> Hierarchy:
-    """A folder for this server's groups, newly made. Raises OSError, saying what is missing."""
+    """A folder for this server's groups, newly made; those of servers that were killed go. Raises OSError, saying
+    what is missing.
+    """
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    name = f"agentrl-sandbox-{os.getpid()}"
+    name = f"{PREFIX}{os.getpid()}"
     for _, place, kind, *_ in mounts:
         if kind == "cgroup2" and _has_v2(Path(place + own.get("", "/"))):
             return _make_v2(Path(place + own[""]), name)
@@ -102,8 +109,19 @@ def find() -> Hierarchy:
     if len(folders) < 2:
         raise OSError("no cgroup hierarchy with the controllers memory and pids is mounted")
     for folder in folders.values():
-        folder.mkdir()
+        _make(folder)
     return Hierarchy(1, folders["memory"], folders["pids"])
+
+
+def _make(folder: Path) -> None:
+    """A new folder beside those of other servers. Those of dead servers are removed; so is one of our own, of a pool
+    before.
+    """
+    for other in folder.parent.glob(f"{PREFIX}*"):
+        owner = other.name.removeprefix(PREFIX)
+        if owner.isdigit() and (int(owner) == os.getpid() or not Path(f"/proc/{owner}").exists()):
+            remove_all(Hierarchy(1, other, other))
+    folder.mkdir(exist_ok=True)
 
 
 def _has_v2(folder: Path) -> bool:
@@ -114,7 +132,9 @@ def _has_v2(folder: Path) -> bool:
 
 
 def _make_v2(own: Path, name: str) -> Hierarchy:
-    """In version 2 a group with processes hands no controllers down: the server moves itself into a leaf first, where it is alone in its group."""
+    """In version 2 a group with processes hands no controllers down: the server moves itself into a leaf first, where
+    it is alone in its group.
+    """
     control = own / "cgroup.subtree_control"
     if not {"memory", "pids"} <= set(control.read_text().split()):
         if (own / "cgroup.procs").read_text().split() != [str(os.getpid())]:
@@ -124,7 +144,7 @@ def _make_v2(own: Path, name: str) -> Hierarchy:
         (leaf / "cgroup.procs").write_text("0")
         control.write_text("+memory +pids")
     folder = own / name
-    folder.mkdir()
+    _make(folder)
     (folder / "cgroup.subtree_control").write_text("+memory +pids")
     return Hierarchy(2, folder, folder)
 

@@ -1,4 +1,6 @@
-"""What a program's own process gives up before the program's first instruction. Runs in the forked child, which never returns from here."""
+"""What a program's own process gives up before the program's first instruction. Runs in the forked child, which never
+returns from here.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,13 @@ def filter_for(tier: Tier) -> bytes:
     )
 
 
-def enter(cell: Cell, standard: tuple[int, int, int], kept: dict[int, int], report: int, program: Callable[[], int]) -> None:
+def enter(
+    cell: Cell, standard: tuple[int, int, int], kept: dict[int, int], report: int, program: Callable[[], int]
+) -> None:
     """Confine the calling process and let it be `program`. Never returns.
 
-    `standard` becomes its stdin, stdout and stderr, `kept` (number in the program: number now) what else it may have open. Whatever fails before the
-    program starts is written to `report`, which is closed when it starts.
+    `standard` becomes its stdin, stdout and stderr, `kept` (number in the program: number now) what else it may have
+    open. Whatever fails before the program starts is written to `report`, which is closed when it starts.
     """
     code = 1
     try:
@@ -157,10 +161,10 @@ def python_starts(environment: dict[str, str], report: int, home: str) -> None:
     """In a warm interpreter: what a newly started one would have. Closes `report`."""
     os.environ.clear()
     os.environ.update(environment)
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)  # noqa: SIM115
+    sys.__dict__.update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
     sys.path[:] = [home, *(path for path in sys.path if os.path.exists(path))]
     for name in [name for name in sys.modules if name == "sandbox" or name.startswith("sandbox.")]:
         del sys.modules[name]

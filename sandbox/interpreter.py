@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import base64
 import json
 import linecache
 import os
@@ -74,9 +75,11 @@ _LENGTH = struct.Struct("!I")
 
 
 def run_cells(channel: int) -> int:
-    """Execute cells until the channel closes. A cell: 4 bytes length, UTF-8 source. Its answer: 4 bytes length, JSON {result, error}.
+    """Execute cells until the channel closes. Both ways: 4 bytes length, JSON.
 
-    `result` is the repr of the last expression, as in a notebook; `error` {ename, evalue, traceback}.
+    A cell: {code, files: {path: base64}, fetch: [path]}. Its answer: {result, error, files, refused}; `result` is the
+    repr of the last expression, as in a notebook, `error` {ename, evalue, traceback}. Files are read and written with
+    the program's own rights.
     """
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
@@ -84,12 +87,16 @@ def run_cells(channel: int) -> int:
     sys.argv = [""]
     number = 0
     while head := _exactly(channel, _LENGTH.size):
-        source = _exactly(channel, _LENGTH.unpack(head)[0]).decode("utf-8", "replace")
+        cell = json.loads(_exactly(channel, _LENGTH.unpack(head)[0]))
         number += 1
+        answer: dict[str, Any]
         try:
-            answer = _run_cell(source, f"<cell {number}>", main.__dict__)
-        except KeyboardInterrupt:
-            answer = {"result": None, "error": {"ename": "KeyboardInterrupt", "evalue": "", "traceback": []}}
+            refused = _write_files(cell["files"])
+            answer = _run_cell(cell["code"], f"<cell {number}>", main.__dict__)
+            answer["files"], more = _read_files(cell["fetch"])
+            answer["refused"] = refused | more
+        except KeyboardInterrupt as error:
+            answer = {"result": None, "error": _describe(error), "files": {}, "refused": {}}
         _flush(0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         encoded = json.dumps(answer).encode()
@@ -97,6 +104,29 @@ def run_cells(channel: int) -> int:
         while view:
             view = view[os.write(channel, view) :]
     return 0
+
+
+def _write_files(files: dict[str, str]) -> dict[str, str]:
+    refused = {}
+    for path, content in files.items():
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(base64.b64decode(content))
+        except OSError as error:
+            refused[path] = str(error.strerror)
+    return refused
+
+
+def _read_files(paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    files, refused = {}, {}
+    for path in paths:
+        try:
+            with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+                files[path] = base64.b64encode(file.read(32 << 20)).decode()
+        except OSError as error:
+            refused[path] = str(error.strerror)
+    return files, refused
 
 
 def _exactly(fd: int, size: int) -> bytes:
@@ -138,4 +168,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
         text = str(error)
     except BaseException:
         lines, text = [], "<the exception cannot be shown>"
-    return {"ename": type(error).__name__, "evalue": text[:100_000], "traceback": [line[:10_000] for line in lines[:200]]}
+    return {
+        "ename": type(error).__name__,
+        "evalue": text[:100_000],
+        "traceback": [line[:10_000] for line in lines[:200]],
+    }

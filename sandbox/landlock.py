@@ -1,4 +1,6 @@
-"""Landlock: what of the file system a process may touch, where no namespaces are to be had. https://docs.kernel.org/userspace-api/landlock.html"""
+"""Landlock: what of the file system a process may touch, where no namespaces are to be had.
+https://docs.kernel.org/userspace-api/landlock.html
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,11 @@ def abi() -> int:
 
 
 def restrict(read: Iterable[str], write: Iterable[str], devices: Iterable[str]) -> None:
-    """Confine the calling process and what it starts: `read` may be read and executed, everything may be done beneath `write`, `devices` may be opened.
+    """Confine the calling process and what it starts: `read` may be read and executed, everything may be done beneath
+    `write`, `devices` may be opened.
 
-    Paths that do not exist are passed over. TCP is denied, signals and abstract sockets end at the domain's border, as far as the kernel's ABI goes.
-    Raises OSError.
+    Paths that do not exist are passed over. TCP is denied, signals and abstract sockets end at the domain's border, as
+    far as the kernel's ABI goes. Raises OSError.
     """
     version = abi()
     if not version:

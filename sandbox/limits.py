@@ -25,7 +25,9 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one run. Times in seconds, sizes in bytes; of all processes of the run together, unless it says otherwise."""
+    """Limits of one run. Times in seconds, sizes in bytes; of all processes of the run together, unless it says
+    otherwise.
+    """
 
     wall_seconds: float = 10.0
     """Of each command (a compiler, then the program)."""

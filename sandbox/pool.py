@@ -1,6 +1,8 @@
-"""The server's side of a run: order it from a zygote, drain what it writes, name the limits that it reached, leave nothing behind.
+"""The server's side of a run: order it from a zygote, drain what it writes, name the limits that it reached, leave
+nothing behind.
 
-Every run ends in exactly one `Outcome`, or in `SandboxFault` where the sandbox itself failed; also when the caller is cancelled, in which case the run is killed.
+Every run ends in exactly one `Outcome`, or in `SandboxFault` where the sandbox itself failed; also when the caller is
+cancelled, in which case the run is killed.
 """
 
 from __future__ import annotations
@@ -120,10 +122,12 @@ class Drain:
 
     def take(self) -> tuple[bytes, bool]:
         """What has come so far, of a stream that goes on; and whether it was cut. Counting starts anew."""
-        while not self.ended.is_set():
+        for _ in range(64):  # 4 MiB: a writer that never pauses is not waited for
             before = self.total
+            if self.ended.is_set():
+                break
             self._ready()
-            if self.total == before or self._on_flood.is_set():
+            if self.total == before:
                 break
         kept, cut = bytes(self.kept), self.cut
         self.kept.clear()
@@ -155,7 +159,13 @@ class ZygoteProcess:
         self._place = tempfile.mkdtemp(prefix="zygote-", dir=self.base)
         os.chmod(self._place, 0o711)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        setup = {"tier": self.tier, "preload": self.preload, "place": self._place, "readable": self.readable, "uid": UNPRIVILEGED}
+        setup: dict[str, Any] = {
+            "tier": self.tier,
+            "preload": self.preload,
+            "place": self._place,
+            "readable": self.readable,
+            "uid": UNPRIVILEGED,
+        }
         with theirs:
             self._process = subprocess.Popen(
                 zygote.launch_command(json.dumps(setup), theirs.fileno()),
@@ -216,7 +226,9 @@ class ZygoteProcess:
             await asyncio.to_thread(self._process.wait)
             self._process = None
         if self._place:
-            await asyncio.to_thread(subprocess.run, ["rm", "-rf", "--one-file-system", self._place], stderr=subprocess.DEVNULL)
+            await asyncio.to_thread(
+                subprocess.run, ["rm", "-rf", "--one-file-system", self._place], stderr=subprocess.DEVNULL
+            )
 
 
 class Slots:
@@ -243,7 +255,7 @@ class Pool:
         self.tier = tier
         self.running = 0
         self.groups: cgroup.Hierarchy | None = None
-        self._base = tempfile.mkdtemp(prefix="agentrl-sandbox-")
+        self._base = tempfile.mkdtemp(prefix=f"{cgroup.PREFIX}{os.getpid()}-")
         os.chmod(self._base, 0o711)
         readable = root.readable(expose)
         self._lean = ZygoteProcess(tier, (), readable, self._base)
@@ -256,7 +268,9 @@ class Pool:
         is_root = os.geteuid() == 0
         if self.tier in (Tier.LANDLOCK, Tier.LANDLOCK_UID) and is_root is (self.tier is Tier.LANDLOCK):
             await self.stop()
-            raise SandboxFault("root gives each run a user of its own" if is_root else "only root can give each run a user of its own")
+            raise SandboxFault(
+                "root gives each run a user of its own" if is_root else "only root can give each run a user of its own"
+            )
         try:
             if self.tier is Tier.CGROUP:
                 self.groups = cgroup.find()
@@ -275,7 +289,9 @@ class Pool:
         await asyncio.gather(*self._leaving, return_exceptions=True)
         if self.groups:
             cgroup.remove_all(self.groups)
-        await asyncio.to_thread(subprocess.run, ["rm", "-rf", "--one-file-system", self._base], stderr=subprocess.DEVNULL)
+        await asyncio.to_thread(
+            subprocess.run, ["rm", "-rf", "--one-file-system", self._base], stderr=subprocess.DEVNULL
+        )
 
     @property
     def loaded(self) -> list[str]:
@@ -312,6 +328,7 @@ class Run:
         self.group: cgroup.Group | None = None
         self.control: socket.socket | None = None
         self.channel: socket.socket | None = None
+        self.closed = False
         self._slot = pool._slots.take()
         self._zygote = pool._numerical if job.numerical else pool._lean
         pool.running += 1
@@ -415,7 +432,9 @@ class Run:
         files = dict(zip(header["fetched"], blobs, strict=True))
         return Outcome(commands, files, header["refused"], header["cpu_seconds"])
 
-    def _command(self, place: int, code: int | None, number: int | None, seconds: float, error: str | None = None) -> CommandOutcome:
+    def _command(
+        self, place: int, code: int | None, number: int | None, seconds: float, error: str | None = None
+    ) -> CommandOutcome:
         out, err = self.drains[2 * place : 2 * place + 2]
         cut = [name for name, drain in (("stdout", out), ("stderr", err)) if drain.cut]
         return CommandOutcome(bytes(out.kept), bytes(err.kept), cut, code, number, seconds, [], error)
@@ -437,7 +456,10 @@ class Run:
             self.control.send(b"i")
 
     async def close(self) -> None:
-        """End the run, if it still runs, and free what it held. All its processes are gone, but for the moment that the kernel takes."""
+        """End the run, if it still runs, and free what it held. All its processes are gone, but for the moment that
+        the kernel takes.
+        """
+        self.closed = True
         for sock in (self.control, self.channel):
             if sock is not None:
                 sock.close()

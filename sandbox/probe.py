@@ -1,7 +1,7 @@
 """Which tier this machine holds: every promise of a tier is attacked before the first program of anyone else runs.
 
-A tier is taken only if each of its guarantees withstood its attack. The configured level is never lowered: where only a weaker tier stands, the server does
-not start, and the error names what failed and what to change.
+A tier is taken only if each of its guarantees withstood its attack. The configured level is never lowered: where only a
+weaker tier stands, the server does not start, and the error names what failed and what to change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The file system that a program sees: system folders and Python read-only, a few devices, and one size-limited tmpfs of its own.
+"""The file system that a program sees: system folders and Python read-only, a few devices, and one size-limited tmpfs
+of its own.
 
 `build` makes what all runs of a zygote share; `own_parts` what each run gets.
 """
@@ -31,7 +32,9 @@ _DEV_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr"
 
 
 def readable(extra: Iterable[str]) -> list[str]:
-    """Folders of the host that programs may read: the system's, Python's, and `extra`; those inside another one left out."""
+    """Folders of the host that programs may read: the system's, Python's, and `extra`; those inside another one left
+    out.
+    """
     wanted = [*_SYSTEM, *(os.path.realpath(p) for p in (sys.base_prefix, sys.prefix)), sys.prefix, *extra]
     found: list[str] = []
     for path in dict.fromkeys(wanted):
@@ -42,7 +45,9 @@ def readable(extra: Iterable[str]) -> list[str]:
 
 
 def build(place: str, folders: Iterable[str]) -> None:
-    """Make the root at the empty folder `place` and change into it. In a mount namespace of the caller's own. Raises OSError."""
+    """Make the root at the empty folder `place` and change into it. In a mount namespace of the caller's own. Raises
+    OSError.
+    """
     sc.mount(None, "/", None, sc.MS_REC | sc.MS_PRIVATE)
     sc.mount("tmpfs", place, "tmpfs", sc.MS_NOSUID | sc.MS_NODEV, "size=1m,nr_inodes=512,mode=755")
     for folder in folders:

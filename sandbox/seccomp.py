@@ -1,8 +1,9 @@
 """The system calls that a program may not make, as a BPF filter built by hand.
 
-A deny list over a bound: calls that are newer than the list are answered with ENOSYS, so that a new kernel opens nothing. What is denied is what a program
-that computes something does not need and an attacker does: namespaces and mounts, tracing and other processes' memory, BPF, io_uring, keys, modules, clocks,
-the scheduling and limits of other processes, and sockets of rare kinds.
+A deny list over a bound: calls that are newer than the list are answered with ENOSYS, so that a new kernel opens
+nothing. What is denied is what a program that computes something does not need and an attacker does: namespaces and
+mounts, tracing and other processes' memory, BPF, io_uring, keys, modules, clocks, the scheduling and limits of other
+processes, and sockets of rare kinds.
 """
 
 from __future__ import annotations
@@ -139,8 +140,9 @@ def build(arch: str, *, network: bool, uncounted_memory: bool, process_groups: b
     """The filter as the kernel reads it (struct sock_filter[]).
 
     network: sockets of UNIX, IPv4 and IPv6 may be made (in a network namespace of the run's own); else none.
-    uncounted_memory: System V IPC, message queues and memfd_create are there (in an IPC namespace and a control group of the run's own).
-    process_groups: sessions and process groups may be made (in a process namespace of the run's own).
+    uncounted_memory: System V IPC, message queues and memfd_create are there (in an IPC namespace and a control group
+    of the run's own). process_groups: sessions and process groups may be made (in a process namespace of the run's
+    own).
     """
     steps = _program(arch, network=network, uncounted_memory=uncounted_memory, process_groups=process_groups)
     return b"".join(struct.pack("HBBI", step.code, step.if_true, step.if_false, step.value) for step in steps)

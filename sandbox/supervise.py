@@ -1,9 +1,12 @@
-"""The supervisor of one run: puts the files in place, starts the commands, enforces what time and the kernel do not, and ends every process.
+"""The supervisor of one run: puts the files in place, starts the commands, enforces what time and the kernel do not,
+and ends every process.
 
-In tiers with namespaces it is pid 1 of the run's own process namespace: when it ends, for whatever reason, the kernel kills the rest. In the others it is their
-subreaper and kills their process group, which they cannot leave. It alone answers the server; a server that closes the socket cancels the run.
+In tiers with namespaces it is pid 1 of the run's own process namespace: when it ends, for whatever reason, the kernel
+kills the rest. In the others it is their subreaper and kills their process group, which they cannot leave. It alone
+answers the server; a server that closes the socket cancels the run.
 
-The program shares nothing with it but an ancestor: other capabilities, another user namespace (or another user), no descriptor in common.
+The program shares nothing with it but an ancestor: other capabilities, another user namespace (or another user), no
+descriptor in common.
 """
 
 from __future__ import annotations
@@ -59,7 +62,13 @@ class Ended:
 
     def to_json(self) -> dict[str, Any]:
         limits = [str(limit) for limit in self.limits]
-        return {"code": self.code, "signal": self.signal, "seconds": self.seconds, "limits": limits, "error": self.error}
+        return {
+            "code": self.code,
+            "signal": self.signal,
+            "seconds": self.seconds,
+            "limits": limits,
+            "error": self.error,
+        }
 
 
 class Cancelled(Exception):
@@ -67,7 +76,9 @@ class Cancelled(Exception):
 
 
 def run(control: socket.socket, groups: list[int], pipes: list[int], post: Post) -> None:
-    """The whole life of a supervisor. `groups`: open cgroup.procs to join; `pipes`: stdout and stderr of each command, then a session's channel."""
+    """The whole life of a supervisor. `groups`: open cgroup.procs to join; `pipes`: stdout and stderr of each
+    command, then a session's channel.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN if number == signal.SIGPIPE else signal.SIG_DFL)
     for fd in groups:
@@ -181,7 +192,9 @@ class Supervisor:
         return ended
 
     def see_out(self, pid: int, deadline: float, ended: Ended) -> int:
-        """Wait for `pid` until it ends, a limit is reached or the server asks. No process is left then. Its wait status."""
+        """Wait for `pid` until it ends, a limit is reached or the server asks. No process is left then. Its wait
+        status.
+        """
         done = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(done, select.POLLIN)
@@ -251,7 +264,9 @@ class Supervisor:
             os.waitpid(found.si_pid, 0)
 
     def kill_all(self, main: int) -> int:
-        """Kill until nobody is left. `main` has not been waited for, so that its process group's number is still its own. Its wait status."""
+        """Kill until nobody is left. `main` has not been waited for, so that its process group's number is still its
+        own. Its wait status.
+        """
         status = 0
         while True:
             with contextlib.suppress(ProcessLookupError):

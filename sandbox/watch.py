@@ -1,4 +1,6 @@
-"""What a run's processes use, read from /proc while they run: the limits that the kernel does not hold by itself in every tier."""
+"""What a run's processes use, read from /proc while they run: the limits that the kernel does not hold by itself in
+every tier.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """How server, zygote and supervisor talk: a JSON header, then raw blobs, over a UNIX socket.
 
-Nothing here comes from the program that runs, save the blobs of fetched files: the supervisor alone speaks on its socket.
+Nothing here comes from the program that runs, save the blobs of fetched files: the supervisor alone speaks on its
+socket.
 """
 
 from __future__ import annotations

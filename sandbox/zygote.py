@@ -1,6 +1,8 @@
-"""A warm interpreter that forks a supervisor for each run. A process of its own: it reads one kind of message, forks, and reaps.
+"""A warm interpreter that forks a supervisor for each run. A process of its own: it reads one kind of message, forks,
+and reaps.
 
-It never sees code, files or output: those go straight between server and supervisor, so that no run can find another's in the memory that it inherits.
+It never sees code, files or output: those go straight between server and supervisor, so that no run can find another's
+in the memory that it inherits.
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ from sandbox import confine, root, supervise
 from sandbox import syscalls as sc
 from sandbox.tiers import Tier
 
-_NAMESPACES = sc.CLONE_NEWUSER | sc.CLONE_NEWNS | sc.CLONE_NEWPID | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWNET | sc.CLONE_NEWCGROUP
+_NAMESPACES = (
+    sc.CLONE_NEWUSER
+    | sc.CLONE_NEWNS
+    | sc.CLONE_NEWPID
+    | sc.CLONE_NEWIPC
+    | sc.CLONE_NEWUTS
+    | sc.CLONE_NEWNET
+    | sc.CLONE_NEWCGROUP
+)
 MAX_FDS = 16
 
 
@@ -53,7 +63,9 @@ def main() -> None:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         if threading.active_count() > 1 or len(os.listdir("/proc/self/task")) > 1:
-            raise RuntimeError(f"a module of {setup.preload} starts threads: a process with threads cannot be forked from")
+            raise RuntimeError(
+                f"a module of {setup.preload} starts threads: a process with threads cannot be forked from"
+            )
         if setup.tier.namespaces:
             _enter_namespaces(setup, control)
         sys.path[:] = [path for path in sys.path if os.path.isdir(path) or path.endswith(".zip")]
@@ -75,11 +87,14 @@ def main() -> None:
 
 
 def _enter_namespaces(setup: Setup, control: socket.socket) -> None:
-    """Returns in pid 1 of the zygote's own process namespace, in the new root. The process that called waits for it outside and ends with it."""
+    """Returns in pid 1 of the zygote's own process namespace, in the new root. The process that called waits for it
+    outside and ends with it.
+    """
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
-        # Root inside a user namespace would still be root's user to the kernel: exempt from RLIMIT_NPROC, owner of /proc/sys. So another user comes first;
-        # the root file system before that, because only root may be able to reach Python's folders.
+        # Root inside a user namespace would still be root's user to the kernel: exempt from RLIMIT_NPROC, owner of
+        # /proc/sys. So another user comes first; the root file system before that, because only root may be able to
+        # reach Python's folders.
         sc.unshare(sc.CLONE_NEWNS)
         root.build(setup.place, setup.readable)
         uid = gid = setup.uid
@@ -103,7 +118,9 @@ def _enter_namespaces(setup: Setup, control: socket.socket) -> None:
 
 
 def _serve(control: socket.socket, post: supervise.Post, setup: Setup) -> None:
-    """Fork for each message until the server is gone. A message: JSON {groups, pipes, slot}, with descriptors: the run's socket, groups, pipes."""
+    """Fork for each message until the server is gone. A message: JSON {groups, pipes, slot}, with descriptors: the
+    run's socket, groups, pipes.
+    """
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if post.tier.namespaces else -1
     if not post.tier.namespaces:
         sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
@@ -116,7 +133,9 @@ def _serve(control: socket.socket, post: supervise.Post, setup: Setup) -> None:
         message = json.loads(data)
         slot = message["slot"]
         own_user = post.tier is Tier.LANDLOCK_UID
-        given = supervise.Post(post.tier, post.readable, post.base, setup.uid + 1 + slot if own_user else None, post.filter)
+        given = supervise.Post(
+            post.tier, post.readable, post.base, setup.uid + 1 + slot if own_user else None, post.filter
+        )
         try:
             pid = _fork(post.tier)
         except OSError as error:

@@ -47,7 +47,7 @@ def run(program: str, installed: Path, cwd: Path) -> str:
 
 def test_every_source_and_config_file_is_in_the_wheel(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
-    for folder, place in [(name, name) for name in ("agentrl", "data_prep", "tools", "interactions")] + [
+    for folder, place in [(name, name) for name in ("agentrl", "data_prep", "sandbox", "tools", "interactions")] + [
         ("configs", "agentrl/_configs")
     ]:
         for file in (PROJECT / folder).rglob("*"):
