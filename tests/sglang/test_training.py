@@ -24,6 +24,8 @@ from tests.sglang.training import Run, overrides, write_assets
 PAGE = "docs/sglang.md"
 ROLLOUT = "actor_rollout_ref.rollout"
 
+pytestmark = pytest.mark.timeout(400)
+
 Train = Callable[..., Run]
 """Starts a run with further overrides, in the test's folder. What is left of it is stopped after the test."""
 
@@ -106,7 +108,6 @@ def test_a_run_from_start_to_end(train: Train, assets: Path, tmp_path: Path) -> 
     assert (tmp_path / "run" / "servers" / "0.log").exists()
 
 
-@pytest.mark.timeout(400)
 def test_a_server_is_killed_in_the_middle_of_a_step(train: Train, tmp_path: Path) -> None:
     run = train(
         f"{ROLLOUT}.num_servers=2",
@@ -126,7 +127,6 @@ def test_a_server_is_killed_in_the_middle_of_a_step(train: Train, tmp_path: Path
     assert "is dead" in run.stdout and "go on elsewhere" in run.stdout
 
 
-@pytest.mark.timeout(400)
 def test_interrupted_gone_on_with_and_killed(train: Train, tmp_path: Path) -> None:
     run = train("trainer.total_training_steps=30")
     run.until(lambda: (tmp_path / "run" / "checkpoints" / "step_000001").exists())

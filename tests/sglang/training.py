@@ -133,7 +133,7 @@ class Run:
         file = self.folder / "turns.txt"
         return len(file.read_text().splitlines()) if file.exists() else 0
 
-    def until(self, condition: Callable[[], bool], seconds: float = 170) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 300) -> None:
         """Wait; fails when the run ends first."""
         end = time.monotonic() + seconds
         while not condition():
@@ -141,7 +141,7 @@ class Run:
             assert time.monotonic() < end, f"{seconds:g} s: {self.stdout[-2000:]}\n{self.stderr}"
             time.sleep(0.005)
 
-    def end(self, seconds: float = 170) -> int:
+    def end(self, seconds: float = 300) -> int:
         """Its exit status."""
         return self.process.wait(seconds)
 
