@@ -4,8 +4,9 @@
 
 A first round through agentrl is written down; then three ways take turns, each from an empty prefix cache:
 agentrl (scheduler, episodes, engine, router), a bare aiohttp client that posts what was written down and reads the same
-stream, and the same client without a stream. A dialogue's requests follow each other, dialogues run at once. All three
-must have the same tokens. Servers and clients share this machine's cores, so what the client burns the server lacks.
+stream, and the same client without a stream. A dialogue's requests follow each other, dialogues run at once. Answers
+that differ from the first round's are counted. Servers and clients share this machine's cores, so what the client burns
+the server lacks.
 
 Then: 1,000 requests in flight at one server, and what the deterministic mode (seeds) costs it.
 """
