@@ -47,9 +47,8 @@ def make_index(folder: Path, contents: list[str]) -> Path:
     subprocess.run(run, check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - begun
     size = sum(path.stat().st_size for path in index.rglob("*") if path.is_file())
-    print(
-        f"index: {len(contents):,} passages in {seconds:.1f} s, {size / 1e6:.0f} MB of {corpus.stat().st_size / 1e6:.0f} MB"
-    )
+    megabytes = f"{size / 1e6:.0f} MB of a corpus of {corpus.stat().st_size / 1e6:.0f} MB"
+    print(f"index: {len(contents):,} passages in {seconds:.1f} s, {megabytes}")
     return index
 
 

@@ -118,7 +118,13 @@ async def test_documents_that_are_added_are_found(index: Path, tmp_path: Path, m
         async with asyncio.timeout(10):
             while (await client.get("/health")).json()["generation"] == 0:
                 await asyncio.sleep(0.02)
-        assert (await client.get("/health")).json() == {"status": "ok", "documents": 4, "generation": 1, "pending": 0}
+        assert (await client.get("/health")).json() == {
+            "status": "ok",
+            "mode": "lexical",
+            "documents": 4,
+            "generation": 1,
+            "pending": 0,
+        }
         answer = await client.post("/retrieve", json={"queries": ["quantum"]})
         assert answer.json() == {"result": [[{"id": "3", "contents": "A quantum of solace"}]]}
 

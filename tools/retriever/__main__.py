@@ -18,6 +18,7 @@ except ModuleNotFoundError:
     sys.exit("error: the retriever needs tantivy: pip install 'agentrl[retriever]'")
 
 from tools.retriever.build import add, create
+from tools.retriever.embed import PACKAGED, EmbeddingSpec
 from tools.retriever.serve import serve
 from tools.retriever.settings import Settings
 from tools.retriever.words import LANGUAGES
@@ -34,6 +35,10 @@ def _parser() -> argparse.ArgumentParser:
         "--language", default="english", choices=("none", *LANGUAGES), help="whose word endings to cut (english)"
     )
     index.add_argument("--threads", type=int, default=1, help="of the index writer (1)")
+
+    index.add_argument("--embedding", metavar="MODEL", help=f"make vectors too: {PACKAGED}, or the folder of a model")
+    index.add_argument("--query-prefix", default="", help="that the embedding model wants, e.g. 'query: ' for e5")
+    index.add_argument("--passage-prefix", default="", help="the same for documents, e.g. 'passage: '")
 
     added = commands.add_parser("add", help="add corpora to an index, also while it is served")
     added.add_argument("corpus", type=Path, nargs="+")
@@ -53,7 +58,23 @@ def _parser() -> argparse.ArgumentParser:
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.command == "index":
         _positive(arguments.threads)
-        made = create(arguments.corpus, arguments.out, language=arguments.language, threads=arguments.threads)
+        if arguments.embedding:
+            embedding = EmbeddingSpec(
+                model=arguments.embedding,
+                query_prefix=arguments.query_prefix,
+                passage_prefix=arguments.passage_prefix,
+            )
+        elif arguments.query_prefix or arguments.passage_prefix:
+            raise ConfigError("--query-prefix and --passage-prefix have no effect without --embedding")
+        else:
+            embedding = None
+        made = create(
+            arguments.corpus,
+            arguments.out,
+            language=arguments.language,
+            threads=arguments.threads,
+            embedding=embedding,
+        )
         print(f"{arguments.out}: {made.documents:,} documents")
     elif arguments.command == "add":
         _positive(arguments.threads)

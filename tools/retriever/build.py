@@ -16,25 +16,34 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from agentrl.errors import ConfigError, DataError
 from agentrl.publish import flush_to_disk, published_directory
 from tools.documents import read_line
+from tools.retriever.embed import Embedder, EmbeddingSpec
 from tools.retriever.lexical import LexicalWriter
-from tools.retriever.manifest import Manifest, read_manifest, sole_writer
-from tools.retriever.store import PartWriter
+from tools.retriever.manifest import DenseSpec, Manifest, read_manifest, sole_writer
+from tools.retriever.store import Documents, PartSpec, PartWriter
 from tools.retriever.words import Words
 
 REPORT_EVERY = 1_000
 """Documents between two looks at the progress."""
 
 
-def create(corpora: Sequence[Path], out: Path, *, language: str = "english", threads: int = 1) -> Manifest:
-    """A new index in the folder `out`, which appears when it is whole.
+def create(
+    corpora: Sequence[Path],
+    out: Path,
+    *,
+    language: str = "english",
+    threads: int = 1,
+    embedding: EmbeddingSpec | None = None,
+) -> Manifest:
+    """A new index in the folder `out`, which appears when it is whole; with vectors where `embedding` names a model.
 
     Raises ConfigError when `out` is there already, DataError naming the file and line of a bad document.
     """
     if out.exists():
         raise ConfigError(f"{out.absolute()} exists already: name another folder, or use `add` to add to that index")
     words = Words(language)
+    embedder = Embedder(embedding) if embedding else None
     with published_directory(out) as folder:
-        return _write(folder, None, corpora, words, threads)
+        return _write(folder, None, corpora, words, threads, embedder)
 
 
 def add(corpora: Sequence[Path], folder: Path, *, threads: int = 1) -> Manifest:
@@ -47,9 +56,10 @@ def add(corpora: Sequence[Path], folder: Path, *, threads: int = 1) -> Manifest:
     with sole_writer(folder):
         old = read_manifest(folder)
         words = Words.of(old.words)
+        embedder = old.dense.embedder() if old.dense else None
         old.remove_others(folder)
         try:
-            new = _write(folder, old, corpora, words, threads)
+            new = _write(folder, old, corpora, words, threads, embedder)
         except BaseException:
             old.remove_others(folder)
             raise
@@ -57,7 +67,14 @@ def add(corpora: Sequence[Path], folder: Path, *, threads: int = 1) -> Manifest:
         return new
 
 
-def _write(folder: Path, old: Manifest | None, corpora: Sequence[Path], words: Words, threads: int) -> Manifest:
+def _write(
+    folder: Path,
+    old: Manifest | None,
+    corpora: Sequence[Path],
+    words: Words,
+    threads: int,
+    embedder: Embedder | None,
+) -> Manifest:
     generation = old.generation + 1 if old else 0
     lexical = folder / f"lexical-{generation}"
     if old:
@@ -73,16 +90,34 @@ def _write(folder: Path, old: Manifest | None, corpora: Sequence[Path], words: W
         if not part.documents:
             raise DataError(f"there is no document in {', '.join(map(str, corpora))}")
         spec = part.spec()
-    for path in (spec.lines(folder), spec.starts(folder), *lexical.iterdir()):
+    parts = [*(old.parts if old else []), spec]
+    dense = _embed(folder, old, parts, f"vectors-{generation}", embedder) if embedder else None
+    for path in (
+        spec.lines(folder),
+        spec.starts(folder),
+        *lexical.iterdir(),
+        *([folder / dense.name] if dense else []),
+    ):
         flush_to_disk(path)
-    manifest = Manifest(
-        generation=generation,
-        words=words.spec,
-        parts=[*(old.parts if old else []), spec],
-        lexical=lexical.name,
-    )
+    manifest = Manifest(generation=generation, words=words.spec, parts=parts, lexical=lexical.name, dense=dense)
     manifest.write(folder)
     return manifest
+
+
+def _embed(folder: Path, old: Manifest | None, parts: Sequence[PartSpec], name: str, embedder: Embedder) -> DenseSpec:
+    from tools.retriever.dense import write_vectors
+
+    documents = Documents(folder, parts)
+    first = old.documents if old else 0
+    before = folder / old.dense.name if old and old.dense else None
+    with _progress() as progress:
+        task = progress.add_task("vectors", total=len(documents) - first, documents="0")
+
+        def report(done: int) -> None:
+            progress.update(task, completed=done, documents=f"{done:,}")
+
+        write_vectors(before, folder / name, embedder, documents, first, report)
+    return DenseSpec(name=name, embedding=embedder.spec, probe=embedder.probe())
 
 
 def _link(source: Path, target: Path) -> None:

@@ -17,11 +17,14 @@ import pydantic
 
 from agentrl.errors import ConfigError
 from agentrl.publish import published
+from tools.retriever.embed import Embedder, EmbeddingSpec
 from tools.retriever.store import PartSpec
 from tools.retriever.words import WordsSpec
 
 NAME = "retriever.json"
 _LOCK = "lock"
+_SAME = 0.01
+"""Between two machines' numbers."""
 
 
 class DenseSpec(pydantic.BaseModel):
@@ -30,11 +33,22 @@ class DenseSpec(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    model: str
-    """As it was asked for: a name or a path."""
-    dimensions: int = pydantic.Field(gt=0)
-    digest: str
-    """Of the vector of a fixed text: queries must be embedded by the same model."""
+    embedding: EmbeddingSpec
+    probe: list[float]
+    """`Embedder.probe()`: queries must be embedded by the same model."""
+
+    def embedder(self) -> Embedder:
+        """The model whose vectors these are. Raises ConfigError when it is not there, or another one."""
+        embedder = Embedder(self.embedding)
+        found = embedder.probe()
+        if len(found) != len(self.probe) or any(
+            abs(mine - theirs) > _SAME for mine, theirs in zip(found, self.probe, strict=True)
+        ):
+            raise ConfigError(
+                f"embedding model {self.embedding.model} is another one than the index was made with: the vector of a "
+                f"fixed text begins {found[:3]}, and then began {self.probe[:3]}. Give that model, or index anew"
+            )
+        return embedder
 
 
 class Manifest(pydantic.BaseModel):

@@ -14,9 +14,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
-from agentrl.errors import UserError
+from agentrl.errors import ConfigError, UserError
 from tools.retriever.batcher import Batcher, QueueFull
-from tools.retriever.index import Index
+from tools.retriever.index import Index, Mode
 from tools.retriever.manifest import read_manifest
 from tools.retriever.settings import Settings
 
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 2.0
 """Seconds between two looks for documents that were added."""
+WINDOW = 0.003
+"""Seconds that a batch of queries waits for more where they are embedded: 64 together cost little more than a few."""
 _BATCH = 64
 
 
@@ -55,6 +57,7 @@ class Retrieved(pydantic.BaseModel):
 
 class Health(pydantic.BaseModel):
     status: str
+    mode: str
     documents: int
     generation: int
     """Counts additions to the index."""
@@ -85,7 +88,23 @@ class Worker:
         """Raises ConfigError, DataError when the index cannot be served."""
         self.settings = settings
         self.index = Index.open(settings.index)
-        self._queue = Batcher(self._answer, threads=settings.threads, most=_BATCH, max_pending=settings.max_pending)
+        self.mode = mode_of(settings, self.index)
+        threads, window = settings.threads, 0.0
+        if self.mode != "lexical":
+            self._embed_with(settings.threads)
+            threads, window = 1, WINDOW
+        self._queue = Batcher(
+            self._answer, threads=threads, most=_BATCH, max_pending=settings.max_pending, window=window
+        )
+
+    def _embed_with(self, threads: int) -> None:
+        """One batch at a time goes through the model, which has the threads to itself."""
+        import torch
+
+        torch.set_num_threads(threads)
+        dense = read_manifest(self.settings.index).dense
+        assert dense is not None
+        self.index.embedder = dense.embedder()
 
     def app(self) -> FastAPI:
         app = FastAPI(title="agentrl retriever", lifespan=self._lifespan, docs_url=None, redoc_url=None)
@@ -117,7 +136,9 @@ class Worker:
             await asyncio.sleep(LOOK_EVERY)
             try:
                 if read_manifest(self.settings.index).generation != self.index.generation:
-                    self.index = await asyncio.to_thread(Index.open, self.settings.index)
+                    index = await asyncio.to_thread(Index.open, self.settings.index)
+                    index.embedder = self.index.embedder
+                    self.index = index
                     logger.warning("now serving %s documents", f"{len(self.index.documents):,}")
                 problem = ""
             except UserError as error:
@@ -128,7 +149,11 @@ class Worker:
     async def _health(self) -> Health:
         index = self.index
         return Health(
-            status="ok", documents=len(index.documents), generation=index.generation, pending=self._queue.pending
+            status="ok",
+            mode=self.mode,
+            documents=len(index.documents),
+            generation=index.generation,
+            pending=self._queue.pending,
         )
 
     async def _retrieve(self, request: Request) -> Response:
@@ -175,15 +200,27 @@ class Worker:
     def _answer(self, queries: Sequence[_Query]) -> list[bytes]:
         """JSON lists of documents, made in a thread because they are read from the disk when nobody did so before."""
         index, lists = self.index, []
-        for query in queries:
+        wanted = [(query.text, query.topk) for query in queries]
+        for query, hits in zip(queries, index.search_all(wanted, self.mode), strict=True):
             items = [
                 b'{"document":%b,"score":%b}' % (index.documents[hit.row], repr(hit.score).encode())
                 if query.scores
                 else index.documents[hit.row]
-                for hit in index.search(query.text, query.topk)
+                for hit in hits
             ]
             lists.append(b"[" + b",".join(items) + b"]")
         return lists
+
+
+def mode_of(settings: Settings, index: Index) -> Mode:
+    """How to search. Raises ConfigError when the index has no vectors and they are asked for."""
+    if settings.mode == "auto":
+        return "hybrid" if index.dense else "lexical"
+    if settings.mode != "lexical" and index.dense is None:
+        raise ConfigError(
+            f"--mode {settings.mode}: the index {settings.index} has no vectors; make it with --embedding MODEL"
+        )
+    return settings.mode
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pydantic
 
@@ -22,6 +23,8 @@ class Settings(pydantic.BaseModel):
     """Processes. They share the index's pages."""
     threads: int = pydantic.Field(2, gt=0)
     """That search, by worker."""
+    mode: Literal["auto", "lexical", "dense", "hybrid"] = "auto"
+    """By words, by vectors, or both fused; auto: both where the index has vectors, else by words."""
     topk: int = pydantic.Field(3, gt=0)
     """Documents a query when a request does not say."""
     max_topk: int = pydantic.Field(100, gt=0)
