@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox import landlock, seccomp
+from sandbox import landlock, root, seccomp
 from sandbox import syscalls as sc
 from sandbox.limits import Limits
 from sandbox.root import DEVICES, USER
@@ -97,11 +97,12 @@ def _give_up(cell: Cell) -> None:
         sc.unshare(sc.CLONE_NEWUSER)
         sc.map_own_ids(USER, USER, USER)
     elif cell.uid is not None:
+        sc.drop_bounding_set()
         os.setgroups([])
         os.setresgid(cell.uid, cell.uid, cell.uid)
         os.setresuid(cell.uid, cell.uid, cell.uid)
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)  # was cleared by the change of user
-    Path("/proc/self/oom_score_adj").write_text("1000") if cell.tier.namespaces else None
+    Path("/proc/self/oom_score_adj").write_text("1000")
     os.chdir(cell.home)
     os.umask(0o022)
     for number in range(1, signal.NSIG):
@@ -109,10 +110,13 @@ def _give_up(cell: Cell) -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _set_resource_limits(cell)
-    sc.drop_capabilities() if cell.tier.namespaces or os.geteuid() == 0 else None
+    if cell.tier.namespaces:
+        sc.drop_capabilities()
     sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
     if not cell.tier.namespaces:
         landlock.restrict(cell.readable, [cell.scratch], DEVICES)
+    elif landlock.abi():  # over the namespaces, which stand without it; it also closes the files in /proc/self that can be written
+        landlock.restrict(["/"], [root.HOME, "/tmp", "/dev/shm"], DEVICES)
     seccomp.install(cell.filter)
 
 

@@ -62,11 +62,14 @@ async def choose(require: Tier, expose: Sequence[str] = (), only: Tier | None = 
         except SandboxFault as fault:
             refused[tier] = str(fault)
             continue
-        fallen = await attack(pool)
-        if not fallen:
+        why = await _tried(_usable, pool)
+        if not why:
+            fallen = await attack(pool)
+            why = "; ".join(f"{guarantee} fell: {how}" for guarantee, how in fallen.items())
+        if not why:
             return Found(pool, refused)
         await pool.stop()
-        refused[tier] = "; ".join(f"{guarantee} fell: {how}" for guarantee, how in fallen.items())
+        refused[tier] = why
     reasons = "\n".join(f"- {tier}: {why}\n  To have it: {FIXES[tier]}." for tier, why in refused.items())
     raise NotIsolated(f"this machine does not hold isolation of level {require}:\n{reasons}")
 
@@ -109,6 +112,13 @@ async def _says_held(pool: Pool, program: str, limits: Limits | None = None) -> 
     if said == ["held", ""]:
         return ""
     return f"{' '.join(said)[:300]} {ended.stderr.decode(errors='replace')[-300:]}".strip() or f"status {ended.code}"
+
+
+async def _usable(pool: Pool) -> str:
+    program = "import subprocess, sys, wave\nsubprocess.run([sys.executable, '-c', ''], check=True)\nprint('held')\n"
+    fell = await _says_held(pool, program)
+    folders = ", ".join(sorted({sys.prefix, sys.base_prefix}))
+    return fell and f"programs cannot use the Python in {folders}, which every user must be able to read: {fell}"
 
 
 async def _host_files(pool: Pool) -> str:

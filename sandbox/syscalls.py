@@ -93,13 +93,18 @@ def prctl(option: int, *arguments: int) -> None:
     _checked(_libc.prctl(option, *padded), f"prctl {option}")
 
 
-def drop_capabilities() -> None:
-    """All capabilities, for good: bounding, ambient, permitted, effective and inheritable sets, and what exec gives."""
+def drop_bounding_set() -> None:
+    """No exec gives a capability any more. Needs CAP_SETPCAP."""
     for capability in range(64):
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:
             break
+
+
+def drop_capabilities() -> None:
+    """All capabilities, for good: bounding, ambient, permitted, effective and inheritable sets."""
+    drop_bounding_set()
     prctl(PR_SET_SECUREBITS, 0b1110_1111)  # noroot, no setuid fixup, no keep-caps, no raising of ambient ones; locked
     prctl(PR_CAP_AMBIENT, 4)
     header = ctypes.create_string_buffer(struct.pack("II", 0x2008_0522, 0))

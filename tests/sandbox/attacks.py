@@ -1,0 +1,438 @@
+"""Programs that mean harm, and what a sandbox that holds makes of each.
+
+Each program prints what it got away with; `held` is all that it may say. Where a limit has to end it, the limit's name is what counts. PID, PORT, SOCKET,
+ABSTRACT, SECRET and OPEN_FOLDER stand for a process of the server's user, listeners of the host, a file of the host and a folder of it that anyone may write to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sandbox.limits import Limit
+
+ONLY_NAMESPACES = ("namespaces+cgroup", "namespaces")
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    name: str
+    code: str
+    language: str = "python"
+    limits: tuple[Limit, ...] = ()
+    """One of these must be named in the answer; none: the program must say `held`."""
+    crash: bool = False
+    """It may as well die of a segmentation fault of its own."""
+    seconds: float = 4.0
+    tiers: tuple[str, ...] = field(default=("namespaces+cgroup", "namespaces", "landlock+uid", "landlock"))
+    """Where it has to be stopped."""
+
+
+_TRY = """
+import contextlib, ctypes, os, resource, signal, socket, subprocess, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+bad = []
+def attempt(name, call, good=lambda value: False):
+    try:
+        value = call()
+    except (OSError, ValueError, subprocess.SubprocessError, MemoryError):
+        return
+    if not good(value):
+        bad.append(f"{name}: {value!r}"[:200])
+def done():
+    print(bad or "held", flush=True)
+"""
+
+
+def _attack(name: str, body: str, **more: object) -> Attack:
+    return Attack(name, _TRY + body, **more)  # type: ignore[arg-type]
+
+
+ATTACKS = [
+    _attack(
+        "host files",
+        """
+for path in (SECRET, "/etc/shadow", "/root/.bashrc", "/var/log/dpkg.log", "/proc/1/environ", "/proc/kcore", "/dev/mem", "/dev/vda", "/dev/kmsg"):
+    attempt(path, lambda: open(path, "rb").read(20))
+attempt("listing", lambda: os.listdir(OPEN_FOLDER))
+attempt("roots", lambda: [p for p in os.listdir("/") if p in ("boot", "srv", "var", "sys", "farm")], lambda v: v == [])
+done()
+""",
+    ),
+    _attack(
+        "host files written",
+        """
+for path in (SECRET, OPEN_FOLDER + "/new", "/usr/lib/planted.py", "/etc/passwd", "/etc/ld.so.preload", "/bin/planted", sys.prefix + "/planted",
+             os.path.dirname(os.__file__) + "/planted.py", "/var/tmp/planted", "/run/planted", "/dev/planted"):
+    attempt(path, lambda: open(path, "ab"))
+done()
+""",
+    ),
+    _attack(
+        "environment",
+        """
+known = {"PATH", "HOME", "LANG", "TMPDIR", "PYTHONUNBUFFERED", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MPLBACKEND"}
+attempt("inherited", lambda: set(os.environ) - known, lambda v: not v)
+for pid in ["self", "1", str(PID), *range(2, 40)]:
+    attempt("environ", lambda: open(f"/proc/{pid}/environ").read(), lambda v: "AGENTRL_SECRET" not in v)
+attempt("memory", lambda: b"AGENTRL_" + b"SECRET" in open("/proc/self/mem", "rb").read(1), lambda v: not v)
+done()
+""",
+    ),
+    _attack(
+        "loopback and outside",
+        """
+for address in (("127.0.0.1", PORT), ("10.0.0.1", 80), ("169.254.169.254", 80), ("1.1.1.1", 53)):
+    def connect():
+        with socket.socket() as s:
+            s.settimeout(0.3); s.connect(address); return address
+    attempt("tcp", connect)
+    def send():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            return s.sendto(b"x", address)
+    attempt("udp", send, lambda v: address[0] == "127.0.0.1")
+attempt("dns", lambda: socket.getaddrinfo("example.com", 80))
+done()
+""",
+    ),
+    _attack(
+        "UNIX, abstract and rare sockets",
+        """
+for address in (SOCKET, "\\0" + ABSTRACT):
+    def connect():
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(address); return address
+    attempt("unix", connect)
+for family in range(3, 46):
+    if family not in (socket.AF_INET6,):
+        for kind in (1, 2, 3, 5):
+            attempt(f"family {family}", lambda: libc.socket(family, kind, 0) >= 0, lambda v: not v)
+attempt("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
+done()
+""",
+    ),
+    _attack(
+        "fork bomb",
+        """
+while True:
+    try: os.fork()
+    except OSError: pass
+""",
+        limits=(Limit.WALL_TIME, Limit.PROCESSES, Limit.CPU_TIME),
+        seconds=1.0,
+    ),
+    Attack("fork bomb of the shell", ":(){ :|:& };: ; sleep 60", "bash", (Limit.WALL_TIME, Limit.PROCESSES, Limit.CPU_TIME), seconds=1.0),
+    _attack(
+        "threads",
+        """
+def hold(): time.sleep(60)
+made = 0
+try:
+    while made < 500:
+        threading.Thread(target=hold, daemon=True).start(); made += 1
+except RuntimeError: pass
+print("held" if made < 100 else made, flush=True)
+os._exit(0)
+""",
+        tiers=("namespaces+cgroup", "namespaces", "landlock+uid"),
+    ),
+    _attack("memory at once", "x = bytearray(8 << 30)\nx[:] = b'1' * len(x)\n", limits=(Limit.MEMORY,)),
+    _attack("memory in steps", "x = []\nwhile True: x.append(bytearray(os.urandom(1)) * (4 << 20))\n", limits=(Limit.MEMORY,)),
+    _attack(
+        "memory of many processes",
+        """
+for _ in range(10):
+    if os.fork() == 0:
+        x = bytearray(os.urandom(1)) * (50 << 20)
+        time.sleep(20); os._exit(0)
+while True:
+    try:
+        _, status = os.wait()
+        if status: break
+    except ChildProcessError: break
+time.sleep(20)
+""",
+        limits=(Limit.MEMORY,),
+    ),
+    _attack(
+        "memory in memfd and shared memory",
+        """
+fds = []
+try:
+    while True:
+        fd = libc.memfd_create(b"x", 0)
+        if fd < 0: break
+        fds.append(fd)
+        for _ in range(50): os.write(fd, bytes(1 << 20))
+except OSError: pass
+held = len(fds) * 50
+try:
+    import mmap
+    maps = []
+    for _ in range(200): m = mmap.mmap(-1, 8 << 20); m.write(b"1" * (8 << 20)); maps.append(m)
+    held += 1600
+except (OSError, MemoryError): pass
+print("held" if held < 400 else f"{held} MiB", flush=True)
+time.sleep(1)
+""",
+        limits=(Limit.MEMORY,),
+    ),
+    _attack(
+        "System V shared memory",
+        """
+ids = []
+for key in range(40):
+    n = libc.shmget(0, ctypes.c_size_t(32 << 20), 0o1777)
+    if n >= 0:
+        libc.shmat.restype = ctypes.c_void_p
+        at = libc.shmat(n, None, 0)
+        if at and at != 2**64 - 1: ctypes.memset(at, 1, 32 << 20); ids.append(n)
+print("held" if len(ids) < 10 else len(ids), flush=True)
+""",
+        limits=(Limit.MEMORY,),
+    ),
+    _attack(
+        "disk",
+        """
+written = 0
+try:
+    for n in range(1000):
+        for folder in (".", os.environ["TMPDIR"]):
+            with open(f"{folder}/{n}", "wb") as f: written += f.write(bytes(1 << 20))
+except OSError: pass
+print("held" if written <= 40 << 20 else written, flush=True)
+time.sleep(0.3)
+sys.exit(1)
+""",
+        limits=(Limit.DISK,),
+    ),
+    _attack(
+        "inodes",
+        """
+try:
+    for n in range(100_000): os.symlink("x", f"l{n}")
+except OSError: pass
+time.sleep(0.3)
+""",
+        limits=(Limit.INODES, Limit.WALL_TIME),  # without a file system of its own, creating starves counting
+    ),
+    _attack(
+        "a file too large",
+        """
+with open("big", "wb") as f:
+    for _ in range(1000): f.write(bytes(1 << 20))
+""",
+        limits=(Limit.FILE_SIZE, Limit.DISK),
+    ),
+    _attack("open files", "files = [open('/dev/null') for _ in range(100_000)]\n", limits=(Limit.OPEN_FILES,)),
+    _attack("output flood", "while True: sys.stdout.write('x' * 65536)\n", limits=(Limit.OUTPUT, Limit.WALL_TIME), seconds=2.0),
+    _attack("stderr flood", "while True: os.write(2, b'e' * 65536)\n", limits=(Limit.OUTPUT, Limit.WALL_TIME), seconds=2.0),
+    _attack("malformed UTF-8", "os.write(1, bytes(range(128, 256)) * 100 + b'\\xed\\xa0\\x80\\0\\x1b[2J')\ndone()\n", limits=()),
+    _attack(
+        "signals to others",
+        """
+for pid in (PID, os.getppid(), 1):
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        attempt(f"kill {pid}", lambda: os.kill(pid, number), lambda v: pid in (1, os.getppid()))
+attempt("by descriptor", lambda: signal.pidfd_send_signal(os.pidfd_open(PID), signal.SIGKILL))
+attempt("limits of another", lambda: resource.prlimit(PID, resource.RLIMIT_CPU, (1, 1)))
+attempt("priority of the supervisor", lambda: os.setpriority(os.PRIO_PROCESS, os.getppid() or 1, 19))
+attempt("policy of the supervisor", lambda: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)))
+attempt("processors of the supervisor", lambda: os.sched_setaffinity(1, {0}))
+attempt("limits of the supervisor", lambda: resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0)))
+done()
+""",
+    ),
+    _attack(
+        "ptrace and other processes' memory",
+        """
+for pid in (PID, os.getppid() or 1, 1):
+    attempt("attach", lambda: libc.ptrace(16, pid, 0, 0), lambda v: v < 0)
+    attempt("seize", lambda: libc.ptrace(0x4206, pid, 0, 0), lambda v: v < 0)
+    attempt("vm_readv", lambda: libc.process_vm_readv(pid, None, 0, None, 0, 0), lambda v: v < 0)
+    for what in ("mem", "environ", "maps", "fd/0", "root/etc/shadow", "cwd/."):
+        attempt(f"{pid} {what}", lambda: open(f"/proc/{pid}/{what}", "rb").read(1))
+done()
+""",
+    ),
+    _attack(
+        "processes of the host in /proc",
+        """
+attempt("cmdline", lambda: open(f"/proc/{PID}/cmdline").read())
+attempt("many", lambda: [p for p in os.listdir("/proc") if p.isdigit()], lambda v: len(v) < 5)
+for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/vm/drop_caches", "/proc/self/oom_score_adj", "/proc/sys/kernel/hostname"):
+    attempt(path, lambda: open(path, "w").write("-1000" if "oom" in path else "x"))
+done()
+""",
+    ),
+    _attack(
+        "detached daemons",
+        """
+for _ in range(5):
+    if os.fork() == 0:
+        with contextlib.suppress(OSError): os.setsid()
+        if os.fork(): os._exit(0)
+        for number in range(1, 65):
+            with contextlib.suppress(OSError, ValueError): signal.signal(number, signal.SIG_IGN)
+        for fd in range(3): os.close(fd)
+        while True: time.sleep(1)
+done()
+""",
+    ),
+    Attack("nohup and setsid of the shell", "nohup setsid sleep 300 >/dev/null 2>&1 & (sleep 300 &) ; disown -a; echo held", "bash"),
+    _attack(
+        "links out of the folder",
+        """
+os.symlink("/etc/shadow", "fetched"); os.symlink("/", "deep"); os.mkfifo("fifo")
+for path in ("fetched", "deep/etc/shadow", "deep" + SECRET, "/proc/self/root" + SECRET, "/proc/1/root" + SECRET, "../../.." + SECRET):
+    attempt(path, lambda: open(path).read())
+attempt("hard link", lambda: os.link(SECRET, "hard"))
+done()
+""",
+    ),
+    _attack(
+        "shared memory of others",
+        """
+attempt("shm", lambda: [n for n in os.listdir("/dev/shm")], lambda v: v == [])
+attempt("planted", lambda: open("/dev/shm/agentrl-planted", "w"), lambda v: not os.path.exists("/proc/1/root/dev/shm/agentrl-planted"))
+done()
+""",
+    ),
+    _attack(
+        "time-out evasion",
+        """
+for number in range(1, 65):
+    with contextlib.suppress(OSError, ValueError): signal.signal(number, signal.SIG_IGN)
+signal.alarm(0)
+while True:
+    try:
+        while True: pass
+    except BaseException: continue
+""",
+        limits=(Limit.WALL_TIME,),
+        seconds=0.7,
+    ),
+    _attack(
+        "sleepers in stopped, traced and vfork states",
+        """
+if os.fork() == 0: os.kill(os.getpid(), signal.SIGSTOP)
+if os.fork() == 0:
+    libc.vfork() if False else None
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); time.sleep(100)
+subprocess.Popen(["sleep", "100"], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+time.sleep(100)
+""",
+        limits=(Limit.WALL_TIME,),
+        seconds=0.7,
+    ),
+    _attack("deep recursion", "sys.setrecursionlimit(10**9)\ndef f(): return f()\ndef g(n): return [n] if n > 10**9 else [g(n + 1)]\nf()\n", crash=True, limits=(Limit.MEMORY, Limit.WALL_TIME), seconds=3.0),
+    _attack("deep recursion in C", "x = ()\nfor _ in range(10**6): x = (x,)\nhash(x)\ndone()\n", crash=True, limits=(Limit.MEMORY,)),
+    _attack(
+        "namespaces, mounts and chroot",
+        """
+for flag in (0x10000000, 0x20000, 0x20000000, 0x40000000, 0x2000000, 0x8000000, 0x4000000):
+    attempt("unshare", lambda: libc.unshare(flag), lambda v: v < 0)
+attempt("mount", lambda: libc.mount(b"none", b"/tmp", b"tmpfs", 0, None), lambda v: v < 0)
+attempt("umount", lambda: libc.umount2(b"/proc", 2), lambda v: v < 0)
+attempt("remount", lambda: libc.mount(None, b"/usr", None, 32 | 4096, None), lambda v: v < 0)
+attempt("chroot", lambda: os.chroot("."))
+attempt("setns", lambda: libc.setns(os.open("/proc/1/ns/mnt", 0), 0), lambda v: v < 0)
+attempt("fsopen", lambda: libc.syscall(430, b"tmpfs", 0), lambda v: v < 0)
+attempt("open_tree", lambda: libc.syscall(428, -100, b"/", 1), lambda v: v < 0)
+attempt("pivot_root", lambda: libc.syscall(155, b".", b"."), lambda v: v < 0)
+attempt("command", lambda: subprocess.run(["unshare", "-Urm", "true"], stderr=subprocess.DEVNULL).returncode, lambda v: v != 0)
+done()
+""",
+    ),
+    _attack(
+        "kernel surface",
+        """
+calls = {"io_uring": (425, 4, ctypes.create_string_buffer(256)), "bpf": (321, 0, None, 0), "perf": (298, None, 0, -1, -1, 0), "keyctl": (250, 0, -3, 0),
+         "add_key": (248, b"user", b"x", b"y", 1, -2), "userfaultfd": (323, 0), "kexec": (246, 0, 0, None, 0), "init_module": (175, None, 0, None),
+         "open_by_handle": (304, -100, None, 0), "clone3": (435, None, 0), "x32 getpid": (0x40000000 + 39,), "new": (470,), "fanotify": (300, 0, 0),
+         "settimeofday": (164, None, None), "swapon": (167, b"x", 0), "reboot": (169, 0, 0, 0), "personality": (135, 0x0040000)}
+for name, arguments in calls.items():
+    attempt(name, lambda: libc.syscall(*arguments), lambda v: v < 0)
+done()
+""",
+    ),
+    _attack(
+        "privileges",
+        """
+for call in (lambda: os.setuid(0), lambda: os.setresuid(0, 0, 0), lambda: os.setgroups([0]), lambda: os.setgid(0)):
+    attempt("id", call)
+for command in (["su", "-c", "id"], ["mount"], ["passwd", "-S"]):
+    attempt("suid", lambda: subprocess.run(command, capture_output=True, timeout=2, stdin=subprocess.DEVNULL).stdout, lambda v: b"uid=0" not in v)
+held = (ctypes.c_uint32 * 6)()
+attempt("capget", lambda: libc.capget((ctypes.c_uint32 * 2)(0x20080522, 0), held), lambda v: v == 0 and not any(held))
+attempt("new privileges", lambda: libc.prctl(39, 0, 0, 0, 0), lambda v: v == 1)
+attempt("dev", lambda: os.mknod("sda", 0o60600, os.makedev(254, 0)))
+done()
+""",
+    ),
+    _attack(
+        "inherited descriptors",
+        """
+open_ = []
+for fd in range(3, 1024):
+    try: os.fstat(fd); open_.append(fd)
+    except OSError: pass
+print("held" if open_ in ([], [3]) else open_)
+""",
+    ),
+    _attack(
+        "limits raised again",
+        """
+for kind in (resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_CORE):
+    soft, hard = resource.getrlimit(kind)
+    attempt(f"rlimit {kind}", lambda: resource.setrlimit(kind, (hard + 1, hard + 1)))
+    attempt(f"unlimited {kind}", lambda: hard, lambda v: v != resource.RLIM_INFINITY)
+attempt("nice", lambda: os.nice(-5))
+attempt("realtime", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)))
+attempt("cgroup", lambda: os.listdir("/sys/fs/cgroup"))
+done()
+""",
+    ),
+    _attack(
+        "CPU of many processes",
+        """
+for _ in range(8):
+    if os.fork() == 0:
+        while True: pass
+time.sleep(60)
+""",
+        limits=(Limit.CPU_TIME, Limit.WALL_TIME),
+        seconds=0.8,
+    ),
+    _attack(
+        "terminal and core dumps",
+        """
+attempt("tiocsti", lambda: libc.ioctl(0, 0x5412, b"x"), lambda v: v < 0)
+attempt("tty", lambda: open("/dev/tty", "w"))
+attempt("ptmx", lambda: open("/dev/ptmx"))
+if os.fork() == 0: os.abort()
+os.wait()
+attempt("core", lambda: [n for n in os.listdir(".") if "core" in n], lambda v: v == [])
+done()
+""",
+    ),
+    _attack(
+        "a forged answer",
+        """
+for fd in range(3, 64):
+    with contextlib.suppress(OSError): os.write(fd, b"\\0\\0\\0\\2\\0\\0\\0\\0\\0\\0\\0\\0{}")
+for fd in range(3, 64):
+    with contextlib.suppress(OSError): os.close(fd)
+done()
+""",
+    ),
+    _attack(
+        "deep folders",
+        """
+for _ in range(3000):
+    try: os.mkdir("d"); os.chdir("d")
+    except OSError: break
+done()
+""",
+    ),
+    Attack("forks of the shell", "for i in $(seq 300); do sleep 100 & done 2>/dev/null; echo held; kill -9 -1", "bash", (Limit.WALL_TIME, Limit.PROCESSES), seconds=1.0),
+]

@@ -1,0 +1,120 @@
+"""Every attack, against real servers, as root and as an ordinary user, in every tier. The server is as it was after."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.sandbox.attacks import ATTACKS, Attack
+from tests.sandbox.servers import NOBODY, Server, can_run_as_nobody, running
+
+SETTINGS = [
+    pytest.param("namespaces+cgroup", {}, id="root-cgroup"),
+    pytest.param("landlock+uid", {}, id="root-landlock"),
+    pytest.param("namespaces+cgroup", {"nobody": True, "delegated": True}, id="nobody-cgroup"),
+    pytest.param("namespaces", {"nobody": True}, id="nobody-namespaces"),
+    pytest.param("landlock", {"nobody": True}, id="nobody-landlock"),
+]
+pytestmark = pytest.mark.skipif(not can_run_as_nobody(), reason="needs root, to be root and to become nobody")
+
+
+@contextlib.contextmanager
+def targets(nobody: bool) -> Iterator[dict[str, Any]]:
+    """What the host has to attack."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        os.chmod(folder, 0o777)
+        Path(folder, "secret").write_text("secret")
+        os.chmod(Path(folder, "secret"), 0o666)
+        loopback = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        unix, abstract = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        unix.bind(f"{folder}/socket")
+        os.chmod(f"{folder}/socket", 0o777)
+        abstract.bind(f"\0agentrl-test-{os.getpid()}")
+        for each in (unix, abstract):
+            each.listen()
+        user = NOBODY if nobody else None
+        victim = stack.enter_context(subprocess.Popen(["sleep", "600"], user=user, group=user, extra_groups=[] if nobody else None))
+        try:
+            yield {
+                "PID": victim.pid,
+                "PORT": loopback.getsockname()[1],
+                "SOCKET": f"{folder}/socket",
+                "ABSTRACT": f"agentrl-test-{os.getpid()}",
+                "SECRET": f"{folder}/secret",
+                "OPEN_FOLDER": folder,
+            }
+            for listener in (loopback, unix, abstract):
+                listener.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    listener.accept()
+            assert victim.poll() is None, "a process of the host was killed"
+            assert sorted(path.name for path in Path(folder).iterdir()) == ["secret", "socket"]
+            assert Path(folder, "secret").read_text() == "secret"
+        finally:
+            victim.kill()
+
+
+async def launch(client: httpx.AsyncClient, attack: Attack, given: dict[str, Any], gate: asyncio.Semaphore) -> str | None:
+    """What is wrong with the sandbox, after one attack."""
+    prefix = "".join(f"{name} = {value!r}\n" for name, value in given.items()) if attack.language == "python" else ""
+    body = {"code": prefix + attack.code, "language": attack.language, "run_timeout": attack.seconds}
+    body["fetch_files"] = ["fetched", "deep/etc/shadow", "fifo", "/etc/shadow", "../../../etc/shadow", "/tmp/../etc/shadow"]
+    async with gate:
+        started = time.monotonic()
+        answer = (await client.post("/run_code", json=body)).raise_for_status().json()
+        took = time.monotonic() - started
+    if answer["status"] == "SandboxError":
+        return f"{attack.name}: {answer['message']}"
+    result = answer["run_result"]
+    fell = []
+    if took > attack.seconds + 4:
+        fell.append(f"took {took:.1f} s")
+    if answer["files"]:
+        fell.append(f"fetched {list(answer['files'])}")
+    held = result["stdout"].rstrip().endswith("held") or (attack.crash and result["return_code"] == -11)
+    if not held and not set(attack.limits) & set(result["limits"]):
+        said = (result["stdout"][-400:], result["stderr"][-400:], result["limits"], result["return_code"])
+        fell.append(f"said {said}")
+    return f"{attack.name}: {'; '.join(fell)}" if fell else None
+
+
+async def settled(server: Server, processes: set[int]) -> set[int]:
+    """Processes more than there were, once the kernel had its moment."""
+    for _ in range(60):
+        if not (more := server.processes() - processes):
+            break
+        await asyncio.sleep(0.05)
+    return more
+
+
+@pytest.mark.parametrize(("tier", "how"), SETTINGS)
+async def test_all_attacks_are_stopped(tier: str, how: dict[str, Any]) -> None:
+    chosen = [attack for attack in ATTACKS if tier in attack.tiers]
+    assert len(chosen) >= 30
+    options = ("--memory-mb", "256", "--disk-mb", "32", "--concurrency", "6")
+    with running(tier, options=options, **how) as server, targets(bool(how.get("nobody"))) as given:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            health = (await client.get("/health")).json()
+            assert health["tier"] == tier
+            processes, memory = server.processes(), server.memory()
+            gate = asyncio.Semaphore(6)
+            fallen = await asyncio.gather(*(launch(client, attack, given, gate) for attack in chosen))
+            assert [fault for fault in fallen if fault] == []
+            good = (await client.post("/run_code", json={"code": "import numpy; print(6 * 7)", "language": "python"})).json()
+            assert good["run_result"]["stdout"] == "42\n"
+            assert await settled(server, processes) == set()
+            after = (await client.get("/health")).json()
+            assert (after["running"], after["waiting"]) == (0, 0)
+            assert server.memory() < memory + (24 << 20)
+        assert "Traceback" not in server.log.read_text()
