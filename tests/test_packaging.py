@@ -89,3 +89,15 @@ def test_a_users_own_yaml_builds_on_the_installed_one(installed: Path, tmp_path:
         "print(load_config(['--config-path', '.', '--config-name', 'job']).trainer.default_local_dir)\n"
     )
     assert run(program, installed, tmp_path).strip() == "runs/job"
+
+
+def test_the_retriever_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tantivy", reason="the extra `retriever` is not installed")
+    (tmp_path / "c.jsonl").write_text('{"contents": "Zed"}\n')
+    program = (
+        "import runpy, sys\n"
+        "sys.argv = ['retriever', 'index', 'c.jsonl', 'made']\n"
+        "runpy.run_module('tools.retriever', run_name='__main__', alter_sys=True)\n"
+    )
+    assert run(program, installed, tmp_path).strip() == "made: 1 documents"
+    assert (tmp_path / "made" / "retriever.json").exists()
