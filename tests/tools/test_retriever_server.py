@@ -66,7 +66,7 @@ def test_answers_have_search_r1s_form(server: RetrieverProcess) -> None:
     assert scores[0] > scores[1] > scores[2] > 0  # the third one has the word "of"
 
 
-@pytest.mark.parametrize("more", [{}, {"topk": None}, {"return_scores": False, "model": "e5"}])
+@pytest.mark.parametrize("more", [{}, {"topk": None}, {"topk": 2.0, "return_scores": False, "model": "e5"}])
 def test_bare_documents_without_scores(server: RetrieverProcess, more: dict[str, Any]) -> None:
     assert post(server, {"queries": ["code of Bo?"], **more}).json() == {"result": [[FACTS[1], FACTS[0]]]}
 
@@ -85,10 +85,11 @@ def test_no_queries_and_empty_ones(server: RetrieverProcess) -> None:
         ({"queries": "Bo"}, 422, "queries: Input should be a valid array"),
         ({"queries": ["Bo", 3]}, 422, "queries.1: Input should be a valid string"),
         ({"queries": ["Bo"], "topk": 0}, 422, "topk: Input should be greater than 0"),
-        ({"queries": ["Bo"], "topk": 2**70}, 422, "topk: expected at most 5"),
+        ({"queries": ["Bo"], "topk": 2**70}, 422, "topk: Input should be less than or equal to 5"),
+        ({"queries": ["Bo"], "topk": "3"}, 422, "topk: Input should be a valid integer"),
         ({"queries": ["Bo"], "topk": True}, 422, "topk: Input should be a valid integer"),
-        ({"queries": ["Bo"] * 5}, 422, "queries: expected at most 4, found 5"),
-        ({"queries": ["Bo", "x" * 31]}, 422, "queries.1: expected at most 30 characters, found 31"),
+        ({"queries": ["Bo"] * 5}, 422, "queries: List should have at most 4 items after validation, not 5"),
+        ({"queries": ["Bo", "x" * 31]}, 422, "queries.1: String should have at most 30 characters"),
         (b"[" * 2000, 413, "expected a request of at most 1,760 bytes"),
     ],
 )
@@ -96,6 +97,14 @@ def test_what_is_refused(server: RetrieverProcess, body: Any, status: int, says:
     answer = post(server, body)
     assert answer.status_code == status
     assert answer.json()["detail"].startswith(says)
+
+
+def test_the_description_says_the_limits(server: RetrieverProcess) -> None:
+    described = httpx.get(f"{server.url}/openapi.json", trust_env=False).json()["paths"]["/retrieve"]["post"]
+    body = described["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert (body["queries"]["maxItems"], body["queries"]["items"]["maxLength"]) == (4, 30)
+    assert {"type": "integer", "exclusiveMinimum": 0, "maximum": 5} in body["topk"]["anyOf"]
+    assert {"200", "413", "422", "429"} <= set(described["responses"])
 
 
 def test_a_worker_that_dies_is_replaced(server: RetrieverProcess) -> None:
@@ -183,6 +192,28 @@ async def test_queries_are_searched_in_batches_and_answers_go_to_those_who_asked
     assert await batcher.ask([10]) == [20]
     assert sizes == [4, 4, 1, 1]  # what was given up costs nothing
     assert batcher.pending == 0
+    await batcher.close()
+
+
+async def test_a_window_gathers_queries_of_several_requests() -> None:
+    sizes = []
+
+    def same(numbers: Sequence[int]) -> list[int]:
+        sizes.append(len(numbers))
+        return list(numbers)
+
+    batcher = Batcher(same, threads=1, most=4, max_pending=100, window=0.2)
+    batcher.start()
+
+    async def later(seconds: float, number: int) -> list[int]:
+        await asyncio.sleep(seconds)
+        return await batcher.ask([number])
+
+    assert await asyncio.gather(later(0, 1), later(0.02, 2), later(0.04, 3)) == [[1], [2], [3]]
+    assert sizes == [3]
+    begun = time.perf_counter()
+    await batcher.ask([1, 2, 3, 4])
+    assert time.perf_counter() - begun < 0.2  # a full batch waits for nobody
     await batcher.close()
 
 

@@ -33,9 +33,22 @@ class Retrieve(pydantic.BaseModel):
     """Body of `POST /retrieve`; unknown keys are ignored, as Search-R1's own server does."""
 
     queries: list[str]
-    topk: Annotated[int, pydantic.Field(gt=0)] | None = None
+    topk: int | None = None
     """Documents a query, at most; the server's own number when it is null."""
     return_scores: bool = False
+
+
+def within_limits(settings: Settings) -> type[Retrieve]:
+    """`Retrieve` as a server with these limits takes it."""
+    query = Annotated[str, pydantic.Field(max_length=settings.max_query_chars)]
+    queries = Annotated[list[query], pydantic.Field(max_length=settings.max_queries)]
+    topk = Annotated[int, pydantic.Field(gt=0, le=settings.max_topk), pydantic.BeforeValidator(_whole)]
+    return pydantic.create_model("Retrieve", __base__=Retrieve, queries=(queries, ...), topk=(topk | None, None))
+
+
+def _whole(number: object) -> object:
+    """3.0 is an integer to JSON schema."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 class Found(pydantic.BaseModel):
@@ -87,6 +100,7 @@ class Worker:
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigError, DataError when the index cannot be served."""
         self.settings = settings
+        self._accepted = within_limits(settings)
         self.index = Index.open(settings.index)
         self.mode = mode_of(settings, self.index)
         threads, window = settings.threads, 0.0
@@ -113,7 +127,9 @@ class Worker:
             422: {"model": Problem, "description": "The request is not as described, or beyond a limit."},
             429: {"model": Problem, "description": "Too many queries wait; see Retry-After."},
         }
-        schema = {"requestBody": {"required": True, "content": {"application/json": {"schema": _schema(Retrieve)}}}}
+        schema = {
+            "requestBody": {"required": True, "content": {"application/json": {"schema": _schema(self._accepted)}}}
+        }
         app.post("/retrieve", name="retrieve", response_model=Retrieved, responses=refusals, openapi_extra=schema)(
             self._retrieve
         )
@@ -179,22 +195,11 @@ class Worker:
 
     def _read(self, body: bytes) -> Retrieve:
         try:
-            asked = Retrieve.model_validate_json(body, strict=True)
+            asked = self._accepted.model_validate_json(body, strict=True)
         except pydantic.ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, problem["loc"])) or "body"
             raise _Refused(422, f"{where}: {problem['msg']}") from error
-        limits = self.settings
-        if len(asked.queries) > limits.max_queries:
-            raise _Refused(422, f"queries: expected at most {limits.max_queries}, found {len(asked.queries)}")
-        if asked.topk is not None and asked.topk > limits.max_topk:
-            raise _Refused(422, f"topk: expected at most {limits.max_topk}, found {asked.topk}")
-        for place, query in enumerate(asked.queries):
-            if len(query) > limits.max_query_chars:
-                raise _Refused(
-                    422,
-                    f"queries.{place}: expected at most {limits.max_query_chars} characters, found {len(query)}",
-                )
         return asked
 
     def _answer(self, queries: Sequence[_Query]) -> list[bytes]:
