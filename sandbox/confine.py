@@ -91,6 +91,7 @@ def _arrange_fds(standard: list[int], kept: dict[int, int], report: int) -> None
 
 def _give_up(cell: Cell) -> None:
     os.setsid()
+    Path("/proc/self/oom_score_adj").write_text("1000")
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     if cell.tier.namespaces:
         # Of its own, so that it owns none of the namespaces around it and its processes are counted by themselves.
@@ -102,7 +103,6 @@ def _give_up(cell: Cell) -> None:
         os.setresgid(cell.uid, cell.uid, cell.uid)
         os.setresuid(cell.uid, cell.uid, cell.uid)
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)  # was cleared by the change of user
-    Path("/proc/self/oom_score_adj").write_text("1000")
     os.chdir(cell.home)
     os.umask(0o022)
     for number in range(1, signal.NSIG):

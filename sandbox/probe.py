@@ -111,7 +111,7 @@ async def _says_held(pool: Pool, program: str, limits: Limits | None = None) -> 
     said = ended.stdout.decode(errors="replace").split("\n")
     if said == ["held", ""]:
         return ""
-    return f"{' '.join(said)[:300]} {ended.stderr.decode(errors='replace')[-300:]}".strip() or f"status {ended.code}"
+    return f"{' '.join(said)[:300]} {ended.stderr.decode(errors='replace')[-300:]}".strip() or ended.error or f"status {ended.code}"
 
 
 async def _usable(pool: Pool) -> str:

@@ -9,9 +9,10 @@ import asyncio
 import base64
 import contextlib
 import os
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -349,6 +350,17 @@ async def serving(settings: Settings) -> AsyncIterator[Service]:
         await found.pool.stop()
 
 
+class _Server(uvicorn.Server):
+    """Ends at SIGINT and SIGTERM without raising them again afterwards: what the service holds has to be given back."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        yield
+
+
 async def serve(settings: Settings) -> None:
     async with serving(settings) as service:
         print(service.found.describe(), flush=True)
@@ -363,7 +375,7 @@ async def serve(settings: Settings) -> None:
             backlog=4096,
         )
         print(f"sandbox: serving on http://{settings.host}:{settings.port}", flush=True)
-        await uvicorn.Server(config).serve()
+        await _Server(config).serve()
 
 
 def parse(arguments: list[str] | None = None) -> Settings:

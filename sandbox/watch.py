@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_DEEPEST = 1024
+"""Characters of a path."""
 _PAGE = resource.getpagesize()
 
 
@@ -62,7 +64,10 @@ def proportional(pids: list[int]) -> int:
 
 
 def folder_usage(path: str, most: int) -> tuple[int, int]:
-    """Bytes on disk and number of files beneath `path`; counting stops at `most` files."""
+    """Bytes on disk and number of files beneath `path`.
+
+    Counting stops at `most` files, and where folders lie too deep to be looked into counts as more than that.
+    """
     size, count, waiting = 0, 0, [path]
     while waiting and count <= most:
         try:
@@ -73,6 +78,8 @@ def folder_usage(path: str, most: int) -> tuple[int, int]:
                         break
                     state = entry.stat(follow_symlinks=False)
                     size += state.st_blocks * 512
+                    if len(entry.path) > _DEEPEST:
+                        return size, most + 1
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
         except OSError:

@@ -433,6 +433,7 @@ for _ in range(3000):
     except OSError: break
 done()
 """,
+        limits=(Limit.INODES,),
     ),
     Attack("forks of the shell", "for i in $(seq 300); do sleep 100 & done 2>/dev/null; echo held; kill -9 -1", "bash", (Limit.WALL_TIME, Limit.PROCESSES), seconds=1.0),
 ]
