@@ -209,7 +209,7 @@ async def test_a_window_gathers_queries_of_several_requests() -> None:
         await asyncio.sleep(seconds)
         return await batcher.ask([number])
 
-    assert await asyncio.gather(later(0, 1), later(0.02, 2), later(0.04, 3)) == [[1], [2], [3]]
+    assert [*await asyncio.gather(later(0, 1), later(0.02, 2), later(0.04, 3))] == [[1], [2], [3]]
     assert sizes == [3]
     begun = time.perf_counter()
     await batcher.ask([1, 2, 3, 4])
