@@ -207,6 +207,7 @@ class Step:
         self.router.done(session.name, name)
         self.fleet.served(name)
         turn = session.turn
+        self.router.served(name, session.answers[turn], self.clock.now - request.arrived)
         session.turn, session.repeated = turn + 1, False
         if session.turn == len(session.answers):
             self.router.forget(session.name)

@@ -152,6 +152,7 @@ class SGLangEngine:
             version = self._supervisor.version
             part = call.part = Part()
             rest = dataclasses.replace(params, max_new_tokens=params.max_new_tokens - len(done.ids))
+            began = time.monotonic()
             try:
                 answer = await self._ask(call, server, prompt + done.ids, rest, version)
             except ServerFailed as error:
@@ -175,6 +176,7 @@ class SGLangEngine:
                 self._supervisor.look()
                 continue
             self._supervisor.fleet.served(server.url)
+            self._supervisor.router.served(server.url, len(answer.ids), time.monotonic() - began)
             if answer.finish_reason.kind == "abort" and not call.aborted:
                 failure = ServerFailed(server.url, "it aborted the request by itself")
                 done = done if params.stop else joined(done, answer)

@@ -3,8 +3,11 @@
 A session keeps its server from its first request until `forget`, or until the server stops serving (whatever comes back
 has an empty cache, so its sessions are placed anew). A new session goes where its group is, whose prompt it shares.
 Neither stays at a crowded server, one with more than `CROWDED` times the requests in flight of the least loaded one and
-`SPARE` more: there, or at a server slower than the others, waiting costs more than computing the prefix again.
+`SPARE` more: waiting there costs more than computing the prefix again.
 All else goes to the least loaded server; of several, to the one with fewest sessions, so that servers fill evenly.
+
+At a server that takes `SLOW` times as long for a token as the median one, each request counts as that many, and no
+session stays while another server is free: a dying disk or a throttled GPU must not hold up a step.
 
 No I/O, no clock: the same calls give the same routes. The rules and both numbers were chosen by simulation:
 `benchmarks/router_simulation.py`.
@@ -12,6 +15,7 @@ No I/O, no clock: the same calls give the same routes. The rules and both number
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -20,6 +24,9 @@ from agentrl.rollout.engine import EngineError
 
 CROWDED = 1.5
 SPARE = 8
+SLOW = 2.0
+MEMORY = 0.9
+"""What a server's earlier answers weigh in its pace when another one comes."""
 
 
 class NoServer(EngineError):
@@ -43,6 +50,10 @@ class Router:
         self._loads: dict[str, int] = {}
         self._in_flight: Counter[tuple[str, str]] = Counter()
         """By session and server."""
+        self._paces: dict[str, tuple[float, float]] = {}
+        """By serving server: seconds and tokens of its answers, older ones weighing less."""
+        self._slowness: dict[str, float] = {}
+        """Of the slow ones: how many times as long as the median server they take for a token."""
 
     def set_serving(self, servers: Collection[str]) -> None:
         """These may be routed to from now on; the sessions of all others are placed anew at their next request."""
@@ -50,11 +61,13 @@ class Router:
             for session in list(self._sessions[server]):
                 self.forget(session)
             del self._sessions[server]
+            self._paces.pop(server, None)
         self._serving = dict.fromkeys(servers)
         for server in self._serving:
             self._sessions.setdefault(server, set())
             self._loads.setdefault(server, 0)
         self._loads = {server: load for server, load in self._loads.items() if load or server in self._serving}
+        self._compare()
 
     @property
     def serving(self) -> Collection[str]:
@@ -83,6 +96,13 @@ class Router:
         if not self._loads[server] and server not in self._serving:
             del self._loads[server]
 
+    def served(self, server: str, tokens: int, seconds: float) -> None:
+        """An answer of so many tokens took so long there, from its request to its end."""
+        if server in self._serving and tokens:
+            before = self._paces.get(server, (0.0, 0.0))
+            self._paces[server] = MEMORY * before[0] + seconds, MEMORY * before[1] + tokens
+            self._compare()
+
     def forget(self, session: str) -> None:
         """The session is over. Its requests in flight count until they are `done`. Unknown is no error."""
         server = self._home.pop(session, None)
@@ -99,9 +119,19 @@ class Router:
         """Requests in flight by server: all that serve, and those that do not any more but still have some."""
         return MappingProxyType(self._loads)
 
+    def _compare(self) -> None:
+        paces = {server: seconds / tokens for server, (seconds, tokens) in self._paces.items()}
+        usual = statistics.median_low(paces.values()) if len(paces) > 1 else 0.0
+        self._slowness = {server: pace / usual for server, pace in paces.items() if pace > SLOW * usual > 0.0}
+
     def _crowded(self, server: str) -> bool:
-        load = self._loads[server]
-        return load > SPARE and load > CROWDED * min(map(self._loads.__getitem__, self._serving)) + SPARE
+        spare = 0 if server in self._slowness else SPARE
+        cost = self._cost(server)
+        return cost > spare + 1 and cost > CROWDED * min(map(self._cost, self._serving)) + spare
+
+    def _cost(self, server: str) -> float:
+        """Of one request more there."""
+        return (self._loads[server] + 1) * self._slowness.get(server, 1.0)
 
     def _place(self, session: str) -> str:
         """Give the session a home: where its group is, or the least loaded server."""
@@ -118,8 +148,7 @@ class Router:
     def _least_loaded(self) -> str:
         if not self._serving:
             raise NoServer("no server is serving: all are starting, waiting for weights, or dead")
-        loads, sessions = self._loads, self._sessions
-        return min(self._serving, key=lambda server: (loads[server], len(sessions[server])))
+        return min(self._serving, key=lambda server: (self._cost(server), len(self._sessions[server])))
 
 
 def _group(session: str) -> str:

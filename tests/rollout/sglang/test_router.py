@@ -49,6 +49,55 @@ def test_requests_in_flight_come_before_sessions() -> None:
     assert r.route("new") == "a"
 
 
+def slow_down(r: Router, server: str, times: float) -> None:
+    """Answers of one second for 100 tokens everywhere, but at one server."""
+    for _ in range(20):
+        for each in r.serving:
+            r.served(each, 100, times if each == server else 1.0)
+
+
+def test_the_last_session_of_a_slow_server_leaves_it_for_an_idle_one() -> None:
+    r = router()
+    home = r.route("s")
+    r.done("s", home)
+    slow_down(r, home, 4.0)
+    assert r.route("s") != home
+
+
+def test_a_slow_server_gets_its_share_of_what_is_new() -> None:
+    r = router()
+    slow_down(r, "b", 4.0)
+    shares = Counter(r.route(f"s{i}") for i in range(130))
+    assert shares["b"] == 10 and {shares[server] for server in "acd"} == {40}
+
+
+def test_a_slow_server_that_has_recovered_is_as_the_others() -> None:
+    r = router()
+    slow_down(r, "b", 4.0)
+    slow_down(r, "b", 1.0)
+    assert Counter(r.route(f"s{i}") for i in range(40)) == dict.fromkeys(SERVERS, 10)
+
+
+def test_a_difference_below_the_threshold_changes_nothing() -> None:
+    r = router()
+    slow_down(r, "b", 1.9)
+    assert Counter(r.route(f"s{i}") for i in range(40)) == dict.fromkeys(SERVERS, 10)
+
+
+def test_the_pace_of_a_server_that_comes_back_is_unknown() -> None:
+    r = router()
+    slow_down(r, "b", 4.0)
+    r.set_serving(["a", "c", "d"])
+    r.set_serving(SERVERS)
+    assert Counter(r.route(f"s{i}") for i in range(40)) == dict.fromkeys(SERVERS, 10)
+
+
+def test_of_two_servers_the_slow_one_is_told() -> None:
+    r = router(["a", "b"])
+    slow_down(r, "a", 3.0)
+    assert Counter(r.route(f"s{i}") for i in range(40)) == {"a": 10, "b": 30}
+
+
 def test_a_group_begins_on_one_server_and_groups_spread() -> None:
     r = router()
     homes = {group: {r.route(f"train/3/{group}/{k}.0") for k in range(8)} for group in range(4)}
@@ -191,9 +240,9 @@ class Routing(RuleBasedStateMachine):
             server = self.router.route(session)
             least = min(loads[s] for s in self.serving)
             assert server in self.serving
-            assert loads[server] <= CROWDED * least + SPARE
+            assert loads[server] + 1 <= CROWDED * (least + 1) + SPARE
             home = self.homes.get(session)
-            if home is not None and loads[home] <= CROWDED * least + SPARE:
+            if home is not None and loads[home] + 1 <= CROWDED * (least + 1) + SPARE:
                 assert server == home
             self.homes[session] = server
             self.in_flight.append((session, server))
