@@ -165,6 +165,37 @@ async def test_a_full_queue_says_when_to_come_again(index: Path, monkeypatch: py
         assert (await client.post("/retrieve", json=two)).status_code == 200
 
 
+async def test_what_a_client_that_has_gone_asked_is_not_searched(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tools.retriever.server.GONE_EVERY", 0.02)
+    worker = Worker(Settings(index=index, threads=1))
+    gate, searched, search = threading.Event(), [], worker.index.search
+
+    def slow_search(query: str, topk: int) -> Any:
+        searched.append(query)
+        gate.wait()
+        return search(query, topk)
+
+    monkeypatch.setattr(worker.index, "search", slow_search)
+    app = worker.app()
+    messages = [{"type": "http.request", "body": b'{"queries": ["gone"]}'}, {"type": "http.disconnect"}]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None: ...
+
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        first = asyncio.create_task(client.post("/retrieve", json={"queries": ["Bo"]}))
+        while not searched:
+            await asyncio.sleep(0.01)
+        scope = {"type": "http", "method": "POST", "path": "/retrieve", "headers": [], "query_string": b""}
+        await app(scope, receive, send)
+        gate.set()
+        assert (await first).status_code == 200
+        assert (await client.post("/retrieve", json={"queries": ["Zed"]})).status_code == 200
+    assert searched == ["Bo", "Zed"]
+
+
 async def test_queries_are_searched_in_batches_and_answers_go_to_those_who_asked() -> None:
     sizes, gate = [], threading.Event()
 

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY = 2.0
 """Seconds between two looks for documents that were added."""
+GONE_EVERY = 0.5
+"""Seconds between two looks whether the client of a waiting request is still there."""
 WINDOW = 0.003
 """Seconds that a batch of queries waits for more where they are embedded: 64 together cost little more than a few."""
 _BATCH = 64
@@ -176,10 +178,23 @@ class Worker:
         asked = self._read(await self._body(request))
         topk = asked.topk or self.settings.topk
         try:
-            answers = await self._queue.ask([_Query(text, topk, asked.return_scores) for text in asked.queries])
+            answers = await self._unless_gone(
+                request, [_Query(text, topk, asked.return_scores) for text in asked.queries]
+            )
         except QueueFull as full:
             raise _Refused(429, str(full), {"Retry-After": str(full.retry_after)}) from full
         return Response(b'{"result":[' + b",".join(answers) + b"]}", media_type="application/json")
+
+    async def _unless_gone(self, request: Request, queries: list[_Query]) -> list[bytes]:
+        """The answers; what still waits when the client has gone is dropped. Raises QueueFull."""
+        asking = asyncio.ensure_future(self._queue.ask(queries))
+        try:
+            while not (await asyncio.wait([asking], timeout=GONE_EVERY))[0]:
+                if await request.is_disconnected():
+                    raise _Refused(408, "the client has gone")
+            return asking.result()
+        finally:
+            asking.cancel()
 
     async def _body(self, request: Request) -> bytes:
         most = self.settings.max_body
