@@ -115,7 +115,9 @@ def _give_up(cell: Cell) -> None:
     sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
     if not cell.tier.namespaces:
         landlock.restrict(cell.readable, [cell.scratch], DEVICES)
-    elif landlock.abi():  # over the namespaces, which stand without it; it also closes the files in /proc/self that can be written
+    elif (
+        landlock.abi()
+    ):  # over the namespaces, which stand without it; it also closes the files in /proc/self that can be written
         landlock.restrict(["/"], [root.HOME, "/tmp", "/dev/shm"], DEVICES)
     seccomp.install(cell.filter)
 

@@ -99,7 +99,7 @@ def run_cells(channel: int) -> int:
             answer = {"result": None, "error": _describe(error), "files": {}, "refused": {}}
         _flush(0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        encoded = json.dumps(answer).encode()
+        encoded = json.dumps(answer, ensure_ascii=False).encode(errors="replace")  # lone surrogates
         view = memoryview(_LENGTH.pack(len(encoded)) + encoded)
         while view:
             view = view[os.write(channel, view) :]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from sandbox.pool import ENVIRONMENT, NUMERICAL
+from sandbox.launch import ENVIRONMENT
+from sandbox.pool import NUMERICAL
 
 
 class Language(StrEnum):

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import json
 import os
 import socket
 import subprocess
@@ -21,27 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox import cgroup, root, wire, zygote
+from sandbox import cgroup, root, wire
+from sandbox.drain import Drain
+from sandbox.launch import ENVIRONMENT, SandboxFault, ZygoteProcess
 from sandbox.limits import Limit, Limits
 from sandbox.tiers import Tier
 
 GRACE = 10.0
 """Seconds past its own deadline after which a run's supervisor is taken for lost, and its zygote killed."""
-UNPRIVILEGED = 64_200
-"""The user that a server run by root becomes, and the first of the runs' users where each has its own."""
 NUMERICAL = ("numpy", "numpy.random", "sympy")
-ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "LANG": "C.UTF-8",
-    "PYTHONUNBUFFERED": "",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MPLBACKEND": "Agg",
-}
-
-
-class SandboxFault(Exception):
-    """The sandbox failed, not the program: nothing can be said about the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,145 +78,6 @@ class Outcome:
     cpu_seconds: float
 
 
-class Drain:
-    """Reads a pipe to its end; keeps the first `keep` bytes. A flood closes the pipe's run by `on_flood`."""
-
-    def __init__(self, fd: int, keep: int, flood: int, on_flood: asyncio.Event) -> None:
-        self.kept, self.total, self.fd = bytearray(), 0, fd
-        self._keep, self._flood, self._on_flood = keep, flood, on_flood
-        self.ended = asyncio.Event()
-        os.set_blocking(fd, False)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(fd, self._ready)
-
-    @property
-    def cut(self) -> bool:
-        return self.total > self._keep
-
-    def _ready(self) -> None:
-        try:
-            data = os.read(self.fd, 1 << 16)
-        except BlockingIOError:
-            return
-        if not data:
-            self.close()
-            return
-        self.total += len(data)
-        self.kept += data[: max(0, self._keep - len(self.kept))]
-        if self.total > self._flood:
-            self._on_flood.set()
-
-    def take(self) -> tuple[bytes, bool]:
-        """What has come so far, of a stream that goes on; and whether it was cut. Counting starts anew."""
-        for _ in range(64):  # 4 MiB: a writer that never pauses is not waited for
-            before = self.total
-            if self.ended.is_set():
-                break
-            self._ready()
-            if self.total == before:
-                break
-        kept, cut = bytes(self.kept), self.cut
-        self.kept.clear()
-        self.total = 0
-        return kept, cut
-
-    def close(self) -> None:
-        if not self.ended.is_set():
-            self._loop.remove_reader(self.fd)
-            os.close(self.fd)
-            self.ended.set()
-
-
-class ZygoteProcess:
-    """One zygote, started anew when it dies."""
-
-    def __init__(self, tier: Tier, preload: Sequence[str], readable: Sequence[str], base: str) -> None:
-        self.tier, self.preload, self.readable, self.base = tier, list(preload), list(readable), base
-        self.loaded: list[str] = []
-        self.starts = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._place = ""
-        self._lock = asyncio.Lock()
-
-    async def start(self) -> None:
-        """Raises SandboxFault with the zygote's own error."""
-        self.starts += 1
-        self._place = tempfile.mkdtemp(prefix="zygote-", dir=self.base)
-        os.chmod(self._place, 0o711)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        setup: dict[str, Any] = {
-            "tier": self.tier,
-            "preload": self.preload,
-            "place": self._place,
-            "readable": self.readable,
-            "uid": UNPRIVILEGED,
-        }
-        with theirs:
-            self._process = subprocess.Popen(
-                zygote.launch_command(json.dumps(setup), theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,
-                env=ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
-        ours.setblocking(False)
-        self._socket = ours
-        try:
-            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 1 << 16), 60)
-        except TimeoutError:
-            data = b""
-        answer = json.loads(data) if data else {"error": "it ended, or said nothing for 60 s"}
-        if answer["error"]:
-            await self.stop()
-            raise SandboxFault(f"the zygote of tier {self.tier} did not start: {answer['error']}")
-        self.loaded = answer["loaded"]
-
-    async def fork(self, fds: list[int], groups: int, slot: int) -> None:
-        """Have a supervisor started that holds `fds`. Raises SandboxFault."""
-        message = json.dumps({"groups": groups, "slot": slot}).encode()
-        for attempt in range(2):
-            async with self._lock:
-                if self._socket is None or self._process is None or self._process.poll() is not None:
-                    await self.stop()
-                    await self.start()
-            try:
-                await self._send(message, fds)
-                return
-            except (BrokenPipeError, ConnectionResetError) as error:
-                if attempt:
-                    raise SandboxFault(f"the zygote is gone: {error}") from error
-
-    async def _send(self, message: bytes, fds: list[int]) -> None:
-        assert self._socket is not None
-        while True:
-            try:
-                socket.send_fds(self._socket, [message], fds)
-                return
-            except BlockingIOError:
-                await asyncio.sleep(0.002)
-            except OSError as error:
-                if error.errno != errno.ETOOMANYREFS:
-                    raise
-                await asyncio.sleep(0.002)
-
-    async def stop(self) -> None:
-        """It and all its runs are gone when this returns."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if self._process is not None:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
-            self._process = None
-        if self._place:
-            await asyncio.to_thread(
-                subprocess.run, ["rm", "-rf", "--one-file-system", self._place], stderr=subprocess.DEVNULL
-            )
-
-
 class Slots:
     """The lowest free numbers: each run's user, where each has its own."""
 
@@ -274,7 +121,7 @@ class Pool:
         try:
             if self.tier is Tier.CGROUP:
                 self.groups = cgroup.find()
-                cgroup.make(self.groups, Limits()).close_fds()
+                await cgroup.make(self.groups, Limits()).remove()
         except OSError as error:
             await self.stop()
             raise SandboxFault(f"no control groups: {error}") from error

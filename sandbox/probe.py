@@ -17,14 +17,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox.launch import SandboxFault
 from sandbox.limits import MIB, Limits
-from sandbox.pool import Command, Job, Outcome, Pool, SandboxFault
+from sandbox.pool import Command, Job, Outcome, Pool
 from sandbox.tiers import Guarantee, Tier
 
 FIXES = {
     Tier.CGROUP: "let the server write to a memory and a pids control group (as root, or in a delegated cgroup)",
-    Tier.NAMESPACES: "allow user namespaces: sysctl user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1, "
-    "kernel.apparmor_restrict_unprivileged_userns=0; in a container, a seccomp profile that allows unshare, and an unmasked /proc",
+    Tier.NAMESPACES: "allow user namespaces: sysctl user.max_user_namespaces above 0, "
+    "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
+    "in a container, a seccomp profile that allows unshare, and an unmasked /proc",
     Tier.LANDLOCK_UID: "run the server as root (CAP_SETUID, CAP_KILL) on Linux 6.12 or later with Landlock",
     Tier.LANDLOCK: "Linux 6.12 or later with Landlock",
 }
@@ -111,7 +113,11 @@ async def _says_held(pool: Pool, program: str, limits: Limits | None = None) -> 
     said = ended.stdout.decode(errors="replace").split("\n")
     if said == ["held", ""]:
         return ""
-    return f"{' '.join(said)[:300]} {ended.stderr.decode(errors='replace')[-300:]}".strip() or ended.error or f"status {ended.code}"
+    return (
+        f"{' '.join(said)[:300]} {ended.stderr.decode(errors='replace')[-300:]}".strip()
+        or ended.error
+        or f"status {ended.code}"
+    )
 
 
 async def _usable(pool: Pool) -> str:
@@ -129,8 +135,10 @@ async def _host_files(pool: Pool) -> str:
         os.chmod(secret, 0o666)
         program = (
             "import os\n"
-            f"for path, flags in [({str(secret)!r}, os.O_RDWR), ({folder + '/new'!r}, os.O_CREAT | os.O_WRONLY), ('/etc/shadow', 0),\n"
-            "        ('/proc/1/environ', 0), ('/proc/sys/kernel/core_pattern', os.O_WRONLY), ('/usr/bin/planted', os.O_CREAT | os.O_WRONLY)]:\n"
+            f"new, secret = {folder + '/new'!r}, {str(secret)!r}\n"
+            "create = os.O_CREAT | os.O_WRONLY\n"
+            "for path, flags in [(secret, os.O_RDWR), (new, create), ('/etc/shadow', 0), ('/proc/1/environ', 0),\n"
+            "                    ('/proc/sys/kernel/core_pattern', os.O_WRONLY), ('/usr/bin/planted', create)]:\n"
             "    try: os.open(path, flags); print('opened', path)\n"
             "    except OSError: pass\n"
             "print('held')\n"
@@ -193,7 +201,8 @@ async def _other_processes(pool: Pool) -> str:
         program = (
             "import os, resource\n"
             f"for pid in {pids!r}:\n"
-            "    for attempt in (lambda: os.kill(pid, 0), lambda: open(f'/proc/{pid}/cmdline'), lambda: resource.prlimit(pid, 7)):\n"
+            "    for attempt in (lambda: os.kill(pid, 0), lambda: open(f'/proc/{pid}/cmdline'),\n"
+            "                    lambda: resource.prlimit(pid, 7)):\n"
             "        try: attempt(); print('reached', pid)\n"
             "        except OSError: pass\n"
             f"try: os.kill({victim.pid}, 9)\n"
@@ -211,8 +220,9 @@ async def _kernel_surface(pool: Pool) -> str:
     program = (
         "import ctypes, os, platform\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
-        "calls = {'unshare': lambda: libc.unshare(0x10000000), 'mount': lambda: libc.mount(b'none', b'/tmp', b'tmpfs', 0, None),\n"
-        "    'io_uring': lambda: libc.syscall(425, 1, ctypes.create_string_buffer(256)), 'ptrace': lambda: libc.ptrace(0, 0, 0, 0),\n"
+        "calls = {'unshare': lambda: libc.unshare(0x10000000), 'ptrace': lambda: libc.ptrace(0, 0, 0, 0),\n"
+        "    'mount': lambda: libc.mount(b'none', b'/tmp', b'tmpfs', 0, None),\n"
+        "    'io_uring': lambda: libc.syscall(425, 1, ctypes.create_string_buffer(256)),\n"
         "    'fsopen': lambda: libc.syscall(430, b'tmpfs', 0), 'clone newuser': lambda: libc.syscall(\n"
         "        {'x86_64': 56, 'aarch64': 220}[platform.machine()], 0x10000011, 0, 0, 0, 0)}\n"
         "for name, call in calls.items():\n"
@@ -255,7 +265,8 @@ async def _disk_total(pool: Pool) -> str:
         "written = 0\n"
         "try:\n"
         "    for n in range(8):\n"
-        "        for folder in ('.', '/tmp', '/dev/shm'): written += open(f'{folder}/{n}', 'wb', 0).write(bytes(1 << 20))\n"
+        "        for folder in ('.', '/tmp', '/dev/shm'):\n"
+        "            written += open(f'{folder}/{n}', 'wb', 0).write(bytes(1 << 20))\n"
         "except OSError: pass\n"
         "print('held' if written <= 4 << 20 else f'{written} bytes written')\n"
     )

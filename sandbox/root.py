@@ -95,7 +95,7 @@ def fresh_proc() -> None:
 
 
 def own_parts(limits: Limits) -> None:
-    """A run's /proc, and its home, /tmp and /dev/shm, which share one size and inode limit. In a new mount namespace."""
+    """A run's /proc, and its home, /tmp and /dev/shm, that share one size and inode limit. In a new mount namespace."""
     fresh_proc()
     options = f"size={limits.disk_bytes},nr_inodes={limits.inodes + 5},mode=711"
     sc.mount("tmpfs", _BOX, "tmpfs", sc.MS_NOSUID | sc.MS_NODEV, options)

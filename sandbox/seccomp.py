@@ -25,6 +25,7 @@ _X32 = 0x4000_0000
 _FIRST_UNKNOWN = 463
 
 # fmt: off
+# ruff: noqa: E501
 _DENIED = {
     "x86_64": {
         "ptrace": 101, "syslog": 103, "modify_ldt": 154, "pivot_root": 155, "_sysctl": 156, "adjtimex": 159, "chroot": 161, "acct": 163,

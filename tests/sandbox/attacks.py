@@ -6,6 +6,7 @@ ABSTRACT, SECRET and OPEN_FOLDER stand for a process of the server's user, liste
 
 from __future__ import annotations
 
+# ruff: noqa: E501
 from dataclasses import dataclass, field
 
 from sandbox.limits import Limit
@@ -120,7 +121,13 @@ while True:
         limits=(Limit.WALL_TIME, Limit.PROCESSES, Limit.CPU_TIME),
         seconds=1.0,
     ),
-    Attack("fork bomb of the shell", ":(){ :|:& };: ; sleep 60", "bash", (Limit.WALL_TIME, Limit.PROCESSES, Limit.CPU_TIME), seconds=1.0),
+    Attack(
+        "fork bomb of the shell",
+        ":(){ :|:& };: ; sleep 60",
+        "bash",
+        (Limit.WALL_TIME, Limit.PROCESSES, Limit.CPU_TIME),
+        seconds=1.0,
+    ),
     _attack(
         "threads",
         """
@@ -136,7 +143,11 @@ os._exit(0)
         tiers=("namespaces+cgroup", "namespaces", "landlock+uid"),
     ),
     _attack("memory at once", "x = bytearray(8 << 30)\nx[:] = b'1' * len(x)\n", limits=(Limit.MEMORY,)),
-    _attack("memory in steps", "x = []\nwhile True: x.append(bytearray(os.urandom(1)) * (4 << 20))\n", limits=(Limit.MEMORY,)),
+    _attack(
+        "memory in steps",
+        "x = []\nwhile True: x.append(bytearray(os.urandom(1)) * (4 << 20))\n",
+        limits=(Limit.MEMORY,),
+    ),
     _attack(
         "memory of many processes",
         """
@@ -224,9 +235,20 @@ with open("big", "wb") as f:
         limits=(Limit.FILE_SIZE, Limit.DISK),
     ),
     _attack("open files", "files = [open('/dev/null') for _ in range(100_000)]\n", limits=(Limit.OPEN_FILES,)),
-    _attack("output flood", "while True: sys.stdout.write('x' * 65536)\n", limits=(Limit.OUTPUT, Limit.WALL_TIME), seconds=2.0),
-    _attack("stderr flood", "while True: os.write(2, b'e' * 65536)\n", limits=(Limit.OUTPUT, Limit.WALL_TIME), seconds=2.0),
-    _attack("malformed UTF-8", "os.write(1, bytes(range(128, 256)) * 100 + b'\\xed\\xa0\\x80\\0\\x1b[2J')\ndone()\n", limits=()),
+    _attack(
+        "output flood",
+        "while True: sys.stdout.write('x' * 65536)\n",
+        limits=(Limit.OUTPUT, Limit.WALL_TIME),
+        seconds=2.0,
+    ),
+    _attack(
+        "stderr flood", "while True: os.write(2, b'e' * 65536)\n", limits=(Limit.OUTPUT, Limit.WALL_TIME), seconds=2.0
+    ),
+    _attack(
+        "malformed UTF-8",
+        "os.write(1, bytes(range(128, 256)) * 100 + b'\\xed\\xa0\\x80\\0\\x1b[2J')\ndone()\n",
+        limits=(),
+    ),
     _attack(
         "signals to others",
         """
@@ -278,7 +300,11 @@ for _ in range(5):
 done()
 """,
     ),
-    Attack("nohup and setsid of the shell", "nohup setsid sleep 300 >/dev/null 2>&1 & (sleep 300 &) ; disown -a; echo held", "bash"),
+    Attack(
+        "nohup and setsid of the shell",
+        "nohup setsid sleep 300 >/dev/null 2>&1 & (sleep 300 &) ; disown -a; echo held",
+        "bash",
+    ),
     _attack(
         "links out of the folder",
         """
@@ -324,8 +350,19 @@ time.sleep(100)
         limits=(Limit.WALL_TIME,),
         seconds=0.7,
     ),
-    _attack("deep recursion", "sys.setrecursionlimit(10**9)\ndef f(): return f()\ndef g(n): return [n] if n > 10**9 else [g(n + 1)]\nf()\n", crash=True, limits=(Limit.MEMORY, Limit.WALL_TIME), seconds=3.0),
-    _attack("deep recursion in C", "x = ()\nfor _ in range(10**6): x = (x,)\nhash(x)\ndone()\n", crash=True, limits=(Limit.MEMORY,)),
+    _attack(
+        "deep recursion",
+        "sys.setrecursionlimit(10**9)\ndef f(): return f()\ndef g(n): return [n] if n > 10**9 else [g(n + 1)]\nf()\n",
+        crash=True,
+        limits=(Limit.MEMORY, Limit.WALL_TIME),
+        seconds=3.0,
+    ),
+    _attack(
+        "deep recursion in C",
+        "x = ()\nfor _ in range(10**6): x = (x,)\nhash(x)\ndone()\n",
+        crash=True,
+        limits=(Limit.MEMORY,),
+    ),
     _attack(
         "namespaces, mounts and chroot",
         """
@@ -435,5 +472,11 @@ done()
 """,
         limits=(Limit.INODES,),
     ),
-    Attack("forks of the shell", "for i in $(seq 300); do sleep 100 & done 2>/dev/null; echo held; kill -9 -1", "bash", (Limit.WALL_TIME, Limit.PROCESSES), seconds=1.0),
+    Attack(
+        "forks of the shell",
+        "for i in $(seq 300); do sleep 100 & done 2>/dev/null; echo held; kill -9 -1",
+        "bash",
+        (Limit.WALL_TIME, Limit.PROCESSES),
+        seconds=1.0,
+    ),
 ]

@@ -20,7 +20,8 @@ from sandbox.probe import descendants
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 NOBODY = 65534
-# Python may lie in a folder that only root can reach. Here the server sees it in a mount namespace of its own, where everyone may.
+# Python may lie in a folder that only root can reach. Here the server sees it in a mount namespace of its own, where
+# everyone may.
 _REACHABLE = """
 set -e
 project=$1 python=$2 base=$3 group=$4; shift 4
@@ -61,12 +62,16 @@ def can_run_as_nobody() -> bool:
 
 
 @contextlib.contextmanager
-def running(tier: str, *, nobody: bool = False, delegated: bool = False, options: tuple[str, ...] = ()) -> Iterator[Server]:
-    """A server of exactly this tier; all of it is gone after. `delegated`: nobody's control groups, as an administrator would hand them over."""
+def running(
+    tier: str | None, *, nobody: bool = False, delegated: bool = False, options: tuple[str, ...] = ()
+) -> Iterator[Server]:
+    """A server of exactly this tier, or the best that holds; all of it is gone after. `delegated`: nobody's control
+    groups, as an administrator would hand them over.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = ["--port", str(port), "--require", "landlock", "--tier", tier, *options]
+    arguments = ["--port", str(port), "--require", "landlock", *(["--tier", tier] if tier else []), *options]
     environment = {**os.environ, "AGENTRL_SECRET": "planted"}
     command = [sys.executable, "-m", "sandbox.server", *arguments]
     with tempfile.TemporaryDirectory() as folder, _delegation(delegated) as group:

@@ -44,7 +44,9 @@ def targets(nobody: bool) -> Iterator[dict[str, Any]]:
         for each in (unix, abstract):
             each.listen()
         user = NOBODY if nobody else None
-        victim = stack.enter_context(subprocess.Popen(["sleep", "600"], user=user, group=user, extra_groups=[] if nobody else None))
+        victim = stack.enter_context(
+            subprocess.Popen(["sleep", "600"], user=user, group=user, extra_groups=[] if nobody else None)
+        )
         try:
             yield {
                 "PID": victim.pid,
@@ -65,11 +67,20 @@ def targets(nobody: bool) -> Iterator[dict[str, Any]]:
             victim.kill()
 
 
-async def launch(client: httpx.AsyncClient, attack: Attack, given: dict[str, Any], gate: asyncio.Semaphore) -> str | None:
+async def launch(
+    client: httpx.AsyncClient, attack: Attack, given: dict[str, Any], gate: asyncio.Semaphore
+) -> str | None:
     """What is wrong with the sandbox, after one attack."""
     prefix = "".join(f"{name} = {value!r}\n" for name, value in given.items()) if attack.language == "python" else ""
     body = {"code": prefix + attack.code, "language": attack.language, "run_timeout": attack.seconds}
-    body["fetch_files"] = ["fetched", "deep/etc/shadow", "fifo", "/etc/shadow", "../../../etc/shadow", "/tmp/../etc/shadow"]
+    body["fetch_files"] = [
+        "fetched",
+        "deep/etc/shadow",
+        "fifo",
+        "/etc/shadow",
+        "../../../etc/shadow",
+        "/tmp/../etc/shadow",
+    ]
     async with gate:
         started = time.monotonic()
         answer = (await client.post("/run_code", json=body)).raise_for_status().json()
@@ -111,7 +122,9 @@ async def test_all_attacks_are_stopped(tier: str, how: dict[str, Any]) -> None:
             gate = asyncio.Semaphore(6)
             fallen = await asyncio.gather(*(launch(client, attack, given, gate) for attack in chosen))
             assert [fault for fault in fallen if fault] == []
-            good = (await client.post("/run_code", json={"code": "import numpy; print(6 * 7)", "language": "python"})).json()
+            good = (
+                await client.post("/run_code", json={"code": "import numpy; print(6 * 7)", "language": "python"})
+            ).json()
             assert good["run_result"]["stdout"] == "42\n"
             assert await settled(server, processes) == set()
             after = (await client.get("/health")).json()

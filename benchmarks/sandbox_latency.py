@@ -1,0 +1,150 @@
+"""What a call of the code sandbox costs: `python -m benchmarks.sandbox_latency [--runs N] [--soak N]`.
+
+p50 and p99 of a call, runs a second and CPU-milliseconds a run at 1, 8 and 64 at once, over HTTP to a real server,
+against a bare `subprocess.run([python, "-c", ...])` of the same program in the same run. With --soak, that many hostile
+programs, and what they leave behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from httpx_aiohttp import AiohttpTransport
+
+from sandbox.probe import descendants
+from tests.sandbox.servers import Server, running
+
+PROGRAMS = {
+    "print(1)": "print(1)",
+    "import numpy": "import numpy\nprint(numpy.arange(3).sum())",
+    "import numpy, sympy": "import numpy, sympy\nx = sympy.Symbol('x')\nprint(sympy.expand((x + 1) ** 3))",
+}
+HOSTILE = [
+    "import os\nfor _ in range(20):\n    if os.fork() == 0:\n        import time; time.sleep(60)",
+    "x = bytearray(b'1') * (1 << 30)",
+    "import os\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        import time; time.sleep(600)",
+    "import os; os.kill(os.getpid(), 11)",
+    "open('f', 'wb').write(b'1' * (10 << 20))",
+    "print('x' * 10_000_000)",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    p50: float
+    p99: float
+    per_second: float
+    cpu_ms: float
+
+    def cells(self) -> str:
+        return f"{self.p50 * 1e3:.0f} | {self.p99 * 1e3:.0f} | {self.per_second:.0f} | {self.cpu_ms:.0f}"
+
+
+async def measure(
+    call: Callable[[], Awaitable[None]], cpu: Callable[[], float], concurrency: int, runs: int
+) -> Figures:
+    """`runs` calls, `concurrency` at once."""
+    times: list[float] = []
+    left = iter(range(runs))
+
+    async def worker() -> None:
+        for _ in left:
+            started = time.perf_counter()
+            await call()
+            times.append(time.perf_counter() - started)
+
+    cpu_before, started = cpu(), time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    seconds = time.perf_counter() - started
+    cuts = statistics.quantiles(times, n=100)
+    return Figures(cuts[49], cuts[98], runs / seconds, (cpu() - cpu_before) * 1e3 / runs)
+
+
+async def bare(program: str) -> None:
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-c", program]
+    await asyncio.to_thread(subprocess.run, arguments, check=True, stdout=subprocess.DEVNULL, env=environment)
+
+
+def children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def server_cpu(server: Server) -> float:
+    """Seconds of the server and all that it ever started."""
+    ticks = 0
+    for pid in {server.process.pid, *descendants(server.process.pid)}:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += sum(int(field) for field in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--soak", type=int, default=0)
+    asked = parser.parse_args()
+    with running(None, options=("--concurrency", "8")) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120, transport=AiohttpTransport()) as client:
+
+            async def sandboxed(program: str) -> None:
+                answer = await client.post("/run_code", json={"code": program, "language": "python"})
+                assert answer.json()["status"] == "Success", answer.text
+
+            print(f"tier {(await client.get('/health')).json()['tier']}, load {os.getloadavg()[0]:.1f}")
+            print("| program | at once | | p50 ms | p99 ms | runs/s | CPU ms |\n|---|---|---|---|---|---|---|")
+            for name, program in PROGRAMS.items():
+                for concurrency in (1, 8, 64):
+                    runs = max(asked.runs if "numpy" not in name else asked.runs // 3, concurrency)
+                    few = max(runs // 3, concurrency)
+                    plain = await measure(functools.partial(bare, program), children_cpu, concurrency, few)
+                    warm = await measure(
+                        functools.partial(sandboxed, program),
+                        functools.partial(server_cpu, server),
+                        concurrency,
+                        runs,
+                    )
+                    print(f"| `{name}` | {concurrency} | sandbox | {warm.cells()} |")
+                    print(f"| | | bare | {plain.cells()} |", flush=True)
+            if asked.soak:
+                await soak(server, client, asked.soak)
+
+
+async def soak(server: Server, client: httpx.AsyncClient, runs: int) -> None:
+    before, memory = len(server.processes()), server.memory()
+
+    async def one(place: int) -> None:
+        body = {"code": HOSTILE[place % len(HOSTILE)], "language": "python", "memory_limit_MB": 128}
+        assert (await client.post("/run_code", json=body)).json()["status"] != "SandboxError"
+
+    numbers = iter(range(runs))
+
+    async def worker() -> None:
+        for place in numbers:
+            await one(place)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(8)))
+    seconds = time.perf_counter() - started
+    await asyncio.sleep(1)
+    print(
+        f"soak: {runs} hostile runs in {seconds:.0f} s; processes {before} before, {len(server.processes())} after; "
+        f"memory {memory >> 20} MiB before, {server.memory() >> 20} after"
+    )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
