@@ -1,0 +1,168 @@
+"""The probe sees what is weak, the required level is kept, nothing outlives a server, the filter does what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sandbox import probe, seccomp
+from sandbox.launch import SandboxFault
+from sandbox.limits import Limits
+from sandbox.pool import Command, Job, Pool
+from sandbox.tiers import Guarantee, Tier
+from tests.sandbox.servers import PROJECT, can_run_as_nobody, running
+
+
+async def best() -> Pool:
+    return (await probe.choose(Tier.LANDLOCK)).pool
+
+
+async def test_the_probe_sees_a_tier_that_does_not_hold_what_it_promises() -> None:
+    pool = Pool(Tier.CGROUP)
+    try:
+        await pool.start()
+    except SandboxFault as fault:
+        pytest.skip(str(fault))
+    try:
+        assert await probe.attack(pool) == {}
+        groups, pool.groups = pool.groups, None  # runs that are in no control group
+        assert set(await probe.attack(pool)) == {Guarantee.MEMORY_TOTAL}
+        pool.groups = groups
+    finally:
+        await pool.stop()
+
+
+async def test_the_level_that_is_required_is_never_lowered() -> None:
+    with pytest.raises(probe.NotIsolated, match="weaker than the required namespaces"):
+        await probe.choose(Tier.NAMESPACES, only=Tier.LANDLOCK)
+
+
+@pytest.mark.skipif(not can_run_as_nobody(), reason="needs root, to become nobody")
+def test_a_server_that_cannot_hold_its_level_does_not_start_and_says_what_to_do() -> None:
+    with pytest.raises(RuntimeError) as error, running("landlock+uid", nobody=True):
+        pass
+    for words in ("only root can give each run a user of its own", "To have it: run the server as root", "--require"):
+        assert words in str(error.value)
+
+
+async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
+    pool = await best()
+    try:
+        before = probe.descendants(os.getpid())
+        job = Job([Command(None, 60.0)], {"main.py": b"import os\nos.fork(); os.fork()\nwhile True: pass"})
+        task = asyncio.create_task(pool.run(job, Limits()))
+        await asyncio.sleep(0.3)
+        assert len(probe.descendants(os.getpid()) - before) >= 4
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for _ in range(100):
+            if not probe.descendants(os.getpid()) - before:
+                break
+            await asyncio.sleep(0.02)
+        assert probe.descendants(os.getpid()) - before == set()
+        assert pool.running == 0
+    finally:
+        await pool.stop()
+    assert [name for name in os.listdir("/tmp") if name.startswith(f"agentrl-sandbox-{os.getpid()}-")] == []
+
+
+async def test_a_zygote_that_dies_is_started_anew() -> None:
+    pool = await best()
+    try:
+        process = pool._lean._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        job = Job([Command(None, 5.0)], {"main.py": b"print(1)"})
+        assert (await pool.run(job, Limits())).commands[0].stdout == b"1\n"
+        assert pool._lean.starts == 2
+    finally:
+        await pool.stop()
+
+
+def test_nothing_outlives_a_server_that_is_killed() -> None:
+    program = (
+        "import asyncio, os, signal, sys\n"
+        "from sandbox import probe\n"
+        "from sandbox.limits import Limits\n"
+        "from sandbox.tiers import Tier\n"
+        "from sandbox.pool import Command, Job\n"
+        "async def main():\n"
+        "    pool = (await probe.choose(Tier.LANDLOCK)).pool\n"
+        "    code = b'import os\\nif os.fork(): os.fork()\\nimport time; time.sleep(600)'\n"
+        "    task = asyncio.create_task(pool.run(Job([Command(None, 600.0)], {'main.py': code}), Limits()))\n"
+        "    await asyncio.sleep(0.4)\n"
+        "    print(*probe.descendants(os.getpid()), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True)
+    pids = [int(pid) for pid in ended.stdout.split()]
+    assert len(pids) >= 5, ended.stderr
+    for _ in range(100):
+        alive = [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+        if not alive:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{len(alive)} processes outlive the server")
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("open_", [True, False])
+def test_the_filter_decides_as_the_kernel_would_run_it(arch: str, open_: bool) -> None:
+    program = seccomp.build(arch, network=open_, uncounted_memory=open_, process_groups=open_)
+    steps = [struct.unpack_from("HBBI", program, at) for at in range(0, len(program), 8)]
+    audit = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}[arch]
+    numbers = {
+        "x86_64": {
+            "read": 0,
+            "clone": 56,
+            "socket": 41,
+            "ptrace": 101,
+            "setsid": 112,
+            "prlimit64": 302,
+            "memfd_create": 319,
+        },
+        "aarch64": {
+            "read": 63,
+            "clone": 220,
+            "socket": 198,
+            "ptrace": 117,
+            "setsid": 157,
+            "prlimit64": 261,
+            "memfd_create": 279,
+        },
+    }[arch]
+    allow, kill, eperm, eacces, enosys = 0x7FFF_0000, 0x8000_0000, 0x5_0001, 0x5_000D, 0x5_0026
+
+    def run(number: int, *arguments: int, of: int = audit) -> int:
+        data = struct.pack("IIQ6Q", number, of, 0, *arguments, *[0] * (6 - len(arguments)))
+        at = accumulator = 0
+        while True:
+            code, if_true, if_false, value = steps[at]
+            at += 1
+            if code == 0x20:
+                accumulator = struct.unpack_from("I", data, value)[0]
+            elif code == 0x06:
+                return value
+            else:
+                true = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
+                at += if_true if true else if_false
+
+    assert run(numbers["read"]) == allow
+    assert run(numbers["read"], of=0x4000_0003) == kill
+    assert run(numbers["ptrace"]) == eperm
+    assert run(numbers["clone"], 0x11) == allow
+    for bit in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+        assert run(numbers["clone"], 0x11 | bit) == eperm
+    assert [run(435), run(470), run(0x4000_0000 + 1)] == [enosys] * 3
+    assert run(numbers["prlimit64"], 0) == allow and run(numbers["prlimit64"], 1) == eperm
+    for family, wanted in ((1, allow), (2, allow), (10, allow), (16, eacces), (17, eacces), (40, eacces)):
+        assert run(numbers["socket"], family) == (wanted if open_ else eacces)
+    assert run(numbers["setsid"]) == run(numbers["memfd_create"]) == (allow if open_ else eperm)
