@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sandbox.launch import ENVIRONMENT
-from sandbox.pool import NUMERICAL
+from sandbox.pool import PRELOADED
 
 
 class Language(StrEnum):
@@ -80,18 +80,21 @@ def _where(name: str) -> str | None:
     return found if target.is_relative_to("/usr") else None
 
 
-def is_numerical(source: str) -> bool:
-    """Whether a Python program imports what the numerical interpreter has loaded, or builds on it."""
-    if not any(name in source for name in ("numpy", "sympy", "scipy", "pandas")):
-        return False
+def warm_for(source: str) -> str:
+    """The warm interpreter (a key of `PRELOADED`) for a Python program, by what it imports."""
+    if not any(name in source for name in _WARM):
+        return ""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    wanted = {name.partition(".")[0] for name in NUMERICAL} | {"scipy", "pandas"}
+        return ""
+    found = {""}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and any(alias.name.partition(".")[0] in wanted for alias in node.names):
-            return True
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in wanted:
-            return True
-    return False
+        if isinstance(node, ast.Import):
+            found |= {_WARM.get(alias.name.partition(".")[0], "") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(_WARM.get((node.module or "").partition(".")[0], ""))
+    return max(found, key=lambda name: len(PRELOADED[name]))
+
+
+_WARM = {"numpy": "numpy", "scipy": "numpy", "pandas": "numpy", "sympy": "sympy"}

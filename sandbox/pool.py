@@ -27,7 +27,8 @@ from sandbox.tiers import Tier
 
 GRACE = 10.0
 """Seconds past its own deadline after which a run's supervisor is taken for lost, and its zygote killed."""
-NUMERICAL = ("numpy", "numpy.random", "sympy")
+PRELOADED = {"": (), "numpy": ("numpy", "numpy.random"), "sympy": ("numpy", "numpy.random", "sympy")}
+"""Warm interpreters, by the name that a job asks for. Each is no larger than it must be: forking costs by the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class Job:
     stdin: bytes = b""
     """For the last command."""
     fetch: Sequence[str] = ()
-    numerical: bool = False
-    """In the interpreter with numpy and sympy loaded."""
+    warm: str = ""
+    """Which interpreter: a key of `PRELOADED`."""
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ class Slots:
 
 
 class Pool:
-    """Zygotes of one tier, lean and numerical, and the runs in them."""
+    """Zygotes of one tier, one for each warm interpreter, and the runs in them."""
 
     def __init__(self, tier: Tier, expose: Sequence[str] = ()) -> None:
         self.tier = tier
@@ -105,8 +106,7 @@ class Pool:
         self._base = tempfile.mkdtemp(prefix=f"{cgroup.PREFIX}{os.getpid()}-")
         os.chmod(self._base, 0o711)
         readable = root.readable(expose)
-        self._lean = ZygoteProcess(tier, (), readable, self._base)
-        self._numerical = ZygoteProcess(tier, NUMERICAL, readable, self._base)
+        self.zygotes = {name: ZygoteProcess(tier, modules, readable, self._base) for name, modules in PRELOADED.items()}
         self._slots = Slots()
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -126,13 +126,13 @@ class Pool:
             await self.stop()
             raise SandboxFault(f"no control groups: {error}") from error
         try:
-            await asyncio.gather(self._lean.start(), self._numerical.start())
+            await asyncio.gather(*(zygote.start() for zygote in self.zygotes.values()))
         except SandboxFault:
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        await asyncio.gather(self._lean.stop(), self._numerical.stop())
+        await asyncio.gather(*(zygote.stop() for zygote in self.zygotes.values()))
         await asyncio.gather(*self._leaving, return_exceptions=True)
         if self.groups:
             cgroup.remove_all(self.groups)
@@ -142,8 +142,8 @@ class Pool:
 
     @property
     def loaded(self) -> list[str]:
-        """Modules that the numerical interpreter has."""
-        return self._numerical.loaded
+        """Modules that interpreters have loaded."""
+        return sorted({module for zygote in self.zygotes.values() for module in zygote.loaded})
 
     async def run(self, job: Job, limits: Limits) -> Outcome:
         """Run a job to its end. Raises SandboxFault; on cancellation the run is killed before this returns."""
@@ -177,7 +177,7 @@ class Run:
         self.channel: socket.socket | None = None
         self.closed = False
         self._slot = pool._slots.take()
-        self._zygote = pool._numerical if job.numerical else pool._lean
+        self._zygote = pool.zygotes[job.warm]
         pool.running += 1
 
     @classmethod

@@ -15,7 +15,7 @@ from fastapi import HTTPException
 from sandbox import api, probe
 from sandbox.api import CommandResult, CommandStatus, RunStatus
 from sandbox.fair import FairQueue
-from sandbox.languages import RECIPES, Language, environment, is_numerical, missing
+from sandbox.languages import RECIPES, Language, environment, missing, warm_for
 from sandbox.limits import MIB, Limit, Limits
 from sandbox.pool import Command, CommandOutcome, Job
 from sandbox.sessions import Cell, CellOutcome, Session, Sessions
@@ -80,7 +80,7 @@ class Service:
             {**_decoded(asked.files), recipe.file: source},
             (asked.stdin or "").encode(errors="surrogatepass"),
             asked.fetch_files,
-            asked.language is Language.PYTHON and is_numerical(asked.code),
+            warm_for(asked.code) if asked.language is Language.PYTHON else "",
         )
         async with self.queue.turn(client):
             outcome = await self.pool.run(job, limits)

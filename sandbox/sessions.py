@@ -90,7 +90,7 @@ class Session:
     @classmethod
     async def open(cls, pool: Pool, limits: Limits) -> Session:
         """Raises SandboxFault."""
-        job = Job([Command(None, LIFETIME)], numerical=True)
+        job = Job([Command(None, LIFETIME)], warm="sympy")
         return cls(await Run.begin(pool, job, limits, session=True))
 
     @property

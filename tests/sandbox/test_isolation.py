@@ -75,13 +75,13 @@ async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
 async def test_a_zygote_that_dies_is_started_anew() -> None:
     pool = await best()
     try:
-        process = pool._lean._process
+        process = pool.zygotes[""]._process
         assert process is not None
         process.kill()
         process.wait()
         job = Job([Command(None, 5.0)], {"main.py": b"print(1)"})
         assert (await pool.run(job, Limits())).commands[0].stdout == b"1\n"
-        assert pool._lean.starts == 2
+        assert pool.zygotes[""].starts == 2
     finally:
         await pool.stop()
 
