@@ -20,7 +20,15 @@ from tests.sandbox.servers import PROJECT, can_run_as_nobody, running
 
 
 async def best() -> Pool:
-    return (await probe.choose(Tier.LANDLOCK)).pool
+    """The strongest pool that starts; whether it holds is not asked."""
+    for tier in Tier:
+        pool = Pool(tier)
+        try:
+            await pool.start()
+        except SandboxFault:
+            continue
+        return pool
+    raise AssertionError("no tier starts here")
 
 
 async def test_the_probe_sees_a_tier_that_does_not_hold_what_it_promises() -> None:
@@ -90,11 +98,11 @@ def test_nothing_outlives_a_server_that_is_killed() -> None:
     program = (
         "import asyncio, os, signal, sys\n"
         "from sandbox import probe\n"
+        "from tests.sandbox.test_isolation import best\n"
         "from sandbox.limits import Limits\n"
-        "from sandbox.tiers import Tier\n"
         "from sandbox.pool import Command, Job\n"
         "async def main():\n"
-        "    pool = (await probe.choose(Tier.LANDLOCK)).pool\n"
+        "    pool = await best()\n"
         "    code = b'import os\\nif os.fork(): os.fork()\\nimport time; time.sleep(600)'\n"
         "    task = asyncio.create_task(pool.run(Job([Command(None, 600.0)], {'main.py': code}), Limits()))\n"
         "    await asyncio.sleep(0.4)\n"
