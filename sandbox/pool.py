@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sandbox import cgroup, root, wire
@@ -105,6 +106,7 @@ class Pool:
         self.groups: cgroup.Hierarchy | None = None
         self._base = tempfile.mkdtemp(prefix=f"{cgroup.PREFIX}{os.getpid()}-")
         os.chmod(self._base, 0o711)
+        _remove_folders_of_the_dead()
         readable = root.readable(expose)
         self.zygotes = {name: ZygoteProcess(tier, modules, readable, self._base) for name, modules in PRELOADED.items()}
         self._slots = Slots()
@@ -317,6 +319,15 @@ class Run:
             self.pool.leave(self.group)
         self.pool._slots.give(self._slot)
         self.pool.running -= 1
+
+
+def _remove_folders_of_the_dead() -> None:
+    """Folders of servers of this user that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{cgroup.PREFIX}*-*"):
+        owner = folder.name.removeprefix(cgroup.PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists() and folder.lstat().st_uid == os.geteuid():
+                subprocess.run(["rm", "-rf", "--one-file-system", folder], stderr=subprocess.DEVNULL)
 
 
 def _told(command: CommandOutcome) -> list[Limit]:

@@ -89,7 +89,7 @@ async def launch(
         return f"{attack.name}: {answer['message']}"
     result = answer["run_result"]
     fell = []
-    if took > attack.seconds + 4:
+    if took > attack.seconds + 8:
         fell.append(f"took {took:.1f} s")
     if answer["files"]:
         fell.append(f"fetched {list(answer['files'])}")
