@@ -95,7 +95,10 @@ def fresh_proc() -> None:
 
 
 def own_parts(limits: Limits) -> None:
-    """A run's /proc, and its home, /tmp and /dev/shm, that share one size and inode limit. In a new mount namespace."""
+    """A run's /proc, and its home, /tmp and /dev/shm, that share one size and inode limit. In a new mount namespace.
+
+    What programs may read inside one of these folders (a Python in /tmp, say) is shown there again.
+    """
     fresh_proc()
     options = f"size={limits.disk_bytes},nr_inodes={limits.inodes + 5},mode=711"
     sc.mount("tmpfs", _BOX, "tmpfs", sc.MS_NOSUID | sc.MS_NODEV, options)
@@ -103,7 +106,10 @@ def own_parts(limits: Limits) -> None:
         os.mkdir(f"{_BOX}/{name}")
         if name != "home":
             os.chmod(f"{_BOX}/{name}", 0o1777)
-        sc.mount(f"{_BOX}/{name}", target, None, sc.MS_BIND)
+        for shown in os.listdir(target):
+            os.mkdir(f"{_BOX}/{name}/{shown}")
+            sc.mount(f"{target}/{shown}", f"{_BOX}/{name}/{shown}", None, sc.MS_BIND | sc.MS_REC)
+        sc.mount(f"{_BOX}/{name}", target, None, sc.MS_BIND | sc.MS_REC)
 
 
 def full() -> tuple[bool, bool]:

@@ -22,6 +22,8 @@ from agentrl.trajectory import VersionSpan
 MAX_MODEL_LEN = 256
 MAX_NUM_SEQS = 16
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
+LONG = 200
+"""Tokens of an answer in whose middle something happens."""
 
 
 class EngineContract:
@@ -222,10 +224,10 @@ class EngineContract:
         assert again.ids == first.ids
 
     async def test_flush_spares_running_requests(self, sharp: RolloutEngine, reference: PreTrainedModel) -> None:
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(60), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
         await self.until_running(sharp)
         await sharp.flush_cache()
-        assert (await task).ids == greedy_ids(reference, prompt_of(30), 60)
+        assert (await task).ids == greedy_ids(reference, prompt_of(30), LONG)
 
     async def test_release_of_unknown_and_known_sessions(
         self, sharp: RolloutEngine, reference: PreTrainedModel
@@ -240,7 +242,7 @@ class EngineContract:
     # Abort, pause
 
     async def test_abort_returns_what_there_is_and_it_can_go_on(self, sharp: RolloutEngine) -> None:
-        params = SamplingParams(100, temperature=1.0, seed=5)
+        params = SamplingParams(LONG, temperature=1.0, seed=5)
         whole = await sharp.generate(prompt_of(30), params, "whole")
         task = asyncio.create_task(sharp.generate(prompt_of(30), params, "cut"))
         other = asyncio.create_task(sharp.generate(prompt_of(31), GREEDY, "other"))
@@ -249,16 +251,16 @@ class EngineContract:
         await sharp.abort("cut")
         part = await task
         assert part.finish_reason.kind == "abort"
-        assert 0 < len(part.ids) < 100 and len(part.logprobs) == len(part.ids)
+        assert 0 < len(part.ids) < LONG and len(part.logprobs) == len(part.ids)
         assert part.ids == whole.ids[: len(part.ids)]
         assert (await other).finish_reason.kind == "length"
-        rest_params = dataclasses.replace(params, max_new_tokens=100 - len(part.ids))
+        rest_params = dataclasses.replace(params, max_new_tokens=LONG - len(part.ids))
         rest = await sharp.generate(prompt_of(30) + part.ids, rest_params, "cut")
         assert part.ids + rest.ids == whole.ids
         assert rest.cached_tokens >= 0.9 * 30
 
     async def test_abort_of_all(self, sharp: RolloutEngine) -> None:
-        tasks = [asyncio.create_task(sharp.generate(prompt_of(9 + i), params_of(90), f"{i}")) for i in range(20)]
+        tasks = [asyncio.create_task(sharp.generate(prompt_of(9 + i), params_of(LONG), f"{i}")) for i in range(20)]
         await self.until_running(sharp, 10)
         await sharp.abort()
         results = await asyncio.gather(*tasks)
@@ -266,7 +268,7 @@ class EngineContract:
         assert (await sharp.health()).running == 0
 
     async def test_a_cancelled_call_frees_its_place(self, sharp: RolloutEngine, reference: PreTrainedModel) -> None:
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(100), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
         await self.until_running(sharp)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -276,7 +278,7 @@ class EngineContract:
         assert (await sharp.health()).running == 0
 
     async def test_pause_abort(self, sharp: RolloutEngine) -> None:
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(100), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
         await self.until_running(sharp)
         await sharp.pause("abort")
         assert (await task).finish_reason.kind == "abort"
@@ -303,15 +305,15 @@ class EngineContract:
 
     @pytest.mark.parametrize("mode", ["in_place", "retract"])
     async def test_pause_and_go_on(self, sharp: RolloutEngine, reference: PreTrainedModel, mode: str) -> None:
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(60), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
         await self.until_running(sharp)
         await sharp.pause(mode)  # type: ignore[arg-type]
         await asyncio.sleep(0.02)
         assert not task.done()
         await sharp.resume()
         generation = await task
-        assert generation.ids == greedy_ids(reference, prompt_of(30), 60)
-        assert generation.versions == [VersionSpan(1, 0, 60)]
+        assert generation.ids == greedy_ids(reference, prompt_of(30), LONG)
+        assert generation.versions == [VersionSpan(1, 0, LONG)]
 
     # Weights
 
@@ -320,7 +322,7 @@ class EngineContract:
         self, sharp: RolloutEngine, reference: PreTrainedModel, model_dir: Path, mode: str | None
     ) -> None:
         other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(60), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
         await self.until_running(sharp)
         if mode is not None:
             await sharp.pause(mode)  # type: ignore[arg-type]
@@ -330,8 +332,8 @@ class EngineContract:
         assert (await sharp.health()).version == 2
         old, new = generation.versions
         cut = old.end
-        assert (old.version, old.start, new.version, new.start, new.end) == (1, 0, 2, cut, 60)
-        assert 0 < cut < 60
+        assert (old.version, old.start, new.version, new.start, new.end) == (1, 0, 2, cut, LONG)
+        assert 0 < cut < LONG
         before = logprobs_of(reference, prompt_of(30), generation.ids, 1.0)
         after = logprobs_of(other, prompt_of(30), generation.ids, 1.0)
         given = torch.tensor(generation.logprobs)
@@ -414,7 +416,7 @@ class EngineContract:
         assert (again.ids, again.cached_tokens) == (first.ids, 0)
 
     async def test_close_ends_what_runs(self, sharp: RolloutEngine) -> None:
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(100), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
         await self.until_running(sharp)
         await sharp.close()
         assert (await task).finish_reason.kind == "abort"

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,32 @@ async def test_the_probe_sees_a_tier_that_does_not_hold_what_it_promises() -> No
         pool.groups = groups
     finally:
         await pool.stop()
+
+
+@pytest.mark.parametrize("tier", [Tier.CGROUP, Tier.NAMESPACES])
+async def test_what_may_be_read_inside_tmp_is_there_beside_the_runs_own_tmp(tier: Tier, tmp_path: Path) -> None:
+    """So a Python in /tmp can be used."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "file").write_text("shown")
+    code = f"""
+import os
+print(open("{tmp_path}/file").read(), len(os.listdir("/tmp")))
+open("/tmp/own", "w").close()
+try:
+    open("{tmp_path}/file", "w")
+except OSError as error:
+    print(error.strerror)
+"""
+    pool = Pool(tier, [str(tmp_path)])
+    try:
+        await pool.start()
+    except SandboxFault as fault:
+        pytest.skip(str(fault))
+    try:
+        outcome = await pool.run(Job([Command(None, 20.0)], {"main.py": code.encode()}), Limits())
+    finally:
+        await pool.stop()
+    assert outcome.commands[0].stdout.decode() == "shown 1\nRead-only file system\n", outcome.commands[0].stderr
 
 
 async def test_the_level_that_is_required_is_never_lowered() -> None:

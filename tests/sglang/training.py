@@ -117,6 +117,7 @@ class Run:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,  # so that a SIGINT of ours reaches the trainer only
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored by jobs in the background
             )
 
     @property
