@@ -280,8 +280,11 @@ class SGLangEngine:
         self._hush()
 
     async def flush_cache(self) -> None:
-        """See `RolloutEngine.flush_cache`. A server refuses while requests run; its idle entries go by age then."""
-        await self._supervisor.each(lambda server: server.client.flush_cache())
+        """See `RolloutEngine.flush_cache`. A server refuses while requests run; its idle entries go by age then.
+
+        One whose answers have all arrived may still be putting the last of them away: that is waited for.
+        """
+        await self._supervisor.each(lambda server: server.client.flush_cache(wait=0.0 if server.asking else GRACE))
 
     async def sleep(self) -> None:
         """See `RolloutEngine.sleep`."""
