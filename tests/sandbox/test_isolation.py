@@ -52,9 +52,11 @@ async def test_what_may_be_read_inside_tmp_is_there_beside_the_runs_own_tmp(tier
     """So a Python in /tmp can be used."""
     tmp_path.chmod(0o755)
     (tmp_path / "file").write_text("shown")
+    beside = tmp_path.with_name(f"{tmp_path.name} beside")
+    beside.mkdir()
     code = f"""
 import os
-print(open("{tmp_path}/file").read(), len(os.listdir("/tmp")))
+print(open("{tmp_path}/file").read(), os.path.exists("{beside}"))
 open("/tmp/own", "w").close()
 try:
     open("{tmp_path}/file", "w")
@@ -70,7 +72,7 @@ except OSError as error:
         outcome = await pool.run(Job([Command(None, 20.0)], {"main.py": code.encode()}), Limits())
     finally:
         await pool.stop()
-    assert outcome.commands[0].stdout.decode() == "shown 1\nRead-only file system\n", outcome.commands[0].stderr
+    assert outcome.commands[0].stdout.decode() == "shown False\nRead-only file system\n", outcome.commands[0].stderr
 
 
 async def test_the_level_that_is_required_is_never_lowered() -> None:

@@ -260,7 +260,7 @@ async def test_the_queue_says_how_long_it_takes() -> None:
     await asyncio.sleep(0)
     with pytest.raises(QueueFull) as refused:
         await batcher.ask([1])
-    assert 4 <= refused.value.retry_after <= 8
+    assert 4 <= refused.value.retry_after <= 15, "5 s of work, on a machine that may be slow"
     full.cancel()
     await batcher.close()
 
