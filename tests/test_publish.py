@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from agentrl.errors import TrainingError
 from agentrl.publish import is_disk_full, published
+from tests.small_disk import small_disk_in
 
 
 def test_the_file_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -33,15 +33,8 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: Ba
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], capture_output=True, text=True
-    )
-    if made.returncode:
-        pytest.skip(f"cannot mount a small tmpfs here: {made.stderr.strip()}")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+    with small_disk_in(tmp_path, "64k") as mount:
+        yield mount
 
 
 def test_a_full_disk_is_one_clear_error(small_disk: Path) -> None:

@@ -28,6 +28,8 @@ from agentrl.rollout.engine import (
     PauseMode,
     RequestError,
     SamplingParams,
+    check_request,
+    outside_vocabulary,
 )
 from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trajectory import VersionSpan
@@ -99,7 +101,9 @@ class EmbeddedEngine:
             raise
 
     def _accept(self, ids: list[int], params: SamplingParams, name: str) -> Request:
-        self._check(ids, params)
+        check_request(ids, params, self.max_model_len)
+        if params.stop and self._stop_decode is None:
+            raise RequestError("stop strings need an engine made with stop_decode")
         known = self._cache.sessions.get(name)
         if known is not None and known.busy:
             raise RequestError(f"session {name!r} is generating already; one request a session at a time")
@@ -107,8 +111,7 @@ class EmbeddedEngine:
         new = session.ids[same:]
         if new and not 0 <= min(new) <= max(new) < self._vocab_size:
             self._cache.forget(session)
-            bad = next(i for i, token in enumerate(ids) if not 0 <= token < self._vocab_size)
-            raise RequestError(f"id {ids[bad]} at place {bad} is outside the vocabulary of {self._vocab_size}")
+            raise outside_vocabulary(ids, self._vocab_size)
         session.busy = True
         seed = params.seed
         if seed is None:
@@ -117,18 +120,6 @@ class EmbeddedEngine:
         window = max((len(text.encode()) for text in params.stop), default=0) + 4
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         return Request(session, params, seed, future, len(ids), frozenset(params.stop_token_ids), window)
-
-    def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
-        if not ids:
-            raise RequestError("the prompt is empty")
-        params.check()
-        if len(ids) + params.max_new_tokens > self.max_model_len:
-            raise RequestError(
-                f"{len(ids)} prompt tokens and max_new_tokens={params.max_new_tokens} exceed the context of "
-                f"{self.max_model_len} tokens"
-            )
-        if params.stop and self._stop_decode is None:
-            raise RequestError("stop strings need an engine made with stop_decode")
 
     # The loop
 

@@ -51,6 +51,24 @@ class SamplingParams:
             raise RequestError(f"top_k is {self.top_k}; expected -1 (all) or at least 1")
 
 
+def check_request(ids: Sequence[int], params: SamplingParams, max_model_len: int) -> None:
+    """Raises RequestError for a request that no engine with contexts of `max_model_len` tokens can serve."""
+    if not ids:
+        raise RequestError("the prompt is empty")
+    params.check()
+    if len(ids) + params.max_new_tokens > max_model_len:
+        raise RequestError(
+            f"{len(ids)} prompt tokens and max_new_tokens={params.max_new_tokens} exceed the context of "
+            f"{max_model_len} tokens"
+        )
+
+
+def outside_vocabulary(ids: Sequence[int], size: int) -> RequestError:
+    """What is said of `ids`, of which at least one is outside the vocabulary."""
+    bad = next(place for place, token in enumerate(ids) if not 0 <= token < size)
+    return RequestError(f"id {ids[bad]} at place {bad} is outside the vocabulary of {size}")
+
+
 @dataclass(frozen=True, slots=True)
 class FinishReason:
     """Why generation ended: a stop token (matched: its id) or stop string (matched: str), the length, or an abort."""

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from agentrl.errors import CheckpointError
 from agentrl.trainer import checkpoint
 from agentrl.trainer.checkpoint import CheckpointManager
+from tests.small_disk import small_disk_in
 
 
 def filled(text: str) -> dict[str, Callable[[Path], None]]:
@@ -364,15 +365,8 @@ def test_killed_before_each_operation_on_a_file(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(mount)], capture_output=True, text=True
-    )
-    if made.returncode:
-        pytest.skip(f"cannot mount a small tmpfs here: {made.stderr.strip()}")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+    with small_disk_in(tmp_path, "4m") as mount:
+        yield mount
 
 
 def plain_write(dir: Path) -> None:

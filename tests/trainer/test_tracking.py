@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from agentrl.config import Config
 from agentrl.errors import ConfigError, DataError, TrainingError
 from agentrl.trainer.display import PlainDisplay
 from agentrl.trainer.tracking import Tracker, read_metrics
+from tests.small_disk import small_disk_in
 
 
 def tracker(dir: Path, *names: str, output: io.StringIO | None = None) -> Tracker:
@@ -135,15 +135,8 @@ def test_wandb_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], capture_output=True, text=True
-    )
-    if made.returncode:
-        pytest.skip(f"cannot mount a small tmpfs here: {made.stderr.strip()}")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+    with small_disk_in(tmp_path, "64k") as mount:
+        yield mount
 
 
 def test_a_full_disk_leaves_the_earlier_lines_whole(small_disk: Path) -> None:

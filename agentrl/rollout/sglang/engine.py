@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -27,6 +27,8 @@ from agentrl.rollout.engine import (
     PauseMode,
     RequestError,
     SamplingParams,
+    check_request,
+    outside_vocabulary,
 )
 from agentrl.rollout.sglang.client import Part, ServerFailed, describe
 from agentrl.rollout.sglang.fleet import FleetState, Timings
@@ -106,7 +108,9 @@ class SGLangEngine:
         """See `RolloutEngine.generate`. While the engine is paused, asleep or takes new weights the request waits."""
         if self._closed:
             raise EngineError("the engine is closed")
-        self._check(ids, params)
+        check_request(ids, params, self.max_model_len)
+        if min(ids) < 0 or max(ids) >= self._model.vocab_size:
+            raise outside_vocabulary(ids, self._model.vocab_size)
         params = self._seeded(params)
         if session in self._calls:
             raise RequestError(f"session {session!r} is generating already; one request a session at a time")
@@ -126,20 +130,6 @@ class SGLangEngine:
         seed = next(self._seeds) if params.seed is None else params.seed
         top_k = self._model.vocab_size if self._deterministic and params.top_k == -1 else params.top_k
         return dataclasses.replace(params, seed=seed, top_k=top_k)
-
-    def _check(self, ids: Sequence[int], params: SamplingParams) -> None:
-        params.check()
-        if not ids:
-            raise RequestError("the prompt is empty")
-        if len(ids) + params.max_new_tokens > self.max_model_len:
-            raise RequestError(
-                f"{len(ids)} prompt tokens and max_new_tokens={params.max_new_tokens} exceed the context of "
-                f"{self.max_model_len} tokens"
-            )
-        size = self._model.vocab_size
-        if min(ids) < 0 or max(ids) >= size:
-            bad = next(place for place, token in enumerate(ids) if not 0 <= token < size)
-            raise RequestError(f"id {ids[bad]} at place {bad} is outside the vocabulary of {size}")
 
     async def _serve(self, call: Call, prompt: list[int], params: SamplingParams) -> Generation:
         """Ask servers until one has finished the answer; what earlier ones had begun of it is kept."""
@@ -403,11 +393,8 @@ class SGLangEngine:
         self._supervisor.quiet = self._paused is not None or self._asleep or self._updating
         self._supervisor.wake()
 
-    def _spawn(self, work: Awaitable[None]) -> None:
-        async def run() -> None:
-            await work
-
-        task = asyncio.create_task(run())
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
