@@ -6,18 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
-from agentrl.http import http_client
 from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.sglang.client import SGLangClient
 from agentrl.rollout.sglang.engine import SGLangEngine
-from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.rollout.sglang.process import ServerProcess
-from agentrl.rollout.sglang.supervisor import Server
-from agentrl.rollout.sglang.sync.tensor import TensorSender
-from tests.rollout.contract import MAX_MODEL_LEN, EngineContract
+from tests.rollout.contract import EngineContract
+from tests.sglang.engines import engine_of
 
 
 class TestSGLangContract(EngineContract):
@@ -29,15 +24,6 @@ class TestSGLangContract(EngineContract):
 
     @pytest.fixture
     async def engine(self, server: ServerProcess, reference: PreTrainedModel) -> AsyncIterator[SGLangEngine]:
-        http = http_client()
-        shapes = {name: tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
-        engine = SGLangEngine(
-            [Server(SGLangClient(server.url, http))],
-            http,
-            ModelFacts(reference.config.vocab_size, shapes),
-            TensorSender(torch.float32, 1 << 20),
-            max_model_len=MAX_MODEL_LEN,
-            deterministic=True,
-        )
+        engine = engine_of([server], reference)
         yield engine
         await engine.close()

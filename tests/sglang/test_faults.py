@@ -20,15 +20,14 @@ from agentrl.rollout.engine import EngineError, Generation, SamplingParams
 from agentrl.rollout.sglang.client import ServerFailed, SGLangClient
 from agentrl.rollout.sglang.engine import SGLangEngine
 from agentrl.rollout.sglang.fleet import FleetState, Timings
-from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.rollout.sglang.options import ServerArguments
 from agentrl.rollout.sglang.process import ServerProcess, living
 from agentrl.rollout.sglang.start import reach
-from agentrl.rollout.sglang.supervisor import Server
 from agentrl.rollout.sglang.sync.tensor import TensorSender
 from agentrl.rollout.weights import Weights
-from tests.rollout.contract import MAX_MODEL_LEN, greedy_ids, params_of, prompt_of
+from tests.rollout.contract import greedy_ids, params_of, prompt_of
 from tests.sglang.conftest import STARTUP
+from tests.sglang.engines import engine_of
 
 QUICK = Timings(check_interval=0.5, recheck_interval=0.2, check_timeout=2.0, failures=2, backoff=0.1)
 
@@ -61,18 +60,7 @@ async def engine_over(
     processes: tuple[ServerProcess, ...], reference: PreTrainedModel, *, ours: bool, told: list[str] | None = None
 ) -> AsyncIterator[SGLangEngine]:
     """An engine with the reference's weights, version 1. `ours`: it restarts and stops the servers."""
-    http = http_client()
-    shapes = {name: tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
-    engine = SGLangEngine(
-        [Server(SGLangClient(process.url, http), process if ours else None) for process in processes],
-        http,
-        ModelFacts(reference.config.vocab_size, shapes),
-        TensorSender(torch.float32, 1 << 20),
-        max_model_len=MAX_MODEL_LEN,
-        deterministic=True,
-        timings=QUICK,
-        notify=(told if told is not None else []).append,
-    )
+    engine = engine_of(processes, reference, ours=ours, timings=QUICK, notify=(told if told is not None else []).append)
     try:
         await engine.update_weights(Weights.of(reference.named_parameters()), 1)
         yield engine

@@ -12,16 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.chat import Chat
-from agentrl.http import http_client
-from agentrl.rollout.sglang.client import SGLangClient
-from agentrl.rollout.sglang.engine import SGLangEngine
-from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.rollout.sglang.process import ServerProcess
-from agentrl.rollout.sglang.supervisor import Server
-from agentrl.rollout.sglang.sync.tensor import TensorSender
 from agentrl.rollout.weights import Weights
 from tests.openai_api.conftest import ADD, Service, serve
 from tests.rollout.contract import MAX_MODEL_LEN, logprobs_of
+from tests.sglang.engines import engine_of
 
 QUESTION = {"role": "user", "content": "What is 2 + 3?"}
 SHORT: dict[str, Any] = {"max_tokens": 8, "tools": [ADD]}
@@ -34,16 +29,7 @@ def chat(model_dir: Path) -> Chat:
 
 @pytest.fixture
 async def service(server: ServerProcess, reference: PreTrainedModel, chat: Chat) -> AsyncIterator[Service]:
-    http = http_client()
-    shapes = {name: tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
-    engine = SGLangEngine(
-        [Server(SGLangClient(server.url, http))],
-        http,
-        ModelFacts(reference.config.vocab_size, shapes),
-        TensorSender(torch.float32, 1 << 20),
-        max_model_len=MAX_MODEL_LEN,
-        deterministic=True,
-    )
+    engine = engine_of([server], reference)
     await engine.update_weights(Weights.of(reference.named_parameters()), 1)
     async with serve(chat, engine, max_model_len=MAX_MODEL_LEN, max_response_tokens=MAX_MODEL_LEN) as made:
         yield made
