@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from agentrl.batch import RaggedBatch
@@ -55,18 +56,29 @@ def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     one, the fullest parts of one with the emptiest of the other. Deterministic; each share is in ascending order. Ranks
     may get nothing when there are fewer sequences.
     """
-    partitions: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
-    for index, length in enumerate(lengths):
-        parts: list[tuple[int, list[int]]] = [(length, [index]), *((0, []) for _ in range(ranks - 1))]
-        partitions.append((-length, index, parts))  # unevenness first, of which a heap gives the largest
-    heapq.heapify(partitions)
-    while len(partitions) > 1:
-        _, order, one = heapq.heappop(partitions)
-        _, _, other = heapq.heappop(partitions)
-        pairs = zip(one, reversed(other), strict=True)  # both begin with their fullest part
-        merged = sorted(((a + b, mine + theirs) for (a, mine), (b, theirs) in pairs), key=lambda part: -part[0])
-        heapq.heappush(partitions, (merged[-1][0] - merged[0][0], order, merged))
-    return [sorted(part) for _, part in partitions[0][2]] if partitions else [[] for _ in range(ranks)]
+    count, alone = len(lengths), np.zeros(ranks, dtype=np.int64)
+    # Of each partition: its unevenness, of which a heap gives the largest; the first sequence in it; its number; and
+    # the tokens of its parts, fullest first. Which sequences a part has is known by the merges alone.
+    heap = [(-length, index, index, np.append(length, alone[1:])) for index, length in enumerate(lengths)]
+    heapq.heapify(heap)
+    merges: list[tuple[int, int, np.ndarray]] = []
+    while len(heap) > 1:
+        _, first, one, mine = heapq.heappop(heap)
+        _, _, other, theirs = heap[0]
+        sums = mine + theirs[::-1]
+        by_tokens = np.argsort(-sums, kind="stable")
+        sums = sums[by_tokens]
+        heapq.heapreplace(heap, (int(sums[-1] - sums[0]), first, count + len(merges), sums))
+        merges.append((one, other, by_tokens))
+    rank_of = {count + len(merges) - 1: np.arange(ranks)}  # of each part of the last partition, then of those before
+    for number, (one, other, by_tokens) in reversed(list(enumerate(merges, count))):
+        ends_on = np.empty(ranks, dtype=np.int64)
+        ends_on[by_tokens] = rank_of.pop(number)
+        rank_of[one], rank_of[other] = ends_on, ends_on[::-1]
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    for index in range(count):
+        parts[rank_of[index][0]].append(index)
+    return parts
 
 
 def join(results: Sequence[Any], parts: Sequence[Sequence[int]], batch: RaggedBatch) -> Any:

@@ -48,6 +48,30 @@ def test_shares_of_a_long_tail_are_almost_even(ranks: int) -> None:
     assert max(totals) <= 1.01 * sum(totals) / ranks
 
 
+def by_lists(lengths: list[int], ranks: int) -> list[list[int]]:
+    """Largest differencing as it is told: every partition carries its parts."""
+    partitions = [
+        (length, -index, [(length, [index]), *((0, []) for _ in range(ranks - 1))])
+        for index, length in enumerate(lengths)
+    ]
+    while len(partitions) > 1:
+        partitions.sort(key=lambda partition: partition[:2])
+        (_, order, one), (_, _, other) = partitions.pop(), partitions.pop()
+        pairs = zip(one, reversed(other), strict=True)
+        merged = sorted(((a + b, mine + theirs) for (a, mine), (b, theirs) in pairs), key=lambda part: -part[0])
+        partitions.append((merged[0][0] - merged[-1][0], order, merged))
+    return [sorted(part) for _, part in partitions[0][2]]
+
+
+def test_shares_are_those_of_the_plain_algorithm() -> None:
+    rng = random.Random(2)
+    for _ in range(60):
+        most = rng.choice([3, 50, 5000])  # many equal lengths, and few
+        lengths = [rng.randint(1, most) for _ in range(rng.randint(1, 60))]
+        ranks = rng.randint(1, 12)
+        assert shares(lengths, ranks) == by_lists(lengths, ranks)
+
+
 def test_a_result_of_the_wrong_length_is_refused(make_batch: BatchMaker) -> None:
     batch = make_batch(prompts=2, n=1)
     with pytest.raises(ValueError, match="entries were returned for a share of"):
