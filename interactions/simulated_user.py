@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 import jinja2
 import pydantic
 
-from agentrl.deadline import within
 from agentrl.errors import ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.remote import FaultKind, RemoteClient, RemoteOptions, RemoteRefused, RemoteUnavailable, checked_url
+from agentrl.remote import FaultKind, RemoteOptions, RemoteUnavailable
+from agentrl.remote.chat_endpoint import ChatEndpoint
 from agentrl.trajectory import Message
-from tools.credentials import Secrets, from_environment
 
 PROMPT = """\
 You play a person who talks to an assistant. Stay that person: never speak of being a model, and never do the
@@ -35,7 +33,6 @@ Rules:
 """
 GREETING = "Hello! What can I do for you?"
 """What the assistant seems to have said first: many chat templates want the other side to begin."""
-START_SECONDS = 30.0
 
 
 class SimulatedUserOptions(RemoteOptions):
@@ -93,46 +90,26 @@ class SimulatedUser(Interaction):
         """Raises ConfigError for a URL or a template that cannot be used."""
         super().__init__(config, name)
         options = self.options
-        self._url = options.base_url.rstrip("/")
-        try:
-            checked_url(self._url, "http://HOST:PORT/v1")
-        except ValueError as error:
-            raise ConfigError(f"config.base_url: {error}") from error
-        self._headers: dict[str, str] = {}
-        self._secrets = Secrets([])
+        self._endpoint = ChatEndpoint(
+            f"interaction {name}",
+            "config",
+            base_url=options.base_url,
+            model=options.model,
+            api_key_env=options.api_key_env,
+            options=options,
+        )
         self._template = _template(options.prompt)
-        self._client = RemoteClient(f"interaction {name}", options)
         self._users: dict[str, _User] = {}
 
     async def start(self, run: str) -> None:
         """Ask the endpoint for its models. Raises ConfigError: no key, no answer, other models."""
-        self._client.run, variable = run, self.options.api_key_env
-        if variable is not None:
-            try:
-                key = from_environment(variable)
-            except ConfigError as error:
-                raise ConfigError(f"interaction {self.name}: config.api_key_env: {error}") from error
-            self._headers, self._secrets = {"Authorization": f"Bearer {key}"}, Secrets([key])
-        where = f"interaction {self.name}: {self._url}"
-        try:
-            async with within(START_SECONDS):
-                try:
-                    listed = [model["id"] for model in (await self._ask("GET", "models"))["data"]]
-                except RemoteRefused:  # some servers keep no such list
-                    await self._say(SimulatedUserRow(goal="to say hello"), [], 0)
-                    return
-        except (RemoteRefused, RemoteUnavailable) as error:
-            raise ConfigError(f"{where}: no OpenAI-compatible endpoint (most end in /v1): {error}") from error
-        except (LookupError, TypeError) as error:
-            raise ConfigError(f"{where}/models: this is no list of models: {type(error).__name__}: {error}") from error
-        if self.options.model not in listed:
-            raise ConfigError(f"{where} has no model {self.options.model!r}; it has {', '.join(map(str, listed[:20]))}")
+        await self._endpoint.start(run)
 
     def take_metrics(self) -> dict[str, float]:
-        return self._client.take_metrics()
+        return self._endpoint.take_metrics()
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._endpoint.close()
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
         self._users[instance_id] = _User(SimulatedUserRow.model_validate(kwargs))
@@ -161,34 +138,16 @@ class SimulatedUser(Interaction):
         instructions = self._template.render(
             persona=row.persona, goal=row.goal, stop=options.stop, give_up=options.give_up
         )
-        answer = await self._ask(
-            "POST",
-            "chat/completions",
-            model=options.model,
-            messages=[{"role": "system", "content": instructions}, *flipped(messages)],
+        said = await self._endpoint.complete(
+            [{"role": "system", "content": instructions}, *flipped(messages)],
             temperature=options.temperature,
             max_tokens=options.max_tokens,
             seed=seed,
         )
-        try:
-            said = answer["choices"][0]["message"]["content"] or ""
-            text = said.rpartition("</think>")[2].strip()
-        except (LookupError, TypeError, AttributeError) as error:
-            raise RemoteUnavailable(FaultKind.ANSWER, f"{self._url}: no chat completion: {answer!r:.200}") from error
+        text = said.rpartition("</think>")[2].strip()
         if not text:
-            raise RemoteUnavailable(FaultKind.ANSWER, f"{self._url}: the user said nothing: {answer!r:.200}")
+            raise RemoteUnavailable(FaultKind.ANSWER, f"{self._endpoint.url}: the user said nothing: {said!r:.200}")
         return text
-
-    async def _ask(self, method: str, path: str, **body: Any) -> Any:
-        """The answer's JSON. Raises RemoteUnavailable and RemoteRefused, neither they nor the answer hold the key."""
-        url = f"{self._url}/{path}"
-        content = json.dumps(body, ensure_ascii=False).encode(errors="replace") if body else None
-        with self._secrets.hidden_in_errors():
-            answer = await self._client.request(method, url, body=content, headers=self._headers, safe=True)
-        try:
-            return json.loads(self._secrets.hide(answer.body.decode(errors="replace")))
-        except ValueError as error:
-            raise RemoteUnavailable(FaultKind.ANSWER, f"{url} answered no JSON: {error}") from None
 
 
 def flipped(messages: Sequence[Message]) -> list[Message]:

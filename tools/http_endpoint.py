@@ -13,8 +13,8 @@ import pydantic
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import Answer, RemoteOptions, RemoteRefused, RemoteTool
+from agentrl.remote.credentials import Secrets, from_environment
 from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse
-from tools.credentials import Secrets, from_environment
 from tools.http_template import Fields, Json, Url, Values
 
 _OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})

@@ -13,7 +13,7 @@ from mcp.client.stdio import get_default_environment
 
 from agentrl.errors import ConfigError
 from agentrl.remote import checked_url
-from tools.credentials import Secrets, from_environment
+from agentrl.remote.credentials import Secrets, from_environment
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 

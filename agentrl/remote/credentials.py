@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from urllib.parse import quote
 
 from agentrl.errors import ConfigError
-from agentrl.remote import RemoteRefused, RemoteUnavailable
+from agentrl.remote.faults import RemoteRefused, RemoteUnavailable
 from agentrl.tool import ToolError
 
 
