@@ -82,6 +82,11 @@ TRAIN_NEEDS = (
         "trainer.nnodes or trainer.n_gpus_per_node above 1",
         lambda c: c.trainer.nnodes * c.trainer.n_gpus_per_node > 1,
     ),
+    Needs(
+        ("*.ulysses_sequence_parallel_size", "*.fsdp_config.fsdp_size", "*.fsdp_config.tensor_parallel_size"),
+        "trainer.nnodes or trainer.n_gpus_per_node above 1",
+        lambda c: c.trainer.nnodes * c.trainer.n_gpus_per_node > 1,
+    ),
     Needs(("tools.cassette_path",), "tools.cassette=record or replay", lambda c: c.tools.cassette is not None),
     Needs(
         (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
@@ -99,7 +104,11 @@ TRAIN_NEEDS = (
         lambda c: c.algorithm.kl_ctrl.type == "adaptive",
     ),
     Needs(
-        ("actor_rollout_ref.ref.path",),
+        (
+            "actor_rollout_ref.ref.path",
+            "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+            "actor_rollout_ref.ref.fsdp_config.*",
+        ),
         f"{ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true",
         lambda c: c.actor_rollout_ref.actor.use_kl_loss or c.algorithm.use_kl_in_reward,
     ),
@@ -247,6 +256,7 @@ def check(config: Section, user_set: Mapping[str, Any]) -> None:
         check_tools(config)
         check_sandbox(config)
         check_trainer(config)
+        check_parallel(config)
     if isinstance(config, GenerateConfig):
         check_generate(config)
     if isinstance(config, EvaluateConfig):
@@ -349,6 +359,19 @@ def check_trainer(config: Config) -> None:
         raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path, the checkpoint's folder")
     if trainer.val_only and config.data.val_files is None:
         raise ConfigError("trainer.val_only=true needs data.val_files")
+
+
+def check_parallel(config: Config) -> None:
+    roles, ranks = config.actor_rollout_ref, config.trainer.nnodes * config.trainer.n_gpus_per_node
+    roles.actor.parallel.check(ranks, ACTOR)
+    roles.ref_parallel.check(ranks, "actor_rollout_ref.ref")
+    config.critic.parallel.check(ranks, "critic", "model.fsdp_config")
+    if roles.model.lora_rank and roles.actor.parallel.tensor > 1:
+        raise ConfigError(
+            f"{ACTOR}.fsdp_config.tensor_parallel_size={roles.actor.parallel.tensor} conflicts with "
+            f"actor_rollout_ref.model.lora_rank={roles.model.lora_rank}: adapters are not split. Use fsdp_size and "
+            "ulysses_sequence_parallel_size"
+        )
 
 
 def check_generate(config: GenerateConfig) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from agentrl.config.parallel import FSDPConfig, Parallel
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.section import Section
 
@@ -122,8 +123,15 @@ class ActorConfig(Section):
     grad_clip: float = Field(1.0, gt=0)
     shuffle: bool = True
     """Shuffle the prompts over the mini-batches."""
+    ulysses_sequence_parallel_size: int = Field(1, gt=0)
+    """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     optim: OptimConfig = OptimConfig()
+    fsdp_config: FSDPConfig = FSDPConfig()
+
+    @property
+    def parallel(self) -> Parallel:
+        return Parallel.of(self.ulysses_sequence_parallel_size, self.fsdp_config)
 
     @property
     def clip_low(self) -> float:
@@ -142,6 +150,9 @@ class RefConfig(Section):
     path: str | None = None
     """Model of the reference policy; null: actor_rollout_ref.model.path."""
     log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)
+    ulysses_sequence_parallel_size: int | None = Field(None, gt=0)
+    """null: the actor's."""
+    fsdp_config: FSDPConfig = FSDPConfig()
 
 
 class ActorRolloutRefConfig(Section):
@@ -151,6 +162,17 @@ class ActorRolloutRefConfig(Section):
     actor: ActorConfig = ActorConfig()
     rollout: RolloutConfig = RolloutConfig()
     ref: RefConfig = RefConfig()
+
+    @property
+    def ref_parallel(self) -> Parallel:
+        sequence = self.ref.ulysses_sequence_parallel_size or self.actor.ulysses_sequence_parallel_size
+        return Parallel.of(sequence, self.ref.fsdp_config)
+
+
+class CriticModelConfig(Section):
+    """`critic.model.*`"""
+
+    fsdp_config: FSDPConfig = FSDPConfig()
 
 
 class CriticConfig(Section):
@@ -166,7 +188,14 @@ class CriticConfig(Section):
     cliprange_value: float = Field(0.5, gt=0)
     loss_agg_mode: LossAggMode = "token-mean"
     grad_clip: float = Field(1.0, gt=0)
+    ulysses_sequence_parallel_size: int = Field(1, gt=0)
+    """As the actor's."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
+    model: CriticModelConfig = CriticModelConfig()
+
+    @property
+    def parallel(self) -> Parallel:
+        return Parallel.of(self.ulysses_sequence_parallel_size, self.model.fsdp_config)
 
 
 class SandboxFusionConfig(Section):

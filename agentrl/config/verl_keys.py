@@ -29,6 +29,7 @@ OFF = (False, None)
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MICRO_BATCHES = "micro-batches go by tokens (ppo_max_token_len_per_gpu, log_prob_max_token_len_per_gpu)"
 ONE_DEVICE = "this version trains on one device: nothing is sharded, parallel or offloaded"
+NOT_OFFLOADED = "parameters and optimizer states stay on their device"
 SERVER_ARGUMENT = (
     "the engine decides that itself; SGLang's own arguments: actor_rollout_ref.rollout.engine_kwargs.sglang"
 )
@@ -70,8 +71,15 @@ VERL_KEYS = (
     VerlKey("critic.model.tokenizer_path", "the critic sees the policy's tokens"),
     VerlKey("critic.enable", "a critic is made where algorithm.adv_estimator needs one", (None,)),
     VerlKey("*.fsdp_config.model_dtype", f"use {MODEL}.dtype", ("fp32", "float32")),
-    VerlKey("*.fsdp_config.*", ONE_DEVICE),
-    VerlKey("*.ulysses_sequence_parallel_size", ONE_DEVICE, (1,)),
+    VerlKey("*.fsdp_config.*_offload", NOT_OFFLOADED),
+    VerlKey("*.fsdp_config.offload_policy", NOT_OFFLOADED),
+    VerlKey("*.fsdp_config.wrap_policy.*", "each decoder layer is sharded for itself"),
+    VerlKey("*.fsdp_config.reshard_after_forward", "a layer's whole parameters are let go of after its forward pass"),
+    VerlKey("*.fsdp_config.forward_prefetch", "FSDP2 decides that itself"),
+    VerlKey("*.fsdp_config.use_orig_params", "FSDP2 always does"),
+    VerlKey("*.fsdp_config.mixed_precision.*", f"use {MODEL}.dtype", ()),
+    VerlKey("*.fsdp_config.ulysses_sequence_parallel_size", "use the key beside fsdp_config", (1,)),
+    VerlKey("reward_model.ulysses_sequence_parallel_size", "it is a key of actor, ref and critic", (1,)),
     VerlKey(f"{ROLLOUT}.data_parallel_size", f"use {ROLLOUT}.num_servers", (1,)),
     VerlKey(f"{ROLLOUT}.expert_parallel_size", f"use {ROLLOUT}.engine_kwargs.sglang.ep_size", (1,)),
     VerlKey(f"{ROLLOUT}.pipeline*_parallel_size", f"a server is split by {ROLLOUT}.tensor_model_parallel_size", (1,)),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from agentrl.config import Config
 from agentrl.config.checks import NEEDS_CRITIC
+from agentrl.config.parallel import Parallel
 from agentrl.workers.critic import CriticWorker
 from agentrl.workers.group import WorkerGroup
 from agentrl.workers.policy import PolicyWorker
@@ -33,6 +34,22 @@ def roles_of(config: Config) -> list[Role]:
     if config.algorithm.adv_estimator in NEEDS_CRITIC:
         roles.append("critic")
     return roles
+
+
+def parallel_of(config: Config, role: Role) -> Parallel:
+    """How a role's ranks share its work."""
+    roles = config.actor_rollout_ref
+    of: dict[Role, Parallel] = {
+        "policy": roles.actor.parallel,
+        "reference": roles.ref_parallel,
+        "critic": config.critic.parallel,
+    }
+    return of[role]
+
+
+def copies(config: Config, role: Role) -> int:
+    """How many neighbouring ranks of a role are given the same share of a batch and answer the same."""
+    return parallel_of(config, role).copies
 
 
 def reference_of(config: Config, groups: Mapping[Role, WorkerGroup]) -> WorkerGroup | None:

@@ -25,6 +25,8 @@ INEFFECTIVE = [
     ("actor_rollout_ref.model.target_modules=[q_proj]", ["actor_rollout_ref.model.lora_rank=8"]),
     ("actor_rollout_ref.model.lora_adapter_path=adapter", ["actor_rollout_ref.model.lora_rank=8"]),
     ("actor_rollout_ref.ref.path=other", [f"{ACTOR}.use_kl_loss=true"]),
+    (f"{ACTOR}.ulysses_sequence_parallel_size=2", ["trainer.n_gpus_per_node=2"]),
+    ("actor_rollout_ref.ref.fsdp_config.fsdp_size=2", ["trainer.nnodes=2", f"{ACTOR}.use_kl_loss=true"]),
     ("critic.cliprange_value=0.1", [GAE]),
     ("critic.optim.lr=1e-4", [GAE]),
     ("critic.optim.adamw_lr=1e-4", [GAE, "critic.optim.name=muon"]),
@@ -167,3 +169,27 @@ def test_what_is_missing_beside_a_key(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(*overrides)
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([f"{ACTOR}.ulysses_sequence_parallel_size=3"], r"actor\.ulysses_sequence_parallel_size=3 x .* the 8 ranks"),
+        (
+            [f"{ACTOR}.ulysses_sequence_parallel_size=4", f"{ACTOR}.fsdp_config.tensor_parallel_size=4"],
+            r"=4 x .*fsdp_config\.tensor_parallel_size=4 must divide the 8 ranks",
+        ),
+        ([f"{ACTOR}.fsdp_config.fsdp_size=3"], r"actor\.fsdp_config\.fsdp_size=3 must divide the 8 ranks of the role;"),
+        (
+            [GAE, "critic.model.fsdp_config.fsdp_size=8", "critic.model.fsdp_config.tensor_parallel_size=2"],
+            r"critic\.model\.fsdp_config\.fsdp_size=8 must divide the 8 ranks of the role / tensor_parallel_size=2",
+        ),
+        (
+            [f"{ACTOR}.fsdp_config.tensor_parallel_size=2", "actor_rollout_ref.model.lora_rank=8"],
+            r"tensor_parallel_size=2 conflicts with actor_rollout_ref\.model\.lora_rank=8",
+        ),
+    ],
+)
+def test_ranks_that_cannot_be_arranged_so(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(*OWN, "trainer.nnodes=2", "trainer.n_gpus_per_node=4", *overrides)

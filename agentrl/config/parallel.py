@@ -1,0 +1,59 @@
+"""How the ranks of one role share its work: keys, and the sizes that follow from them. Importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentrl.config.section import Section
+from agentrl.errors import ConfigError
+
+
+class FSDPConfig(Section):
+    """`*.fsdp_config.*`"""
+
+    fsdp_size: Literal[-1] | Annotated[int, Field(gt=0)] = -1
+    """Ranks that hold the parameters between them; the next so many hold the same (hybrid sharding). -1: all ranks. Not
+    counted are the ranks of tensor_parallel_size, which split what each of these holds."""
+    tensor_parallel_size: int = Field(1, gt=0)
+    """Ranks that split each layer's matrices, and attention by heads. Not with LoRA."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """The ranks of a role: data x sequence x tensor, tensor innermost.
+
+    The sequence x tensor neighbours of one block are given the same sequences; parameters are sharded over data x
+    sequence ranks.
+    """
+
+    sequence: int = 1
+    tensor: int = 1
+    shards: int | None = None
+    """Of the data x sequence ranks, how many hold the parameters between them; None: all."""
+
+    @property
+    def copies(self) -> int:
+        """Neighbouring ranks that are given the same sequences."""
+        return self.sequence * self.tensor
+
+    @staticmethod
+    def of(sequence: int, fsdp: FSDPConfig) -> Parallel:
+        """What a role's keys ask for."""
+        return Parallel(sequence, fsdp.tensor_parallel_size, None if fsdp.fsdp_size == -1 else fsdp.fsdp_size)
+
+    def check(self, ranks: int, section: str, fsdp_config: str = "fsdp_config") -> None:
+        """Raises ConfigError when `ranks` cannot be arranged so; `section` and `fsdp_config`: the keys' places."""
+        if ranks % self.copies:
+            raise ConfigError(
+                f"{section}.ulysses_sequence_parallel_size={self.sequence} x {section}.{fsdp_config}."
+                f"tensor_parallel_size={self.tensor} must divide the {ranks} ranks of the role"
+            )
+        if self.shards is not None and (ranks // self.tensor) % self.shards:
+            beside = "" if self.tensor == 1 else f" / tensor_parallel_size={self.tensor}"
+            raise ConfigError(
+                f"{section}.{fsdp_config}.fsdp_size={self.shards} must divide the {ranks} ranks of the role{beside}; "
+                "-1 shards over all"
+            )
