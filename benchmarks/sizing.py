@@ -1,0 +1,284 @@
+"""The arithmetic of a training's size: parameters, FLOPs, bytes of memory and bytes that travel. Pure functions.
+
+A decoder layer is counted as in Llama and Qwen: attention with grouped keys and values, a gated MLP (or several, of
+which a router picks some). Matrices are counted; biases and norms, less than a thousandth, are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FLOAT32, BFLOAT16 = 4, 2
+ADAMW = 2 * FLOAT32
+"""Bytes a parameter that learns: first and second moment (arXiv:1711.05101)."""
+LOGITS_COPIES = 3
+"""Float32 copies of a chunk's logits that are alive at once: themselves, their softmax, their gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder-only transformer."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    """Of one expert, where there are several."""
+    vocab: int
+    tied: bool = False
+    """The head is the embedding."""
+    qk_norm: bool = False
+    experts: int = 1
+    experts_per_token: int = 1
+
+    @staticmethod
+    def of(config: dict[str, Any]) -> ModelShape:
+        """From a Hugging Face config.json. Raises KeyError for a key that it does not have."""
+        config = config.get("text_config", config)
+        heads = config["num_attention_heads"]
+        experts = config.get("num_experts") or config.get("num_local_experts") or 1
+        own = config.get("moe_intermediate_size") if experts > 1 else None
+        return ModelShape(
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            intermediate=own or config["intermediate_size"],
+            vocab=config["vocab_size"],
+            tied=config.get("tie_word_embeddings", False),
+            qk_norm=config.get("model_type", "").startswith("qwen3"),
+            experts=experts,
+            experts_per_token=config.get("num_experts_per_tok") or 1 if experts > 1 else 1,
+        )
+
+    @staticmethod
+    def read(path: Path) -> ModelShape:
+        """From a config.json, or a folder that has one."""
+        path = path / "config.json" if path.is_dir() else path
+        return ModelShape.of(json.loads(path.read_text(encoding="utf-8")))
+
+    @property
+    def q_dim(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def attention_params(self) -> int:
+        """Of one layer: projections of queries, keys, values, and back."""
+        return 2 * self.hidden * (self.q_dim + self.kv_dim)
+
+    def mlp_params(self, experts: int) -> int:
+        """Of one layer with so many experts: gate, up and down, and the router's row for each."""
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        return experts * 3 * self.hidden * self.intermediate + router
+
+    @property
+    def layer_params(self) -> int:
+        return self.attention_params + self.mlp_params(self.experts)
+
+    @property
+    def head_params(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def params(self) -> int:
+        """All of them."""
+        return self.layers * self.layer_params + self.head_params * (1 if self.tied else 2)
+
+    @property
+    def active_params(self) -> int:
+        """That a token is multiplied with in the layers: N of 2 N D. Looking up an embedding multiplies nothing, and
+        the head is counted apart, since only the policy's tokens go through it."""
+        return self.layers * (self.attention_params + self.mlp_params(self.experts_per_token))
+
+    def lora_params(self, rank: int) -> int:
+        """Of adapters of A [rank, in] and B [out, rank] on every linear layer of the blocks (arXiv:2106.09685)."""
+        h, q, kv, i = self.hidden, self.q_dim, self.kv_dim, self.intermediate
+        attention = (h + q) + 2 * (h + kv) + (q + h)
+        return self.layers * rank * (attention + self.experts * 3 * (h + i))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a pass goes over."""
+
+    tokens: float
+    squares: float
+    """Sum over sequences of their length squared: what causal attention costs follows it."""
+    scored: float
+    """Tokens whose log-prob is wanted."""
+
+    @staticmethod
+    def of(lengths: Sequence[int], scored: float) -> Work:
+        return Work(float(sum(lengths)), float(sum(length * length for length in lengths)), scored)
+
+
+# FLOPs. Kaplan et al. (arXiv:2001.08361): 2 a weight and token forward, twice that backward.
+
+
+def attention_flops(shape: ModelShape, work: Work) -> float:
+    """Forward: scores and weighted values, 2 x 2 x q_dim for each pair; a causal token sees half of its sequence."""
+    return 2.0 * shape.layers * shape.q_dim * work.squares
+
+
+def head_flops(shape: ModelShape, work: Work) -> float:
+    """Forward: the vocabulary's scores of the tokens that need them."""
+    return 2.0 * shape.head_params * work.scored
+
+
+def forward_flops(shape: ModelShape, work: Work) -> float:
+    """A log-prob pass."""
+    return 2.0 * shape.active_params * work.tokens + attention_flops(shape, work) + head_flops(shape, work)
+
+
+def update_flops(
+    shape: ModelShape, work: Work, *, recompute: bool, lora: bool = False, recompute_head: bool = True
+) -> float:
+    """Forward and backward.
+
+    Args:
+        recompute: layers are computed again in the backward pass (activation checkpointing).
+        lora: the weights need no gradient of their own, so that the backward pass of the linear layers is halved.
+        recompute_head: logits are made in chunks, and again in the backward pass.
+    """
+    again = 1.0 if recompute else 0.0
+    linear = 2.0 * shape.active_params * work.tokens * (1 + again + (1 if lora else 2))
+    head = head_flops(shape, work) * (1 + (1 if recompute_head else 0) + (1 if lora else 2))
+    return linear + attention_flops(shape, work) * (3 + again) + head
+
+
+# Memory
+
+
+def state_bytes(params: int, ranks: int, *, trained: bool, frozen_dtype: int = BFLOAT16) -> dict[str, float]:
+    """Of one rank under FSDP2 (ZeRO stage 3, arXiv:1910.02054): what learns is float32, with a gradient and AdamW's
+    moments, 16 bytes a parameter; what does not learn has its dtype's bytes. Sharded evenly over `ranks`."""
+    if not trained:
+        return {"weights": params * frozen_dtype / ranks}
+    return {
+        "weights": params * FLOAT32 / ranks,
+        "gradients": params * FLOAT32 / ranks,
+        "optimizer": params * ADAMW / ranks,
+    }
+
+
+def gathered_bytes(shape: ModelShape, *, dtype: int = FLOAT32, trained: bool = True, cast: bool = True) -> float:
+    """Whole weights that a rank has at the worst moment: embedding and head for the length of a pass, and two layers,
+    one in use and one that is gathered ahead; with a gradient for one layer where it learns.
+
+    Args:
+        dtype: bytes a parameter that travels.
+        cast: autocast keeps a bfloat16 copy of the layer in use, too.
+    """
+    root = shape.head_params * (1 if shape.tied else 2) * dtype
+    layer = shape.layer_params
+    return root + 2 * layer * dtype + (layer * FLOAT32 if trained else 0) + (layer * BFLOAT16 if cast else 0)
+
+
+def layer_activation_bytes(shape: ModelShape, *, autocast: bool) -> float:
+    """A token's, that one layer keeps for its backward pass, with transformers' modules and a fused attention.
+
+    Kept are (after Korthikanti et al., arXiv:2205.05198, for gated MLPs and grouped keys): two norms' inputs and
+    normalised values; the inputs of the linear layers; queries, keys and values; and four tensors as wide as the MLP:
+    gate, its activation, up, and their product. Under autocast the norms' are float32 and the rest bfloat16, but each
+    linear layer keeps its own cast of its input.
+    """
+    h, q, kv, wide = shape.hidden, shape.q_dim, shape.kv_dim, 4 * shape.intermediate * shape.experts_per_token
+    normed = q + kv if shape.qk_norm else 0
+    if autocast:
+        return 4 * 4 * h + 2 * (5 * h + q) + 2 * (q + 2 * kv) + 2 * wide + 6 * normed
+    return FLOAT32 * (4 * h + (2 * h + q) + (q + 2 * kv) + wide + 2 * normed)
+
+
+def activation_bytes(
+    shape: ModelShape, tokens: int, *, autocast: bool, recompute: bool, offload: bool = False
+) -> float:
+    """Of a micro-batch of `tokens` on this rank. With `recompute` each layer keeps its float32 input, and one layer
+    all it needs; with `offload` those inputs wait in the host's memory."""
+    layer = layer_activation_bytes(shape, autocast=autocast) * tokens
+    if not recompute:
+        return shape.layers * layer
+    return layer + (2 if offload else shape.layers) * FLOAT32 * shape.hidden * tokens
+
+
+def logits_bytes(shape: ModelShape, tokens: int, chunk_logits: int | None) -> float:
+    """Float32 logits alive at once: of a chunk of `chunk_logits` numbers, or (None) of all scored tokens."""
+    alive = shape.vocab * tokens
+    return float(LOGITS_COPIES * FLOAT32 * (alive if chunk_logits is None else min(alive, chunk_logits)))
+
+
+def kv_bytes(shape: ModelShape, *, dtype: int = BFLOAT16) -> int:
+    """Of one token in an engine's cache: a key and a value in every layer."""
+    return 2 * shape.layers * shape.kv_dim * dtype
+
+
+def sharded(shape: ModelShape, tp: int, *, dtype: int = BFLOAT16) -> float:
+    """An engine's weights on each of `tp` GPUs."""
+    return shape.params * dtype / tp
+
+
+def batch_bytes(tokens: int, token_fields: int = 8) -> float:
+    """A ragged batch: int64 ids, a mask, and float32 fields."""
+    return tokens * (8 + 1 + FLOAT32 * (token_fields - 2))
+
+
+# Bytes that travel. A ring over R ranks brings each of them (R - 1) / R of the whole.
+
+
+def ring(size: float, ranks: int) -> float:
+    """Bytes that each rank receives to have all of `size`, or its share of a sum of `size`."""
+    return size * (ranks - 1) / ranks
+
+
+def fsdp_bytes(params: int, ranks: int, micro_batches: int, *, trained: bool, dtype: int = FLOAT32) -> float:
+    """That each rank receives in a pass: all weights for the forward of each micro-batch and, in an update, again for
+    its backward, whose gradients (float32) are then summed and scattered."""
+    one = ring(params * dtype, ranks) * (2 if trained else 1)
+    return micro_batches * (one + (ring(params * FLOAT32, ranks) if trained else 0))
+
+
+def ulysses_bytes(shape: ModelShape, tokens: float, size: int, *, passes: float, dtype: int = BFLOAT16) -> float:
+    """That each of `size` ranks sends for `tokens` tokens that they share (arXiv:2309.14509): in each layer queries,
+    keys and values go from parts of the sequence to parts of the heads, and the result goes back.
+
+    `passes`: 1 for a forward pass, 2 with its backward, whose gradients take the same ways, 3 with computing again.
+    """
+    width = 2 * shape.q_dim + 2 * shape.kv_dim
+    return passes * shape.layers * (tokens / size) * width * dtype * (size - 1) / size
+
+
+def sync_bytes(shape: ModelShape, *, dtype: int = BFLOAT16) -> float:
+    """Of the weights, once: adapters arrive merged."""
+    return float(shape.params * dtype)
+
+
+def checkpoint_bytes(trained: int) -> float:
+    """Of the parameters that learn, and AdamW's moments."""
+    return float(trained * (FLOAT32 + ADAMW))
+
+
+# Decoding
+
+
+def decode_step_seconds(
+    weight_bytes: float,
+    context_bytes: float,
+    flops: float,
+    *,
+    bandwidth: float,
+    rate: float,
+    fixed: float = 0.0,
+) -> float:
+    """One token for every running request: all weights and all keys and values are read once, while the products are
+    computed; whichever takes longer (the roofline model, doi:10.1145/1498765.1498785), and a fixed part."""
+    return fixed + max((weight_bytes + context_bytes) / bandwidth, flops / rate)
