@@ -1,7 +1,8 @@
 """Inference servers and trajectories as a discrete-event model: no GPU, no sockets, no real time.
 
 A server runs prefills first, one after another, at a constant rate; otherwise one decode step after another, in which
-each of its n running requests gets one token in `step_fixed + n * step_each` seconds. A request waits for one of
+each of its n running requests gets one token in `step_fixed + n * step_each + tokens * step_token` seconds, of the
+tokens that they all have so far. A request waits for one of
 `max_running` places and for room in the KV cache. What no running request uses stays cached until room is needed, least
 recently used first: a session's context, and the prompt that the trajectories of a group share.
 """
@@ -43,6 +44,7 @@ class Speed:
     """Seconds a prefill, besides its tokens."""
     step_fixed: float = 0.012
     step_each: float = 0.00006
+    step_token: float = 0.0
     max_running: int = 256
     kv_tokens: int = 600_000
 
@@ -155,6 +157,8 @@ class SimulatedServer:
         self._running: list[tuple[float, int, Request]] = []
         """By the step count at which each ends."""
         self._steps, self._since = 0.0, self._clock.now
+        self._context, self._pace = 0.0, 1.0
+        """Tokens of all running requests; seconds a step, until the next event."""
         self._cache: OrderedDict[str | int, int] = OrderedDict()
         """Tokens by session name or group number that no running request uses."""
         self._cached = self._used = 0
@@ -189,7 +193,11 @@ class SimulatedServer:
         self._advance()
         speed = self._speed
         self._speed = replace(
-            speed, prefill=speed.prefill / times, step_fixed=speed.step_fixed * times, step_each=speed.step_each * times
+            speed,
+            prefill=speed.prefill / times,
+            step_fixed=speed.step_fixed * times,
+            step_each=speed.step_each * times,
+            step_token=speed.step_token * times,
         )
         if self._running and self._prefilling is None:
             self._proceed()
@@ -204,11 +212,16 @@ class SimulatedServer:
             if not self.frozen:
                 self.totals.busy += now - self._since
             if self._prefilling is None and not self.frozen:
-                self._steps += (now - self._since) / self._step_seconds()
+                steps = (now - self._since) / self._pace
+                self._steps += steps
+                self._context += steps * len(self._running)
         self._since = now
 
-    def _step_seconds(self) -> float:
-        return self._speed.step_fixed + len(self._running) * self._speed.step_each
+    def _step_seconds(self, steps: float) -> float:
+        """The mean of the next `steps` steps, in which contexts grow."""
+        speed, running = self._speed, len(self._running)
+        tokens = self._context + running * steps / 2
+        return speed.step_fixed + running * speed.step_each + tokens * speed.step_token
 
     def _proceed(self) -> None:
         """Begin a prefill if there is one to begin, else let decode steps go on to the next end of a request."""
@@ -221,8 +234,9 @@ class SimulatedServer:
             seconds = self._speed.prefill_fixed + new / self._speed.prefill
             self._clock.after(seconds, lambda: self._prefilled(epoch))
         elif self._running:
-            left = max(0.0, self._running[0][0] - self._steps) * self._step_seconds()
-            self._clock.after(left, lambda: self._decoded(epoch))
+            steps = max(0.0, self._running[0][0] - self._steps)
+            self._pace = self._step_seconds(steps)
+            self._clock.after(steps * self._pace, lambda: self._decoded(epoch))
 
     def _admit(self, request: Request) -> bool:
         session = request.session
@@ -270,6 +284,7 @@ class SimulatedServer:
         request, self._prefilling = self._prefilling, None
         assert request is not None
         heapq.heappush(self._running, (self._steps + request.session.left, next(self._order), request))
+        self._context += request.session.context
         request.begun(request)
         self._proceed()
 
@@ -284,5 +299,6 @@ class SimulatedServer:
         self._cached += request.size
         session.context += session.left
         session.left = 0
+        self._context -= session.context
         self._proceed()
         request.finished(request)

@@ -227,7 +227,7 @@ def sharded(shape: ModelShape, tp: int, *, dtype: int = BFLOAT16) -> float:
     return shape.params * dtype / tp
 
 
-def batch_bytes(tokens: int, token_fields: int = 8) -> float:
+def batch_bytes(tokens: float, token_fields: int = 8) -> float:
     """A ragged batch: int64 ids, a mask, and float32 fields."""
     return tokens * (8 + 1 + FLOAT32 * (token_fields - 2))
 
