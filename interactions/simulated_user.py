@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import jinja2
 import pydantic
 
-from agentrl.errors import ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.prompt_file import load_prompt
 from agentrl.remote import FaultKind, RemoteOptions, RemoteUnavailable
 from agentrl.remote.chat_endpoint import ChatEndpoint
 from agentrl.trajectory import Message
@@ -98,7 +96,7 @@ class SimulatedUser(Interaction):
             api_key_env=options.api_key_env,
             options=options,
         )
-        self._template = _template(options.prompt)
+        self._template = load_prompt(options.prompt, PROMPT, "config.prompt", ("persona", "goal", "stop", "give_up"))
         self._users: dict[str, _User] = {}
 
     async def start(self, run: str) -> None:
@@ -168,14 +166,3 @@ def flipped(messages: Sequence[Message]) -> list[Message]:
 def _seed(text: str) -> int:
     """31 bits, which every server takes."""
     return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=4).digest(), "little") >> 1
-
-
-def _template(path: str | None) -> jinja2.Template:
-    """Raises ConfigError."""
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
-    try:
-        template = environment.from_string(Path(path).read_text(encoding="utf-8") if path is not None else PROMPT)
-        template.render(persona="x", goal="x", stop="x", give_up="x")
-    except (OSError, UnicodeDecodeError, jinja2.TemplateError) as error:
-        raise ConfigError(f"config.prompt: expected a Jinja file, {path!r}: {error}") from error
-    return template

@@ -64,6 +64,31 @@ NEEDS_SANDBOX_URL = Needs(
     "reward_model.sandbox_fusion.url",
     lambda c: c.reward_model.sandbox_fusion.url is not None,
 )
+NEEDS_JUDGE_URL = Needs(
+    tuple(
+        f"reward_model.judge.{name}"
+        for name in (
+            "model",
+            "api_key_env",
+            "data_sources",
+            "prompt",
+            "max_score",
+            "json_schema",
+            "temperature",
+            "max_tokens",
+            "extra_body",
+            "max_concurrent",
+            "timeout",
+        )
+    ),
+    "reward_model.judge.base_url",
+    lambda c: c.reward_model.judge.base_url is not None,
+)
+NEEDS_NO_REWARD_PATH = Needs(
+    ("reward_model.judge.base_url",),
+    "custom_reward_function.path=null, as a function of your own scores everything",
+    lambda c: c.custom_reward_function.path is None,
+)
 NEEDS_REWARD_PATH = Needs(
     ("custom_reward_function.name", "custom_reward_function.reward_kwargs"),
     "custom_reward_function.path",
@@ -187,6 +212,8 @@ TRAIN_NEEDS = (
         has_tools_or_interactions,
     ),
     NEEDS_SANDBOX_URL,
+    NEEDS_JUDGE_URL,
+    NEEDS_NO_REWARD_PATH,
     NEEDS_REWARD_PATH,
     Needs(
         (
@@ -238,7 +265,7 @@ NEEDS: dict[type[Section], tuple[Needs, ...]] = {
     Config: TRAIN_NEEDS,
     GenerateConfig: TRAIN_NEEDS,
     SFTConfig: SFT_NEEDS,
-    EvaluateConfig: (NEEDS_SANDBOX_URL, NEEDS_REWARD_PATH),
+    EvaluateConfig: (NEEDS_SANDBOX_URL, NEEDS_JUDGE_URL, NEEDS_NO_REWARD_PATH, NEEDS_REWARD_PATH),
 }
 
 
@@ -254,7 +281,7 @@ def check(config: Section, user_set: Mapping[str, Any]) -> None:
         check_servers(config)
         check_agent(config)
         check_tools(config)
-        check_sandbox(config)
+        check_scorers(config)
         check_trainer(config)
         check_parallel(config)
     if isinstance(config, GenerateConfig):
@@ -344,13 +371,20 @@ def check_tools(config: Config) -> None:
         raise ConfigError(f"tools.cassette={tools.cassette} needs tools.cassette_path, the file of the answers")
 
 
-def check_sandbox(config: Config | EvaluateConfig) -> None:
+def check_scorers(config: Config | EvaluateConfig) -> None:
     reward = config.reward_model
-    if reward.sandbox_fusion.url is not None and reward.sandbox_fusion.timeout >= reward.timeout:
-        raise ConfigError(
-            f"reward_model.sandbox_fusion.timeout={reward.sandbox_fusion.timeout:g} must be below "
-            f"reward_model.timeout={reward.timeout:g}, which counts its waiting, too"
-        )
+    sandbox, judge = reward.sandbox_fusion, reward.judge
+    for section, url, timeout in (
+        ("sandbox_fusion", sandbox.url, sandbox.timeout),
+        ("judge", judge.base_url, judge.timeout),
+    ):
+        if url is not None and timeout >= reward.timeout:
+            raise ConfigError(
+                f"reward_model.{section}.timeout={timeout:g} must be below reward_model.timeout={reward.timeout:g}, "
+                "which counts its waiting, too"
+            )
+    if judge.base_url is not None and judge.model is None:
+        raise ConfigError("reward_model.judge.base_url needs reward_model.judge.model, the name of the model there")
 
 
 def check_trainer(config: Config) -> None:
@@ -391,7 +425,7 @@ def check_generate(config: GenerateConfig) -> None:
 
 
 def check_evaluate(config: EvaluateConfig) -> None:
-    check_sandbox(config)
+    check_scorers(config)
     if config.ray_init.address is not None and config.ray_init.num_cpus is not None:
         raise ConfigError(
             f"ray_init.num_cpus={config.ray_init.num_cpus} conflicts with ray_init.address={config.ray_init.address}: "

@@ -17,6 +17,7 @@ FILE_KEYS = (
     "actor_rollout_ref.rollout.multi_turn.interaction_config_path",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path",
     "custom_reward_function.path",
+    "reward_model.judge.prompt",
 )
 """Keys that name one file."""
 

@@ -211,6 +211,36 @@ class SandboxFusionConfig(Section):
     """Running time of a program, all of its tests together; below reward_model.timeout, which counts waiting, too."""
 
 
+class JudgeConfig(Section):
+    """`reward_model.judge.*`: a language model that scores the data sources `judge/*`, and those named here."""
+
+    base_url: str | None = None
+    """An OpenAI-compatible endpoint, with its /v1."""
+    model: str | None = None
+    """The model's name there."""
+    api_key_env: str | None = None
+    """The environment variable that holds the endpoint's key; null: none is sent."""
+    data_sources: list[str] = []
+    """Further data sources that the judge scores, in place of their own scorers; * stands for anything."""
+    prompt: str | None = None
+    """A Jinja file with the judge's instructions, made of ground_truth, extra_info, data_source and max_score; null: it
+    judges how well the assistant did what it was asked, by the ground truth where there is one."""
+    max_score: int = Field(10, gt=0, le=100)
+    """The judge gives a whole number from 0 to this; divided by this, it is the trajectory's score."""
+    json_schema: bool = True
+    """Ask the endpoint to hold the model to the form of a verdict (response_format); false: it does not know how."""
+    temperature: float | None = Field(0.0, ge=0)
+    """null: the endpoint's."""
+    max_tokens: int | None = Field(1024, gt=0)
+    """Of one verdict, reasoning included; null: the endpoint's."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of each request, e.g. {reasoning_effort: low}."""
+    max_concurrent: int = Field(32, gt=0)
+    """Trajectories judged at once."""
+    timeout: float = Field(30.0, gt=0)
+    """After which a request is given up and made again; below reward_model.timeout, which counts all of them."""
+
+
 class RewardConfig(Section):
     """`reward_model.*`"""
 
@@ -219,6 +249,7 @@ class RewardConfig(Section):
     max_concurrent: int = Field(64, gt=0)
     """Scorers that run at once."""
     sandbox_fusion: SandboxFusionConfig = SandboxFusionConfig()
+    judge: JudgeConfig = JudgeConfig()
 
 
 class CustomRewardConfig(Section):

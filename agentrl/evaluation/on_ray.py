@@ -44,12 +44,21 @@ def score_with_ray(chunks: Iterable[list[Responses]], config: EvaluateConfig) ->
 
 
 def absolute(config: EvaluateConfig) -> EvaluateConfig:
-    """The same where the function's file is looked for from other folders."""
-    path = config.custom_reward_function.path
-    if path is None:
-        return config
-    custom = config.custom_reward_function.model_copy(update={"path": str(Path(path).expanduser().absolute())})
-    return config.model_copy(update={"custom_reward_function": custom})
+    """The same where the files of the function and of the judge's prompt are looked for from other folders."""
+    custom, judge = config.custom_reward_function, config.reward_model.judge
+    judged = config.reward_model.model_copy(
+        update={"judge": judge.model_copy(update={"prompt": _absolute(judge.prompt)})}
+    )
+    return config.model_copy(
+        update={
+            "custom_reward_function": custom.model_copy(update={"path": _absolute(custom.path)}),
+            "reward_model": judged,
+        }
+    )
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _score(chunk: list[Responses], config: EvaluateConfig) -> list[Scores]:

@@ -7,6 +7,7 @@ A scorer that raises, answers with something that is no finite number, or takes 
 from __future__ import annotations
 
 import asyncio
+import fnmatch
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -17,47 +18,57 @@ from agentrl.deadline import within
 from agentrl.errors import ConfigError, DataError
 from agentrl.plugin import nearest
 from agentrl.reward.code import CodeJudge
+from agentrl.reward.judge import ModelJudge
 from agentrl.reward.scorer import Scorer, Verdict, load_function
 from agentrl.reward.sources import SOURCES, kind_of, ready_scorer
 from agentrl.trajectory import Message, Status, Trajectory
 
 SCORER_FAILED = "scorer: "
 """So begins the failure of a trajectory whose scorer failed."""
+NEEDED = {
+    "code": "judged by running programs: start `python -m sandbox.server`, and name it with "
+    "reward_model.sandbox_fusion.url=http://127.0.0.1:8080",
+    "judge": "scored by a language model: name an OpenAI-compatible endpoint with "
+    "reward_model.judge.base_url=http://HOST:PORT/v1 and its model with reward_model.judge.model",
+}
+"""What scorers need that ask servers, by kind."""
 
 
 class RewardManager:
     """The ready scorers by data source, or the user's one function in place of all of them."""
 
     def __init__(self, config: RewardConfig | None = None, custom: CustomRewardConfig | None = None) -> None:
-        """Raises ConfigError when the custom function cannot be loaded or called, or the sandbox's URL is none."""
+        """Raises ConfigError for a custom function that cannot be loaded or called, and for what servers need."""
         self._config = config or RewardConfig()
         self._custom: Scorer | None = None
         if custom is not None and custom.path is not None:
             where = f"custom_reward_function: {custom.path}: {custom.name}"
             self._custom = Scorer.of(load_function(custom.path, custom.name), where, custom.reward_kwargs)
-        sandbox = self._config.sandbox_fusion
-        self._judge = CodeJudge(sandbox) if sandbox.url is not None else None
-        self._code: Scorer | None = None
-        if self._judge is not None:
-            self._code = Scorer.of(self._judge.compute_score, "code", {}, max_concurrent=sandbox.max_concurrent)
+        self._judges: dict[str, CodeJudge | ModelJudge] = {}
+        if (sandbox := self._config.sandbox_fusion).url is not None:
+            self._judges["code"] = CodeJudge(sandbox)
+        if (judge := self._config.judge).base_url is not None:
+            self._judges["judge"] = ModelJudge(judge)
+        bounds = {"code": sandbox.max_concurrent, "judge": judge.max_concurrent}
+        self._asking = {
+            kind: Scorer.of(judge.compute_score, kind, {}, max_concurrent=bounds[kind])
+            for kind, judge in self._judges.items()
+        }
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._places: dict[int, asyncio.Semaphore] = {}
+        self._places: dict[int | None, asyncio.Semaphore] = {}
 
     def sources(self) -> list[str]:
         """The data sources that ready scorers know; `*` stands for anything."""
         return sorted(SOURCES)
 
     def check(self, data_sources: Iterable[str]) -> None:
-        """Raises DataError for a data source that nothing scores, ConfigError for one that needs a sandbox's URL."""
+        """Raises DataError for a data source that nothing scores, ConfigError for one that needs a server's URL."""
         if self._custom is not None:
             return
         for source in data_sources:
-            kind = kind_of(source)
-            if kind == "code" and self._code is None:
-                raise ConfigError(
-                    f"data_source {source!r} is judged by running programs: start `python -m sandbox.server`, and name "
-                    "it with reward_model.sandbox_fusion.url=http://127.0.0.1:8080"
-                )
+            kind = self._kind(source)
+            if kind in NEEDED and kind not in self._judges:
+                raise ConfigError(f"data_source {source!r} is {NEEDED[kind]}")
             if kind is None:
                 raise DataError(
                     f"data_source {source!r} has no scorer{nearest(source, SOURCES)}; known are "
@@ -65,14 +76,21 @@ class RewardManager:
                 )
 
     async def start(self, run: str) -> None:
-        """The run named `run` begins, in its event loop. Raises ConfigError when the sandbox does not answer."""
-        if self._judge is not None:
-            await self._judge.start(run)
+        """The run named `run` begins, in its event loop. Raises ConfigError when a server does not answer."""
+        for judge in self._judges.values():
+            await judge.start(run)
+
+    def take_metrics(self) -> dict[str, float]:
+        """The judge's own numbers since they were last taken."""
+        judge = self._judges.get("judge")
+        if not isinstance(judge, ModelJudge):
+            return {}
+        return {f"judge/{name}": value for name, value in judge.take_metrics().items()}
 
     async def close(self) -> None:
-        """Close the connections to the sandbox, if there are any."""
-        if self._judge is not None:
-            await self._judge.close()
+        """Close the connections to servers, if there are any."""
+        for judge in self._judges.values():
+            await judge.close()
 
     async def score(self, trajectory: Trajectory, sample: Sample) -> Verdict | None:
         """Set `score` and `score_extra`, or status FAILED and `failure`. Failed trajectories are left as they are.
@@ -108,7 +126,7 @@ class RewardManager:
         }
         if scorer.is_instant:
             return await scorer(arguments)
-        async with self._place(scorer.max_concurrent or self._config.max_concurrent):
+        async with self._place(scorer):
             try:
                 async with within(self._config.timeout) as deadline:
                     return await scorer(arguments)
@@ -117,15 +135,23 @@ class RewardManager:
                     raise TimeoutError(f"no score within reward_model.timeout={self._config.timeout:g} s") from error
                 raise
 
-    def _ready(self, data_source: str) -> Scorer | None:
-        kind = kind_of(data_source)
-        return self._code if kind == "code" else None if kind is None else ready_scorer(kind)
+    def _kind(self, data_source: str) -> str | None:
+        """Of its scorer; the judge's own patterns come first."""
+        if any(fnmatch.fnmatchcase(data_source, pattern) for pattern in self._config.judge.data_sources):
+            return "judge"
+        return kind_of(data_source)
 
-    def _place(self, most: int) -> asyncio.Semaphore:
-        """One of `most` places; scorers with the same bound share them."""
+    def _ready(self, data_source: str) -> Scorer | None:
+        kind = self._kind(data_source)
+        return None if kind is None else self._asking.get(kind) if kind in NEEDED else ready_scorer(kind)
+
+    def _place(self, scorer: Scorer) -> asyncio.Semaphore:
+        """Among those of a scorer with a bound of its own, or of all others."""
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop, self._places = loop, {}
-        return self._places.setdefault(most, asyncio.Semaphore(most))
+        most = scorer.max_concurrent
+        owner = None if most is None else id(scorer)
+        return self._places.setdefault(owner, asyncio.Semaphore(most or self._config.max_concurrent))
 
 
 def policy_text(trajectory: Trajectory, sample: Sample) -> str:

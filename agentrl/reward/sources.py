@@ -36,6 +36,7 @@ SOURCES: dict[str, str] = {
     "bamboogle": "search_qa",
     "searchR1_*": "search_qa",
     "code/*": "code",
+    "judge/*": "judge",
     "interaction/*": "interaction",
 }
 """Data source (`*` stands for anything) to the kind of its scorer."""
@@ -49,7 +50,7 @@ def kind_of(data_source: str) -> str | None:
 
 @functools.cache
 def ready_scorer(kind: str) -> Scorer:
-    """Of every kind but `code`, which needs a server: see `agentrl.reward.code`."""
+    """Of every kind but `code` and `judge`, which ask servers: see `agentrl.reward.code` and `agentrl.reward.judge`."""
     if kind == "math":
         return Scorer.of(math.compute_score, "math", {})
     return Scorer.of(_INSTANT[kind], kind, {}, in_loop=True)

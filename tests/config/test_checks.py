@@ -11,6 +11,7 @@ from tests.config.loading import OWN, load
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VAL = "data.val_files=val.parquet"
 GAE = "algorithm.adv_estimator=gae"
+JUDGE = "reward_model.judge.base_url=http://h/v1"
 SGLANG, ATTACHED = f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.server_urls=[http://h:30000]"
 
 # The key that can have no effect, and what gives it one.
@@ -43,6 +44,8 @@ INEFFECTIVE = [
     (f"{ROLLOUT}.multi_turn.max_parallel_calls=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
     (f"{ROLLOUT}.multi_turn.tool_timeout=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
     (f"{ROLLOUT}.multi_turn.max_user_turns=2", [f"{ROLLOUT}.multi_turn.interaction_config_path=x.yaml"]),
+    ("reward_model.judge.max_score=5", [JUDGE, "reward_model.judge.model=m"]),
+    ("reward_model.judge.data_sources=[x]", [JUDGE, "reward_model.judge.model=m"]),
     ("custom_reward_function.name=f", ["custom_reward_function.path=pyproject.toml"]),
     ("quickstart.train_rows=5", ["data.train_files=quickstart"]),
     (f"{ROLLOUT}.num_servers=2", [SGLANG]),
@@ -79,6 +82,7 @@ def test_a_key_without_effect_is_refused_until_it_has_one(override: str, needs: 
         ["algorithm.adv_estimator=gae", "algorithm.filter_groups.enable=false"],
         [VAL, f"{ROLLOUT}.val_kwargs.do_sample=false", f"{ROLLOUT}.val_kwargs.temperature=0.5"],
         ["trainer.total_training_steps=5", "trainer.total_epochs=2"],
+        [JUDGE, "reward_model.judge.model=m", "custom_reward_function.path=pyproject.toml"],
         [f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_c=2.5"],
     ],
 )
@@ -159,6 +163,8 @@ def test_the_context_must_hold_prompt_and_response() -> None:
     [
         (["trainer.resume_mode=resume_path"], "needs trainer.resume_from_path"),
         (["trainer.val_only=true"], "needs data.val_files"),
+        ([JUDGE], "needs reward_model.judge.model"),
+        ([JUDGE, "reward_model.judge.model=m", "reward_model.timeout=30"], "judge.timeout=30 must be below"),
         (
             [VAL, f"{ROLLOUT}.val_kwargs.do_sample=false", f"{ROLLOUT}.val_kwargs.greedy=false"],
             "nothing would be validated",

@@ -229,7 +229,10 @@ def test_calls_without_words_and_turns_in_a_row_are_told_as_a_dialogue() -> None
         ("base_url: localhost:1/v1, model: m", "config.base_url: expected http://HOST:PORT/v1, found 'localhost:1/v1'"),
         ("base_url: http://h/v1, model: m, api_key: secret", "unknown key 'api_key'; did you mean 'api_key_env'?"),
         ("base_url: http://h/v1, model: m, prompt: nowhere.jinja2", "config.prompt: expected a Jinja file"),
-        ("base_url: http://h/v1, model: m, prompt: '${yaml_dir}/bad.jinja2'", "'mood' is undefined"),
+        (
+            "base_url: http://h/v1, model: m, prompt: '${yaml_dir}/bad.jinja2'",
+            "bad.jinja2 uses mood; known are",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, config: str, says_what: str) -> None:

@@ -11,6 +11,7 @@ from agentrl.config.schema import RewardConfig, SandboxFusionConfig
 from agentrl.errors import ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward import RewardManager
+from agentrl.reward.code import CodeJudge
 from agentrl.tool import Tool, ToolResponse
 from agentrl.toolset import ToolSet
 from agentrl.trainer.build import ContextParts
@@ -43,11 +44,12 @@ async def test_everything_is_closed_after_a_start_that_failed(caplog: pytest.Log
     reward = RewardManager(RewardConfig(sandbox_fusion=nowhere))
     tool = Closing(schema={"type": "function", "function": {"name": "x", "description": "", "parameters": {}}})
     parts = ContextParts({}, ToolSet.of([tool]), {"careless": Careless({}, "careless")}, reward)
-    assert reward._judge is not None
-    reward._judge._client.options.attempts = 1
+    judge = reward._judges["code"]
+    assert isinstance(judge, CodeJudge)
+    judge._client.options.attempts = 1
     with pytest.raises(ConfigError, match="no connection"):
         await parts.start("run")
-    connections = reward._judge._client._connections
+    connections = judge._client._connections
     with caplog.at_level(logging.WARNING):
         await parts.close()
     assert "close: OSError: it does not end" in caplog.text
