@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.errors import ConfigError
-from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
+from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention, Rule
 from agentrl.model.layout import PackedLayout, flat_layout, tree_layout
 
 _CHUNK_LOGITS = 1 << 24
@@ -51,34 +51,72 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
     """
     if model.config._attn_implementation == IMPLEMENTATION:
         return model
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    if rope.get("rope_type") == "dynamic":
+    if any(rope.get("rope_type") == "dynamic" for rope in _rotations(model)):
         raise ConfigError(_unsupported(model, "its dynamic rotary embedding depends on the longest sequence beside it"))
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     model.eval()
-    ids = torch.arange(24, device=model.device) * 7 % model.config.get_text_config().vocab_size
+    ids = torch.arange(40, device=model.device) * 7 % model.config.get_text_config().vocab_size
+    ids[24:36] = ids[8:20]  # two of the sequences begin alike, so that they share a node of the layout
+    layout = make_layout(ids, torch.tensor([0, 8, 24, 40]))
+    attention = _Noting(layout)
     with torch.no_grad():
-        own = model(input_ids=ids[None, 8:], use_cache=False).logits[0]
+        own = model(input_ids=ids[8:].view(2, 16), use_cache=False).logits.flatten(0, 1)
         model.set_attn_implementation(IMPLEMENTATION)
-        offsets = torch.tensor([0, 8, 24])
         try:
-            packed = token_logits(model, hidden_states(model, ids, offsets))[8:]
+            hidden = forward_packed(model, ids[layout.stored], layout.positions, attention)
+            packed = token_logits(model, hidden[layout.expand[8:]])
             difference = float((own - packed).abs().max() / own.abs().max().clamp(min=1e-6))
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise ConfigError(_unsupported(model, str(error))) from error
     if not difference <= (1e-4 if model.dtype == torch.float32 else 0.05):
-        raise ConfigError(_unsupported(model, f"its logits differ by {difference:.2g} of their size"))
+        layers, found = model.config.get_text_config().num_hidden_layers, len(attention.layers)
+        why = f"its logits differ by {difference:.2g} of their size"
+        if found < layers:
+            why += f"; only {found} of its {layers} layers have attention that keeps sequences apart"
+        raise ConfigError(_unsupported(model, why))
     return model
+
+
+class _Noting(PackedAttention):
+    """Notes which layers attend."""
+
+    def __init__(self, layout: PackedLayout) -> None:
+        super().__init__(layout)
+        self.layers: set[int] = set()
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
+    ) -> torch.Tensor:
+        self.layers.add(layer)
+        return super().attend(layer, query, key, value, rule)
 
 
 def _unsupported(model: PreTrainedModel, why: str) -> str:
     return (
         f"{type(model).__name__} cannot be run on packed sequences: {why}\n"
-        "Supported are causal language models with ordinary attention in every layer (Qwen2, Qwen3, Llama, Mistral, "
-        "Gemma and alike)."
+        "Supported are causal language models of transformers whose every layer is softmax attention (Qwen2, Qwen3, "
+        "Llama, Mistral, Gemma, gpt-oss, DeepSeek-V3 and alike, dense or mixture of experts); see docs/models.md."
     )
+
+
+def _rotations(model: PreTrainedModel) -> list[dict[str, Any]]:
+    """The parameters of the model's rotary embeddings, of which some have one for each type of layer."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    return [one for one in rope.values() if isinstance(one, dict)] or [rope]
+
+
+def longest_context(model: PreTrainedModel) -> int | None:
+    """How many tokens a sequence may have, as far as the config says so."""
+    limits = (getattr(model.config.get_text_config(), "max_position_embeddings", None), _longrope_limit(model))
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _longrope_limit(model: PreTrainedModel) -> int | None:
+    """LongRoPE (arXiv:2402.13753) rotates all sequences of a batch otherwise when one of them is longer than this."""
+    ropes = [rope for rope in _rotations(model) if rope.get("rope_type") == "longrope"]
+    return min((rope["original_max_position_embeddings"] for rope in ropes), default=None)
 
 
 def hidden_states(model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -94,7 +132,13 @@ def make_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
 
 
 def stored_hidden_states(model: PreTrainedModel, ids: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
-    """[P, H]: the hidden states of the layout's stored tokens."""
+    """[P, H]: the hidden states of the layout's stored tokens. Raises ConfigError when a sequence is too long."""
+    limit = _longrope_limit(model)
+    if limit is not None and layout.longest > limit:
+        raise ConfigError(
+            f"a sequence has {layout.longest} tokens, and {type(model).__name__} with LongRoPE can be trained on up to "
+            f"{limit}: set actor_rollout_ref.rollout.max_model_len"
+        )
     return forward_packed(model, ids[layout.stored], layout.positions, PackedAttention(layout))
 
 
@@ -109,8 +153,10 @@ def forward_packed(
 
 def token_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     """[M, H] -> [M, V] float32 logits by the model's head."""
+    config = model.config.get_text_config()
     logits = model.get_output_embeddings()(hidden).float()
-    softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    logits = logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+    softcap = getattr(config, "final_logit_softcapping", None)
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 

@@ -8,13 +8,12 @@ that share it (arXiv:2402.05099).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import groupby
 
 import torch
 
-from agentrl.model.attention import PackedAttention, attend_part, attend_tail, join_parts
+from agentrl.model.attention import PackedAttention, Rule, attend_part, attend_tail, join_parts, sink_share
 from agentrl.model.layout import PackedLayout
 from agentrl.rollout.embedded_cache import KVRows, Prefix, Session
 
@@ -49,7 +48,7 @@ class _Part:
         self.back = torch.tensor(back, device=store.device)  # [T] -> place
 
     def attend(
-        self, layer: int, query: torch.Tensor, columns: int, mask: torch.Tensor, scale: float
+        self, layer: int, query: torch.Tensor, columns: int, mask: torch.Tensor, rule: Rule
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention to the first `columns` of each token's row: output [T, K, G, D] and log-sum-exp [T, K, G].
 
@@ -60,12 +59,18 @@ class _Part:
             for rows in (self.store.keys[layer], self.store.values[layer])
         )
         if self.plain:
-            return attend_part(query, key, value, mask, scale)
+            return attend_part(query, key, value, mask, rule)
         grid = query.index_select(0, self._source).unflatten(0, (self.outer, self.inner)).transpose(1, 2).flatten(2, 3)
         if mask.shape[2] > 1:
             mask = mask.repeat_interleave(query.shape[2], dim=2)
-        out, lse = attend_part(grid, key, value, mask, scale)
+        out, lse = attend_part(grid, key, value, mask, rule)
         return self._collect(out), self._collect(lse)
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """[T] -> [outer, 1, inner, 1], ones where there is no token."""
+        grid = torch.ones(self.outer * self.inner, dtype=values.dtype, device=values.device)
+        grid[self.back] = values
+        return grid.view(self.outer, 1, self.inner, 1)
 
     def _collect(self, grid: torch.Tensor) -> torch.Tensor:
         """[outer, K, inner * G, *] -> [T, K, G, *]"""
@@ -87,18 +92,18 @@ class RowBatch:
         self.size = len(owners)
         self.rows = torch.tensor([session.row for session in owners], device=device)  # [T]
         self.columns = torch.tensor(columns, device=device)  # [T]
-        self.positions = self.columns + torch.tensor([session.prompt_length for session in owners], device=device)
+        starts = torch.tensor([session.prompt_length for session in owners], device=device)
+        self.positions = self.columns + starts
         self.longest = max(columns) + 1
         self._own_part = _Part(own, [session.row for session in owners])
-        self._visible = torch.ones(self._own_part.outer * self._own_part.inner, dtype=torch.int64, device=device)
-        self._visible[self._own_part.back] = self.columns + 1
-
+        self._visible = self._own_part.spread(self.columns + 1)
         self._prompt_part = _Part(shared, [session.prefix.row for session in owners if session.prefix is not None])
+        self._distance = self._prompt_part.spread(self.positions)  # from the prompt's first column
         holders = [shared.holders[row] for row in self._prompt_part.chosen.tolist()]
-        held = [holder.held if holder is not None else 0 for holder in holders]
+        held = [max(1, holder.held) if holder is not None else 1 for holder in holders]
+        self._held = torch.tensor(held, device=device).view(-1, 1, 1, 1)
         self._prompt_columns = max(held)
-        prompt_mask = _length_mask(torch.tensor(held, device=device), self._prompt_columns, own.dtype)
-        self._prompt_mask = prompt_mask[:, None, None]
+        self._prompt_mask = self._masked(self._held, self._prompt_columns)
         self._prepare()
 
     @property
@@ -108,29 +113,49 @@ class RowBatch:
     def _prepare(self) -> None:
         """Make room for the step's tokens and mask what each of them must not see."""
         self.own.reserve(0, self.longest)
-        mask = _length_mask(self._visible, self.longest, self.own.dtype)
-        self._mask = mask.unflatten(0, (self._own_part.outer, 1, self._own_part.inner))
+        self._masks: dict[int | None, tuple[torch.Tensor, torch.Tensor]] = {
+            None: (self._masked(self._visible, self.longest), self._prompt_mask)
+        }
+
+    def _mask(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """For tokens that see `window` tokens: the masks of their own rows and of their prompts'."""
+        if window is not None and window not in self._masks:
+            own = self._masked(self._visible, self.longest, self._visible - window)
+            prompt = self._masked(self._held, self._prompt_columns, self._distance + 1 - window)
+            self._masks[window] = own, prompt
+        return self._masks[window]
+
+    def _masked(self, end: torch.Tensor, columns: int, first: torch.Tensor | None = None) -> torch.Tensor:
+        """0 in the columns [first, end), far below any score outside of them: [outer, 1, 1 or inner, columns]."""
+        index = torch.arange(columns, device=end.device)
+        outside = index >= end if first is None else (index >= end) | (index < first)
+        return torch.zeros(outside.shape, dtype=self.own.dtype, device=end.device).masked_fill_(
+            outside, hidden(self.own.dtype)
+        )
 
     def advance(self) -> None:
         """After a decoding step: each session has one token more."""
-        for count in (self.columns, self.positions, self._visible):
+        for count in (self.columns, self.positions, self._visible, self._distance):
             count += 1
         self.longest += 1
         self._prepare()
 
-    def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, rule: Rule) -> torch.Tensor:
         """query [H, T, D] -> [T, H, D]."""
         q = query.unflatten(0, (self.own.keys[layer].shape[1], -1)).permute(2, 0, 1, 3)  # [T, K, G, D]
-        out, lse = self._own_part.attend(layer, q, self.longest, self._mask, scale)
-        prompt, prompt_lse = self._prompt_part.attend(layer, q, self._prompt_columns, self._prompt_mask, scale)
+        mask, prompt_mask = self._mask(rule.window)
+        out, lse = self._own_part.attend(layer, q, self.longest, mask, rule)
+        prompt, prompt_lse = self._prompt_part.attend(layer, q, self._prompt_columns, prompt_mask, rule)
         share = torch.sigmoid(prompt_lse - lse).unsqueeze(-1)
-        return torch.lerp(out, prompt, share.to(out.dtype)).flatten(1, 2)
+        out = torch.lerp(out, prompt, share.to(out.dtype)).flatten(1, 2)
+        if rule.sinks is None:
+            return out
+        return out * sink_share(torch.logaddexp(lse, prompt_lse).flatten(1, 2), rule.sinks).to(out.dtype).unsqueeze(-1)
 
 
-def _length_mask(lengths: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """[B, columns]: 0 in the first lengths[b] columns (at least one), minus infinity after them."""
-    outside = torch.arange(columns, device=lengths.device) >= lengths.clamp(min=1)[:, None]
-    return torch.zeros(outside.shape, dtype=dtype, device=lengths.device).masked_fill_(outside, -math.inf)
+def hidden(dtype: torch.dtype) -> float:
+    """Added to the score of a key that is not seen. Finite, so that attention to no key at all has a result, too."""
+    return torch.finfo(dtype).min / 2
 
 
 class Segments:
@@ -142,7 +167,7 @@ class Segments:
         device = own.device
         own.reserve(0, max(len(s.ids) - s.prompt_length for s in sessions))
         self.spans: list[tuple[int, int]] = []
-        self.masks: list[torch.Tensor | None] = []
+        self._masks: dict[int | None, tuple[list[torch.Tensor | None], list[torch.Tensor | None]]] = {}
         size = 0
         rows: list[int] = []
         columns: list[int] = []
@@ -152,7 +177,6 @@ class Segments:
             size += new
             rows += [session.row] * new
             columns += range(total - new, total)
-            self.masks.append(_tail_mask(new, total, own.dtype, device))
         self.size = size
         self.rows, self.columns = torch.tensor(rows, device=device), torch.tensor(columns, device=device)
         lengths = [session.prompt_length for session in self.sessions]
@@ -169,27 +193,50 @@ class Segments:
     def ids(self) -> list[int]:
         return [token for session in self.sessions for token in session.ids[session.cached :]]
 
-    def attend(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+    def _mask(self, window: int | None) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+        """For tokens that see `window` tokens: the masks of the sessions' own rows, and of the groups' prompts."""
+        if window not in self._masks:
+            own = [self._masked(self.columns[a:b], int(self.columns[b - 1]) + 1, window) for a, b in self.spans]
+            prompts = [
+                None if window is None else self._masked(self.positions[a:b], len(prefix.ids), window)
+                for prefix, a, b in self.groups
+            ]
+            self._masks[window] = own, prompts
+        return self._masks[window]
+
+    def _masked(self, places: torch.Tensor, columns: int, window: int | None) -> torch.Tensor | None:
+        """[1, 1, queries, columns]: queries at `places` see the columns up to theirs. None when nothing is masked."""
+        distance = places[:, None] - torch.arange(columns, device=places.device)
+        outside = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        if not outside.any():
+            return None
+        mask = torch.zeros(outside.shape, dtype=self.own.dtype, device=places.device)
+        return mask.masked_fill_(outside, hidden(self.own.dtype))[None, None]
+
+    def attend(self, layer: int, query: torch.Tensor, rule: Rule) -> torch.Tensor:
         """query [H, m, D] -> [m, H, D]."""
         if query.device.type != "cpu":
-            return self._attend_one_by_one(layer, query, scale)
+            return self._attend_one_by_one(layer, query, rule)
         key, value = self.own.keys[layer], self.own.values[layer]
         heads, groups = key.shape[1], query.shape[0] // key.shape[1]
         q = query.unflatten(0, (heads, groups))  # [K, G, m, D]
         output = q.new_empty(self.size, heads, groups, value.shape[-1])
         out, lse = output.permute(1, 2, 0, 3), q.new_empty(heads, groups, self.size, dtype=torch.float32)
-        for session, (start, end), mask in zip(self.sessions, self.spans, self.masks, strict=True):
+        masks, prompt_masks = self._mask(rule.window)
+        for session, (start, end), mask in zip(self.sessions, self.spans, masks, strict=True):
             total = len(session.ids) - session.prompt_length
             k, v = (x[session.row, :, None, :total].expand(-1, groups, -1, -1) for x in (key, value))
-            out[:, :, start:end], lse[:, :, start:end] = attend_part(q[:, :, start:end], k, v, mask, scale)
+            out[:, :, start:end], lse[:, :, start:end] = attend_part(q[:, :, start:end], k, v, mask, rule)
         key, value = self.shared.keys[layer], self.shared.values[layer]
-        for prefix, start, end in self.groups:
+        for (prefix, start, end), mask in zip(self.groups, prompt_masks, strict=True):
             k, v = (x[prefix.row, :, None, : len(prefix.ids)].expand(-1, groups, -1, -1) for x in (key, value))
-            part = attend_part(q[:, :, start:end], k, v, None, scale)
+            part = attend_part(q[:, :, start:end], k, v, mask, rule)
             join_parts(out[:, :, start:end], lse[:, :, start:end], *part)
+        if rule.sinks is not None:
+            out *= sink_share(lse, rule.sinks.view(heads, groups, 1)).unsqueeze(-1)
         return output.flatten(1, 2)
 
-    def _attend_one_by_one(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+    def _attend_one_by_one(self, layer: int, query: torch.Tensor, rule: Rule) -> torch.Tensor:
         """The same with one call for all of a session's keys, put together."""
         outputs = []
         for session, (start, end) in zip(self.sessions, self.spans, strict=True):
@@ -199,16 +246,8 @@ class Segments:
                 torch.cat([shared[layer][session.prefix.row, :, :prompt], own[layer][session.row, :, :total]], dim=1)
                 for shared, own in ((self.shared.keys, self.own.keys), (self.shared.values, self.own.values))
             )
-            outputs.append(attend_tail(query[:, start:end], key, value, scale, None, None))
+            outputs.append(attend_tail(query[:, start:end], key, value, rule))
         return torch.cat(outputs, dim=1).transpose(0, 1)
-
-
-def _tail_mask(new: int, total: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-    """[1, 1, new, total]: the last `new` of `total` tokens attend causally. None when nothing is masked."""
-    if new == 1:
-        return None
-    mask = torch.full((new, total), -math.inf, dtype=dtype, device=device)
-    return mask.triu_(total - new + 1)[None, None]
 
 
 class StepAttention:
@@ -237,16 +276,8 @@ class StepAttention:
             self.prompt_rows, self.prompt_columns = rows.to(own.device), columns.to(own.device)
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
     ) -> torch.Tensor:
-        """The engine has refused models with a softcap, or a window shorter than its longest context."""
         split = self.continuing
         if split:
             self.own.write(layer, self.rows, self.columns, key[:, :split], value[:, :split])
@@ -257,8 +288,8 @@ class StepAttention:
         outputs = []
         start = 0
         for part in self.parts:
-            outputs.append(part.attend(layer, query[:, start : start + part.size], scale))
+            outputs.append(part.attend(layer, query[:, start : start + part.size], rule))
             start += part.size
         if self.tree is not None:
-            outputs.append(self.tree.attend(layer, query[:, split:], k, v, scale, None, None))
+            outputs.append(self.tree.attend(layer, query[:, split:], k, v, rule))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -8,9 +8,9 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
-from agentrl.model.attention import PackedAttention
+from agentrl.model.attention import PackedAttention, Rule
 from agentrl.model.layout import flat_layout
-from agentrl.model.packed import forward_packed
+from agentrl.model.packed import forward_packed, longest_context
 
 
 def free_memory(device: torch.device) -> int:
@@ -21,28 +21,17 @@ def free_memory(device: torch.device) -> int:
 
 
 class _ShapeProbe(PackedAttention):
-    """Notes what each layer asks of attention."""
+    """Notes the keys and values of each layer."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(flat_layout(torch.tensor([0, 1]), model.device))
         self.shapes: dict[int, tuple[int, int, int]] = {}
-        self.windows: set[int | None] = set()
-        self.softcaps: set[float | None] = set()
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
     ) -> torch.Tensor:
         self.shapes[layer] = (key.shape[0], key.shape[-1], value.shape[-1])
-        self.windows.add(window)
-        self.softcaps.add(softcap)
-        return super().attend(layer, query, key, value, scale, window, softcap)
+        return super().attend(layer, query, key, value, rule)
 
 
 @torch.no_grad()
@@ -52,22 +41,15 @@ def attention_shapes(model: PreTrainedModel, max_model_len: int) -> list[tuple[i
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
     forward_packed(model, zero, zero, probe)
     layers = model.config.get_text_config().num_hidden_layers
-    shortest = min((window for window in probe.windows if window is not None), default=max_model_len)
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_model_len
+    positions = longest_context(model) or max_model_len
     problem = None
     if sorted(probe.shapes) != list(range(layers)):
         problem = f"only {len(probe.shapes)} of its {layers} layers have attention with a cache of their own"
-    elif shortest < max_model_len:
-        problem = f"its sliding window of {shortest} tokens is shorter than the longest context of {max_model_len}"
-    elif probe.softcaps != {None}:
-        problem = "it caps attention scores (softcap)"
-    elif any(width != other for _, width, other in probe.shapes.values()):
-        problem = "its keys and values differ in width"
     elif positions < max_model_len:
         problem = f"it has {positions} positions, fewer than the longest context of {max_model_len}"
     if problem:
         raise ConfigError(
-            f"{type(model).__name__} cannot run in the embedded engine: {problem}. Use a model with ordinary full "
-            "attention in every layer, a shorter actor_rollout_ref.rollout.max_model_len, or rollout.name=sglang."
+            f"{type(model).__name__} cannot run in the embedded engine: {problem}. Use a model with attention in every "
+            "layer, a shorter actor_rollout_ref.rollout.max_model_len, or rollout.name=sglang."
         )
     return [probe.shapes[layer] for layer in range(layers)]

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.errors import ConfigError
 from agentrl.model import layout as layouts
-from agentrl.model.attention import attend_part, attend_part_plainly, join_parts
+from agentrl.model.attention import Rule, attend_part, attend_part_plainly, join_parts
 from agentrl.model.packed import hidden_states, load_model, token_logprobs, use_packed_attention
 
 SIZES: dict[str, Any] = {
@@ -247,17 +247,19 @@ def test_dropout_is_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "options"),
+    ("family", "options", "why"),
     [
-        ("mamba", {}),
-        ("gpt_oss", {"num_local_experts": 4}),
-        ("granite", {"logits_scaling": 3.0}),
-        ("bloom", {"n_head": 4, "n_layer": 2}),
+        ("mamba", {}, "only 0 of its 3 layers"),
+        ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "only 1 of its 3 layers"),
+        ("bloom", {"n_head": 4, "n_layer": 2}, "differ"),
+        ("gpt_neox_japanese", {"intermediate_multiple_size": 2}, "only 0 of its 3 layers"),
+        ("nemotron", {}, "do not hand"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic rotary"),
     ],
 )
-def test_other_architectures_are_refused(family: str, options: dict[str, Any]) -> None:
+def test_other_architectures_are_refused(family: str, options: dict[str, Any], why: str) -> None:
     config = AutoConfig.for_model(family, **{**SIZES, **options})
-    with pytest.raises(ConfigError, match="cannot be run on packed sequences"):
+    with pytest.raises(ConfigError, match=f"(?s)cannot be run on packed sequences.*{why}"):
         use_packed_attention(AutoModelForCausalLM.from_config(config))
 
 
@@ -290,8 +292,8 @@ def test_parts_of_attention_join_to_the_whole() -> None:
     mask[1, ..., 15:] = -torch.inf
     whole = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=0.3)
     for attend in (attend_part, attend_part_plainly):
-        out, lse = attend(query, key[:, :, :12], value[:, :, :12], None, 0.3)
-        join_parts(out, lse, *attend(query, key[:, :, 12:], value[:, :, 12:], mask[..., 12:], 0.3))
+        out, lse = attend(query, key[:, :, :12], value[:, :, :12], None, Rule(0.3))
+        join_parts(out, lse, *attend(query, key[:, :, 12:], value[:, :, 12:], mask[..., 12:], Rule(0.3)))
         assert torch.allclose(out, whole, atol=1e-6)
         assert torch.allclose(lse, (query @ key.mT * 0.3 + mask).logsumexp(-1), atol=1e-5)
 

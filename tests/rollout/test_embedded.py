@@ -285,8 +285,6 @@ async def test_an_idle_engine_has_no_task(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     ("family", "options", "why"),
     [
-        ("mistral", {"sliding_window": 64}, "sliding window of 64"),
-        ("gemma2", {"sliding_window": 4096}, "softcap"),
         ("mamba", {}, "cannot be run on packed sequences"),
         ("llama", {"max_position_embeddings": 100}, "100 positions"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic rotary"),
@@ -297,12 +295,3 @@ def test_models_that_the_cache_cannot_serve_are_refused(family: str, options: di
     config = AutoConfig.for_model(family, vocab_size=64, num_key_value_heads=1, head_dim=16, **sizes, **options)
     with pytest.raises(ConfigError, match=why):
         engine_of(AutoModelForCausalLM.from_config(config))
-
-
-async def test_a_window_longer_than_the_context_is_served() -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = AutoConfig.for_model("mistral", vocab_size=300, num_key_value_heads=1, sliding_window=512, **sizes)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    expected = greedy_ids(model, prompt_of(30), 12)
-    assert (await engine_of(model).generate(prompt_of(30), GREEDY, "a")).ids == expected

@@ -1,0 +1,88 @@
+"""Families of causal language models, each as a tiny config that has what is peculiar to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LOCAL_AND_GLOBAL = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {}),
+    "qwen2, window 7 in one layer": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "llama": ("llama", {"num_key_value_heads": 4}),
+    "mistral, window 7": ("mistral", {"sliding_window": 7}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {**LOCAL_AND_GLOBAL, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0}),
+    "gemma3": ("gemma3_text", {**LOCAL_AND_GLOBAL, "query_pre_attn_scalar": 16}),
+    "phi3": ("phi3", {}),
+    "glm4": ("glm4", {}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "granite": (
+        "granite",
+        {
+            "logits_scaling": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.3,
+            "embedding_multiplier": 2.0,
+        },
+    ),
+    "olmo3": ("olmo3", LOCAL_AND_GLOBAL),
+    "cohere2": ("cohere2", {**LOCAL_AND_GLOBAL, "logit_scale": 0.5}),
+    "gpt-oss": ("gpt_oss", {**LOCAL_AND_GLOBAL, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN}),
+    "qwen2-moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 16}),
+    "qwen3-moe": ("qwen3_moe", EXPERTS),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "deepseek-v2": ("deepseek_v2", LATENT),
+    "deepseek-v3": ("deepseek_v3", LATENT),
+}
+
+
+def make_model(name: str, attention: str = "eager") -> PreTrainedModel:
+    """A random model of one of FAMILIES, in eval mode."""
+    family, options = FAMILIES[name]
+    config = AutoConfig.for_model(family, **{**SIZES, **options})
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0.0, 0.25)  # a fresh model hardly attends
+            elif weight.ndim == 1 and not weight.any():
+                weight.normal_(0.0, 0.5)  # biases and sinks
+    return model.eval()
