@@ -14,7 +14,7 @@ from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, StepReport, forward_tokens
 from agentrl.workers.models import ValueModel
 from agentrl.workers.plan import update_plan, with_policy_tokens
-from agentrl.workers.state import load_state, save_state
+from agentrl.workers.state import WorkerState
 
 
 class CriticWorker:
@@ -53,6 +53,7 @@ class CriticWorker:
             total_steps=total_steps,
             gradient_checkpointing=model_config.enable_gradient_checkpointing,
         )
+        self.state = WorkerState(self.learner.params, self.learner.optim)
 
     @by_share
     def compute_values(self, batch: RaggedBatch) -> torch.Tensor:
@@ -85,13 +86,20 @@ class CriticWorker:
         ]
         return _critic_metrics(reports)
 
-    def save(self, dir: Path) -> None:
-        """Write weights and optimizer state; `load` of them continues bit for bit."""
-        save_state(Path(dir), self.learner.params, self.learner.optim)
+    def save(self, dir: Path, background: bool = False) -> None:
+        """Write what is trained and its optimizer state; `load` of them continues bit for bit.
+
+        With `background` they are only copied to host memory: `finish_save` tells when they are written.
+        """
+        self.state.save(Path(dir), background=background)
+
+    def finish_save(self, wait: bool = True) -> dict[str, float]:
+        """{"written": 1.0} when this rank's part of the last save is on the disk; raises what writing it raised."""
+        return {"written": float(self.state.finish(wait=wait))}
 
     def load(self, dir: Path) -> None:
         """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
-        load_state(Path(dir), self.learner.params, self.learner.optim)
+        self.state.load(Path(dir))
 
     def _update_mini_batch(self, mini: RaggedBatch, step: int, where: str) -> StepReport:
         scale = LossScale.of(mini.mask, mini.offsets, self.config.loss_agg_mode, self._max_response_length)

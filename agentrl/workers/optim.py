@@ -10,7 +10,6 @@ from torch import nn
 from agentrl.config.schema import OptimConfig
 from agentrl.workers.muon import Muon
 from agentrl.workers.schedule import lr_factor
-from agentrl.workers.shard import full, placed_like
 
 
 class Optim:
@@ -53,23 +52,32 @@ class Optim:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything it remembers between steps, as whole tensors named `<parameter>/<state>`."""
+        """Everything it remembers between steps, sharded as it is here, by the name `<parameter>/<state>`."""
         state: dict[str, torch.Tensor] = {}
         for name, param in self._params.items():
             for key, value in self._of(param).state.get(param, {}).items():
-                state[f"{name}/{key}"] = full(value).detach()
+                state[f"{name}/{key}"] = value.detach()
         return state
 
+    def empty_state(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor for `load_state`, not filled, for what `state` names `name`: placed as its parameter is.
+
+        Raises ValueError for what cannot be the state of a parameter.
+        """
+        param = self._params.get(name.rpartition("/")[0])
+        if param is not None and shape == param.shape:
+            return torch.empty_like(param.detach(), dtype=dtype)
+        if param is not None and not shape:  # AdamW's step count
+            return torch.empty((), dtype=dtype, device=param.device)
+        raise ValueError(f"{name} of shape {list(shape)} is not the state of a parameter")
+
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state()` gave; parameters without an entry start anew."""
+        """Take over `state`, tensors of `empty_state` that are filled; parameters without an entry start anew."""
         for _, optimizer in self._optimizers:
             optimizer.state.clear()
         for key, value in state.items():
             name, _, kind = key.rpartition("/")
-            param = self._params[name]
-            # AdamW's step count is a scalar; everything else has the shape of its parameter and lives where it lives.
-            placed = placed_like(value, param) if value.shape == param.shape else value
-            self._of(param).state[param][kind] = placed.to(param.device)
+            self._of(self._params[name]).state[self._params[name]][kind] = value
 
     def _of(self, param: nn.Parameter) -> torch.optim.Optimizer:
         """The optimizer that steps `param`."""

@@ -20,7 +20,7 @@ from agentrl.workers.learner import Learner, StepReport, forward_tokens
 from agentrl.workers.models import load_policy
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.shard import all_sum
-from agentrl.workers.state import load_state, save_state
+from agentrl.workers.state import WorkerState
 
 
 class PolicyWorker:
@@ -63,6 +63,7 @@ class PolicyWorker:
             total_steps=total_steps,
             gradient_checkpointing=model_config.enable_gradient_checkpointing,
         )
+        self.state = WorkerState(self.learner.params, self.learner.optim)
 
     @by_share
     def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
@@ -117,13 +118,20 @@ class PolicyWorker:
         """`named_tensors` for an engine. Where the policy is sharded, every rank must read them together."""
         return Weights(self.model.shapes(self.learner.tensors), self.named_tensors)
 
-    def save(self, dir: Path) -> None:
-        """Write what is trained and its optimizer state; `load` of them continues bit for bit."""
-        save_state(Path(dir), self.learner.params, self.learner.optim, self.model.mark(self.learner.tensors))
+    def save(self, dir: Path, background: bool = False) -> None:
+        """Write what is trained and its optimizer state; `load` of them continues bit for bit.
+
+        With `background` they are only copied to host memory: `finish_save` tells when they are written.
+        """
+        self.state.save(Path(dir), self.model.mark(self.learner.tensors), background=background)
+
+    def finish_save(self, wait: bool = True) -> dict[str, float]:
+        """{"written": 1.0} when this rank's part of the last save is on the disk; raises what writing it raised."""
+        return {"written": float(self.state.finish(wait=wait))}
 
     def load(self, dir: Path) -> None:
         """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
-        load_state(Path(dir), self.learner.params, self.learner.optim, self.model.mark(self.learner.tensors))
+        self.state.load(Path(dir), self.model.mark(self.learner.tensors))
 
     def export(self, dir: Path, tokenizer: Any) -> None:
         """Write the policy and its tokenizer in Hugging Face format, in the configured dtype; see `export_model`."""

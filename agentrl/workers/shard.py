@@ -60,6 +60,15 @@ def all_sum(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def all_gather(values: torch.Tensor) -> torch.Tensor:
+    """[ranks, ...]: the `values` of every rank, which have one shape."""
+    if world_size() == 1:
+        return values[None]
+    gathered = [torch.empty_like(values) for _ in range(world_size())]
+    dist.all_gather(gathered, values)
+    return torch.stack(gathered)
+
+
 def all_max(value: int, device: torch.device) -> int:
     """The largest of the ranks' values."""
     if world_size() == 1:

@@ -18,6 +18,7 @@ from agentrl.workers import ReferenceWorker
 from tests.e2e.test_train import lines
 
 Overrides = Callable[..., list[str]]
+SHARD = "shard-00001-of-00001.safetensors"
 MODEL = "actor_rollout_ref.model"
 
 
@@ -57,13 +58,13 @@ def test_a_run_with_adapters(
         assert line["actor/grad_norm"] > 0
     assert metrics[1]["actor/kl_loss"] < 1e-6 < metrics[3]["actor/kl_loss"]
     assert merged_equals_adapter(tmp_path / "whole" / "policy", policy_dir)
-    saved = load_file(tmp_path / "whole" / "checkpoints" / "step_000003" / "policy" / "weights.safetensors")
+    saved = load_file(tmp_path / "whole" / "checkpoints" / "step_000003" / "policy" / SHARD)
     assert all(".lora_" in name for name in saved)
 
     short = small_run(*keys, run_dir=tmp_path / "resumed")
     assert main([*short, "trainer.total_training_steps=2"]) == 0
     assert main(short) == 0
-    again = load_file(tmp_path / "resumed" / "checkpoints" / "step_000003" / "policy" / "weights.safetensors")
+    again = load_file(tmp_path / "resumed" / "checkpoints" / "step_000003" / "policy" / SHARD)
     assert all(torch.equal(again[name], saved[name]) for name in saved)
 
     start = [f"{MODEL}.lora_rank=8", f"{MODEL}.lora_adapter_path={tmp_path / 'whole' / 'policy' / 'adapter'}"]

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
 from agentrl.errors import CheckpointError
 from agentrl.tiny_policy import TinyShape, make_tiny_policy
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights, weights
 
+SHARD = "shard-00001-of-00001.safetensors"
 OPTIMS = {
     "adamw": OptimConfig(lr=1e-2, lr_scheduler_type="cosine", lr_warmup_steps=2),
     "muon": OptimConfig(name="muon", lr=2e-2, adamw_lr=5e-3, lr_scheduler_type="linear"),
@@ -70,7 +73,7 @@ def test_a_deeper_model_is_refused(make_worker: WorkerMaker, saved: Path, tmp_pa
         worker.load(saved)
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("name", [SHARD, "state.json"])
 def test_a_half_written_checkpoint_is_refused(make_worker: WorkerMaker, saved: Path, name: str) -> None:
     worker = make_worker()
     before = weights(worker)
@@ -86,14 +89,45 @@ def test_a_half_written_checkpoint_is_refused(make_worker: WorkerMaker, saved: P
 
 
 def test_optimizer_state_that_lost_a_tensor_is_refused(make_worker: WorkerMaker, saved: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(saved / "optimizer.safetensors")
-    lost = sorted(tensors)[0]
+    with safe_open(saved / SHARD, "pt") as shard:
+        tensors = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
+        header = shard.metadata()
+    lost = next(name for name in tensors if name.endswith("/exp_avg"))
     del tensors[lost]
-    save_file(tensors, saved / "optimizer.safetensors")
+    save_file(tensors, saved / SHARD, header)
     with pytest.raises(CheckpointError, match=f"half-written, '{lost}' is missing"):
         make_worker().load(saved)
+
+
+@pytest.mark.parametrize("name", ["nothing/exp_avg", "model.norm.weight/more"])
+def test_state_of_no_parameter_is_refused(make_worker: WorkerMaker, saved: Path, name: str) -> None:
+    """A checkpoint from elsewhere cannot make the optimizer hold what it does not know."""
+    places = {name: {"saved_offsets": [0]}}
+    save_file({name: torch.zeros(7)}, saved / "more.safetensors", {"DCP_SHARDING_INFO": json.dumps(places)})
+    described = json.loads((saved / "state.json").read_text())
+    described["optimizer_tensors"][name] = "float32 [7]"
+    (saved / "state.json").write_text(json.dumps(described))
+    with pytest.raises(CheckpointError, match=rf"broken \({name} of shape \[7\] is not the state of a parameter\)"):
+        make_worker().load(saved)
+
+
+def test_written_in_the_background_it_is_what_it_was(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tmp_path: Path
+) -> None:
+    """Updates that come before the files are written do not reach them, and what went wrong with them is told."""
+    worker, resumed = make_worker(ActorConfig(ppo_mini_batch_size=4)), make_worker()
+    worker.update(make_batch(), step=1)
+    before = weights(worker)
+    worker.save(tmp_path / "policy", background=True)
+    worker.update(make_batch(), step=2)
+    assert worker.finish_save() == {"written": 1.0}
+    resumed.load(tmp_path / "policy")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in resumed.named_tensors())
+    (tmp_path / "file").touch()
+    worker.save(tmp_path / "file" / "policy", background=True)
+    with pytest.raises(NotADirectoryError):
+        worker.finish_save()
+    assert worker.finish_save(wait=False) == {"written": 1.0}
 
 
 def test_another_optimizer_is_refused(make_worker: WorkerMaker, saved: Path) -> None:
@@ -104,5 +138,5 @@ def test_another_optimizer_is_refused(make_worker: WorkerMaker, saved: Path) -> 
 def test_another_format_is_refused(make_worker: WorkerMaker, saved: Path) -> None:
     state = json.loads((saved / "state.json").read_text())
     (saved / "state.json").write_text(json.dumps(state | {"format": 99}))
-    with pytest.raises(CheckpointError, match="expected format 1, found 99"):
+    with pytest.raises(CheckpointError, match="expected format 2, found 99"):
         make_worker().load(saved)
