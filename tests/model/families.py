@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ SIZES: dict[str, Any] = {
 }
 LOCAL_AND_GLOBAL = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MIXTRAL: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 16,
@@ -63,10 +65,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo3": ("olmo3", LOCAL_AND_GLOBAL),
     "cohere2": ("cohere2", {**LOCAL_AND_GLOBAL, "logit_scale": 0.5}),
-    "gpt-oss": ("gpt_oss", {**LOCAL_AND_GLOBAL, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN}),
+    "gpt-oss": ("gpt_oss", {**LOCAL_AND_GLOBAL, **MIXTRAL, "rope_parameters": YARN}),
     "qwen2-moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 16}),
     "qwen3-moe": ("qwen3_moe", EXPERTS),
-    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral": ("mixtral", MIXTRAL),
     "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "deepseek-v2": ("deepseek_v2", LATENT),
     "deepseek-v3": ("deepseek_v3", LATENT),
@@ -86,3 +88,43 @@ def make_model(name: str, attention: str = "eager") -> PreTrainedModel:
             elif weight.ndim == 1 and not weight.any():
                 weight.normal_(0.0, 0.5)  # biases and sinks
     return model.eval()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences with common beginnings at several depths, nested and equal ones, and lengths from 1."""
+    generator = torch.Generator().manual_seed(1)
+
+    def words(count: int) -> list[int]:
+        return torch.randint(0, 61, (count,), generator=generator).tolist()
+
+    system, prompt, other = words(12), words(10), words(9)
+    answer = words(14)
+    sequences = [
+        system + prompt + answer + words(5),
+        words(3),
+        system + other + words(20),
+        system + prompt + words(1),
+        system + prompt + answer + words(8),
+        system,
+        words(1),
+        system + other + words(2),
+        words(30),
+        system + prompt + words(17),
+    ]
+    sequences.append(list(sequences[0]))
+    offsets = torch.tensor([0] + [len(s) for s in sequences]).cumsum(0)
+    return torch.tensor(list(itertools.chain(*sequences))), offsets
+
+
+def one_by_one(
+    model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropies [T] by the model's own forward of each sequence."""
+    logprobs, entropies = [], []
+    for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        logits = model(input_ids=ids[None, start:end]).logits[0, :-1].float() / temperature
+        scores = logits.log_softmax(-1)
+        zero = torch.zeros(1)
+        logprobs.append(torch.cat([zero, scores.gather(1, ids[start + 1 : end, None])[:, 0]]))
+        entropies.append(torch.cat([zero, -(scores.exp() * scores).sum(-1)]))
+    return torch.cat(logprobs), torch.cat(entropies)
