@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from agentrl.images import Images
+
 _TOKEN = {"kind": "token"}
 _SEQUENCE = {"kind": "sequence"}
 
@@ -32,6 +34,8 @@ class RaggedBatch:
     values: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the critic's
     advantages: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
+    images: Images | None = None
+    """Of all sequences; None where there are none."""
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1
@@ -54,6 +58,8 @@ class RaggedBatch:
         # Position of each chosen token in the old batch: its sequence's old start plus its place in the sequence.
         take = torch.repeat_interleave(self.offsets[rows] - offsets[:-1], lengths) + torch.arange(int(offsets[-1]))
         changes: dict[str, Any] = {"offsets": offsets}
+        if self.images is not None:
+            changes["images"] = self.images.select(rows.tolist(), len(self))
         for item in fields(self):
             value = getattr(self, item.name)
             if value is not None and item.metadata:

@@ -9,6 +9,7 @@ from itertools import chain, compress
 import torch
 
 from agentrl.batch import RaggedBatch
+from agentrl.images import Images
 from agentrl.trajectory import Status, Trajectory
 
 
@@ -39,6 +40,7 @@ def from_trajectories(trajectories: Sequence[Trajectory], *, turn_reward_coef: f
         rewards=torch.tensor(list(chain.from_iterable(rewards for _, _, _, rewards in rows)), dtype=torch.float32),
         group=torch.tensor([trajectory.group for _, trajectory, _, _ in rows], dtype=torch.int64),
         trajectory=torch.tensor([position for position, _, _, _ in rows], dtype=torch.int64),
+        images=Images.of(item.images for item in transcripts),
     )
 
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Message = dict[str, Any]
 """An OpenAI-style chat message: role, content, and optionally tool_calls, tool_call_id, name."""
@@ -44,6 +48,29 @@ class VersionSpan:
     end: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Image:
+    """An image as a model is fed it."""
+
+    patches: npt.NDArray[np.float32]  # [patches, D], as the model's image processor makes them
+    grid: tuple[int, int, int]
+    """Frames (1), rows and columns of patches."""
+    tokens: int
+    """How many tokens of the vocabulary's image token stand for it."""
+    digest: bytes
+    """Of its content."""
+    encoded: bytes
+    """The file (PNG, JPEG, ...), for an engine that makes the patches itself."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedImage:
+    """An image whose tokens are [start, start + image.tokens) of a list of ids."""
+
+    start: int
+    image: Image
+
+
 @dataclass(slots=True)
 class Transcript:
     """Append-only token log of one context window.
@@ -57,6 +84,8 @@ class Transcript:
     logprobs: list[float] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
     prompt_length: int = 0
+    images: list[PlacedImage] = field(default_factory=list)
+    """In the order of their places. An image token that is in none of them was sampled: a token like any other."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -70,12 +99,13 @@ class Transcript:
     def sampled_length(self) -> int:
         return sum(self.mask)
 
-    def append_prompt(self, ids: Sequence[int]) -> None:
-        """The first prompt. Raises ValueError when something is there already or `ids` is empty."""
+    def append_prompt(self, ids: Sequence[int], images: Sequence[PlacedImage] = ()) -> None:
+        """The first prompt and its images. Raises ValueError when something is there already or `ids` is empty."""
         if self.ids:
             raise ValueError("append_prompt: the transcript already holds tokens; use append_observed")
         if not ids:
             raise ValueError("append_prompt: the prompt is empty")
+        self._place(images, len(ids))
         self._append(ids, 0, [0.0] * len(ids))
         self.prompt_length = len(ids)
 
@@ -102,11 +132,21 @@ class Transcript:
         self._append(ids, 1, logprobs)
         self.versions.extend(VersionSpan(s.version, base + s.start, base + s.end) for s in spans if s.end > s.start)
 
-    def append_observed(self, ids: Sequence[int]) -> None:
-        """Tokens the policy did not sample: tool answers, user turns, template tokens."""
+    def append_observed(self, ids: Sequence[int], images: Sequence[PlacedImage] = ()) -> None:
+        """Tokens the policy did not sample: tool answers, user turns, template tokens. `images`: placed in `ids`."""
         if not self.ids:
             raise ValueError("append_observed: there is no prompt yet")
+        self._place(images, len(ids))
         self._append(ids, 0, [0.0] * len(ids))
+
+    def _place(self, images: Sequence[PlacedImage], size: int) -> None:
+        """Note the images of `size` ids that are about to be appended."""
+        end = 0
+        for one in images:
+            if not end <= one.start <= one.start + one.image.tokens <= size:
+                raise ValueError(f"an image of {one.image.tokens} tokens at {one.start} does not fit into {size} ids")
+            end = one.start + one.image.tokens
+        self.images.extend(PlacedImage(len(self.ids) + one.start, one.image) for one in images)
 
     def _append(self, ids: Sequence[int], mask: int, logprobs: Sequence[float]) -> None:
         self.ids.extend(ids)

@@ -30,6 +30,8 @@ class DataConfig(Section):
     """The same for validation; null: no validation. With train_files=quickstart the default is `quickstart`, too."""
     prompt_key: str = "prompt"
     """The column that holds the messages."""
+    image_key: str = "images"
+    """The column, where there is one, with a row's images: in a message <image> stands for the next of them."""
     train_batch_size: int = Field(32, gt=0)
     """Prompts a step."""
     val_batch_size: int | None = Field(None, gt=0)
@@ -123,6 +125,8 @@ class ActorConfig(Section):
     grad_clip: float = Field(1.0, gt=0)
     shuffle: bool = True
     """Shuffle the prompts over the mini-batches."""
+    freeze_vision_tower: bool = False
+    """Train nothing of a vision-language model's vision tower, in the critic neither; adapters stay out of it, too."""
     ulysses_sequence_parallel_size: int = Field(1, gt=0)
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     policy_loss: PolicyLossConfig = PolicyLossConfig()

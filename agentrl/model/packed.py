@@ -13,11 +13,23 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from agentrl.errors import ConfigError
+from agentrl.images import Images
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention, Rule
 from agentrl.model.layout import PackedLayout, flat_layout, tree_layout
+from agentrl.model.vision import (
+    PlacedFeatures,
+    auto_class,
+    features_of,
+    forward_images,
+    image_probe,
+    image_rows,
+    own_logits,
+    rope_positions,
+    told_apart,
+)
 
 _CHUNK_LOGITS = 1 << 24
 """Logits kept for the backward pass at once (64 MiB in fp32); more are computed in chunks and again in backward."""
@@ -26,13 +38,13 @@ _CHUNK_LOGITS = 1 << 24
 def load_model(
     path: str, *, dtype: str = "float32", device: str | torch.device = "cpu", trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """Load a Hugging Face causal LM with packed attention, in eval mode and without dropout.
+    """Load a Hugging Face causal LM, or a vision-language model, with packed attention and without dropout.
 
     Raises ConfigError when there is no such model, or when its packed forward does not equal its own.
     """
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(
+        model = auto_class(config).from_pretrained(
             path, config=config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
@@ -40,7 +52,7 @@ def load_model(
             f"cannot load a causal language model from {path!r}: {error}\n"
             "Give a directory with config.json and safetensors weights (actor_rollout_ref.model.path)."
         ) from error
-    model.to(device)  # type: ignore[arg-type]
+    model.to(device)
     return use_packed_attention(model)
 
 
@@ -49,7 +61,7 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
 
     Raises ConfigError when the packed forward would not compute what the model's own forward does.
     """
-    if model.config._attn_implementation == IMPLEMENTATION:
+    if _text_config(model)._attn_implementation == IMPLEMENTATION:
         return model
     if any(rope.get("rope_type") == "dynamic" for rope in _rotations(model)):
         raise ConfigError(_unsupported(model, "its dynamic rotary embedding depends on the longest sequence beside it"))
@@ -57,26 +69,49 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     model.eval()
-    ids = torch.arange(40, device=model.device) * 7 % model.config.get_text_config().vocab_size
+    ids = torch.arange(40, device=model.device) * 7 % _text_config(model).vocab_size
     ids[24:36] = ids[8:20]  # two of the sequences begin alike, so that they share a node of the layout
     layout = make_layout(ids, torch.tensor([0, 8, 24, 40]))
     attention = _Noting(layout)
+    probe = image_probe(model)
     with torch.no_grad():
+        wanted = None if probe is None else own_logits(model, *probe)
         own = model(input_ids=ids[8:].view(2, 16), use_cache=False).logits.flatten(0, 1)
-        model.set_attn_implementation(IMPLEMENTATION)
+        # A vision tower keeps its own attention: it is not causal.
+        parts = [name for name in model.config.sub_configs if getattr(model.config, name) is _text_config(model)]
+        model.set_attn_implementation({parts[0]: IMPLEMENTATION} if parts else IMPLEMENTATION)
         try:
             hidden = forward_packed(model, ids[layout.stored], layout.positions, attention)
             packed = token_logits(model, hidden[layout.expand[8:]])
-            difference = float((own - packed).abs().max() / own.abs().max().clamp(min=1e-6))
+            difference = _difference(own, packed)
+            if probe is not None and wanted is not None:
+                ids, images = probe
+                packed = token_logits(model, hidden_states(model, ids, torch.tensor([0, 8, len(ids)]), images))[8:]
+                if not _difference(wanted, packed) <= _tolerance(model):
+                    raise ValueError(
+                        f"its logits with an image differ by {_difference(wanted, packed):.2g} of their size"
+                    )
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise ConfigError(_unsupported(model, str(error))) from error
-    if not difference <= (1e-4 if model.dtype == torch.float32 else 0.05):
-        layers, found = model.config.get_text_config().num_hidden_layers, len(attention.layers)
+    if not difference <= _tolerance(model):
+        layers, found = _text_config(model).num_hidden_layers, len(attention.layers)
         why = f"its logits differ by {difference:.2g} of their size"
         if found < layers:
             why += f"; only {found} of its {layers} layers have attention that keeps sequences apart"
         raise ConfigError(_unsupported(model, why))
     return model
+
+
+def _text_config(model: PreTrainedModel) -> PretrainedConfig:
+    return model.config.get_text_config()
+
+
+def _difference(own: torch.Tensor, packed: torch.Tensor) -> float:
+    return float((own - packed).abs().max() / own.abs().max().clamp(min=1e-6))
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    return 1e-4 if model.dtype == torch.float32 else 0.05
 
 
 class _Noting(PackedAttention):
@@ -103,13 +138,13 @@ def _unsupported(model: PreTrainedModel, why: str) -> str:
 
 def _rotations(model: PreTrainedModel) -> list[dict[str, Any]]:
     """The parameters of the model's rotary embeddings, of which some have one for each type of layer."""
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    rope = getattr(_text_config(model), "rope_parameters", None) or {}
     return [one for one in rope.values() if isinstance(one, dict)] or [rope]
 
 
 def longest_context(model: PreTrainedModel) -> int | None:
     """How many tokens a sequence may have, as far as the config says so."""
-    limits = (getattr(model.config.get_text_config(), "max_position_embeddings", None), _longrope_limit(model))
+    limits = (getattr(_text_config(model), "max_position_embeddings", None), _longrope_limit(model))
     return min((limit for limit in limits if limit), default=None)
 
 
@@ -119,10 +154,11 @@ def _longrope_limit(model: PreTrainedModel) -> int | None:
     return min((rope["original_max_position_embeddings"] for rope in ropes), default=None)
 
 
-def hidden_states(model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def hidden_states(
+    model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor, images: Images | None = None
+) -> torch.Tensor:
     """The last hidden states, after the final norm. ids [T] int64, offsets [N + 1] int64 -> [T, H]. Differentiable."""
-    layout = make_layout(ids, offsets)
-    stored = stored_hidden_states(model, ids, layout)
+    stored, layout = stored_hidden_states(model, ids, offsets, images)
     return stored if layout.is_flat else stored.index_select(0, layout.expand)
 
 
@@ -131,23 +167,62 @@ def make_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
     return flat_layout(offsets, ids.device) if ids.is_cuda else tree_layout(ids, offsets)
 
 
-def stored_hidden_states(model: PreTrainedModel, ids: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
-    """[P, H]: the hidden states of the layout's stored tokens. Raises ConfigError when a sequence is too long."""
+def stored_hidden_states(
+    model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor, images: Images | None
+) -> tuple[torch.Tensor, PackedLayout]:
+    """[P, H]: the hidden states of the layout's stored tokens, and the layout.
+
+    Raises ConfigError when a sequence is too long.
+    """
+    if images is None:
+        layout = make_layout(ids, offsets)
+        _check_length(model, layout)
+        return forward_packed(model, ids[layout.stored], layout.positions, PackedAttention(layout)), layout
+    places, rows = image_rows(images, offsets)
+    layout = make_layout(told_apart(ids, places, rows), offsets)
+    _check_length(model, layout)
+    placed, positions = place_features(model, ids, offsets, images, layout)
+    return forward_packed(model, ids[layout.stored], positions, PackedAttention(layout), placed), layout
+
+
+def _check_length(model: PreTrainedModel, layout: PackedLayout) -> None:
     limit = _longrope_limit(model)
     if limit is not None and layout.longest > limit:
         raise ConfigError(
             f"a sequence has {layout.longest} tokens, and {type(model).__name__} with LongRoPE can be trained on up to "
             f"{limit}: set actor_rollout_ref.rollout.max_model_len"
         )
-    return forward_packed(model, ids[layout.stored], layout.positions, PackedAttention(layout))
+
+
+def place_features(
+    model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor, images: Images, layout: PackedLayout
+) -> tuple[PlacedFeatures, torch.Tensor]:
+    """The images' features at the layout's stored tokens, and the positions of those, [P] or [3, P]."""
+    places, rows = (one.to(ids.device) for one in image_rows(images, offsets))
+    row_of = torch.full_like(ids, -1)
+    row_of[places] = rows
+    stored = row_of[layout.stored]
+    at = (stored >= 0).nonzero()[:, 0]
+    placed = PlacedFeatures(features_of(model, images.patches, images.grid), at, stored[at])
+    rope = rope_positions(model, ids, offsets, images)
+    return placed, layout.positions if rope is None else rope.to(ids.device)[:, layout.stored]
 
 
 def forward_packed(
-    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, attention: AttentionLayout
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    attention: AttentionLayout,
+    images: PlacedFeatures | None = None,
 ) -> torch.Tensor:
-    """The last hidden states [P, H] of packed tokens: ids and positions [P] int64."""
+    """The last hidden states [P, H] of packed tokens: ids [P], positions [P] or [3, P] int64."""
     arguments: dict[str, Any] = {LAYOUT: attention}
-    output = model.base_model(input_ids=ids[None], position_ids=positions[None], use_cache=False, **arguments)
+    if images is None:
+        output = model.base_model(
+            input_ids=ids[None], position_ids=positions[..., None, :], use_cache=False, **arguments
+        )
+    else:
+        output = forward_images(model, ids, positions, images, **arguments)
     return output.last_hidden_state[0]
 
 
@@ -169,6 +244,7 @@ def token_logprobs(
     with_entropy: bool = False,
     needed: torch.Tensor | None = None,
     chunk_tokens: int | None = None,
+    images: Images | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """log p(ids[t] | the tokens before it in its sequence) under softmax(logits / temperature), and its entropy.
 
@@ -177,13 +253,13 @@ def token_logprobs(
         temperature: above 0; 0 stands for greedy sampling, whose log-probs are those of temperature 1.
         needed: [T] bool, the tokens whose log-prob is wanted; None: all. Others cost no vocabulary projection.
         chunk_tokens: tokens whose logits are alive at once; None: as many as 64 MiB hold.
+        images: of the sequences, if they have any.
 
     Returns:
         log-probs [T] float32 and entropies [T] float32 in nats (None without `with_entropy`) of the distribution that
         ids[t] was drawn from; 0 where not needed and at each sequence's first token. Differentiable in the weights.
     """
-    layout = make_layout(ids, offsets)
-    hidden = stored_hidden_states(model, ids, layout)
+    hidden, layout = stored_hidden_states(model, ids, offsets, images)
     wanted = torch.ones_like(ids, dtype=torch.bool) if needed is None else needed.clone()
     wanted[offsets[:-1].to(ids.device)] = False
     places = wanted.nonzero()[:, 0]

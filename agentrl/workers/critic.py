@@ -12,7 +12,7 @@ from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig
 from agentrl.model.packed import load_model
 from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, StepReport, forward_tokens
-from agentrl.workers.models import ValueModel
+from agentrl.workers.models import ValueModel, freeze_vision
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.state import WorkerState
 
@@ -44,6 +44,8 @@ class CriticWorker:
         self._max_response_length = max_response_length
         path = critic_config.path or model_config.path
         base = load_model(path, dtype="float32", device=device, trust_remote_code=model_config.trust_remote_code)
+        if actor_config.freeze_vision_tower:
+            freeze_vision(base)
         self.model = ValueModel(base, autocast=model_config.dtype == "bfloat16")
         self.learner = Learner(
             self.model,
@@ -59,7 +61,7 @@ class CriticWorker:
     def compute_values(self, batch: RaggedBatch) -> torch.Tensor:
         """[T] float32 on the CPU: the value of the state before each token (see `ValueModel.forward`)."""
         return forward_tokens(
-            lambda micro: self.model(micro.ids, micro.offsets),
+            lambda micro: self.model(micro.ids, micro.offsets, micro.images),
             batch,
             self.config.ppo_max_token_len_per_gpu,
             self.device,
@@ -106,7 +108,7 @@ class CriticWorker:
 
         def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             assert micro.values is not None and micro.returns is not None
-            values = self.model(micro.ids, micro.offsets)
+            values = self.model(micro.ids, micro.offsets, micro.images)
             by_token, clipped = value_loss(values, micro.values, micro.returns, micro.mask, self.config.cliprange_value)
             seen = {"tokens": micro.mask.sum(), "clipped": clipped, "values": values.detach()[micro.mask].sum()}
             return aggregate(by_token, micro.mask, micro.offsets, scale), seen

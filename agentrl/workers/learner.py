@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -141,11 +142,14 @@ def forward_tokens(
 
 
 def to_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
-    """The same batch with every tensor on `device`."""
+    """The same batch with every tensor on `device`; images go there when they are looked at."""
     if device.type == "cpu":
         return batch
     values = {item.name: getattr(batch, item.name) for item in fields(batch)}
-    return replace(batch, **{name: value.to(device) for name, value in values.items() if value is not None})
+    tensors: dict[str, Any] = {
+        name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)
+    }
+    return replace(batch, **tensors)
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:

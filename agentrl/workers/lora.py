@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from agentrl.config.schema import ModelConfig
 from agentrl.errors import ConfigError
+from agentrl.model.vision import vision_tower
 from agentrl.workers.shard import full, rank
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -47,6 +48,7 @@ class Lora:
             lora_alpha=config.lora_alpha,
             target_modules=config.target_modules,
             lora_dropout=0.0,
+            exclude_modules=_frozen_vision(model),
             bias="none",
             task_type="CAUSAL_LM",
             base_model_name_or_path=config.path,
@@ -143,6 +145,15 @@ class Lora:
         with torch.no_grad():
             for name, param in params.items():
                 param.copy_(found[name])
+
+
+def _frozen_vision(model: PreTrainedModel) -> list[str] | None:
+    """The layers of a vision tower that is frozen."""
+    tower = vision_tower(model)
+    if tower is None or any(param.requires_grad for param in tower.parameters()):
+        return None
+    inside = set(map(id, tower.modules()))
+    return [name for name, module in model.named_modules() if id(module) in inside]
 
 
 def _plain(name: str) -> str:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.config.schema import ModelConfig
+from agentrl.errors import ConfigError
+from agentrl.images import Images
 from agentrl.model.packed import hidden_states, load_model, token_logprobs
-from agentrl.workers.shard import full
+from agentrl.model.vision import features_of, sample_image, takes_images, vision_tower
+from agentrl.workers.shard import full, world_size
 
 if TYPE_CHECKING:
     from agentrl.workers.lora import Lora
@@ -39,12 +43,21 @@ class PolicyModel(nn.Module):
         needed: torch.Tensor,
         temperature: float,
         with_entropy: bool = False,
+        images: Images | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `token_logprobs`: ids [T], offsets [N + 1], needed [T] bool -> log-probs [T], entropies [T] or None."""
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self._autocast):
-            return token_logprobs(
-                self.base, ids, offsets, temperature=temperature, with_entropy=with_entropy, needed=needed
+            nothing = _step_of_vision(self.base, images)
+            logprobs, entropy = token_logprobs(
+                self.base,
+                ids,
+                offsets,
+                temperature=temperature,
+                with_entropy=with_entropy,
+                needed=needed,
+                images=images,
             )
+        return logprobs if nothing is None else logprobs + nothing, entropy
 
     def named_tensors(self, params: Params) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight, whole, by its Hugging Face name, from all parameters `params`; adapters are merged into theirs.
@@ -65,7 +78,30 @@ class PolicyModel(nn.Module):
         return {} if self.lora is None else self.lora.mark(params)
 
 
-def load_policy(config: ModelConfig, *, device: str | torch.device, seed: int) -> PolicyModel:
+def _step_of_vision(base: PreTrainedModel, images: Images | None) -> torch.Tensor | None:
+    """Where the model is sharded and takes images: run its vision tower also without any; 0 with its gradient.
+
+    All ranks gather its weights together, and other ranks may have images.
+    """
+    if images is not None or world_size() == 1 or not takes_images(base):
+        return None
+    blank = sample_image(base)
+    return 0.0 * features_of(base, blank.patches, np.array([blank.grid])).rows.float().sum()
+
+
+def freeze_vision(base: PreTrainedModel) -> None:
+    """Train nothing of its vision tower. Raises ConfigError where it has none."""
+    tower = vision_tower(base)
+    if tower is None:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.freeze_vision_tower=true has no effect: {type(base).__name__} takes no images"
+        )
+    tower.requires_grad_(False)
+
+
+def load_policy(
+    config: ModelConfig, *, device: str | torch.device, seed: int, freeze_vision_tower: bool = False
+) -> PolicyModel:
     """The policy to be trained, with adapters (`seed`: of their start) if the config has them. Raises ConfigError.
 
     What is trained is float32; weights beside adapters are not, and stay as the config has them.
@@ -76,6 +112,8 @@ def load_policy(config: ModelConfig, *, device: str | torch.device, seed: int) -
         device=device,
         trust_remote_code=config.trust_remote_code,
     )
+    if freeze_vision_tower:
+        freeze_vision(base)
     lora = None
     if config.lora_rank:
         from agentrl.workers.lora import Lora  # peft costs half a second
@@ -100,14 +138,16 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         self._autocast = autocast
 
-    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor, images: Images | None = None) -> torch.Tensor:
         """[T] float32: entry t is the value of the state before ids[t], the tokens that come before it in its
         sequence; 0 at each sequence's first token. Aligned as log-probs are: the value that a policy token's
         advantage is measured against stands beside it.
         """
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self._autocast):
-            hidden = hidden_states(self.base, ids, offsets)
+            nothing = _step_of_vision(self.base, images)
+            hidden = hidden_states(self.base, ids, offsets, images)
         after = self.value_head(hidden.float())[:, 0]
+        after = after if nothing is None else after + nothing
         before = torch.cat([after.new_zeros(1), after[:-1]])
         first = torch.zeros_like(ids, dtype=torch.bool)
         first[offsets[:-1]] = True

@@ -53,7 +53,9 @@ class PolicyWorker:
         self._log_prob_max_tokens = log_prob_max_tokens
         self._max_response_length = max_response_length
         self._dtype = getattr(torch, model_config.dtype)
-        self.model = load_policy(model_config, device=device, seed=seed)
+        self.model = load_policy(
+            model_config, device=device, seed=seed, freeze_vision_tower=actor_config.freeze_vision_tower
+        )
         self.base = self.model.base
         self.learner = Learner(
             self.model,
@@ -140,7 +142,12 @@ class PolicyWorker:
     def _score(self, micro: RaggedBatch) -> torch.Tensor:
         """[T, 2]: log-probs and entropies of the policy tokens."""
         logprobs, entropy = self.model(
-            micro.ids, micro.offsets, needed=micro.mask, temperature=self.temperature, with_entropy=True
+            micro.ids,
+            micro.offsets,
+            needed=micro.mask,
+            temperature=self.temperature,
+            with_entropy=True,
+            images=micro.images,
         )
         return torch.stack([logprobs, entropy], dim=1)
 
@@ -170,6 +177,7 @@ class PolicyWorker:
                 needed=micro.mask,
                 temperature=self.temperature,
                 with_entropy=config.entropy_coeff != 0,
+                images=micro.images,
             )
             old = logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
             by_token, stats = policy_loss(

@@ -40,7 +40,9 @@ class ReferenceWorker:
         return forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device), {}
 
     def _score(self, micro: RaggedBatch) -> torch.Tensor:
-        logprobs, _ = self.model(micro.ids, micro.offsets, needed=micro.mask, temperature=self.temperature)
+        logprobs, _ = self.model(
+            micro.ids, micro.offsets, needed=micro.mask, temperature=self.temperature, images=micro.images
+        )
         return logprobs
 
 

@@ -1,0 +1,177 @@
+"""Images in the packed forward, by the methods that Hugging Face's vision-language models have.
+
+The vision tower runs once over the images of a batch, each once however many sequences hold it, and its features take
+the places of the embeddings of the image tokens. Which tokens those are is said by `Images`, never by ids: an image
+token that the policy sampled is a token like any other. Where a model rotates by position in three dimensions
+(arXiv:2409.12191), positions are those of its own `get_rope_index`, sequence by sequence.
+
+Supported are models that take patches and a grid of them (`get_image_features(pixel_values, image_grid_thw)`):
+Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4V and alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from agentrl.images import Images
+from agentrl.trajectory import Image, PlacedImage
+
+FIRST_FEATURE = 1 << 31
+"""Image tokens are told apart, for sharing, by numbers from here on: no vocabulary is so large."""
+
+
+def auto_class(config: PretrainedConfig) -> Any:
+    """The class of transformers that makes the model of `config`, with its vision tower if it has one."""
+    has_vision = getattr(config, "vision_config", None) is not None
+    if has_vision and type(config) in AutoModelForImageTextToText._model_mapping:
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
+
+
+def takes_images(model: PreTrainedModel) -> bool:
+    """Whether images can be put into its packed forward."""
+    features = getattr(model.base_model, "get_image_features", None)
+    wanted = {"pixel_values", "image_grid_thw"}
+    return features is not None and wanted <= set(inspect.signature(features).parameters)
+
+
+def _base(model: PreTrainedModel) -> Any:
+    """The model without its head; transformers' types do not know the methods of vision-language models."""
+    return model.base_model
+
+
+def vision_tower(model: PreTrainedModel) -> nn.Module | None:
+    """What makes features of images, or None."""
+    return model.get_encoder(modality="image") if takes_images(model) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The vision tower's output for some images: a row for each of their F tokens."""
+
+    rows: torch.Tensor  # [F, H], in place of embeddings
+    deep: list[torch.Tensor] = field(default_factory=list)
+    """[F, H] each, added behind the first decoder layers (Qwen3-VL's deepstack)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedFeatures:
+    """Features of some of the tokens of a forward."""
+
+    features: Features
+    places: torch.Tensor  # [K] int64: tokens of the forward, ascending
+    which: torch.Tensor  # [K] int64: the row of the features for each
+
+
+def features_of(model: PreTrainedModel, patches: np.ndarray, grid: np.ndarray) -> Features:
+    """patches [P, D] float32, grid [I, 3]. Differentiable in the vision tower."""
+    pixels = torch.tensor(patches, device=model.device)
+    output = _base(model).get_image_features(pixels, torch.tensor(grid, device=model.device), return_dict=True)
+    deep = getattr(output, "deepstack_features", None) or ()
+    return Features(_joined(output.pooler_output), [_joined(one) for one in deep])
+
+
+def _joined(features: Any) -> torch.Tensor:
+    return features if isinstance(features, torch.Tensor) else torch.cat(tuple(features))
+
+
+def image_rows(images: Images, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(tokens of the batch that stand for images, ascending; the row of the features for each), both [K] int64."""
+    starts = offsets.numpy(force=True)[images.sequence] + images.start
+    lengths, first = images.tokens[images.image], images.features[images.image]
+    inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    places, rows = np.repeat(starts, lengths) + inside, np.repeat(first, lengths) + inside
+    return torch.from_numpy(places), torch.from_numpy(rows)
+
+
+def told_apart(ids: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """[T]: `ids` with another number for each token of each image, so that only equal beginnings look equal."""
+    apart = ids.clone()
+    apart[places.to(ids.device)] = FIRST_FEATURE + rows.to(ids.device)
+    return apart
+
+
+def rope_positions(
+    model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor, images: Images
+) -> torch.Tensor | None:
+    """[3, T] int64 on the CPU: positions of each token in time, height and width; None for a model without them."""
+    if not hasattr(model.base_model, "get_rope_index"):
+        return None
+    bounds, tokens = offsets.tolist(), ids.cpu()
+    positions = torch.cat([torch.arange(end - start) for start, end in itertools.pairwise(bounds)])
+    positions = positions.expand(3, -1).clone()
+    for number in np.unique(images.sequence).tolist():
+        mine = images.sequence == number
+        part = slice(bounds[number], bounds[number + 1])
+        spans = zip(images.start[mine], images.tokens[images.image[mine]], images.grid[images.image[mine]], strict=True)
+        positions[:, part] = rope_of(model, tokens[part], [(int(a), int(n), grid.tolist()) for a, n, grid in spans])
+    return positions
+
+
+def rope_of(model: PreTrainedModel, ids: torch.Tensor, spans: list[tuple[int, int, list[int]]]) -> torch.Tensor:
+    """[3, L] int64: of one sequence, ids [L] on the CPU; spans: each image's first token, tokens and grid."""
+    kinds = torch.zeros_like(ids)
+    for start, count, _ in spans:
+        kinds[start : start + count] = 1
+    grids = torch.tensor([grid for _, _, grid in spans])
+    positions, _ = _base(model).get_rope_index(ids[None], mm_token_type_ids=kinds[None], image_grid_thw=grids)
+    return positions[:, 0]
+
+
+def forward_images(
+    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, images: PlacedFeatures, **kwargs: Any
+) -> Any:
+    """The decoder's output for packed tokens of which some are images'. positions [P] or [3, P]."""
+    embeddings = model.get_input_embeddings()(ids)
+    rows = images.features.rows.to(embeddings.dtype).index_select(0, images.which)
+    embeddings = embeddings.index_copy(0, images.places, rows)
+    if images.features.deep:
+        mask = torch.zeros_like(ids, dtype=torch.bool)
+        mask[images.places] = True
+        deep = [one.to(embeddings.dtype).index_select(0, images.which) for one in images.features.deep]
+        kwargs |= {"visual_pos_masks": mask[None], "deepstack_visual_embeds": deep}
+    return _base(model).language_model(
+        inputs_embeds=embeddings[None], position_ids=positions[..., None, :], use_cache=False, **kwargs
+    )
+
+
+def sample_image(model: PreTrainedModel) -> Image:
+    """A small image with made-up patches, in the shape that the model's vision tower takes."""
+    vision = model.config.vision_config
+    merge, channels = vision.spatial_merge_size, getattr(vision, "in_channels", None) or vision.in_chans
+    width = channels * getattr(vision, "temporal_patch_size", 1) * vision.patch_size**2
+    grid = (1, 2 * merge, 4 * merge)
+    patches = np.sin(np.arange(8 * merge**2 * width, dtype=np.float32)).reshape(-1, width)
+    return Image(patches, grid, tokens=8, digest=b"sample", encoded=b"")
+
+
+def image_probe(model: PreTrainedModel) -> tuple[torch.Tensor, Images] | None:
+    """Two sequences for trying a model out, of 8 tokens and of 24 with an image; None where it takes none."""
+    if not takes_images(model):
+        return None
+    ids = torch.arange(32, device=model.device) * 7 % model.config.get_text_config().vocab_size
+    placed = PlacedImage(4, sample_image(model))
+    ids[8 + placed.start : 8 + placed.start + placed.image.tokens] = model.config.image_token_id
+    images = Images.of([[], [placed]])
+    assert images is not None
+    return ids, images
+
+
+def own_logits(model: PreTrainedModel, ids: torch.Tensor, images: Images) -> torch.Tensor:
+    """[24, V]: of the second sequence of a probe, by the model's own forward."""
+    logits: torch.Tensor = model(
+        input_ids=ids[None, 8:],
+        pixel_values=torch.tensor(images.patches, device=model.device),
+        image_grid_thw=torch.tensor(images.grid, device=model.device),
+        mm_token_type_ids=(ids == model.config.image_token_id).int()[None, 8:],
+        use_cache=False,
+    ).logits[0]
+    return logits
