@@ -7,6 +7,8 @@ gradient are those of separate sequences.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,18 +44,36 @@ def load_model(
 
     Raises ConfigError when there is no such model, or when its packed forward does not equal its own.
     """
-    try:
+    with _loading(path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         model = auto_class(config).from_pretrained(
             path, config=config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
         )
+    model.to(device)
+    return use_packed_attention(model)
+
+
+def empty_model(path: str, *, dtype: str = "float32", trust_remote_code: bool = False) -> PreTrainedModel:
+    """The model of `load_model` on the device `meta`: shapes without numbers, and its own attention.
+
+    Once it has its weights, `check_packed_attention` is to be called. Raises ConfigError when there is no such model.
+    """
+    with _loading(path), torch.device("meta"):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        model = auto_class(config).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
+    _without_dropout(model)
+    return model
+
+
+@contextlib.contextmanager
+def _loading(path: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"cannot load a causal language model from {path!r}: {error}\n"
             "Give a directory with config.json and safetensors weights (actor_rollout_ref.model.path)."
         ) from error
-    model.to(device)
-    return use_packed_attention(model)
 
 
 def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
@@ -63,26 +83,43 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
     """
     if _text_config(model)._attn_implementation == IMPLEMENTATION:
         return model
-    if any(rope.get("rope_type") == "dynamic" for rope in _rotations(model)):
-        raise ConfigError(_unsupported(model, "its dynamic rotary embedding depends on the longest sequence beside it"))
+    _without_dropout(model)
+    check_packed_attention(model)
+    return model
+
+
+def _without_dropout(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     model.eval()
+
+
+def check_packed_attention(model: PreTrainedModel) -> None:
+    """Compare the model's own forward with the packed one, which it has from then on: the logits, or the hidden states
+    of a backbone.
+
+    Raises ConfigError when they differ.
+    """
+    if any(rope.get("rope_type") == "dynamic" for rope in _rotations(model)):
+        raise ConfigError(_unsupported(model, "its dynamic rotary embedding depends on the longest sequence beside it"))
+    head = model.get_output_embeddings() is not None
     ids = torch.arange(40, device=model.device) * 7 % _text_config(model).vocab_size
     ids[24:36] = ids[8:20]  # two of the sequences begin alike, so that they share a node of the layout
     layout = make_layout(ids, torch.tensor([0, 8, 24, 40]))
     attention = _Noting(layout)
-    probe = image_probe(model)
+    probe = image_probe(model) if head else None
     with torch.no_grad():
         wanted = None if probe is None else own_logits(model, *probe)
-        own = model(input_ids=ids[8:].view(2, 16), use_cache=False).logits.flatten(0, 1)
+        output = model(input_ids=ids[8:].view(2, 16), use_cache=False)
+        own = (output.logits if head else output.last_hidden_state).flatten(0, 1)
         # A vision tower keeps its own attention: it is not causal.
         parts = [name for name in model.config.sub_configs if getattr(model.config, name) is _text_config(model)]
         model.set_attn_implementation({parts[0]: IMPLEMENTATION} if parts else IMPLEMENTATION)
         try:
             hidden = forward_packed(model, ids[layout.stored], layout.positions, attention)
-            packed = token_logits(model, hidden[layout.expand[8:]])
+            packed = hidden[layout.expand[8:]]
+            packed = token_logits(model, packed) if head else packed
             difference = _difference(own, packed)
             if probe is not None and wanted is not None:
                 ids, images = probe
@@ -99,7 +136,6 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
         if found < layers:
             why += f"; only {found} of its {layers} layers have attention that keeps sequences apart"
         raise ConfigError(_unsupported(model, why))
-    return model
 
 
 def _text_config(model: PreTrainedModel) -> PretrainedConfig:

@@ -9,11 +9,11 @@ import torch
 from agentrl.algorithms.losses import LossScale, aggregate, value_loss
 from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig
-from agentrl.model.packed import load_model
 from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, StepReport, forward_tokens
 from agentrl.workers.models import ValueModel, freeze_vision
 from agentrl.workers.plan import update_plan, with_policy_tokens
+from agentrl.workers.sharded_load import open_model
 from agentrl.workers.state import WorkerState
 
 
@@ -43,7 +43,7 @@ class CriticWorker:
         self._shuffle = actor_config.shuffle
         self._max_response_length = max_response_length
         path = critic_config.path or model_config.path
-        base = load_model(path, dtype="float32", device=device, trust_remote_code=model_config.trust_remote_code)
+        base = open_model(path, dtype="float32", device=device, trust_remote_code=model_config.trust_remote_code)
         if actor_config.freeze_vision_tower:
             freeze_vision(base)
         self.model = ValueModel(base, autocast=model_config.dtype == "bfloat16")

@@ -24,6 +24,7 @@ from agentrl.workers.group import join_tokens, shares
 from agentrl.workers.optim import Optim
 from agentrl.workers.plan import micro_batches
 from agentrl.workers.shard import all_max, all_sum, decoder_layers, full, rank, shard, world_size
+from agentrl.workers.sharded_load import read_weights
 
 Loss = Callable[[RaggedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 """A micro-batch's share of the loss (scalar with gradient), and sums to be added up over the mini-batch (scalars).
@@ -64,6 +65,7 @@ class Learner:
         if gradient_checkpointing:
             checkpoint_layers(base)
         shard(root, base)
+        read_weights(root, base)
         self.root = root
         self.tensors = {_hugging_face_name(name): p for name, p in root.named_parameters()}
         """All parameters; `params` are those that learn."""

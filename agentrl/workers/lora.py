@@ -55,15 +55,13 @@ class Lora:
         )
         self._model = model
         self._scale = config.lora_alpha / config.lora_rank
-        with torch.random.fork_rng(devices=[]):  # adapters are made on the CPU
-            torch.manual_seed(seed)
-            try:
-                inject_adapter_in_model(self.config, model)
-            except ValueError as error:
-                raise ConfigError(f"target_modules={config.target_modules}: {error}") from error
+        try:
+            inject_adapter_in_model(self.config, model)
+        except ValueError as error:
+            raise ConfigError(f"target_modules={config.target_modules}: {error}") from error
         self.config.target_modules = sorted(self.config.target_modules or ())  # what peft found, in no order
         model.eval()
-        _check_layers(model)
+        _start(model, seed)
         if config.lora_adapter_path is not None:
             self._start_from(Path(config.lora_adapter_path))
 
@@ -182,16 +180,23 @@ def _check_targets(model: PreTrainedModel, targets: str | list[str]) -> None:
             )
 
 
-def _check_layers(model: PreTrainedModel) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, LoraLayer):
-            base = module.get_base_layer()
-            if type(base) is not nn.Linear:
-                raise ConfigError(
-                    f"target_modules: {name} is a {type(base).__name__}; adapters go beside nn.Linear only"
-                )
-            for side in (module.lora_A, module.lora_B):
-                side.float()
+def _start(model: PreTrainedModel, seed: int) -> None:
+    """Draw the adapters anew in float32 on the CPU, the same for a model on any device, `meta` included, and dtype."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name, module in model.named_modules():
+            if isinstance(module, LoraLayer):
+                base = module.get_base_layer()
+                if type(base) is not nn.Linear:
+                    raise ConfigError(
+                        f"target_modules: {name} is a {type(base).__name__}; adapters go beside nn.Linear only"
+                    )
+                for side in (module.lora_A, module.lora_B):
+                    side.to_empty(device="cpu").float()
+                module.reset_lora_parameters(_ADAPTER.removeprefix("."), init_lora_weights=True)
+                if not base.weight.is_meta:
+                    for side in (module.lora_A, module.lora_B):
+                        side.to(base.weight.device)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 from agentrl.config.schema import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.images import Images
-from agentrl.model.packed import hidden_states, load_model, token_logprobs
+from agentrl.model.packed import check_packed_attention, hidden_states, token_logprobs
 from agentrl.model.vision import features_of, sample_image, takes_images, vision_tower
 from agentrl.workers.shard import full, world_size
+from agentrl.workers.sharded_load import open_model
 
 if TYPE_CHECKING:
     from agentrl.workers.lora import Lora
@@ -58,6 +59,10 @@ class PolicyModel(nn.Module):
                 images=images,
             )
         return logprobs if nothing is None else logprobs + nothing, entropy
+
+    def check_attention(self) -> None:
+        """Raises ConfigError when the packed forward does not compute what the model's own does."""
+        check_packed_attention(self.base)
 
     def named_tensors(self, params: Params) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight, whole, by its Hugging Face name, from all parameters `params`; adapters are merged into theirs.
@@ -106,7 +111,7 @@ def load_policy(
 
     What is trained is float32; weights beside adapters are not, and stay as the config has them.
     """
-    base = load_model(
+    base = open_model(
         config.path,
         dtype=config.dtype if config.lora_rank else "float32",
         device=device,
@@ -134,7 +139,8 @@ class ValueModel(nn.Module):
         assert isinstance(backbone, PreTrainedModel)
         self.base = backbone
         config = base.config.get_text_config()
-        self.value_head = nn.Linear(config.hidden_size, 1, bias=False, device=base.device)
+        device = None if base.device.type == "meta" else base.device  # no checkpoint has a value head to read
+        self.value_head = nn.Linear(config.hidden_size, 1, bias=False, device=device)
         nn.init.zeros_(self.value_head.weight)
         self._autocast = autocast
 
@@ -152,3 +158,7 @@ class ValueModel(nn.Module):
         first = torch.zeros_like(ids, dtype=torch.bool)
         first[offsets[:-1]] = True
         return before.masked_fill(first, 0.0)
+
+    def check_attention(self) -> None:
+        """As `PolicyModel.check_attention`."""
+        check_packed_attention(self.base)

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from agentrl.batch import RaggedBatch
-from agentrl.model.packed import load_model
 from agentrl.workers.group import WorkerGroup, by_share
 from agentrl.workers.learner import forward_tokens
 from agentrl.workers.models import PolicyModel
 from agentrl.workers.shard import shard
+from agentrl.workers.sharded_load import open_model, read_weights
 
 
 class ReferenceWorker:
@@ -27,9 +27,10 @@ class ReferenceWorker:
         log_prob_max_tokens: int,
         trust_remote_code: bool = False,
     ) -> None:
-        base = load_model(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        base = open_model(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
         self.model = PolicyModel(base.requires_grad_(False))
         shard(self.model, base)
+        read_weights(self.model, base)
         self.device = torch.device(device)
         self.temperature = temperature
         self._log_prob_max_tokens = log_prob_max_tokens

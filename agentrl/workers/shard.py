@@ -33,7 +33,7 @@ def shard(root: nn.Module, model: PreTrainedModel) -> None:
     """
     if world_size() == 1:
         return
-    device = next(root.parameters()).device.type
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     mesh = init_device_mesh(device, (world_size(),))
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh)
