@@ -109,13 +109,15 @@ def check_packed_attention(model: PreTrainedModel) -> None:
     layout = make_layout(ids, torch.tensor([0, 8, 24, 40]))
     attention = _Noting(layout)
     probe = image_probe(model) if head else None
+    # A vision tower keeps its own attention: it is not causal.
+    parts = [name for name in model.config.sub_configs if getattr(model.config, name) is _text_config(model)]
+    eager, packed_too = ({parts[0]: name} if parts else name for name in ("eager", IMPLEMENTATION))
     with torch.no_grad():
+        model.set_attn_implementation(eager)  # the default, sdpa, leaves out score caps
         wanted = None if probe is None else own_logits(model, *probe)
         output = model(input_ids=ids[8:].view(2, 16), use_cache=False)
         own = (output.logits if head else output.last_hidden_state).flatten(0, 1)
-        # A vision tower keeps its own attention: it is not causal.
-        parts = [name for name in model.config.sub_configs if getattr(model.config, name) is _text_config(model)]
-        model.set_attn_implementation({parts[0]: IMPLEMENTATION} if parts else IMPLEMENTATION)
+        model.set_attn_implementation(packed_too)
         try:
             hidden = forward_packed(model, ids[layout.stored], layout.positions, attention)
             packed = hidden[layout.expand[8:]]

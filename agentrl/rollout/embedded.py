@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import use_packed_attention
 from agentrl.rollout.embedded_cache import CacheFull, SessionCache
 from agentrl.rollout.embedded_shapes import attention_shapes, free_memory
@@ -304,7 +305,8 @@ class EmbeddedEngine:
         Requests that run without a pause are computed again from their tokens with the new weights.
         """
         began = time.perf_counter()
-        known = self.model.state_dict(keep_vars=True)
+        state = self.model.state_dict(keep_vars=True)
+        known = CheckpointNames(self.model, state).views(state)
         names: dict[int, list[str]] = {}
         for name, shape in weights.shapes.items():
             if name not in known:

@@ -19,7 +19,7 @@ class Weights:
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-    """By Hugging Face parameter name. A tied weight may come under one or all of its names."""
+    """By their names in checkpoints (see `CheckpointNames`). A tied weight may come under one or all of its names."""
     read: Callable[[], Iterator[tuple[str, torch.Tensor]]]
     """The tensors, by name. They may be live weights, which the next update of the policy changes."""
 

@@ -25,7 +25,7 @@ def export_model(model: PolicyModel, params: Params, dtype: torch.dtype, directo
     The weights are hung into an empty copy of the model, since a sharded one cannot be written and packed attention is
     nothing that a user's `from_pretrained` knows.
     """
-    tensors = {name: tensor.to(dtype).cpu() for name, tensor in model.named_tensors(params) if rank() == 0}
+    tensors = {name: tensor.to(dtype).cpu() for name, tensor in model.tensors(params) if rank() == 0}
     if rank() == 0:
         _write(model.base, tensors, dtype, directory)
         tokenizer.save_pretrained(directory)
@@ -39,7 +39,9 @@ def _write(model: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torc
     with torch.device("meta"):
         shell: PreTrainedModel = type(model)(config)
     nn.Module.to(shell, dtype)
-    shell.load_state_dict(tensors, strict=False, assign=True)
+    kept = shell.state_dict().keys()
+    buffers = {name: buffer.detach().cpu() for name, buffer in model.named_buffers() if name in kept}
+    shell.load_state_dict(tensors | buffers, strict=False, assign=True)
     shell.tie_weights()
     left = [name for name, param in shell.named_parameters() if param.is_meta]
     if left:

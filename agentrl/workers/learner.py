@@ -61,7 +61,8 @@ class Learner:
         base = root.base
         assert isinstance(base, PreTrainedModel)
         matrices = {id(p) for layer in decoder_layers(base) for p in layer.parameters() if p.ndim == 2}
-        names = {name for name, p in root.named_parameters() if id(p) in matrices}
+        # The biases of all experts are one parameter of two dimensions.
+        names = {name for name, p in root.named_parameters() if id(p) in matrices and not name.endswith("bias")}
         if gradient_checkpointing:
             checkpoint_layers(base)
         shard(root, base)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from agentrl.config.schema import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.images import Images
+from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import check_packed_attention, hidden_states, token_logprobs
 from agentrl.model.vision import features_of, sample_image, takes_images, vision_tower
 from agentrl.workers.shard import full, world_size
@@ -64,8 +65,8 @@ class PolicyModel(nn.Module):
         """Raises ConfigError when the packed forward does not compute what the model's own does."""
         check_packed_attention(self.base)
 
-    def named_tensors(self, params: Params) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight, whole, by its Hugging Face name, from all parameters `params`; adapters are merged into theirs.
+    def tensors(self, params: Params) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight, whole, by its name in the model, from all parameters `params`; adapters are merged into theirs.
 
         Made one at a time, in the precision they are computed in. Every rank must read together.
         """
@@ -73,10 +74,17 @@ class PolicyModel(nn.Module):
             return self.lora.merged(params)
         return ((name, full(param.detach())) for name, param in params.items())
 
+    def named_tensors(self, params: Params) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `tensors`, by the names and in the shapes that checkpoints have (see `CheckpointNames`)."""
+        return CheckpointNames(self.base, self._plain(params)).named(self.tensors(params))
+
     def shapes(self, params: Params) -> dict[str, tuple[int, ...]]:
         """Of what `named_tensors` gives."""
-        plain = params if self.lora is None else self.lora.plain(params)
-        return {name: tuple(param.shape) for name, param in plain.items()}
+        plain = self._plain(params)
+        return CheckpointNames(self.base, plain).shapes({name: tuple(param.shape) for name, param in plain.items()})
+
+    def _plain(self, params: Params) -> Params:
+        return params if self.lora is None else self.lora.plain(params)
 
     def mark(self, params: Params) -> dict[str, Any]:
         """What a checkpoint of the trained parameters alone means nothing without (see `save_state`)."""

@@ -108,7 +108,7 @@ class PolicyWorker:
         return _actor_metrics(reports) | {"perf/update_tokens": float(batch.num_tokens * config.ppo_epochs)}
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight once, by its Hugging Face name, whole and in the engine's dtype. Tied weights have one name.
+        """Every weight once, by its name in checkpoints, whole and in the engine's dtype. Tied weights have one name.
 
         Adapters are merged into the weights that they stand beside. In float32 other tensors may be the live weights
         themselves, which the next update changes: copy them.

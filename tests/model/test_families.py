@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from agentrl.batch import RaggedBatch
+from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
 from agentrl.model.packed import token_logprobs, use_packed_attention
-from tests.model.families import FAMILIES, batch, make_model, one_by_one
+from agentrl.rollout.embedded import EmbeddedEngine
+from agentrl.rollout.engine import SamplingParams
+from agentrl.rollout.sglang.model import ModelFacts
+from agentrl.workers import PolicyWorker
+from tests.model.families import FAMILIES, SIZES, batch, make_model, one_by_one
+
+
+class NoTokenizer:
+    """In the place of a tokenizer that is to be exported."""
+
+    def save_pretrained(self, directory: Path) -> None:
+        pass
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -24,3 +42,84 @@ def test_packed_equals_one_by_one_with_gradients(name: str) -> None:
     for (key, want), got in zip(own.named_parameters(), model.parameters(), strict=True):
         assert got.grad is not None and want.grad is not None, key
         assert torch.allclose(got.grad, want.grad, atol=1e-4 * float(want.grad.abs().max()) + 1e-7), key
+
+
+Dialogue = tuple[list[int], dict[int, float]]
+"""Ids, and the log-probs of the generated ones by their places."""
+
+
+async def dialogue(engine: EmbeddedEngine, prompt: list[int], turns: list[int], name: str) -> Dialogue:
+    ids = list(prompt)
+    logprobs: dict[int, float] = {}
+    for turn, more in enumerate([0, *turns]):
+        ids += [(5 * i + turn) % SIZES["vocab_size"] for i in range(more)]
+        generation = await engine.generate(ids, SamplingParams(6, seed=turn + len(name)), name)
+        logprobs |= {len(ids) + place: value for place, value in enumerate(generation.logprobs)}
+        ids = ids + generation.ids
+    return ids, logprobs
+
+
+async def dialogues(engine: EmbeddedEngine) -> list[Dialogue]:
+    """Of one prompt and another, with a few and with many new tokens in a turn."""
+    prompts = [[7 * i % 61 for i in range(20)], [11 * i % 61 for i in range(4)]]
+    turns = [[3, 2], [40, 3], [35], [1]]
+    calls = [dialogue(engine, prompts[i == 3], turns[i], "x" * i) for i in range(4)]
+    return list(await asyncio.gather(*calls))
+
+
+@torch.no_grad()
+def assert_sampled_from(model: PreTrainedModel, found: list[Dialogue]) -> None:
+    for ids, logprobs in found:
+        expected = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        for place, value in logprobs.items():
+            assert value == pytest.approx(float(expected[place - 1, ids[place]]), abs=1e-4)
+
+
+def grouped_batch() -> RaggedBatch:
+    ids, offsets = batch()
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[offsets[:-1]] = False
+    count = len(offsets) - 1
+    return RaggedBatch(
+        offsets=offsets,
+        ids=ids,
+        mask=mask,
+        rollout_logprobs=torch.zeros(len(ids)),
+        rewards=torch.zeros(len(ids)),
+        group=torch.arange(count) // 4,
+        trajectory=torch.arange(count),
+        advantages=torch.linspace(-1, 1, count).repeat_interleave(offsets.diff()) * mask,
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_generated_trained_and_saved(name: str, tmp_path: Path) -> None:
+    own = make_model(name)
+    own.save_pretrained(tmp_path / "model")
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    engine = EmbeddedEngine(make_model(name), max_num_seqs=8, max_model_len=128)
+    assert_sampled_from(own, await dialogues(engine))
+
+    worker = PolicyWorker(
+        ModelConfig(path=str(tmp_path / "model")),
+        ActorConfig(optim=OptimConfig(name="muon", lr=1e-2, adamw_lr=1e-2)),
+        device="cpu",
+        temperature=1.0,
+        log_prob_max_tokens=4096,
+        total_steps=10,
+        seed=0,
+    )
+    before = {key: tensor.clone() for key, tensor in worker.named_tensors()}
+    buffers = {key for key, _ in own.named_buffers()}
+    assert set(before) | (buffers & set(saved)) == set(saved)
+    assert all(torch.equal(tensor, saved[key]) for key, tensor in before.items())
+    assert {key: tuple(tensor.shape) for key, tensor in before.items()} == dict(worker.weights().shapes)
+    ModelFacts.of(str(tmp_path / "model")).check(worker.weights())
+
+    assert worker.update(grouped_batch(), step=1)["actor/grad_norm"] > 0
+    assert not any(torch.equal(tensor, before[key]) for key, tensor in worker.named_tensors())
+    worker.export(tmp_path / "export", NoTokenizer())
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "export", attn_implementation="eager")
+    await engine.update_weights(worker.weights(), 1)
+    assert_sampled_from(trained, await dialogues(engine))
+    assert load_file(tmp_path / "export" / "model.safetensors").keys() == saved.keys()

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.rollout.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Vocabulary and parameters. `shapes`: by Hugging Face name, tied weights under each of their names."""
+    """Vocabulary and parameters. `shapes`: by their names in checkpoints, tied weights under each of theirs."""
 
     vocab_size: int
     shapes: Mapping[str, tuple[int, ...]]
@@ -35,7 +36,7 @@ class ModelFacts:
         text = config.get_text_config()
         return ModelFacts(
             model.get_output_embeddings().weight.shape[0],
-            shapes,
+            CheckpointNames(model, shapes).shapes(shapes),
             (config.architectures or [None])[0],
             getattr(text, "max_position_embeddings", None),
         )
