@@ -98,6 +98,13 @@ class PolicyLossConfig(Section):
     """vanilla: PPO's clipped ratio by token; gspo: by sequence (arXiv:2507.18071)."""
 
 
+class CheckpointConfig(Section):
+    """`actor_rollout_ref.actor.checkpoint.*`: of the run's checkpoints, which hold the critic, too."""
+
+    async_save: bool = False
+    """Go on with the next step when the weights are copied to host memory, and write them meanwhile."""
+
+
 class ActorConfig(Section):
     """`actor_rollout_ref.actor.*`"""
 
@@ -132,6 +139,7 @@ class ActorConfig(Section):
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     optim: OptimConfig = OptimConfig()
     fsdp_config: FSDPConfig = FSDPConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     @property
     def parallel(self) -> Parallel:

@@ -37,7 +37,7 @@ OTHER_ENGINE = (
     "the engines are embedded and sglang, whose arguments go under actor_rollout_ref.rollout.engine_kwargs.sglang"
 )
 BUCKETS = "weights are sent by actor_rollout_ref.rollout.update_weights_transport and update_weights_bucket_megabytes"
-SAME_CHECKPOINT = "one checkpoint holds policy, critic, optimizers, RNG and data position"
+SAME_CHECKPOINT = "one checkpoint holds policy, critic, optimizers and data position"
 
 VERL_KEYS = (
     VerlKey("data.return_raw_chat", "rows always reach the loops as messages", (True,)),
@@ -85,7 +85,8 @@ VERL_KEYS = (
     VerlKey("*micro_batch_size*", MICRO_BATCHES),
     VerlKey("*use_dynamic_bsz", MICRO_BATCHES),
     VerlKey("*.use_torch_compile", "nothing is compiled"),
-    VerlKey("*.checkpoint.*", SAME_CHECKPOINT),
+    VerlKey(f"{ACTOR}.checkpoint.*contents", SAME_CHECKPOINT),
+    VerlKey("critic.checkpoint.*", f"{SAME_CHECKPOINT}; {ACTOR}.checkpoint.async_save is for all of it"),
     VerlKey("*.entropy_from_logits_with_chunking", "the entropy is computed in chunks"),
     VerlKey("*.entropy_checkpointing", "the entropy is computed in chunks"),
     VerlKey(f"{ACTOR}.calculate_entropy", "the entropy is always measured"),

@@ -114,6 +114,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
                 run_dir / "checkpoints",
                 keep=config.trainer.max_actor_ckpt_to_keep,
                 fingerprint={"algorithm.adv_estimator": config.algorithm.adv_estimator},
+                background=config.actor_rollout_ref.actor.checkpoint.async_save,
                 warn=display.warn,
             ),
             tracker=tracker,

@@ -4,7 +4,6 @@ A save writes into a hidden directory beside its place, flushes every file to th
 only then are older checkpoints removed, each by a rename out of the way first. So whenever the process is killed, every
 `step_*` is complete, and the newest is that of the last save that returned, or of the one that was being published.
 Checkpoints of later steps, of a continuation that was given up, are moved out of the way just before that rename.
-`state.json`, written last, lists every file with its size and checksum.
 """
 
 from __future__ import annotations
@@ -13,21 +12,16 @@ import json
 import logging
 import re
 import shutil
-import zlib
-from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import CheckpointError
 from agentrl.publish import flush_to_disk, is_disk_full
-
-FORMAT = 1
-STATE_FILE = "state.json"
-PACKAGES = ("agentrl", "torch", "transformers")
-BLOCK = 1 << 20
-SAMPLED_BLOCKS = 64
-"""A larger file's checksum is taken over so many blocks of 1 MiB, evenly spread, its first and last among them."""
+from agentrl.trainer.sealed import BLOCK, DamagedCheckpointError, seal, verified, versions
 
 _NAME = re.compile(r"step_(\d{6,})")
 # A save that is not published; a checkpoint that a new one of its step is about to replace; one being removed.
@@ -35,9 +29,23 @@ _PARTIAL, _REPLACED, _REMOVED = ".partial", ".replaced", ".removed"
 
 logger = logging.getLogger(__name__)
 
+Finish = Callable[[bool], bool]
+"""Whether the files are written; waits for them when it is given True, and raises what writing them raised."""
+Writer = Callable[[Path], Finish | None]
+"""Fills a directory. One that goes on in the background returns how to finish."""
 
-class DamagedCheckpointError(CheckpointError):
-    """A checkpoint lacks a file or a file of it is not what was written."""
+
+@dataclass(slots=True)
+class _Save:
+    """One that is going on."""
+
+    step: int
+    partial: Path
+    final: Path
+    state: Mapping[str, Any]
+    free: int
+    unfinished: list[Finish | None] = field(default_factory=list)
+    publishing: Future[None] | None = None
 
 
 class CheckpointManager:
@@ -49,42 +57,67 @@ class CheckpointManager:
         *,
         keep: int | None,
         fingerprint: Mapping[str, Any] | None = None,
+        background: bool = False,
         warn: Callable[[str], None] = logger.warning,
     ) -> None:
         """`keep`: how many are kept (None: all). `fingerprint`: config keys with their values (JSON) that a checkpoint
-        must share to be loaded, such as the model's shape. What a killed save left in `dir` is removed.
+        must share to be loaded, such as the model's shape. `background`: `save` does not wait for the disk. What a
+        killed save left in `dir` is removed.
         """
         self.dir = dir
         self.keep = keep
+        self.background = background
         self.fingerprint: dict[str, Any] = json.loads(json.dumps(dict(fingerprint or {})))
         self._warn = warn
+        self._going_on: _Save | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._clean_up()
 
-    def save(self, step: int, writers: Mapping[str, Callable[[Path], None]], state: Mapping[str, Any]) -> Path:
+    def save(self, step: int, writers: Mapping[str, Writer], state: Mapping[str, Any]) -> Path:
         """Write `step_<step>/`: each writer fills the subdirectory of its name, `state` (JSON) is what `load` returns.
 
-        Checkpoints of later steps belong to a continuation that was given up, and are removed with the old ones.
-        Raises CheckpointError on a full disk, with the earlier checkpoints intact.
+        Waits for the save before it. In the background this returns when the writers have; `settle` does the rest.
+        Returns where the checkpoint is, or will be. Checkpoints of later steps belong to a continuation that was given
+        up, and are removed with the old ones. Raises CheckpointError on a full disk, with the earlier ones intact.
         """
+        self.settle()
         final = self.dir / f"step_{step:06d}"
         partial = self.dir / f".{final.name}{_PARTIAL}"
         self.dir.mkdir(parents=True, exist_ok=True)
         free = self._check_room(final)
-        try:
+        self._going_on = going_on = _Save(step, partial, final, state, free)
+        with self._undone_on_error(going_on):
+            shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             for name, write in writers.items():
                 (partial / name).mkdir()
-                write(partial / name)
-            _seal(partial, step, self.fingerprint, state)
-        except BaseException as error:
-            full = is_disk_full(error) or shutil.disk_usage(self.dir).free < BLOCK
-            written = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file())
-            shutil.rmtree(partial, ignore_errors=True)
-            if full and isinstance(error, Exception):
-                raise self._no_room(final, f"more than {written:,}", free) from error
-            raise
-        self._publish(partial, final, step)
+                going_on.unfinished.append(write(partial / name))
+        if not self.background:
+            self.settle()
         return final
+
+    def settle(self, *, wait: bool = True) -> None:
+        """Publish the save that is going on when its files are written, or `wait` for it. Raises what went wrong."""
+        going_on = self._going_on
+        if going_on is None:
+            return
+        with self._undone_on_error(going_on):
+            if going_on.publishing is None:
+                if not all(finish is None or finish(wait) for finish in going_on.unfinished):
+                    return
+                going_on.publishing = self._thread.submit(self._seal_and_publish, going_on)
+            if not (wait or going_on.publishing.done()):
+                return
+            going_on.publishing.result()
+        self._going_on = None
+
+    def give_up(self) -> None:
+        """Forget the save that is going on, whose writers are gone; what they had all written before is published."""
+        going_on, self._going_on = self._going_on, None
+        if going_on is not None and going_on.publishing is not None:
+            going_on.publishing.result()
+        elif going_on is not None:
+            shutil.rmtree(going_on.partial, ignore_errors=True)
 
     def latest(self) -> Path | None:
         """The newest checkpoint that is undamaged; damaged ones are warned of. None when there are none at all.
@@ -94,7 +127,7 @@ class CheckpointManager:
         steps = self._steps()
         for step in sorted(steps, reverse=True):
             try:
-                _verified(steps[step])
+                verified(steps[step])
             except DamagedCheckpointError as error:
                 self._warn(f"{error}; looking for an older one")
             else:
@@ -109,12 +142,12 @@ class CheckpointManager:
     def load(self, path: Path) -> dict[str, Any]:
         """Check the checkpoint whole and return its `state`; what the writers wrote is in its subdirectories.
 
-        Raises CheckpointError when it is missing, damaged, of a newer format, or of another fingerprint.
+        Raises CheckpointError when it is missing, damaged, of another format, or of another fingerprint.
         """
         if not path.is_dir():
             there = ", ".join(found.name for _, found in sorted(self._steps().items())) or "none"
             raise CheckpointError(f"{path}: there is no such checkpoint. In {self.dir} there are: {there}")
-        record = _verified(path)
+        record = verified(path)
         theirs = record["fingerprint"]
         differing = [
             f"{key}: {_shown(theirs, key)} in the checkpoint, {_shown(self.fingerprint, key)} in this run"
@@ -126,7 +159,7 @@ class CheckpointManager:
                 f"{path} is of another model or config: {'; '.join(differing)}. Set the keys as they were, or start "
                 "another run (trainer.experiment_name)"
             )
-        for package, found in _versions().items():
+        for package, found in versions().items():
             wrote = record["versions"].get(package, found)
             if wrote != found:
                 self._warn(f"{path} was written with {package} {wrote}, this is {found}: numbers may differ")
@@ -145,6 +178,23 @@ class CheckpointManager:
                 path.rename(original)
             elif path.suffix in (_PARTIAL, _REPLACED, _REMOVED):
                 shutil.rmtree(path)
+
+    @contextmanager
+    def _undone_on_error(self, going_on: _Save) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._going_on = None
+            full = is_disk_full(error) or shutil.disk_usage(self.dir).free < BLOCK
+            written = sum(path.stat().st_size for path in going_on.partial.rglob("*") if path.is_file())
+            shutil.rmtree(going_on.partial, ignore_errors=True)
+            if full and isinstance(error, Exception):
+                raise self._no_room(going_on.final, f"more than {written:,}", going_on.free) from error
+            raise
+
+    def _seal_and_publish(self, going_on: _Save) -> None:
+        seal(going_on.partial, going_on.step, self.fingerprint, going_on.state)
+        self._publish(going_on.partial, going_on.final, going_on.step)
 
     def _publish(self, partial: Path, final: Path, step: int) -> None:
         """Rename into place. What must never be resumed from again goes first, what is only old goes last."""
@@ -183,78 +233,6 @@ class CheckpointManager:
             "Make room (trainer.max_actor_ckpt_to_keep limits how many are kept) and start again: the run goes on from "
             "the last one"
         )
-
-
-def _seal(dir: Path, step: int, fingerprint: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Flush everything in `dir` to the disk and write its state.json."""
-    paths = sorted(path for path in dir.rglob("*") if path.is_file())
-    record = {
-        "format": FORMAT,
-        "step": step,
-        "fingerprint": fingerprint,
-        "versions": _versions(),
-        "files": {
-            str(path.relative_to(dir)): {"bytes": path.stat().st_size, "crc32": _checksum(path)} for path in paths
-        },
-        "state": state,
-    }
-    (dir / STATE_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    for path in [*paths, dir / STATE_FILE, *(path for path in dir.rglob("*") if path.is_dir()), dir]:
-        flush_to_disk(path)
-
-
-def _verified(path: Path) -> dict[str, Any]:
-    """The record in state.json, after every file has been checked against it."""
-    try:
-        record: dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DamagedCheckpointError(
-            f"{path} has no {STATE_FILE}: it is half-written, or not a checkpoint (those are named step_000012)"
-        ) from None
-    except ValueError as error:
-        raise DamagedCheckpointError(f"{path / STATE_FILE} is damaged: {error}") from error
-    if record.get("format", 0) > FORMAT:
-        raise CheckpointError(
-            f"{path} has format {record['format']}, this agentrl reads up to {FORMAT}: use the agentrl that wrote it "
-            f"({record.get('versions', {}).get('agentrl', 'newer')})"
-        )
-    missing = {"format", "fingerprint", "versions", "files", "state"} - record.keys()
-    if missing:
-        raise DamagedCheckpointError(f"{path / STATE_FILE} is damaged: it lacks {', '.join(sorted(missing))}")
-    for name, expected in record["files"].items():
-        file = path / name
-        if not file.is_file():
-            raise DamagedCheckpointError(f"{path} is half-written: {name} is missing")
-        if file.stat().st_size != expected["bytes"]:
-            raise DamagedCheckpointError(
-                f"{path} is half-written: {name} has {file.stat().st_size:,} bytes, want {expected['bytes']:,}"
-            )
-        if _checksum(file) != expected["crc32"]:
-            raise DamagedCheckpointError(f"{path} is damaged: {name} does not hold what was written")
-    return record
-
-
-def _checksum(path: Path) -> str:
-    """CRC-32 of a file; of SAMPLED_BLOCKS blocks of it when it is larger than those."""
-    size = path.stat().st_size
-    last = max(0, size - BLOCK)
-    count = min(SAMPLED_BLOCKS, -(-size // BLOCK))
-    crc = 0
-    with path.open("rb") as file:
-        for index in range(count):
-            file.seek(index * BLOCK if size <= SAMPLED_BLOCKS * BLOCK else last * index // (SAMPLED_BLOCKS - 1))
-            crc = zlib.crc32(file.read(BLOCK), crc)
-    return f"{crc:08x}"
-
-
-def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _shown(fingerprint: Mapping[str, Any], key: str) -> str:

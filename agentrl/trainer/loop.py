@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,20 @@ from agentrl.algorithms.advantages import compute_advantages, group_counts, info
 from agentrl.algorithms.kl import apply_kl_to_rewards, logprob_gap
 from agentrl.batch import RaggedBatch
 from agentrl.batching import from_trajectories, left_out
+from agentrl.config import config_to_dict
 from agentrl.config.checks import GROUP_ESTIMATORS
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.publish import published_directory
 from agentrl.trainer.build import Parts
+from agentrl.trainer.checkpoint import Finish
 from agentrl.trainer.metrics import step_metrics
 from agentrl.trainer.plot import plot
 from agentrl.trainer.record import write_trajectories
 from agentrl.trainer.validation import validate
 from agentrl.trajectory import Trajectory
+from agentrl.workers import WorkerGroup
 from agentrl.workers.executor import WorkerDied
+from agentrl.workers.state import all_seen
 
 Metrics = dict[str, float]
 STEP_FILE = "trained_steps"
@@ -59,6 +64,7 @@ class Trainer:
                 done = self.step
                 try:
                     if done == total:
+                        self.parts.checkpoints.settle()
                         self.export()
                         return validation
                     self.step += 1
@@ -69,10 +75,15 @@ class Trainer:
                     if "console" in config.logger:
                         self.display.step(self.step, total, metrics)
                     self.log(metrics)
+                    self.parts.checkpoints.settle(wait=False)
                     if due(config.save_freq, self.step, total):
                         self.save()
                 except WorkerDied as death:
                     self.go_back(death)
+                except Exception:
+                    with suppress(Exception):  # the error that ended the run is the one to tell
+                        self.parts.checkpoints.settle()
+                    raise
                 stage.advance(self.step - done)
 
     def go_back(self, death: WorkerDied) -> None:
@@ -87,6 +98,7 @@ class Trainer:
                 ) from death
             self.restarts += 1
             try:
+                self.parts.checkpoints.give_up()
                 self.parts.executor.restart()
                 self.return_to_checkpoint()
                 break
@@ -217,14 +229,12 @@ class Trainer:
                 self.display.trajectory(shown, f"{split}, step {self.step}")
 
     def save(self) -> None:
-        """Write a checkpoint of everything a continued run needs."""
+        """A checkpoint of everything a continued run needs, published now or, in the background, when it is written."""
         parts = self.parts
-        writers = {"policy": lambda path: parts.policy.run("save", dir=path)}
-        if parts.critic is not None:
-            critic = parts.critic
-            writers["critic"] = lambda path: critic.run("save", dir=path)
+        groups = {"policy": parts.policy} | ({"critic": parts.critic} if parts.critic is not None else {})
+        writers = {name: partial(save_workers, group, parts.checkpoints.background) for name, group in groups.items()}
         with self.timed("save"):
-            parts.checkpoints.save(self.step, writers, self.state())
+            parts.checkpoints.save(self.step, writers, self.state() | {"config": config_to_dict(self.config)})
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the workers."""
@@ -289,6 +299,17 @@ class Trainer:
         with self.display.stage(name.replace("_", " ")) if shown else nullcontext():
             yield
         self.seconds[f"time/{name}"] = time.perf_counter() - began
+
+
+def save_workers(group: WorkerGroup, background: bool, dir: Path) -> Finish:
+    """Have every worker write its part into `dir`; they have finished when this process sees all of it."""
+    group.run("save", dir=dir, background=background)
+
+    def finish(wait: bool) -> bool:
+        written: bool = group.run("finish_save", wait=wait)["written"] == 1  # the mean over the ranks
+        return written and all_seen(dir, wait=wait)
+
+    return finish
 
 
 def due(frequency: int, step: int, total: int) -> bool:

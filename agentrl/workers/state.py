@@ -150,19 +150,22 @@ class WorkerState:
         return wanted
 
 
-def await_shards(directory: Path) -> None:
-    """For the driver, when every rank has written its part: see all of them.
+def all_seen(directory: Path, *, wait: bool = True) -> bool:
+    """For the driver, when every rank has written its part: whether all files can be seen from here.
 
     Raises CheckpointError when some do not appear within SEEN_WITHIN seconds.
     """
     ends = time.monotonic() + SEEN_WITHIN
     while (missing := _first_missing(directory)) is not None:
+        if not wait:
+            return False
         if time.monotonic() >= ends:
             raise CheckpointError(
-                f"{directory / missing} was written by its rank and cannot be seen from the process of the training "
+                f"{directory / missing} was written by its rank, and cannot be seen from the process of the training "
                 "loop: trainer.default_local_dir must be on a file system that all nodes share"
             )
         time.sleep(0.1)
+    return True
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, list[int]]]:

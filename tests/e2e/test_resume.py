@@ -54,6 +54,7 @@ def kill_after(arguments: list[str], cwd: Path, seconds: float) -> bool:
 def test_killed_and_resumed_equals_undisturbed(small_run: Overrides, tmp_path: Path, algorithm: str) -> None:
     def overrides(name: str) -> list[str]:
         more = [f"trainer.total_training_steps={STEPS}", "trainer.test_freq=2", f"algorithm={algorithm}"]
+        more.append(f"actor_rollout_ref.actor.checkpoint.async_save={algorithm == 'ppo'}")
         return [
             override
             for override in small_run(*more, run_dir=tmp_path / name)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from agentrl.errors import CheckpointError
-from agentrl.trainer import checkpoint
+from agentrl.trainer import sealed
 from agentrl.trainer.checkpoint import CheckpointManager
 from tests.small_disk import small_disk_in
 
@@ -59,6 +60,61 @@ def test_state_and_files_come_back(tmp_path: Path) -> None:
     assert again.load(saved) == {"step": 12, "loader": {"epoch": 1, "order": [3, 1, 2]}}
     assert (saved / "policy" / "weights.bin").read_text() == "a" * 1000
     assert (saved / "critic" / "deep" / "weights.bin").read_text() == "a"
+
+
+class Slow:
+    """A writer whose files are written when a test says so, or `broken` instead."""
+
+    def __init__(self, text: str, broken: Exception | None = None) -> None:
+        self.text, self.broken, self.ready = text, broken, False
+
+    def __call__(self, dir: Path) -> Callable[[bool], bool]:
+        self.dir = dir
+        return self.finish
+
+    def finish(self, wait: bool) -> bool:
+        if self.broken is not None and (wait or self.ready):
+            raise self.broken
+        if not (wait or self.ready):
+            return False
+        (self.dir / "weights.bin").write_text(self.text)
+        return True
+
+
+def test_in_the_background_it_is_published_when_every_writer_has_finished(tmp_path: Path) -> None:
+    checkpoints = CheckpointManager(tmp_path, keep=2, background=True)
+    policy, critic = Slow("a"), Slow("a")
+    checkpoints.save(1, {"policy": policy, "critic": critic}, {"step": 1})
+    policy.ready = True
+    checkpoints.settle(wait=False)
+    assert checkpoints.latest() is None, "the critic is not written"
+    critic.ready = True
+    while checkpoints.latest() is None:
+        checkpoints.settle(wait=False)
+    checkpoints.save(2, {"policy": Slow("b")}, {"step": 2})
+    checkpoints.save(3, {"policy": Slow("c")}, {"step": 3})  # waits for the one before
+    assert checkpoints.latest() == tmp_path / "step_000002"
+    checkpoints.settle()
+    assert checkpoints.load(tmp_path / "step_000003") == {"step": 3}
+    assert names(tmp_path) == ["step_000002", "step_000003"]
+
+
+def test_what_goes_wrong_in_the_background_is_told_and_earlier_ones_stay(tmp_path: Path) -> None:
+    checkpoints = CheckpointManager(tmp_path, keep=2, background=True)
+    checkpoints.save(1, {"policy": Slow("a")}, {"step": 1})
+    checkpoints.save(2, {"policy": Slow("a", broken=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))}, {"step": 2})
+    with pytest.raises(CheckpointError, match=r"the disk is full: .*step_000002 needs"):
+        checkpoints.settle()
+    assert names(tmp_path) == ["step_000001"]
+    broken = Slow("a", broken=ValueError("rank 3 says no"))
+    checkpoints.save(2, {"policy": broken}, {"step": 2})
+    broken.ready = True
+    with pytest.raises(ValueError, match="rank 3 says no"):
+        checkpoints.settle(wait=False)
+    checkpoints.save(2, {"policy": Slow("a")}, {"step": 2})
+    checkpoints.give_up()  # the writers are gone
+    assert names(tmp_path) == ["step_000001"]
+    checkpoints.settle()
 
 
 def test_the_newest_are_kept_by_number(tmp_path: Path) -> None:
@@ -131,7 +187,7 @@ def cut_the_state(path: Path) -> None:
 
 
 def strip_the_state(path: Path) -> None:
-    (path / "state.json").write_text('{"format": 1}')
+    (path / "state.json").write_text('{"format": 2}')
 
 
 @pytest.mark.parametrize(
@@ -164,10 +220,10 @@ def test_a_run_does_not_start_over_when_every_checkpoint_is_damaged(tmp_path: Pa
         checkpoints.latest()
 
 
-LARGE = (checkpoint.SAMPLED_BLOCKS + 40) * checkpoint.BLOCK + 17
+LARGE = (sealed.SAMPLED_BLOCKS + 40) * sealed.BLOCK + 17
 
 
-@pytest.mark.parametrize("position", [0, (LARGE - checkpoint.BLOCK) * 32 // 63 + 5, LARGE - 1])
+@pytest.mark.parametrize("position", [0, (LARGE - sealed.BLOCK) * 32 // 63 + 5, LARGE - 1])
 def test_large_files_are_checked_at_both_ends_and_between(tmp_path: Path, position: int) -> None:
     checkpoints = manager(tmp_path)
     path = checkpoints.save(1, zeros(LARGE), {"step": 1})
@@ -198,14 +254,14 @@ def test_one_of_another_model_says_what_differs(tmp_path: Path) -> None:
     assert manager(tmp_path, hidden_size=256).latest() == path  # found, so that `load` can say what is wrong
 
 
-def test_a_newer_format_is_refused_not_passed_over(tmp_path: Path) -> None:
+def test_another_format_is_refused_not_passed_over(tmp_path: Path) -> None:
     checkpoints = manager(tmp_path)
     checkpoints.save(1, filled("a"), {})
     path = checkpoints.save(2, filled("a"), {})
     record = json.loads((path / "state.json").read_text())
-    (path / "state.json").write_text(json.dumps(record | {"format": 2, "versions": {"agentrl": "9.1"}}))
+    (path / "state.json").write_text(json.dumps(record | {"format": 3, "versions": {"agentrl": "9.1"}}))
     for use in (checkpoints.latest, lambda: checkpoints.load(path)):
-        with pytest.raises(CheckpointError, match=r"format 2, this agentrl reads up to 1.*9\.1"):
+        with pytest.raises(CheckpointError, match=r"format 3, this agentrl reads 2.*9\.1"):
             use()
 
 
@@ -299,7 +355,10 @@ EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 
 
 def write(text):
-    return {"policy": lambda dir: (dir / "weights").write_text(text)}
+    def fill(dir):
+        (dir / "weights").write_text(text)
+
+    return {"policy": fill}
 
 
 def save_and_die(dir, operation):
