@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -192,7 +192,7 @@ def attend_flex(
         assert rule.softcap is not None
         return rule.softcap * torch.tanh(score / rule.softcap)
 
-    output, lse = flex(
+    output, beside = flex(
         query[None],
         key[None],
         value[None],
@@ -200,10 +200,10 @@ def attend_flex(
         block_mask=mask,
         scale=rule.scale,
         enable_gqa=query.shape[0] != key.shape[0],
-        return_lse=True,
+        return_aux=AuxRequest(lse=True),
     )
     if rule.sinks is not None:
-        output = output * sink_share(lse[..., None], rule.sinks[:, None, None]).to(output.dtype)
+        output = output * sink_share(beside.lse[..., None], rule.sinks[:, None, None]).to(output.dtype)
     return output[0].transpose(0, 1)
 
 

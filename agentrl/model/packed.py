@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+import agentrl.model.experts  # noqa: F401  # registers itself with transformers
 from agentrl.errors import ConfigError
 from agentrl.images import Images
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention, Rule

@@ -75,10 +75,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_model(name: str, attention: str = "eager") -> PreTrainedModel:
-    """A random model of one of FAMILIES, in eval mode."""
+def make_model(name: str, attention: str = "eager", **changes: Any) -> PreTrainedModel:
+    """A random model of one of FAMILIES, in eval mode. `changes`: to its config."""
     family, options = FAMILIES[name]
-    config = AutoConfig.for_model(family, **{**SIZES, **options})
+    config = AutoConfig.for_model(family, **{**SIZES, **options, **changes})
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     with torch.no_grad():

@@ -11,8 +11,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
 from agentrl.model import layout as layouts
-from agentrl.model.attention import Rule, attend_part, attend_part_plainly, join_parts
-from agentrl.model.packed import hidden_states, load_model, token_logprobs, use_packed_attention
+from agentrl.model.attention import (
+    Rule,
+    attend_by_node,
+    attend_flex,
+    attend_part,
+    attend_part_plainly,
+    flat_block_mask,
+    join_parts,
+)
+from agentrl.model.packed import hidden_states, load_model, longest_context, token_logprobs, use_packed_attention
 from tests.model.families import SIZES, batch, make_model
 
 
@@ -105,6 +113,48 @@ def test_autocast_computes_in_bfloat16() -> None:
     assert rough.dtype == torch.float32
     assert 1e-5 < float((rough - exact).detach().abs().max()) < 0.5
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss"])
+def test_autocast_holds_for_experts(name: str) -> None:
+    model = use_packed_attention(make_model(name))
+    ids, offsets = batch()
+    exact, _ = token_logprobs(model, ids, offsets)
+    made = set()
+    experts = [module for name, module in model.named_modules() if name.endswith("mlp.experts")]
+    for module in experts:
+        module.register_forward_hook(lambda _, __, output: made.add(output.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        rough, _ = token_logprobs(model, ids, offsets)
+        rough.sum().backward()
+    assert made == {torch.bfloat16}
+    assert float((rough - exact).detach().abs().mean()) < 0.05
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("rule", [Rule(0.3), Rule(0.3, 4), Rule(0.3, 4, 2.0), Rule(0.3, None, 2.0, torch.ones(4))])
+def test_what_gpus_run_for_other_rules(rule: Rule) -> None:
+    """Forward only: flex attention has no backward pass on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(heads, 20, 16, generator=generator) for heads in (4, 2, 2))
+    layout = layouts.flat_layout(torch.tensor([0, 1, 9, 20]), query.device)
+    mask = flat_block_mask(layout, rule.window, query.device)
+    expected = attend_by_node(layout, query, key, value, rule)
+    assert torch.allclose(attend_flex(query, key, value, rule, mask), expected, atol=1e-5)
+
+
+def test_sequences_too_long_for_longrope_are_refused() -> None:
+    """One such sequence would change the rotation of all others."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+    sizes = {**SIZES, "original_max_position_embeddings": 40}
+    config = AutoConfig.for_model("phi3", **sizes, rope_parameters=rope)
+    model = use_packed_attention(AutoModelForCausalLM.from_config(config))
+    ids, offsets = batch()
+    assert int(offsets.diff().max()) == 44
+    with pytest.raises(ConfigError, match=r"44 tokens.*up to 40: set actor_rollout_ref\.rollout\.max_model_len"):
+        token_logprobs(model, ids, offsets)
+    assert longest_context(model) == 40
 
 
 def test_common_beginnings_are_stored_once() -> None:

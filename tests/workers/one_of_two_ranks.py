@@ -38,6 +38,14 @@ def main(rank: int, ranks: int, work: Path) -> None:
     dist.barrier()
     worker.load(work / "policy")  # what was gathered can be scattered again
     (work / f"after-{rank}.json").write_text(json.dumps(worker.update(batch, step=3)))
+
+    model = ModelConfig(**settings["experts"])
+    experts = PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=10, seed=1)
+    metrics = [experts.update(batch, step=step) for step in (1, 2)]
+    (work / f"experts-{rank}.json").write_text(json.dumps(metrics))
+    weights = dict(experts.named_tensors())  # every rank reads; the first one writes
+    if rank == 0:
+        save_file(weights, work / "experts.safetensors")
     dist.destroy_process_group()
 
 

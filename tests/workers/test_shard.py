@@ -20,6 +20,7 @@ from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimC
 from agentrl.workers import CriticWorker
 from agentrl.workers.group import join_tokens, shares
 from tests.conftest import PROJECT
+from tests.model.families import make_model
 from tests.workers.conftest import BatchMaker, WorkerMaker
 
 RANKS = 2
@@ -49,7 +50,7 @@ def run_ranks(work: Path, program: str = "one_of_two_ranks.py") -> None:
 
 
 def test_two_ranks_equal_one(
-    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path, tmp_path: Path
+    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path, vocab_size: int, tmp_path: Path
 ) -> None:
     """7 sequences, tiny micro-batches: the shares differ in size and in the number of micro-batches."""
     batch = make_batch(prompts=7, n=1)
@@ -67,8 +68,12 @@ def test_two_ranks_equal_one(
     logprobs, seen = worker.compute_log_probs(batch)
     batch.old_logprobs = logprobs
     torch.save({item.name: getattr(batch, item.name) for item in fields(batch)}, tmp_path / "batch.pt")
-    settings = {"model": model.model_dump(), "actor": actor.model_dump(), "critic": critic.model_dump()}
-    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    # Five experts of two ranks, each token goes to one: some experts get none in a micro-batch.
+    sizes = {"vocab_size": vocab_size, "num_experts": 5, "num_experts_per_tok": 1, "norm_topk_prob": False}
+    make_model("qwen3-moe", **sizes).save_pretrained(tmp_path / "experts")
+    experts = ModelConfig(path=str(tmp_path / "experts"))
+    settings = {"model": model, "actor": actor, "critic": critic, "experts": experts}
+    (tmp_path / "settings.json").write_text(json.dumps({name: one.model_dump() for name, one in settings.items()}))
     run_ranks(tmp_path)
 
     values = CriticWorker(model, critic, actor, device="cpu", total_steps=10, seed=1)
@@ -92,3 +97,14 @@ def test_two_ranks_equal_one(
     continued.load(tmp_path / "policy")  # a checkpoint of two ranks, in one process
     after = continued.update(batch, step=3)
     assert json.loads((tmp_path / "after-0.json").read_text()) == pytest.approx(after, rel=1e-4, abs=1e-5)
+
+    mixture = make_worker(actor, experts)
+    metrics = [mixture.update(batch, step=step) for step in (1, 2)]
+    for rank in range(RANKS):
+        for one, two in zip(metrics, json.loads((tmp_path / f"experts-{rank}.json").read_text()), strict=True):
+            assert two == pytest.approx(one, rel=1e-4, abs=1e-5)
+    of_ranks = load_file(tmp_path / "experts.safetensors")
+    assert "model.layers.1.mlp.experts.4.down_proj.weight" in of_ranks
+    assert of_ranks.keys() == dict(mixture.weights().shapes).keys()
+    for key, tensor in mixture.named_tensors():
+        assert torch.allclose(of_ranks[key], tensor, rtol=0, atol=1e-5), key

@@ -1,0 +1,42 @@
+"""The products of tokens with the experts that they were sent to, under autocast.
+
+transformers computes them grouped by expert (`grouped_mm`), in the precision of the weights, since autocast does not
+know the call. With float32 weights the largest part of a mixture of experts would then run in float32. The function
+registered here, in the place of transformers' own, casts the weights as autocast casts those of other layers; without
+autocast it is transformers' own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
+
+
+class _Cast:
+    """A module as seen with its parameters in another precision."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        self._module = module
+        self._dtype = dtype
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        return value.to(self._dtype) if isinstance(value, torch.Tensor) else value
+
+
+def grouped_experts(
+    module: nn.Module, hidden: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """hidden [P, H], and for each token k experts and their weights [P, k] -> [P, H]."""
+    device = hidden.device.type
+    if not torch.is_autocast_enabled(device):
+        return grouped_mm_experts_forward(module, hidden, experts, weights)
+    dtype = torch.get_autocast_dtype(device)
+    cast: Any = _Cast(module, dtype)
+    return grouped_mm_experts_forward(cast, hidden.to(dtype), experts, weights)
+
+
+ExpertsInterface.register("grouped_mm", grouped_experts)
