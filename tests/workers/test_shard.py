@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,12 @@ def test_two_ranks_equal_one(
     batch.old_logprobs = logprobs
     torch.save({item.name: getattr(batch, item.name) for item in fields(batch)}, tmp_path / "batch.pt")
     # Five experts of two ranks, each token goes to one: some experts get none in a micro-batch.
-    sizes = {"vocab_size": vocab_size, "num_experts": 5, "num_experts_per_tok": 1, "norm_topk_prob": False}
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "num_experts": 5,
+        "num_experts_per_tok": 1,
+        "norm_topk_prob": False,
+    }
     make_model("qwen3-moe", **sizes).save_pretrained(tmp_path / "experts")
     experts = ModelConfig(path=str(tmp_path / "experts"))
     settings = {"model": model, "actor": actor, "critic": critic, "experts": experts}
