@@ -57,3 +57,17 @@ class Parallel:
                 f"{section}.{fsdp_config}.fsdp_size={self.shards} must divide the {ranks} ranks of the role{beside}; "
                 "-1 shards over all"
             )
+
+    def check_heads(self, queries: int, keys: int) -> None:
+        """Raises ConfigError when a model's attention heads cannot be handed out over the ranks."""
+        if self.tensor > 1 and (queries % self.tensor or keys % self.tensor):
+            raise ConfigError(
+                f"fsdp_config.tensor_parallel_size={self.tensor} must divide the model's {queries} attention heads and "
+                f"its {keys} heads of keys and values"
+            )
+        if queries // self.tensor % self.sequence:
+            beside = "" if self.tensor == 1 else f" / tensor_parallel_size={self.tensor}"
+            raise ConfigError(
+                f"ulysses_sequence_parallel_size={self.sequence} must divide the model's {queries} attention heads"
+                f"{beside}"
+            )

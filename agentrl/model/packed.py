@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +24,7 @@ from agentrl.errors import ConfigError
 from agentrl.images import Images
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention, Rule
 from agentrl.model.layout import PackedLayout, flat_layout, tree_layout
+from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
     PlacedFeatures,
     auto_class,
@@ -197,7 +200,7 @@ def hidden_states(
     model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor, images: Images | None = None
 ) -> torch.Tensor:
     """The last hidden states, after the final norm. ids [T] int64, offsets [N + 1] int64 -> [T, H]. Differentiable."""
-    stored, layout = stored_hidden_states(model, ids, offsets, images)
+    stored, layout, _ = stored_hidden_states(model, ids, offsets, images)
     return stored if layout.is_flat else stored.index_select(0, layout.expand)
 
 
@@ -207,21 +210,32 @@ def make_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
 
 
 def stored_hidden_states(
-    model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor, images: Images | None
-) -> tuple[torch.Tensor, PackedLayout]:
-    """[P, H]: the hidden states of the layout's stored tokens, and the layout.
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    offsets: torch.Tensor,
+    images: Images | None,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[torch.Tensor, PackedLayout, Slice]:
+    """[width, H]: the hidden states of those of the layout's stored tokens that are this rank's of `group`; the layout;
+    which those are.
 
     Raises ConfigError when a sequence is too long.
     """
+    placed = None
     if images is None:
         layout = make_layout(ids, offsets)
         _check_length(model, layout)
-        return forward_packed(model, ids[layout.stored], layout.positions, PackedAttention(layout)), layout
-    places, rows = image_rows(images, offsets)
-    layout = make_layout(told_apart(ids, places, rows), offsets)
-    _check_length(model, layout)
-    placed, positions = place_features(model, ids, offsets, images, layout)
-    return forward_packed(model, ids[layout.stored], positions, PackedAttention(layout), placed), layout
+        positions = layout.positions
+    else:
+        layout = make_layout(told_apart(ids, *image_rows(images, offsets)), offsets)
+        _check_length(model, layout)
+        placed, positions = place_features(model, ids, offsets, images, layout)
+    part = Slice.of(len(layout.stored), group)
+    if placed is not None and group is not None:
+        mine = part.holds(placed.places)
+        placed = replace(placed, places=placed.places[mine] - part.first, which=placed.which[mine])
+    attention = part.attention(PackedAttention(layout))
+    return forward_packed(model, part.cut(ids[layout.stored]), part.cut(positions), attention, placed), layout, part
 
 
 def _check_length(model: PreTrainedModel, layout: PackedLayout) -> None:
@@ -284,6 +298,7 @@ def token_logprobs(
     needed: torch.Tensor | None = None,
     chunk_tokens: int | None = None,
     images: Images | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """log p(ids[t] | the tokens before it in its sequence) under softmax(logits / temperature), and its entropy.
 
@@ -293,16 +308,20 @@ def token_logprobs(
         needed: [T] bool, the tokens whose log-prob is wanted; None: all. Others cost no vocabulary projection.
         chunk_tokens: tokens whose logits are alive at once; None: as many as 64 MiB hold.
         images: of the sequences, if they have any.
+        group: the ranks that split the tokens; all must call it with the same, and all get the whole result.
 
     Returns:
         log-probs [T] float32 and entropies [T] float32 in nats (None without `with_entropy`) of the distribution that
         ids[t] was drawn from; 0 where not needed and at each sequence's first token. Differentiable in the weights.
     """
-    hidden, layout = stored_hidden_states(model, ids, offsets, images)
+    hidden, layout, part = stored_hidden_states(model, ids, offsets, images, group)
     wanted = torch.ones_like(ids, dtype=torch.bool) if needed is None else needed.clone()
     wanted[offsets[:-1].to(ids.device)] = False
     places = wanted.nonzero()[:, 0]
     rows = layout.expand[places - 1]
+    if group is not None:
+        mine = part.holds(rows)
+        places, rows = places[mine], rows[mine] - part.first
     size = chunk_tokens or max(1, _CHUNK_LOGITS // model.config.get_text_config().vocab_size)
     single = len(places) <= size
     parts = []
@@ -314,7 +333,8 @@ def token_logprobs(
         parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
     scores = torch.cat(parts, dim=1)
     spread = torch.zeros(len(scores), len(ids), dtype=torch.float32, device=ids.device).index_copy(1, places, scores)
-    return spread[0], spread[1] if with_entropy else None
+    logprobs, *entropy = (row.clone() for row in part.joined(spread))  # FSDP warns of views
+    return logprobs, entropy[0] if entropy else None
 
 
 def _score(

@@ -11,6 +11,7 @@ from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig
 from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, StepReport, forward_tokens
+from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import ValueModel, freeze_vision
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.sharded_load import open_model
@@ -46,10 +47,12 @@ class CriticWorker:
         base = open_model(path, dtype="float32", device=device, trust_remote_code=model_config.trust_remote_code)
         if actor_config.freeze_vision_tower:
             freeze_vision(base)
-        self.model = ValueModel(base, autocast=model_config.dtype == "bfloat16")
+        mesh = Mesh(critic_config.parallel, device)
+        self.model = ValueModel(base, autocast=model_config.dtype == "bfloat16", group=mesh.sequence)
         self.learner = Learner(
             self.model,
             critic_config.optim,
+            mesh,
             grad_clip=critic_config.grad_clip,
             max_tokens=critic_config.ppo_max_token_len_per_gpu,
             total_steps=total_steps,

@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.batch import RaggedBatch
 from agentrl.config.schema import OptimConfig
 from agentrl.errors import TrainingError
+from agentrl.workers.gradients import add_up, clip, total_norm
 from agentrl.workers.group import join_tokens, shares
+from agentrl.workers.mesh import Mesh
 from agentrl.workers.optim import Optim
 from agentrl.workers.plan import micro_batches
-from agentrl.workers.shard import all_max, all_sum, decoder_layers, full, rank, shard, world_size
+from agentrl.workers.shard import all_max, decoder_layers, shard
 from agentrl.workers.sharded_load import read_weights
 
 Loss = Callable[[RaggedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -52,6 +53,7 @@ class Learner:
         self,
         root: nn.Module,
         config: OptimConfig,
+        mesh: Mesh,
         *,
         grad_clip: float,
         max_tokens: int,
@@ -65,13 +67,15 @@ class Learner:
         names = {name for name, p in root.named_parameters() if id(p) in matrices and not name.endswith("bias")}
         if gradient_checkpointing:
             checkpoint_layers(base)
-        shard(root, base)
+        partial = shard(root, base, mesh)
         read_weights(root, base)
+        self.mesh = mesh
         self.root = root
         self.tensors = {_hugging_face_name(name): p for name, p in root.named_parameters()}
         """All parameters; `params` are those that learn."""
         self.params = {name: p for name, p in self.tensors.items() if p.requires_grad}
         self.optim = Optim(self.params, {_hugging_face_name(name) for name in names}, config, total_steps)
+        self._partial = [param for name, param in self.params.items() if name in partial]
         self._grad_clip = grad_clip
         self._max_tokens = max_tokens
         self._device = next(iter(self.params.values())).device
@@ -88,13 +92,14 @@ class Learner:
         """
         self.optim.zero_grad()
         sums = self._accumulate(mini, loss)
-        gradients = [param.grad for param in self.params.values() if param.grad is not None]
-        norm = full(get_total_norm(gradients))
+        if self.mesh.tensor is not None:
+            add_up(self._partial, self.mesh.tensor.get_group())
+        norm = total_norm(self.params.values())
         grad_norm, total = norm.item(), sums.pop("loss")
         if not (math.isfinite(grad_norm) and math.isfinite(total)):
             self.optim.zero_grad()
             raise TrainingError(_not_finite(mini, where, total, grad_norm))
-        clip_grads_with_norm_(self.params.values(), self._grad_clip, norm)
+        clip(self.params.values(), self._grad_clip, norm)
         lr = self.optim.step(step)
         self.optim.zero_grad()
         return StepReport(total, sums, grad_norm, lr)
@@ -102,22 +107,22 @@ class Learner:
     def _accumulate(self, mini: RaggedBatch, loss: Loss) -> dict[str, float]:
         """Backward over this rank's micro-batches; returns the sums over all ranks, the loss among them."""
         plans = []
-        for share in shares(mini.lengths.tolist(), world_size()):
+        for share in shares(mini.lengths.tolist(), self.mesh.data):
             part = mini.select(share)
             plans.append([part.select(rows) for rows in micro_batches(part, self._max_tokens)])
-        mine, rounds = plans[rank()], max(len(plan) for plan in plans)
+        mine, rounds = plans[self.mesh.data_rank], max(len(plan) for plan in plans)
         sums: dict[str, torch.Tensor] = {}
         for index in range(rounds):
             # FSDP gathers weights on all ranks at once: a rank with fewer micro-batches repeats one without effect.
             counts = index < len(mine)
             micro = to_device(mine[index] if counts else mini.select([0]), self._device)
             share_of_loss, seen = loss(micro)
-            weight = world_size() if counts else 0  # FSDP averages gradients over the ranks; they have to add up
+            weight = self.mesh.averaged if counts else 0  # FSDP averages gradients over ranks; they have to add up
             (share_of_loss * weight).backward()
             for name, value in (seen | {"loss": share_of_loss.detach()}).items():
                 addend = value.double() if counts else torch.zeros((), dtype=torch.float64, device=self._device)
                 sums[name] = sums[name] + addend if name in sums else addend
-        totals = all_sum(torch.stack([sums[name] for name in sorted(sums)])).tolist()
+        totals = self.mesh.sum(torch.stack([sums[name] for name in sorted(sums)])).tolist()
         return dict(zip(sorted(sums), totals, strict=True))
 
 

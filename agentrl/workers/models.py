@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -14,7 +15,7 @@ from agentrl.config.schema import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.images import Images
 from agentrl.model.checkpoint_names import CheckpointNames
-from agentrl.model.packed import check_packed_attention, hidden_states, token_logprobs
+from agentrl.model.packed import check_packed_attention, stored_hidden_states, token_logprobs
 from agentrl.model.vision import features_of, sample_image, takes_images, vision_tower
 from agentrl.workers.shard import full, world_size
 from agentrl.workers.sharded_load import open_model
@@ -29,13 +30,22 @@ class PolicyModel(nn.Module):
     """Log-probs of tokens under `base`, a causal language model.
 
     With `autocast` the forward pass computes in bfloat16 on float32 weights. `lora`: the adapters that are in `base`.
+    `group`: the ranks that split the tokens of each forward, all of which must be given the same.
     """
 
-    def __init__(self, base: PreTrainedModel, *, autocast: bool = False, lora: Lora | None = None) -> None:
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        *,
+        autocast: bool = False,
+        lora: Lora | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         super().__init__()
         self.base = base
         self.lora = lora
         self._autocast = autocast
+        self._group = group
 
     def forward(
         self,
@@ -58,6 +68,7 @@ class PolicyModel(nn.Module):
                 with_entropy=with_entropy,
                 needed=needed,
                 images=images,
+                group=self._group,
             )
         return logprobs if nothing is None else logprobs + nothing, entropy
 
@@ -113,7 +124,12 @@ def freeze_vision(base: PreTrainedModel) -> None:
 
 
 def load_policy(
-    config: ModelConfig, *, device: str | torch.device, seed: int, freeze_vision_tower: bool = False
+    config: ModelConfig,
+    *,
+    device: str | torch.device,
+    seed: int,
+    freeze_vision_tower: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> PolicyModel:
     """The policy to be trained, with adapters (`seed`: of their start) if the config has them. Raises ConfigError.
 
@@ -132,7 +148,7 @@ def load_policy(
         from agentrl.workers.lora import Lora  # peft costs half a second
 
         lora = Lora(base, config, seed)
-    return PolicyModel(base, autocast=config.dtype == "bfloat16", lora=lora)
+    return PolicyModel(base, autocast=config.dtype == "bfloat16", lora=lora, group=group)
 
 
 class ValueModel(nn.Module):
@@ -141,7 +157,9 @@ class ValueModel(nn.Module):
     The value head starts at zero, so the first values are 0.
     """
 
-    def __init__(self, base: PreTrainedModel, *, autocast: bool = False) -> None:
+    def __init__(
+        self, base: PreTrainedModel, *, autocast: bool = False, group: dist.ProcessGroup | None = None
+    ) -> None:
         super().__init__()
         backbone = base.base_model
         assert isinstance(backbone, PreTrainedModel)
@@ -151,6 +169,7 @@ class ValueModel(nn.Module):
         self.value_head = nn.Linear(config.hidden_size, 1, bias=False, device=device)
         nn.init.zeros_(self.value_head.weight)
         self._autocast = autocast
+        self._group = group
 
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor, images: Images | None = None) -> torch.Tensor:
         """[T] float32: entry t is the value of the state before ids[t], the tokens that come before it in its
@@ -159,8 +178,8 @@ class ValueModel(nn.Module):
         """
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self._autocast):
             nothing = _step_of_vision(self.base, images)
-            hidden = hidden_states(self.base, ids, offsets, images)
-        after = self.value_head(hidden.float())[:, 0]
+            hidden, layout, part = stored_hidden_states(self.base, ids, offsets, images, self._group)
+        after = part.spread(self.value_head(hidden.float())[:, 0])[layout.expand]
         after = after if nothing is None else after + nothing
         before = torch.cat([after.new_zeros(1), after[:-1]])
         first = torch.zeros_like(ids, dtype=torch.bool)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from agentrl.config.schema import OptimConfig
+from agentrl.workers.gradients import by_mesh
 from agentrl.workers.muon import Muon
 from agentrl.workers.schedule import lr_factor
 
@@ -34,7 +35,11 @@ class Optim:
             self._optimizers.append((config.lr, Muon(chosen, lr=config.lr, weight_decay=config.weight_decay)))
         if rest:  # adapters may all be matrices
             adamw = torch.optim.AdamW(
-                rest, lr=rest_lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+                [{"params": group} for group in by_mesh(rest)],
+                lr=rest_lr,
+                betas=config.betas,
+                weight_decay=config.weight_decay,
+                fused=True,
             )
             self._optimizers.append((rest_lr, adamw))
 

@@ -17,9 +17,9 @@ from agentrl.rollout.weights import Weights
 from agentrl.workers.export import export_model
 from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, StepReport, forward_tokens
+from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import load_policy
 from agentrl.workers.plan import update_plan, with_policy_tokens
-from agentrl.workers.shard import all_sum
 from agentrl.workers.state import WorkerState
 
 
@@ -53,13 +53,19 @@ class PolicyWorker:
         self._log_prob_max_tokens = log_prob_max_tokens
         self._max_response_length = max_response_length
         self._dtype = getattr(torch, model_config.dtype)
+        mesh = Mesh(actor_config.parallel, device)
         self.model = load_policy(
-            model_config, device=device, seed=seed, freeze_vision_tower=actor_config.freeze_vision_tower
+            model_config,
+            device=device,
+            seed=seed,
+            freeze_vision_tower=actor_config.freeze_vision_tower,
+            group=mesh.sequence,
         )
         self.base = self.model.base
         self.learner = Learner(
             self.model,
             actor_config.optim,
+            mesh,
             grad_clip=actor_config.grad_clip,
             max_tokens=actor_config.ppo_max_token_len_per_gpu,
             total_steps=total_steps,
@@ -72,7 +78,7 @@ class PolicyWorker:
         """([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; the metric actor/entropy, in nats)."""
         scores = forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device)
         sums = torch.stack([scores[:, 1].double().sum(), batch.mask.sum().double()]).to(self.device)
-        entropy, tokens = all_sum(sums).tolist()
+        entropy, tokens = self.learner.mesh.sum(sums).tolist()
         return scores[:, 0].contiguous(), {"actor/entropy": entropy / max(tokens, 1.0)}
 
     @by_share

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from agentrl.batch import RaggedBatch
+from agentrl.config.parallel import Parallel
 from agentrl.workers.group import WorkerGroup, by_share
 from agentrl.workers.learner import forward_tokens
+from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import PolicyModel
 from agentrl.workers.shard import shard
 from agentrl.workers.sharded_load import open_model, read_weights
@@ -26,10 +28,12 @@ class ReferenceWorker:
         temperature: float,
         log_prob_max_tokens: int,
         trust_remote_code: bool = False,
+        parallel: Parallel | None = None,
     ) -> None:
         base = open_model(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-        self.model = PolicyModel(base.requires_grad_(False))
-        shard(self.model, base)
+        mesh = Mesh(parallel or Parallel(), device)
+        self.model = PolicyModel(base.requires_grad_(False), group=mesh.sequence)
+        shard(self.model, base, mesh)
         read_weights(self.model, base)
         self.device = torch.device(device)
         self.temperature = temperature

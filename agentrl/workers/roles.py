@@ -81,6 +81,7 @@ def make_worker(role: Role, config: Config, device: str, total_steps: int) -> An
             temperature=roles.rollout.temperature,
             log_prob_max_tokens=roles.ref.log_prob_max_token_len_per_gpu,
             trust_remote_code=roles.model.trust_remote_code,
+            parallel=roles.ref_parallel,
         )
     return CriticWorker(
         roles.model,

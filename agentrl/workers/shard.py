@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
+
+from agentrl.workers.tensor_parallel import split_layers
+
+if TYPE_CHECKING:
+    from agentrl.workers.mesh import Mesh
 
 
 def world_size() -> int:
@@ -26,18 +32,26 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def shard(root: nn.Module, model: PreTrainedModel) -> None:
-    """Shard `root`, a module around `model`, in place over all ranks: each decoder layer for itself, then the rest.
+def shard(root: nn.Module, model: PreTrainedModel, mesh: Mesh) -> set[str]:
+    """Shard `root`, a module around `model`, in place over `mesh`: each decoder layer for itself, then the rest.
 
-    Only `root`'s own forward gathers the embeddings and the head, so every forward must go through it.
+    Only `root`'s own forward gathers the embeddings and the head, so every forward must go through it. Returns what
+    `split_layers` does. Raises ConfigError when the model's heads cannot be handed out so.
     """
-    if world_size() == 1:
-        return
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    mesh = init_device_mesh(device, (world_size(),))
+    if mesh.fsdp is None:
+        return set()
+    mesh.parallel.check_heads(*_heads(model))
+    partial = set() if mesh.tensor is None else split_layers(model, mesh.tensor)
     for layer in decoder_layers(model):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(root, mesh=mesh)
+        fully_shard(layer, mesh=mesh.fsdp)
+    fully_shard(root, mesh=mesh.fsdp)
+    return partial
+
+
+def _heads(model: PreTrainedModel) -> tuple[int, int]:
+    """Of queries, and of keys and values."""
+    config = model.config.get_text_config()
+    return config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:

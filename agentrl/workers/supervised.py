@@ -9,9 +9,11 @@ import torch
 
 from agentrl.algorithms.losses import LossScale, aggregate
 from agentrl.batch import RaggedBatch
+from agentrl.config.parallel import Parallel
 from agentrl.config.schema import SFTConfig
 from agentrl.data.sft import SFTSample
 from agentrl.workers.learner import Learner, forward_tokens
+from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import load_policy
 
 
@@ -26,6 +28,7 @@ class SupervisedLearner:
         self.learner = Learner(
             self.model,
             config.optim,
+            Mesh(Parallel(), device),
             grad_clip=config.grad_clip,
             max_tokens=self._max_tokens,
             total_steps=total_steps,

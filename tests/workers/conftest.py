@@ -31,7 +31,7 @@ def vocab_size(tiny_policy: Path) -> int:
 BatchMaker = Callable[..., RaggedBatch]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_batch(vocab_size: int) -> BatchMaker:
     """make_batch(prompts, n, seed): n sequences a prompt: prompt, policy tokens, a tool's tokens, policy tokens."""
 

@@ -1,0 +1,117 @@
+"""Sequence parallelism (DeepSpeed-Ulysses, arXiv:2309.14509): the ranks of a group split the tokens of a packed row.
+
+Each rank runs the model on its slice of the stored tokens. Only attention needs the others: there the ranks exchange
+tokens for heads, so that each attends over all tokens with its part of the heads, and exchange back. Scores of tokens
+are made where the tokens are and then given to all ranks. Every rank has the same loss and sends its gradient through
+its own slice: the gradients of the parameters are parts of a sum over the group.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import pad
+
+from agentrl.model.attention import AttentionLayout, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """This rank's stored tokens [first, first + width) of P; the last slices may reach beyond P and are padded."""
+
+    size: int
+    """P, the stored tokens of all ranks."""
+    first: int
+    width: int
+    group: dist.ProcessGroup | None
+
+    @staticmethod
+    def of(size: int, group: dist.ProcessGroup | None) -> Slice:
+        """An equal part for each rank of `group`; everything without one."""
+        ranks, rank = (1, 0) if group is None else (group.size(), group.rank())
+        width = -(-size // ranks)
+        return Slice(size, rank * width, width, group)
+
+    def cut(self, row: torch.Tensor) -> torch.Tensor:
+        """[..., P] -> [..., width]: this rank's part, with zeros beyond the end."""
+        part = row[..., self.first : self.first + self.width]
+        return pad(part, (0, self.width - part.shape[-1]))
+
+    def holds(self, places: torch.Tensor) -> torch.Tensor:
+        """[M] bool: which of the stored tokens `places` [M] are this rank's."""
+        return (places >= self.first) & (places < self.first + self.width)
+
+    def spread(self, part: torch.Tensor) -> torch.Tensor:
+        """[width] -> [P]: the values of all ranks' tokens, on every rank. Differentiable."""
+        if self.group is None:
+            return part
+        row = pad(part, (self.first, self.group.size() * self.width - self.first - self.width))
+        return self.joined(row[: self.size])
+
+    def joined(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks of `values`, which are zero but for what is this rank's. Differentiable."""
+        return values if self.group is None else _Joined.apply(values, self.group)
+
+    def attention(self, whole: AttentionLayout) -> AttentionLayout:
+        """What carries out attention for the tokens of the slice, given what does for all of them."""
+        return whole if self.group is None else _UlyssesAttention(whole, self, self.group)
+
+
+class _UlyssesAttention:
+    """The ranks hold H heads of `width` tokens before and after, and H / ranks heads of all tokens in between."""
+
+    def __init__(self, whole: AttentionLayout, part: Slice, group: dist.ProcessGroup) -> None:
+        self._whole, self._part, self._group = whole, part, group
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
+    ) -> torch.Tensor:
+        ranks, part = self._group.size(), self._part
+        repeats = ranks // math.gcd(key.shape[0], ranks)  # each rank needs whole heads of keys and values
+        key, value = (x.repeat_interleave(repeats, dim=0) if repeats > 1 else x for x in (key, value))
+        shapes = [(x.shape[0] // ranks, part.width, x.shape[2]) for x in (query, key, value)]
+        sent = torch.cat([x.reshape(ranks, -1) for x in (query, key, value)], dim=1)
+        taken = _Exchange.apply(sent, self._group).split([math.prod(shape) for shape in shapes], dim=1)
+        q, k, v = (
+            x.unflatten(1, shape).transpose(0, 1).flatten(1, 2)[:, : part.size]
+            for x, shape in zip(taken, shapes, strict=True)
+        )
+        if rule.sinks is not None:
+            rule = replace(rule, sinks=rule.sinks.unflatten(0, (ranks, -1))[self._group.rank()])
+        output = self._whole.attend(layer, q, k, v, rule)  # [P, H / ranks, D]
+        output = pad(output, (0, 0, 0, 0, 0, ranks * part.width - part.size))
+        back = _Exchange.apply(output.unflatten(0, (ranks, part.width)), self._group)  # [ranks, width, H / ranks, D]
+        return back.transpose(0, 1).flatten(1, 2)
+
+
+class _Exchange(torch.autograd.Function):
+    """Entry s of rank r's [ranks, ...] becomes entry r of rank s's: a permutation that is its own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, entries: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        taken = torch.empty_like(entries, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(taken, entries.contiguous(), group=group)
+        return taken
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return _Exchange.forward(ctx, grad, ctx.group), None
+
+
+class _Joined(torch.autograd.Function):
+    """A sum over ranks on which the same loss is computed: its gradient is everyone's own."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad, None

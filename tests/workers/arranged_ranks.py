@@ -1,0 +1,152 @@
+"""The ranks of test_parallel.py: trainings, each arranged in several ways. Run as a script, which forks its ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from transformers import AutoTokenizer
+
+from agentrl.algorithms.advantages import compute_advantages
+from agentrl.batch import RaggedBatch
+from agentrl.config import Config
+from agentrl.config.parallel import Parallel
+from agentrl.model.packed import use_packed_attention
+from agentrl.workers.group import join_tokens, shares
+from agentrl.workers.mesh import Mesh
+from agentrl.workers.models import PolicyModel
+from agentrl.workers.roles import Role, copies, make_worker
+from agentrl.workers.shard import full, rank, shard, world_size
+from tests.model.families import make_model
+from tests.model.test_packed import batch, one_by_one
+
+STEPS = 5
+
+
+class Workers:
+    """The roles of one run on this rank, and what `trained` asks of them."""
+
+    def __init__(self, config: Config, roles: tuple[Role, ...]) -> None:
+        self.config = config
+        self.roles: dict[Role, Any] = {role: make_worker(role, config, "cpu", 10) for role in roles}
+
+    def scores(self, role: Role, method: str, batch: RaggedBatch) -> torch.Tensor:
+        """Token scores of all ranks, as a worker group joins them."""
+        size = copies(self.config, role)
+        parts = shares(batch.lengths.tolist(), world_size() // size)
+        found = getattr(self.roles[role], method)(batch.select(parts[rank() // size]))
+        everyone: list[Any] = [found[0] if isinstance(found, tuple) else found]
+        if dist.is_initialized():
+            mine, everyone = everyone[0], [None] * world_size()
+            dist.all_gather_object(everyone, mine)
+        for place, one in enumerate(everyone):
+            assert torch.equal(one, everyone[place - place % size]), "the ranks of a block answer the same"
+        return join_tokens(everyone[::size], parts, batch)
+
+
+def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]], Workers]:
+    """STEPS steps on one batch; their metrics."""
+    ppo = config.algorithm.adv_estimator == "gae"
+    run = Workers(config, ("policy", "critic") if ppo else ("policy", "reference"))
+    metrics = []
+    for step in range(1, STEPS + 1):
+        batch = replace(batch, old_logprobs=run.scores("policy", "compute_log_probs", batch))
+        if ppo:
+            batch.values = run.scores("critic", "compute_values", batch)
+        else:
+            batch.ref_logprobs = run.scores("reference", "compute_log_probs", batch)
+        batch = compute_advantages(batch, config.algorithm)
+        seen = {}
+        for role in ("critic", "policy") if ppo else ("policy",):
+            seen |= run.roles[role].update(batch, step=step)
+        metrics.append(seen)
+    return metrics, run
+
+
+def train(name: str, trees: dict[str, Any], work: Path) -> None:
+    """Train by each of an arrangement's configs, and write down what came of it."""
+    batch = RaggedBatch(**torch.load(work / "batch.pt", weights_only=True))
+    for kind, tree in trees.items():
+        metrics, run = trained(Config.model_validate(tree), batch)
+        policy = run.roles["policy"]
+        weights = {key: tensor.clone() for key, tensor in policy.named_tensors()}
+        if rank() == 0:
+            (work / f"{name}-{kind}.json").write_text(json.dumps(metrics))
+            save_file(weights, work / f"{name}-{kind}.safetensors")
+        if kind == "grpo":
+            policy.save(work / f"{name}-{kind}")
+            policy.export(work / f"{name}-{kind}-export", AutoTokenizer.from_pretrained(work / "policy"))
+            policy.load(work / "one-grpo")  # of one process
+
+
+SPLIT = {
+    Parallel(sequence=4): ("gemma2", "mistral, window 7", "gpt-oss", "deepseek-v3"),
+    Parallel(sequence=2, tensor=2): ("qwen2", "phi3", "olmo3"),
+}
+
+
+def score() -> None:
+    """Packed tokens and heads that are split, against transformers' own forward of one sequence after another."""
+    ids, offsets = batch()
+    weights = torch.randn(len(ids), generator=torch.Generator().manual_seed(0))
+    for parallel, family in [(parallel, family) for parallel, names in SPLIT.items() for family in names]:
+        own, base = make_model(family), use_packed_attention(make_model(family))
+        mesh = Mesh(parallel, "cpu")
+        model = PolicyModel(base, group=mesh.sequence)
+        shard(model, base, mesh)
+        everything = torch.ones_like(ids, dtype=torch.bool)
+        logprobs, entropy = model(ids, offsets, needed=everything, temperature=0.8, with_entropy=True)
+        assert entropy is not None
+        ((logprobs @ weights + entropy.sum()) * mesh.averaged).backward()
+        expected, spread = one_by_one(own, ids, offsets, 0.8)
+        (expected @ weights + spread.sum()).backward()
+        assert torch.allclose(logprobs, expected, atol=1e-5), family
+        assert torch.allclose(entropy, spread, atol=1e-5), family
+        for (key, want), got in zip(own.named_parameters(), base.parameters(), strict=True):
+            expect = torch.zeros_like(want) if want.grad is None else want.grad
+            found = torch.zeros_like(want) if got.grad is None else full(got.grad)  # experts without a token
+            assert torch.allclose(found, expect, atol=1e-4 * float(expect.abs().max()) + 1e-7), (family, key)
+
+
+def on_ranks(name: str, ranks: int, task: Callable[[], None], work: Path) -> None:
+    """Fork ranks that do `task` in a process group of their own: importing torch would cost more than the task."""
+    children = []
+    for number in range(ranks):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                if ranks > 1:
+                    meeting = f"file://{work / name}.rendezvous"
+                    dist.init_process_group("gloo", init_method=meeting, rank=number, world_size=ranks)
+                task()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in children]
+    if any(statuses):
+        sys.exit(f"{name}: the ranks ended with {statuses}")
+
+
+def main(work: Path) -> None:
+    for name, (ranks, trees) in json.loads((work / "arrangements.json").read_text()).items():
+        on_ranks(name, ranks, functools.partial(train, name, trees, work), work)
+    on_ranks("score", 4, score, work)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

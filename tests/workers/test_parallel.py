@@ -1,0 +1,148 @@
+"""Trainings give the same however their ranks are arranged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agentrl.config import Config
+from agentrl.config.parallel import Parallel
+from agentrl.errors import ConfigError
+from agentrl.tiny_policy import TinyShape, make_tiny_policy
+from agentrl.workers.roles import make_worker
+from agentrl.workers.tensor_parallel import split_layers
+from tests.conftest import PROJECT
+from tests.model.families import make_model
+from tests.workers.conftest import BatchMaker
+
+SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=4, kv_heads=2, intermediate=66)
+ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
+    "one": (1, ("grpo", "ppo", "lora"), {}),
+    "fsdp 2": (2, ("grpo", "ppo"), {}),
+    "sequence 2": (2, ("grpo", "ppo", "lora"), {"sequence": 2}),
+    "tensor 2": (2, ("grpo", "ppo"), {"tensor": 2}),
+    "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),
+    "data 2 x sequence 2": (4, ("grpo", "ppo"), {"sequence": 2, "budget": 60}),
+}
+"""Ranks, what is trained on them, and how they are arranged."""
+
+
+def config_of(policy: Path, kind: str, *, sequence: int = 1, tensor: int = 1, shards: int = -1, budget: int) -> Config:
+    """Muon and AdamW, one optimizer step an update or two, KL and entropy in the loss, with and without recomputing."""
+    ppo = kind == "ppo"
+    optim: dict[str, Any] = {"lr": 3e-4} if ppo else {"name": "muon", "lr": 1e-2, "adamw_lr": 1e-3}
+    parallel = {"ulysses_sequence_parallel_size": sequence}
+    sharding = {"fsdp_size": shards, "tensor_parallel_size": tensor}
+    actor = {
+        "ppo_mini_batch_size": 2 if ppo else 4,
+        "ppo_max_token_len_per_gpu": budget,
+        "use_kl_loss": not ppo,
+        "entropy_coeff": 0.01,
+        "optim": optim,
+        "fsdp_config": sharding,
+        **parallel,
+    }
+    model = {"path": str(policy), "enable_gradient_checkpointing": ppo, "lora_rank": 4 if kind == "lora" else 0}
+    roles = {
+        "model": model,
+        "actor": actor,
+        "ref": {"fsdp_config": sharding},
+        "rollout": {"log_prob_max_token_len_per_gpu": 100},
+    }
+    critic = {
+        "ppo_max_token_len_per_gpu": budget + 30,
+        "optim": optim,
+        "cliprange_value": 100.0,
+        "model": {"fsdp_config": sharding},
+        **parallel,
+    }
+    algorithm = {"adv_estimator": "gae" if ppo else "grpo"}
+    return Config.model_validate({"actor_rollout_ref": roles, "critic": critic, "algorithm": algorithm})
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory, make_batch: BatchMaker) -> Path:
+    """What the ranks of all arrangements wrote. 8 sequences: shares differ in size and in number of micro-batches."""
+    work = tmp_path_factory.mktemp("parallel")
+    policy = make_tiny_policy(work / "policy", seed=0, shape=SHAPE)
+    batch = make_batch(prompts=4, n=2)
+    last = batch.offsets[1:] - 1
+    batch.rewards[last] = torch.randn(len(last), generator=torch.Generator().manual_seed(3))
+    torch.save({item.name: getattr(batch, item.name) for item in fields(batch)}, work / "batch.pt")
+    arrangements = {
+        name: (ranks, {kind: config_of(policy, kind, **{"budget": 1000} | sizes).model_dump() for kind in kinds})
+        for name, (ranks, kinds, sizes) in ARRANGEMENTS.items()
+    }
+    (work / "arrangements.json").write_text(json.dumps(arrangements))
+    ran = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("arranged_ranks.py")), str(work)],
+        env=os.environ | {"PYTHONPATH": str(PROJECT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+    )
+    assert ran.returncode == 0, ran.stdout[-8000:]
+    return work
+
+
+CASES = [(name, kind) for name, (_, kinds, _) in ARRANGEMENTS.items() for kind in kinds if name != "one"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_losses_gradients_and_weights_are_those_of_one_process(work: Path, name: str, kind: str) -> None:
+    """Over five steps."""
+    expected, found = (json.loads((work / f"{one}-{kind}.json").read_text()) for one in ("one", name))
+    for one, other in zip(expected, found, strict=True):
+        assert other == pytest.approx(one, rel=1e-5, abs=1e-6)
+    before = load_file(work / "policy" / "model.safetensors")
+    whole, sharded = (load_file(work / f"{one}-{kind}.safetensors") for one in ("one", name))
+    assert whole.keys() == sharded.keys()
+    for key, tensor in whole.items():
+        assert torch.allclose(sharded[key], tensor, rtol=0, atol=1e-5), key
+    assert max((whole[key] - before[key]).abs().max() for key in whole) > 1e-3, "something was learnt"
+
+
+@pytest.mark.parametrize("name", ["fsdp 2", "tensor 2"])
+def test_checkpoint_and_export_of_many_ranks_are_whole(work: Path, name: str) -> None:
+    weights = load_file(work / f"{name}-grpo.safetensors")
+    tree = json.loads((work / "arrangements.json").read_text())["one"][1]["grpo"]
+    worker = make_worker("policy", Config.model_validate(tree), "cpu", 10)
+    worker.load(work / f"{name}-grpo")
+    exported = AutoModelForCausalLM.from_pretrained(work / f"{name}-grpo-export")
+    assert exported.lm_head.weight is exported.model.embed_tokens.weight
+    for key, tensor in worker.named_tensors():
+        assert torch.equal(tensor, weights[key]), key
+        assert torch.equal(exported.state_dict()[key], weights[key]), key
+
+
+def test_heads_that_cannot_be_handed_out() -> None:
+    Parallel(sequence=4, tensor=2).check_heads(queries=8, keys=2)
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=4 must divide .* 8 attention heads and its 2 heads"):
+        Parallel(tensor=4).check_heads(queries=8, keys=2)
+    with pytest.raises(ConfigError, match=r"ulysses_sequence_parallel_size=8 must divide .* 8 .* / tensor_parallel_s"):
+        Parallel(sequence=8, tensor=2).check_heads(queries=8, keys=2)
+
+
+class TwoRanks:
+    """Stands for a mesh: what is refused is refused before anything is split."""
+
+    def size(self) -> int:
+        return 2
+
+
+@pytest.mark.parametrize(("family", "why"), [("qwen3-moe", "splits layers as .*packed_colwise"), ("gpt-oss", "empty")])
+def test_models_that_cannot_be_split(family: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"tensor_parallel_size=2: transformers' plan for .* {why}"):
+        split_layers(make_model(family), TwoRanks())  # type: ignore[arg-type]
