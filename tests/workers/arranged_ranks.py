@@ -27,8 +27,7 @@ from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import PolicyModel
 from agentrl.workers.roles import Role, copies, make_worker
 from agentrl.workers.shard import full, rank, shard, world_size
-from tests.model.families import make_model
-from tests.model.test_packed import batch, one_by_one
+from tests.model.families import batch, make_model, one_by_one
 
 STEPS = 5
 
@@ -66,7 +65,7 @@ def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]],
         else:
             batch.ref_logprobs = run.scores("reference", "compute_log_probs", batch)
         batch = compute_advantages(batch, config.algorithm)
-        seen = {}
+        seen: dict[str, float] = {}
         for role in ("critic", "policy") if ppo else ("policy",):
             seen |= run.roles[role].update(batch, step=step)
         metrics.append(seen)

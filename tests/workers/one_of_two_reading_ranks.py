@@ -12,9 +12,11 @@ import torch.distributed as dist
 import torch.distributed.tensor
 from transformers import AutoModelForCausalLM
 
+from agentrl.config.parallel import Parallel
 from agentrl.errors import ConfigError
 from agentrl.model.packed import load_model, token_logprobs
 from agentrl.workers import sharded_load
+from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import PolicyModel, ValueModel
 from agentrl.workers.shard import full, shard
 from agentrl.workers.sharded_load import open_model, read_weights
@@ -44,7 +46,7 @@ def compare(folder: Path) -> dict[str, Any]:
     """What a sharded model read from `folder` has that a whole one has not."""
     base = open_model(str(folder), dtype="float32", device="cpu")
     root = PolicyModel(base)
-    shard(root, base)
+    shard(root, base, Mesh(Parallel(), "cpu"))
     read_weights(root, base)
     own = load_model(str(folder), dtype="float32")
     params = dict(own.named_parameters())
@@ -67,7 +69,7 @@ def compare(folder: Path) -> dict[str, Any]:
 
 def compare_critic(folder: Path) -> dict[str, Any]:
     root = ValueModel(open_model(str(folder), dtype="float32", device="cpu"))
-    shard(root, root.base)
+    shard(root, root.base, Mesh(Parallel(), "cpu"))
     read_weights(root, root.base)
     params = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).base_model.named_parameters())
     wrong = [name for name, param in root.base.named_parameters() if not torch.equal(full(param), params[name])]
@@ -77,7 +79,7 @@ def compare_critic(folder: Path) -> dict[str, Any]:
 def message(folder: Path) -> str:
     base = open_model(str(folder), dtype="float32", device="cpu")
     root = PolicyModel(base)
-    shard(root, base)
+    shard(root, base, Mesh(Parallel(), "cpu"))
     try:
         read_weights(root, base)
     except ConfigError as error:
