@@ -50,6 +50,8 @@ class Cluster(Options):
     """Part of `flops` that an update reaches."""
     mfu_forward: float = 0.45
     mfu_prefill: float = 0.45
+    attention_slower: float = 1.0
+    """How many times as long a FLOP between tokens takes as one of a linear layer; in updates and log-probs."""
     bandwidth_used: float = 0.7
     """Part of `bandwidth` that decoding reaches."""
     step_fixed: float = 0.003
@@ -77,6 +79,10 @@ class Plan(Options):
     lora_rank: int = 0
     recompute: bool = True
     """Activation checkpointing."""
+    travel: Literal["float32", "bfloat16"] = "float32"
+    """In which type weights that learn are gathered."""
+    fsdp_size: int = 0
+    """Ranks that hold a copy of the model together; 0: all that train. Copies add up their gradients."""
     sequence_parallel: int = 1
     """Ranks that share a sequence (Ulysses)."""
     offload_optimizer: bool = False
@@ -105,6 +111,8 @@ class Plan(Options):
     """Logits alive at once."""
     share_prompts: bool = False
     """The trajectories of a prompt compute it once, as the CPU's attention does."""
+    common_tokens: int = 0
+    """Tokens that all prompts begin with, which a micro-batch then computes once, too."""
     reserve: float = 0.08
     """Part of a GPU that CUDA's context, NCCL's buffers and gaps between blocks take."""
 
@@ -158,12 +166,19 @@ class Training:
             raise ValueError(
                 f"{trainers} GPUs that train cannot be split by sequence_parallel={plan.sequence_parallel}"
             )
+        if trainers % self.shards:
+            raise ValueError(f"{trainers} GPUs that train cannot be split by fsdp_size={plan.fsdp_size}")
         if self.rollout_gpus % plan.tp:
             raise ValueError(f"{self.rollout_gpus} GPUs that generate cannot be split by tp={plan.tp}")
 
     @property
     def trainers(self) -> int:
         return self.cluster.gpus - self.plan.rollout_gpus
+
+    @property
+    def shards(self) -> int:
+        """Ranks that hold a copy of each model together."""
+        return self.plan.fsdp_size or self.trainers
 
     @property
     def rollout_gpus(self) -> int:
@@ -180,8 +195,8 @@ class Training:
 
     @property
     def gathered_dtype(self) -> int:
-        """Bytes of a weight that travels between ranks: what learns is float32, and cast when it is used."""
-        return self.plan.bytes if self.plan.lora_rank else FLOAT32
+        """Bytes of a weight that travels between ranks; one beside adapters is stored as it is computed with."""
+        return self.plan.bytes if self.plan.lora_rank or self.plan.travel == "bfloat16" else FLOAT32
 
     # Rollouts
 
@@ -229,7 +244,11 @@ class Training:
             rounds = max(rounds, math.ceil(tokens / (plan.micro_tokens * plan.sequence_parallel)))
             part = Work.of([lengths[row] for row in rows], sum(sum(sessions[row].answers) for row in rows))
             if plan.share_prompts:
-                part = without_repeats(part, [(sessions[row].group, sessions[row].prompt) for row in rows])
+                prompts = {sessions[row].group: sessions[row].prompt for row in rows}
+                repeated = [sessions[row].prompt for row in rows]
+                for prompt in prompts.values():
+                    repeated.remove(prompt)
+                part = without(part, [*repeated, *[plan.common_tokens] * (len(prompts) - rounds)])
             if sizing.forward_flops(self.shape, part) >= sizing.forward_flops(self.shape, heaviest):
                 heaviest = part
         return heaviest, rounds
@@ -238,8 +257,9 @@ class Training:
         """Log-probs, or values, of all tokens."""
         work, rounds = self.work(sessions)
         work = work if head else Work(work.tokens, work.squares, 0.0)
-        compute = sizing.forward_flops(self.shape, work) / self._rate(self.cluster.mfu_forward)
-        traffic = sizing.fsdp_bytes(self.shape.params, self.trainers, rounds, trained=False, dtype=self.gathered_dtype)
+        flops = sizing.forward_flops(self.shape, work) + self._slower_attention(work)
+        compute = flops / self._rate(self.cluster.mfu_forward)
+        traffic = sizing.fsdp_bytes(self.shape.params, self.shards, rounds, trained=False, dtype=self.gathered_dtype)
         return Stage(name, compute, traffic / self._wire, self._exchange(work, 1))
 
     def update(self, name: str, sessions: Sequence[Session], *, head: bool = True) -> Stage:
@@ -260,17 +280,21 @@ class Training:
             flops = sizing.update_flops(
                 shape, work, recompute=plan.recompute, lora=lora, recompute_head=several and head
             )
+            flops += self._slower_attention(work) * (4 if plan.recompute else 3)
             compute += flops / self._rate(cluster.mfu_update)
-            sums = sizing.fsdp_bytes(trained, self.trainers, rounds, trained=True, dtype=FLOAT32)
-            frozen = sizing.fsdp_bytes(shape.params, self.trainers, 2 * rounds, trained=False, dtype=plan.bytes)
+            dtype = FLOAT32 if lora else self.gathered_dtype
+            sums = sizing.fsdp_bytes(trained, self.shards, rounds, trained=True, dtype=dtype)
+            frozen = sizing.fsdp_bytes(shape.params, self.shards, 2 * rounds, trained=False, dtype=plan.bytes)
             traffic += (frozen + sums if lora else sums) / self._wire
+            copies = self.trainers // self.shards
+            traffic += rounds * 2 * sizing.ring(trained * FLOAT32 / self.shards, copies) / self._own_network
             serial += self._exchange(work, 3 if plan.recompute else 2)
             serial += self.optimizer_seconds(trained)
         return Stage(name, plan.epochs * compute, plan.epochs * traffic, plan.epochs * serial)
 
     def optimizer_seconds(self, trained: int) -> float:
         """AdamW reads 16 bytes a parameter and writes 12; moments that wait in the host's memory come and go."""
-        mine = trained / self.trainers
+        mine = trained / self.shards
         moving = 2 * mine * sizing.ADAMW / self.cluster.pcie if self.plan.offload_optimizer else 0.0
         return mine * (16 + 12) / self.cluster.bandwidth + moving
 
@@ -278,7 +302,8 @@ class Training:
         """The policy's weights to the servers: gathered, to the driver through the object store, and to the servers."""
         cluster, plan = self.cluster, self.plan
         size = sizing.sync_bytes(self.shape, dtype=plan.bytes)
-        gather = sizing.ring(self.shape.params * self.gathered_dtype, self.trainers) / self._wire
+        stored = plan.bytes if plan.lora_rank else FLOAT32
+        gather = sizing.ring(self.shape.params * stored, self.shards) / self._wire
         ray = (size / cluster.pcie + 2 * size / cluster.host_copy) if self.trainers > 1 else 0.0
         machines = max(1, math.ceil(self.rollout_gpus / cluster.gpus_per_node))
         send = {
@@ -296,16 +321,25 @@ class Training:
         note = f"{size / 1e9:.3g} GB every {self.plan.save_every} steps"
         return Stage("save", serial=size / self.cluster.disk / self.plan.save_every, note=note)
 
+    def _slower_attention(self, work: Work) -> float:
+        """FLOPs of linear layers that take as long as what attention takes too long for."""
+        return sizing.attention_flops(self.shape, work) * (self.cluster.attention_slower - 1)
+
     def _rate(self, mfu: float) -> float:
         """FLOPs a second of the ranks that share sequences."""
         return self.cluster.flops * mfu * self.plan.sequence_parallel
 
     @property
     def _wire(self) -> float:
-        """Bytes a second that a ring over the trainer's GPUs brings each of them: rings go through every card of a
+        """Bytes a second that a ring over the GPUs of a copy brings each of them: rings go through every card of a
         machine at once, so that what enters a machine is shared by all its GPUs."""
-        several = self.trainers > self.cluster.gpus_per_node
+        several = self.shards > self.cluster.gpus_per_node
         return min(self.cluster.link, self.cluster.network) if several else self.cluster.link
+
+    @property
+    def _own_network(self) -> float:
+        """Of a GPU, where all of a machine talk to those of others, each with its own part of the model."""
+        return self.cluster.network / self.cluster.gpus_per_node
 
     def _exchange(self, work: Work, passes: float) -> float:
         size = self.plan.sequence_parallel
@@ -316,7 +350,7 @@ class Training:
     def memory(self) -> Memory:
         """Of a GPU that trains."""
         plan, shape, cluster = self.plan, self.shape, self.cluster
-        ranks, tokens = self.trainers, plan.micro_tokens
+        ranks, tokens = self.shards, plan.micro_tokens
         autocast, lora = plan.dtype == "bfloat16", bool(plan.lora_rank)
         own = sizing.state_bytes(self.trained, ranks, trained=True)
         base = {"weights beside adapters": shape.params * plan.bytes / ranks} if lora else {}
@@ -333,7 +367,7 @@ class Training:
         beside = {} if plan.free_engine else engine
         logits = sizing.logits_bytes(shape, tokens, plan.chunk_logits)
         awake = {"weights": own["weights"], **base}
-        cast = autocast and not lora
+        cast = autocast and self.gathered_dtype == FLOAT32
         gathered = sizing.gathered_bytes(shape, dtype=self.gathered_dtype, trained=not lora, cast=cast)
         reading = sizing.gathered_bytes(shape, dtype=self.gathered_dtype, trained=False, cast=cast)
         kept = sizing.activation_bytes(shape, tokens, autocast=autocast, recompute=plan.recompute)
@@ -354,7 +388,7 @@ class Training:
 
     def host_bytes(self, tokens: float) -> dict[str, float]:
         """Of a machine, beside what programs and the page cache take."""
-        plan, per_node = self.plan, min(self.cluster.gpus_per_node, self.trainers) / self.trainers
+        plan, per_node = self.plan, min(self.cluster.gpus_per_node, self.trainers) / self.shards
         models = 1 + plan.critic
         learnt = self.trained + (self.shape.params if plan.critic else 0)
         parts = {"a step's batch": sizing.batch_bytes(tokens)}
@@ -365,9 +399,7 @@ class Training:
         return parts
 
 
-def without_repeats(work: Work, prompts: Sequence[tuple[int, int]]) -> Work:
-    """Each group's prompt counted once, of (group, tokens of its prompt) for each trajectory."""
-    once = dict(prompts)
-    again = sum(length for _, length in prompts) - sum(once.values())
-    squares = sum(length**2 for _, length in prompts) - sum(length**2 for length in once.values())
-    return Work(work.tokens - again, work.squares - squares, work.scored)
+def without(work: Work, beginnings: Sequence[int]) -> Work:
+    """Beginnings of so many tokens left out, which are computed for other sequences anyway."""
+    squares = sum(length**2 for length in beginnings)
+    return Work(work.tokens - sum(beginnings), work.squares - squares, work.scored)

@@ -13,7 +13,7 @@ from agentrl.trajectory import ToolCallRecord, Trajectory, Transcript, Turn
 from benchmarks import rollout_times, step_simulation
 from benchmarks.rollout_times import simulate
 from benchmarks.simulated_servers import Session, Speed
-from benchmarks.sizing import ModelShape, Work, forward_flops, update_flops
+from benchmarks.sizing import ModelShape, Work, attention_flops, forward_flops, update_flops
 from benchmarks.step_times import Cluster, Plan, Training
 
 AT_ONCE = Speed(prefill=1e12, prefill_fixed=0.0, step_fixed=1.0, step_each=0.0, max_running=2, kv_tokens=10_000)
@@ -86,6 +86,27 @@ def test_gathering_weights_bounds_a_pass_where_the_network_is_slow() -> None:
     weights = SHAPE.params * 4 / 2  # one of two ranks has half already
     assert training.forward("old_log_prob", sessions).seconds == pytest.approx(weights / 100)
     assert training.update("update_actor", sessions).traffic == pytest.approx(3 * weights / 100)
+
+
+def test_copies_of_a_model_gather_within_and_add_gradients_between_them() -> None:
+    cluster = Cluster(nodes=2, gpus_per_node=2, network=100.0, link=1000.0)
+    training = Training(cluster, Plan(prompts=1, n=4, micro_tokens=240, fsdp_size=2), SHAPE)
+    sessions = [session(f"0/{k}", [20]) for k in range(4)]
+    half = SHAPE.params * 4 / 2
+    assert training.forward("old_log_prob", sessions).traffic == pytest.approx(half / 1000)
+    assert training.update("update_actor", sessions).traffic == pytest.approx(3 * half / 1000 + half / 50)
+    assert training.memory().moments["optimizer step"]["optimizer"] == SHAPE.params * 8 / 2
+
+
+def test_attention_that_is_slower_counts_for_more() -> None:
+    sessions = [session("0/0", [20])]
+    even, slow = (
+        Training(Cluster(gpus_per_node=1, attention_slower=slower), Plan(prompts=1, recompute=False), SHAPE)
+        for slower in (1.0, 3.0)
+    )
+    rate = even.cluster.flops * even.cluster.mfu_update
+    more = slow.update("", sessions).compute - even.update("", sessions).compute
+    assert more == pytest.approx(2 * 3 * attention_flops(SHAPE, Work.of([120], 20)) / rate)
 
 
 def test_a_prompt_that_is_computed_once_counts_once() -> None:
