@@ -59,6 +59,8 @@ class Trajectories(Options):
     """Median tokens of a tool's answer; sigma 1."""
     tool_seconds: float = 1.0
     """Median; sigma 1.2, at most 60."""
+    response_most: int = 16384
+    """Tokens after the prompt, at which a trajectory is cut (data.max_response_length)."""
 
     def draw(self, plan: Plan, rng: random.Random) -> list[Session]:
         more = max(0.0, 1 - 1 / self.turns)
@@ -71,7 +73,24 @@ class Trajectories(Options):
             more_turns=(more, more),
             most_turns=self.turns_most,
         )
-        return workload(plan.prompts * plan.n, plan.n, lengths, rng)
+        sessions = workload(plan.prompts * plan.n, plan.n, lengths, rng)
+        for session in sessions:
+            cut(session, self.response_most)
+        return sessions
+
+
+def cut(session: Session, most: int) -> None:
+    """Let a session that has not begun end after `most` tokens, in the midst of an answer or before it."""
+    answers: list[int] = []
+    for answer, observed in zip(session.answers, [0, *session.observations], strict=True):
+        most -= observed
+        if most <= 0:
+            break
+        answers.append(min(answer, most))
+        most -= answers[-1]
+    turns = len(answers)
+    session.answers, session.left = answers, answers[0]
+    session.observations, session.tools = session.observations[: turns - 1], session.tools[: turns - 1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -52,6 +52,16 @@ def test_a_step_costs_its_requests_and_the_tokens_that_they_have() -> None:
     assert simulate(two, 1, by_request, concurrent=2).all == pytest.approx(10 * 2 * 0.5 + 10 * 0.5)
 
 
+@pytest.mark.parametrize(
+    ("most", "answers"), [(50, [10, 10, 10]), (23, [10, 6]), (27, [10, 10]), (17, [10]), (18, [10, 1]), (4, [4])]
+)
+def test_a_trajectory_is_cut_where_its_tokens_end(most: int, answers: list[int]) -> None:
+    cut_short = session("0/0", [10, 10, 10], tool=1.0)
+    step_simulation.cut(cut_short, most)
+    assert (cut_short.answers, cut_short.left) == (answers, answers[0])
+    assert len(cut_short.observations) == len(cut_short.tools) == len(answers) - 1
+
+
 def test_sessions_are_read_from_a_runs_trajectories(tmp_path: Path) -> None:
     transcript = Transcript()
     transcript.append_prompt([1] * 11)
