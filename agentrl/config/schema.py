@@ -332,7 +332,10 @@ class TrainerConfig(Section):
     experiment_name: str = "quickstart"
     """Title of the plot, name of the run in wandb, and folder of the run unless default_local_dir says another."""
     default_local_dir: str = "runs/${trainer.experiment_name}"
-    """Where everything the run writes goes."""
+    """Where everything the run writes goes. On several nodes: a file system that all of them share."""
+    default_remote_dir: str | None = None
+    """A folder in an object store, as fsspec names it (s3://bucket/run, gs://..., hdfs://..., file:///...): checkpoints
+    and the exported policy are uploaded to it, and a run without them in default_local_dir goes on from there."""
     total_epochs: int = Field(1, gt=0)
     total_training_steps: int | None = Field(None, gt=0)
     """null: as many as total_epochs gives."""

@@ -32,6 +32,7 @@ from agentrl.tool import ToolSchema
 from agentrl.toolset import ToolSet
 from agentrl.trainer.checkpoint import CheckpointManager
 from agentrl.trainer.display import Display
+from agentrl.trainer.object_store import ObjectStore
 from agentrl.trainer.rollouts import Rollouts
 from agentrl.trainer.tracking import Tracker
 from agentrl.trajectory import Message
@@ -83,7 +84,10 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
     loader = Loader(train_data, config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed)
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch
     show_first_prompts(chat, context_parts, display)
+    store = open_store(config, display)
     run_dir = prepare_run_dir(config, display)
+    if store is not None:
+        store.begin(run_dir / "config.yaml")
 
     with ExitStack() as stack:
         with display.stage("load models", total=None):
@@ -114,6 +118,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
                 run_dir / "checkpoints",
                 keep=config.trainer.max_actor_ckpt_to_keep,
                 fingerprint={"algorithm.adv_estimator": config.algorithm.adv_estimator},
+                store=store,
                 background=config.actor_rollout_ref.actor.checkpoint.async_save,
                 warn=display.warn,
             ),
@@ -215,6 +220,20 @@ def prepare_run_dir(config: Config, display: Display) -> Path:
     run_dir.mkdir(parents=True, exist_ok=True)
     write_config(config, run_dir / "config.yaml")
     return run_dir
+
+
+def open_store(config: Config, display: Display) -> ObjectStore | None:
+    """Where checkpoints are uploaded to. Raises ConfigError when a run that starts anew would mix with an older one."""
+    url = config.trainer.default_remote_dir
+    if url is None:
+        return None
+    store = ObjectStore(url, warn=display.warn)
+    if config.trainer.resume_mode == "disable" and (steps := store.steps()):
+        raise ConfigError(
+            f"trainer.resume_mode=disable starts anew, and trainer.default_remote_dir={url} holds checkpoints of steps "
+            f"{steps}: name another folder, or remove them"
+        )
+    return store
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from typing import Any
 
 from agentrl.errors import CheckpointError
 from agentrl.publish import flush_to_disk, is_disk_full
+from agentrl.trainer.display import Display
+from agentrl.trainer.object_store import ObjectStore
 from agentrl.trainer.sealed import BLOCK, DamagedCheckpointError, seal, verified, versions
 
 _NAME = re.compile(r"step_(\d{6,})")
@@ -58,15 +60,17 @@ class CheckpointManager:
         keep: int | None,
         fingerprint: Mapping[str, Any] | None = None,
         background: bool = False,
+        store: ObjectStore | None = None,
         warn: Callable[[str], None] = logger.warning,
     ) -> None:
         """`keep`: how many are kept (None: all). `fingerprint`: config keys with their values (JSON) that a checkpoint
-        must share to be loaded, such as the model's shape. `background`: `save` does not wait for the disk. What a
-        killed save left in `dir` is removed.
+        must share to be loaded, such as the model's shape. `background`: `save` does not wait for the disk.
+        `store`: where each is uploaded when it is published. What a killed save left in `dir` is removed.
         """
         self.dir = dir
         self.keep = keep
         self.background = background
+        self.store = store
         self.fingerprint: dict[str, Any] = json.loads(json.dumps(dict(fingerprint or {})))
         self._warn = warn
         self._going_on: _Save | None = None
@@ -139,6 +143,30 @@ class CheckpointManager:
             )
         return None
 
+    def fetch(self, display: Display) -> None:
+        """Download the newest checkpoint of the store when there is none here that is as new, and undamaged.
+
+        Raises CheckpointError when the store does not answer.
+        """
+        if self.store is None:
+            return
+        here = max((step for step, path in self._steps().items() if _is_whole(path)), default=-1)
+        for step in sorted((step for step in self.store.steps() if step > here), reverse=True):
+            final = self.dir / f"step_{step:06d}"
+            partial = self.dir / f".{final.name}{_PARTIAL}"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            try:
+                self.store.download(step, partial, display)
+                verified(partial)
+            except DamagedCheckpointError as error:
+                self._warn(f"{self.store.url}: {error}; looking for an older one")
+                continue
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+            display.note(f"{final.name} comes from {self.store.url}; what is here is older")
+            return
+
     def load(self, path: Path) -> dict[str, Any]:
         """Check the checkpoint whole and return its `state`; what the writers wrote is in its subdirectories.
 
@@ -195,6 +223,8 @@ class CheckpointManager:
     def _seal_and_publish(self, going_on: _Save) -> None:
         seal(going_on.partial, going_on.step, self.fingerprint, going_on.state)
         self._publish(going_on.partial, going_on.final, going_on.step)
+        if self.store is not None:
+            self.store.upload(going_on.final, self.keep)
 
     def _publish(self, partial: Path, final: Path, step: int) -> None:
         """Rename into place. What must never be resumed from again goes first, what is only old goes last."""
@@ -233,6 +263,14 @@ class CheckpointManager:
             "Make room (trainer.max_actor_ckpt_to_keep limits how many are kept) and start again: the run goes on from "
             "the last one"
         )
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        verified(path)
+    except DamagedCheckpointError:
+        return False
+    return True
 
 
 def _shown(fingerprint: Mapping[str, Any], key: str) -> str:

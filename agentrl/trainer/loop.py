@@ -265,6 +265,8 @@ class Trainer:
         Raises ConfigError when it is the run's last and the policy of it has been exported, too.
         """
         parts, config = self.parts, self.config.trainer
+        if config.resume_from_path is None:
+            parts.checkpoints.fetch(self.display)
         path = Path(config.resume_from_path) if config.resume_from_path else parts.checkpoints.latest()
         if path is None:
             if not config.val_only:
@@ -286,6 +288,9 @@ class Trainer:
         with published_directory(self.parts.dir / "policy") as partial:
             self.parts.policy.run("export", dir=partial, tokenizer=self.parts.chat.tokenizer)
             (partial / STEP_FILE).write_text(f"{self.step}\n")
+        if self.parts.checkpoints.store is not None:
+            with self.timed("upload"):
+                self.parts.checkpoints.store.upload_policy(self.parts.dir / "policy", STEP_FILE)
 
     def exported_step(self) -> int | None:
         """The step that the exported policy is of; None when there is none."""

@@ -125,7 +125,8 @@ def test_a_launch_script_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         ("actor_rollout_ref.actor.optim.clip_grad=1.0", "grad_clip"),
         ("critic.model.path=x", "critic.path"),
         ("reward_model.enable=True", "custom_reward_function"),
-        ("trainer.default_hdfs_dir=hdfs://x", "trainer.default_local_dir"),
+        ("trainer.default_hdfs_dir=hdfs://x", "trainer.default_remote_dir"),
+        ("trainer.max_ckpt_to_keep=3", "trainer.max_actor_ckpt_to_keep"),
     ],
 )
 def test_a_value_that_asks_for_something_else_is_refused(override: str, says: str) -> None:
