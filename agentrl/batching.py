@@ -10,19 +10,20 @@ import torch
 
 from agentrl.batch import RaggedBatch
 from agentrl.images import Images
-from agentrl.trajectory import Status, Trajectory
+from agentrl.trajectory import Outline, Status, Trajectory
 
 
-def from_trajectories(trajectories: Sequence[Trajectory], *, turn_reward_coef: float) -> RaggedBatch:
+def from_trajectories(trajectories: Sequence[Trajectory], *, turn_reward_coef: float, first: int = 0) -> RaggedBatch:
     """One sequence for every transcript that holds policy tokens, in order; empty when nothing is left.
 
     Left out, never trained on as a zero: trajectories that FAILED, have no score or no policy token (see `left_out`),
-    and transcripts without policy tokens. `group` is the trajectory's, `trajectory` its position in `trajectories`.
+    and transcripts without policy tokens. `group` is the trajectory's, `trajectory` its position in `trajectories`,
+    counted from `first`.
     `rewards` are those of `token_rewards`.
     """
     rows = [
         (position, trajectory, transcript, rewards)
-        for position, trajectory in enumerate(trajectories)
+        for position, trajectory in enumerate(trajectories, first)
         if exclusion(trajectory) is None
         for transcript, rewards in zip(trajectory.transcripts, token_rewards(trajectory, turn_reward_coef), strict=True)
         if transcript.sampled_length
@@ -44,7 +45,7 @@ def from_trajectories(trajectories: Sequence[Trajectory], *, turn_reward_coef: f
     )
 
 
-def exclusion(trajectory: Trajectory) -> str | None:
+def exclusion(trajectory: Trajectory | Outline) -> str | None:
     """Why a trajectory cannot be trained on: `failed`, `unscored`, `no_policy_tokens`; None when it can."""
     if trajectory.status is Status.FAILED:
         return "failed"
@@ -53,7 +54,7 @@ def exclusion(trajectory: Trajectory) -> str | None:
     return None if trajectory.num_sampled else "no_policy_tokens"
 
 
-def left_out(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+def left_out(trajectories: Sequence[Trajectory | Outline]) -> dict[str, int]:
     """How many trajectories `from_trajectories` leaves out, by cause: failed, unscored, no_policy_tokens."""
     counts = {"failed": 0, "unscored": 0, "no_policy_tokens": 0}
     for trajectory in trajectories:

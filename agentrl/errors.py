@@ -23,3 +23,7 @@ class CheckpointError(UserError):
 
 class TrainingError(UserError):
     """Training cannot go on, e.g. the loss is not finite."""
+
+
+class WorkerDied(TrainingError):
+    """A worker's process is gone, and with it what it had learnt since the last checkpoint."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from agentrl.data.dataset import ParquetDataset
     from agentrl.data.sample import Sample
     from agentrl.trainer.build import ContextParts
+    from agentrl.trainer.ray_rollouts import RayRollouts
     from agentrl.trainer.rollouts import Rollouts
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -93,12 +95,16 @@ def run(
     display: Display,
 ) -> None:
     """Make what is missing of `parts`."""
+    from agentrl.ray_session import ray_session
     from agentrl.trainer.build import open_rollouts, send_first_weights, show_first_prompts
     from agentrl.workers.device import resolve_device
+    from agentrl.workers.pools import uses_ray
 
     show_first_prompts(chat, context, display)
     device = resolve_device(config.trainer.device)
+    workers = config.actor_rollout_ref.rollout.nnodes
     with (
+        ray_session(config.ray_init, workers) if uses_ray(config) else nullcontext(),
         open_rollouts(config, device, chat, context, parts.folder, display) as rollouts,
         display.stage("generate", total=len(data), done=parts.done) as stage,
     ):
@@ -112,10 +118,12 @@ def run(
             stage.advance(len(samples))
 
 
-def respond(config: GenerateConfig, rollouts: Rollouts, samples: Sequence[Sample], first: int) -> list[Trajectory]:
+def respond(
+    config: GenerateConfig, rollouts: Rollouts | RayRollouts, samples: Sequence[Sample], first: int
+) -> list[Trajectory]:
     """The trajectories of all samples, n a sample, in order. Raises TrainingError when too many failed."""
     agent, greedy = config.actor_rollout_ref.rollout.agent, not config.actor_rollout_ref.rollout.do_sample
-    trajectories = rollouts.generate(samples, first, greedy=greedy)
+    trajectories = rollouts.generate(samples, greedy=greedy, first=first)
     failed = [trajectory for trajectory in trajectories if trajectory.status in UNANSWERED]
     if len(failed) > agent.max_failed_fraction * len(trajectories):
         causes = sorted({trajectory.failure or trajectory.status for trajectory in failed})

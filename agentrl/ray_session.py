@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.config.schema import RayInitConfig
+
+
+@contextmanager
+def ray_session(config: RayInitConfig, processes: int) -> Iterator[None]:
+    """Ray for a run with so many processes of its own. Where this process has Ray already, that is used, and left.
+
+    Raises ConfigError when Ray is not installed, or there is no such cluster.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("more than one device needs Ray: pip install 'agentrl[ray]'") from error
+    started = start_ray(config.address, config.num_cpus or max(os.cpu_count() or 1, processes))
+    try:
+        yield
+    finally:
+        if config.timeline_json_file is not None and ray.is_initialized():
+            ray.timeline(config.timeline_json_file)
+        if started:
+            ray.shutdown()
 
 
 def start_ray(address: str | None, num_cpus: int | None) -> bool:

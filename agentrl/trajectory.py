@@ -227,3 +227,49 @@ class Trajectory:
     @property
     def tool_calls(self) -> list[ToolCallRecord]:
         return [call for turn in self.turns for call in turn.calls]
+
+    def outline(self) -> Outline:
+        """The trajectory without its texts and tokens."""
+        return Outline(
+            uid=self.uid,
+            group=self.group,
+            data_source=self.data_source,
+            status=self.status,
+            failure=self.failure,
+            score=self.score,
+            score_extra=self.score_extra,
+            turn_reward=sum(self.turn_rewards),
+            metrics=self.metrics,
+            calls=[
+                ToolCallRecord(call.name, None, "", call.error, call.reward, call.seconds, call.truncated)
+                for call in self.tool_calls
+            ],
+            assistant_turns=sum(turn.role == "assistant" for turn in self.turns),
+            prompt_length=self.transcripts[0].prompt_length if self.transcripts else 0,
+            response_length=sum(transcript.response_length for transcript in self.transcripts),
+            num_sampled=self.num_sampled,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a trajectory came to, in numbers: as large for a long one as for a short one."""
+
+    uid: str
+    group: int
+    data_source: str
+    status: Status
+    failure: str | None
+    score: float | None
+    score_extra: dict[str, float]
+    turn_reward: float
+    """The sum of its turn rewards."""
+    metrics: dict[str, float]
+    calls: list[ToolCallRecord]
+    """Without arguments and responses."""
+    assistant_turns: int
+    prompt_length: int
+    """Tokens of the first prompt; 0 where none was rendered."""
+    response_length: int
+    """Tokens after it, of all transcripts."""
+    num_sampled: int

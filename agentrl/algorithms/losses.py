@@ -4,7 +4,7 @@ A loss function returns the loss of every token; `aggregate` adds the tokens up 
 beforehand over the whole mini-batch. Each micro-batch therefore adds exactly its share, and the gradient does not
 depend on how the mini-batch is cut into micro-batches (nor, once the two counts are summed over ranks, into ranks):
 
-    scale = LossScale.of(mini.mask, mini.offsets, config.loss_agg_mode, norm_length)   # once a mini-batch
+    scale = LossScale.of(mini.policy_tokens, config.loss_agg_mode, norm_length)   # once a mini-batch
     for micro in micro_batches:                                                        # whole sequences of `mini`
         logprobs, entropy = token_logprobs(model, micro.ids, micro.offsets, with_entropy=True)
         by_token, stats = policy_loss(
@@ -45,8 +45,8 @@ class LossScale:
     """Tokens; the constant of seq-mean-token-sum-norm, 1 in the other modes."""
 
     @classmethod
-    def of(cls, mask: Tensor, offsets: Tensor, mode: Aggregation, norm_length: int | None = None) -> LossScale:
-        """Count over a mini-batch: mask [T] bool, offsets [N + 1].
+    def of(cls, policy_tokens: Tensor, mode: Aggregation, norm_length: int | None = None) -> LossScale:
+        """Count over a mini-batch: policy_tokens [N] int64, those of each sequence.
 
         `norm_length` is needed by, and only used in, seq-mean-token-sum-norm: a number that stays the same over the
         whole run, as the longest response allowed. Raises ValueError when it is missing there.
@@ -55,8 +55,7 @@ class LossScale:
             norm_length = 1
         elif norm_length is None:
             raise ValueError("seq-mean-token-sum-norm needs norm_length, e.g. data.max_response_length")
-        counts = segment_sum(mask.double(), offsets)
-        return cls(mode, int(mask.sum()), int((counts > 0).sum()), norm_length)
+        return cls(mode, int(policy_tokens.sum()), int((policy_tokens > 0).sum()), norm_length)
 
 
 def aggregate(loss: Tensor, mask: Tensor, offsets: Tensor, scale: LossScale) -> Tensor:

@@ -104,8 +104,11 @@ TRAIN_NEEDS = (
     ),
     Needs(
         ("ray_init.*", "trainer.max_worker_restarts"),
-        "trainer.nnodes or trainer.n_gpus_per_node above 1",
-        lambda c: c.trainer.nnodes * c.trainer.n_gpus_per_node > 1,
+        f"trainer.nnodes or trainer.n_gpus_per_node above 1, or {ROLLOUT}.nnodes above 0",
+        lambda c: c.trainer.nnodes * c.trainer.n_gpus_per_node > 1 or c.actor_rollout_ref.rollout.nnodes > 0,
+    ),
+    Needs(
+        (f"{ROLLOUT}.n_gpus_per_node",), f"{ROLLOUT}.nnodes above 0", lambda c: c.actor_rollout_ref.rollout.nnodes > 0
     ),
     Needs(
         ("*.ulysses_sequence_parallel_size", "*.fsdp_config.fsdp_size", "*.fsdp_config.tensor_parallel_size"),
@@ -339,8 +342,18 @@ def check_rollout(config: Config) -> None:
         )
 
 
+def rollout_workers(config: Config) -> int:
+    """Processes that run trajectories: with Ray one on each machine that generates."""
+    return config.actor_rollout_ref.rollout.nnodes or config.trainer.nnodes
+
+
 def check_servers(config: Config) -> None:
     rollout = config.actor_rollout_ref.rollout
+    if rollout.server_urls is not None and len(rollout.server_urls) < rollout_workers(config):
+        raise ConfigError(
+            f"{ROLLOUT}.server_urls has {len(rollout.server_urls)} servers for {rollout_workers(config)} rollout "
+            f"workers, of which each needs one at least. Set {ROLLOUT}.nnodes=1, or name more servers"
+        )
     check_extra(rollout.engine_kwargs.sglang)
     if rollout.name == "sglang" and rollout.server_urls is None and not is_installed("sglang"):
         raise ConfigError(
@@ -369,6 +382,9 @@ def check_tools(config: Config) -> None:
     tools = config.tools
     if tools.cassette is not None and tools.cassette_path is None:
         raise ConfigError(f"tools.cassette={tools.cassette} needs tools.cassette_path, the file of the answers")
+    workers = rollout_workers(config)
+    if tools.cassette is not None and workers > 1:
+        raise ConfigError(f"tools.cassette={tools.cassette} is one file, and there are {workers} rollout workers")
 
 
 def check_scorers(config: Config | EvaluateConfig) -> None:
@@ -410,6 +426,9 @@ def check_parallel(config: Config) -> None:
 
 def check_generate(config: GenerateConfig) -> None:
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    for name in ("nnodes", "n_gpus_per_node"):
+        if getattr(config.trainer, name) > 1:
+            raise ConfigError(f"trainer.{name} is for what is trained. Machines that generate: {ROLLOUT}.nnodes")
     if model.path == "quickstart":
         raise ConfigError("actor_rollout_ref.model.path must be given, e.g. model.path=runs/quickstart/policy")
     if not rollout.do_sample and rollout.n > 1:

@@ -139,8 +139,13 @@ class RolloutConfig(Section):
     """Longest context; null: data.max_prompt_length + data.max_response_length."""
     max_num_seqs: int = Field(256, gt=0)
     """Sequences in the engine's running batch; with name=sglang in that of each server."""
+    nnodes: int = Field(0, ge=0)
+    """Machines of a Ray cluster that only generate, with a rollout worker each; 0: the trainer's machines, which share
+    their devices with the engine."""
+    n_gpus_per_node: int = Field(1, gt=0)
+    """GPUs of each of them. Only with nnodes above 0."""
     num_servers: int = Field(1, gt=0)
-    """SGLang servers that are started on this machine, each with tensor_model_parallel_size GPUs."""
+    """SGLang servers that are started on each machine that generates, each with tensor_model_parallel_size GPUs."""
     tensor_model_parallel_size: int = Field(1, gt=0)
     """GPUs over which each SGLang server splits the model."""
     gpu_memory_utilization: float = Field(0.5, gt=0, le=1)

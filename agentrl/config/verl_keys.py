@@ -106,8 +106,6 @@ VERL_KEYS = (
     VerlKey(f"{ROLLOUT}.prompt_length", "use data.max_prompt_length", ()),
     VerlKey(f"{ROLLOUT}.response_length", "use data.max_response_length", ()),
     VerlKey(f"{ROLLOUT}.dtype", f"use {MODEL}.dtype", ()),
-    VerlKey(f"{ROLLOUT}.nnodes", f"servers on other machines are attached to by {ROLLOUT}.server_urls", (0, None)),
-    VerlKey(f"{ROLLOUT}.n_gpus_per_node", f"use {ROLLOUT}.num_servers and tensor_model_parallel_size"),
     VerlKey(f"{ROLLOUT}.max_num_batched_tokens", SERVER_ARGUMENT),
     VerlKey(f"{ROLLOUT}.enable_chunked_prefill", SERVER_ARGUMENT),
     VerlKey(f"{ROLLOUT}.cudagraph_capture_sizes", SERVER_ARGUMENT),

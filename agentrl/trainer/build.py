@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentrl.agent_loop import AgentLoop, LoopContext, LoopLimits, Scheduler, agent_names, load_agent_loops
 from agentrl.agent_loop.openai_proxy import AgentOptions, OpenAIProxyLoop
@@ -24,6 +25,7 @@ from agentrl.errors import ConfigError, DataError, TrainingError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction_cassette import OnCassette
 from agentrl.model.packed import load_model
+from agentrl.ray_session import ray_session
 from agentrl.reward import RewardManager
 from agentrl.rollout.embedded import EmbeddedEngine
 from agentrl.rollout.engine import EngineError, RolloutEngine
@@ -33,13 +35,17 @@ from agentrl.toolset import ToolSet
 from agentrl.trainer.checkpoint import CheckpointManager
 from agentrl.trainer.display import Display
 from agentrl.trainer.object_store import ObjectStore
-from agentrl.trainer.rollouts import Rollouts
+from agentrl.trainer.rollouts import Audience, Rollouts
 from agentrl.trainer.tracking import Tracker
 from agentrl.trajectory import Message
 from agentrl.workers import WorkerGroup
 from agentrl.workers.device import resolve_device
 from agentrl.workers.executor import Executor, open_executor
+from agentrl.workers.pools import processes, uses_ray
 from agentrl.workers.roles import reference_of
+
+if TYPE_CHECKING:
+    from agentrl.trainer.ray_rollouts import RayRollouts
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +60,7 @@ class Parts:
     chat: Chat
     loader: Loader
     val_data: ParquetDataset | None
-    rollouts: Rollouts
+    rollouts: Rollouts | RayRollouts
     executor: Executor
     policy: WorkerGroup
     reference: WorkerGroup | None
@@ -90,11 +96,14 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
         store.begin(run_dir / "config.yaml")
 
     with ExitStack() as stack:
+        if uses_ray(config):
+            stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load models", total=None):
             executor = open_executor(config, device, total_steps)
         stack.callback(executor.close)
         policy = executor.groups["policy"]
-        rollouts = stack.enter_context(open_rollouts(config, device, chat, context_parts, run_dir, display))
+        opened = open_rollouts(config, device, chat, context_parts, run_dir, display, executor.nodes)
+        rollouts = stack.enter_context(opened)
         tracker = Tracker(
             config.trainer.logger, run_dir, config, config.trainer.project_name, config.trainer.experiment_name, display
         )
@@ -141,16 +150,46 @@ def load_chat(config: Config) -> Chat:
 
 @contextmanager
 def open_rollouts(
-    config: Config, device: str, chat: Chat, context: ContextParts, run_dir: Path, display: Display
+    config: Config,
+    device: str,
+    chat: Chat,
+    context: ContextParts,
+    run_dir: Path,
+    display: Display,
+    nodes: Sequence[str] = (),
+) -> Iterator[Rollouts | RayRollouts]:
+    """Rollouts in this process, or under Ray, which must be up, in workers of their own: on `nodes`, or where
+    `rollout.nnodes` has its devices. Closed at the end. Raises UserError.
+    """
+    if not uses_ray(config):
+        with open_local_rollouts(config, device, chat, context, run_dir, display) as rollouts:
+            yield rollouts
+        return
+    from agentrl.trainer.ray_rollouts import RayRollouts
+
+    separate = config.actor_rollout_ref.rollout.nnodes > 0
+    with closing(RayRollouts(config, device, run_dir, display, None if separate else nodes)) as workers:
+        yield workers
+
+
+@contextmanager
+def open_local_rollouts(
+    config: Config,
+    device: str,
+    chat: Chat,
+    context: ContextParts,
+    run_dir: Path,
+    audience: Audience,
+    part: str = "",
 ) -> Iterator[Rollouts]:
     """Start the engine, reach what tools and interactions need, and close all of it at the end. Raises UserError."""
     agent = config.actor_rollout_ref.rollout.agent
     with ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner())
-        engine = build_engine(config, device, chat, run_dir, runner, display)
+        engine = build_engine(config, device, chat, run_dir, runner, audience)
         stack.callback(lambda: runner.run(engine.close()))
         stack.callback(lambda: runner.run(context.close()))
-        with display.stage("reach tools"):
+        with audience.stage("reach tools"):
             runner.run(context.start(run_name(config)))
         scheduler = Scheduler(
             context=LoopContext(engine, chat, context.tools, context.interactions, LoopLimits.of(config)),
@@ -161,10 +200,10 @@ def open_rollouts(
             max_retries=agent.max_retries,
         )
         stack.callback(lambda: runner.run(scheduler.close()))
-        yield Rollouts(config, scheduler, engine, runner, display)
+        yield Rollouts(config, scheduler, engine, runner, audience, run_dir / "trajectories", part)
 
 
-def send_first_weights(config: Config, rollouts: Rollouts, weights: Weights, display: Display) -> None:
+def send_first_weights(config: Config, rollouts: Rollouts | RayRollouts, weights: Weights, display: Display) -> None:
     """For an engine that has not the weights we start from. Raises TrainingError."""
     try:
         with display.stage("send weights"):
@@ -179,13 +218,13 @@ def send_first_weights(config: Config, rollouts: Rollouts, weights: Weights, dis
 
 
 def build_engine(
-    config: Config, device: str, chat: Chat, run_dir: Path, runner: asyncio.Runner, display: Display
+    config: Config, device: str, chat: Chat, run_dir: Path, runner: asyncio.Runner, audience: Audience
 ) -> RolloutEngine:
     """The engine that `rollout.name` asks for. Raises UserError with what kept it from starting."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     max_model_len = LoopLimits.of(config).max_model_len
     if rollout.name == "embedded":
-        with display.stage("load engine"):
+        with audience.stage("load engine"):
             return EmbeddedEngine(
                 load_model(model.path, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code),
                 max_num_seqs=rollout.max_num_seqs,
@@ -199,10 +238,8 @@ def build_engine(
             "actor_rollout_ref.rollout.free_cache_engine=true frees memory of a GPU, and this machine has none"
         )
     verb = "start" if rollout.server_urls is None else "reach"
-    with display.stage(f"{verb} SGLang servers"):
-        starting = start_engine(
-            config, device, max_model_len, run_dir, notify=display.warn, progress=lambda text: display.note(text)
-        )
+    with audience.stage(f"{verb} SGLang servers"):
+        starting = start_engine(config, device, max_model_len, run_dir, notify=audience.warn, progress=audience.note)
         try:
             return runner.run(starting)
         except EngineError as error:

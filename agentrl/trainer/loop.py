@@ -13,23 +13,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.algorithms.advantages import compute_advantages, group_counts, informative_sequences
-from agentrl.algorithms.kl import apply_kl_to_rewards, logprob_gap
-from agentrl.batch import RaggedBatch
-from agentrl.batching import from_trajectories, left_out
+from agentrl.algorithms.estimate import estimate
+from agentrl.batch import Sequences
+from agentrl.batching import left_out
 from agentrl.config import config_to_dict
 from agentrl.config.checks import GROUP_ESTIMATORS
-from agentrl.errors import ConfigError, TrainingError
+from agentrl.errors import ConfigError, TrainingError, WorkerDied
 from agentrl.publish import published_directory
 from agentrl.trainer.build import Parts
 from agentrl.trainer.checkpoint import Finish
 from agentrl.trainer.metrics import step_metrics
 from agentrl.trainer.plot import plot
-from agentrl.trainer.record import write_trajectories
 from agentrl.trainer.validation import validate
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import Outline, Trajectory
 from agentrl.workers import WorkerGroup
-from agentrl.workers.executor import WorkerDied
 from agentrl.workers.state import all_seen
 
 Metrics = dict[str, float]
@@ -100,6 +97,7 @@ class Trainer:
             try:
                 self.parts.checkpoints.give_up()
                 self.parts.executor.restart()
+                self.parts.rollouts.revive()
                 self.return_to_checkpoint()
                 break
             except WorkerDied as another:
@@ -127,36 +125,39 @@ class Trainer:
         began = time.perf_counter()
 
         samples = next(parts.loader)
+        frequency = self.config.trainer.show_trajectory_freq
         with self.timed("rollout", shown=False):
-            trajectories = parts.rollouts.train(samples, self.step)
-        metrics = step_metrics(trajectories, turn_reward_coef=algorithm.turn_reward_coef)
-        metrics |= parts.rollouts.engine_metrics() | parts.rollouts.tool_metrics()
+            show = frequency > 0 and (self.step - 1) % frequency == 0
+            rollout = parts.rollouts.train(samples, self.step, show=show)
+        metrics = step_metrics(rollout.outlines, turn_reward_coef=algorithm.turn_reward_coef)
+        metrics |= parts.rollouts.metrics()
         parts.rollouts.rest()
-        self.record(trajectories, "train")
-        batch = from_trajectories(self.usable(trajectories), turn_reward_coef=algorithm.turn_reward_coef)
-        metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(trajectories).items()}
+        self.show(rollout.shown, "train")
+        metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(rollout.outlines).items()}
+        self.check_failures(rollout.outlines)
 
+        batch = rollout.batch
+        tokens = batch.num_tokens
         with self.timed("old_log_prob"):
-            batch.old_logprobs, entropy = parts.policy.run("compute_log_probs", batch)
-        gap = logprob_gap(batch.old_logprobs, batch.rollout_logprobs, batch.mask)
-        metrics |= entropy | {f"rollout/logprob_gap_{name}": value for name, value in gap.items()}
+            logprobs, entropy = parts.policy.run("compute_log_probs", batch)
+        batch = batch.with_fields(old_logprobs=logprobs)
+        metrics |= entropy
         if parts.reference is not None:
             with self.timed("ref_log_prob"):
-                batch.ref_logprobs, _ = parts.reference.run("compute_log_probs", batch)
-        if parts.kl_controller is not None:
-            batch, kl_metrics = apply_kl_to_rewards(batch, algorithm.kl_penalty, parts.kl_controller)
-            metrics |= kl_metrics
+                logprobs, _ = parts.reference.run("compute_log_probs", batch)
+            batch = batch.with_fields(ref_logprobs=logprobs)
         if parts.critic is not None:
             with self.timed("values"):
-                batch.values = parts.critic.run("compute_values", batch)
+                batch = batch.with_fields(values=parts.critic.run("compute_values", batch))
 
-        batch = compute_advantages(batch, algorithm)
-        metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch).items()}
-        tokens = batch.num_tokens
+        with self.timed("advantages"):
+            batch, found = parts.executor.compute(estimate, batch, algorithm, parts.kl_controller)
+        metrics |= found.metrics
+        if parts.kl_controller is not None:
+            parts.kl_controller.load_state_dict(found.controller)
         if algorithm.filter_groups.enable and algorithm.adv_estimator in GROUP_ESTIMATORS:
-            kept = informative_sequences(batch)
-            metrics["train/filtered_fraction"] = 1 - len(kept) / max(len(batch), 1)
-            batch = batch.select(kept)
+            metrics["train/filtered_fraction"] = 1 - len(found.informative) / max(len(batch), 1)
+            batch = batch.select(found.informative)
         updated = False
         if len(batch):
             updated, update_metrics = self.update(batch)
@@ -167,7 +168,7 @@ class Trainer:
         seconds = time.perf_counter() - began
         return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
 
-    def update(self, batch: RaggedBatch) -> tuple[bool, Metrics]:
+    def update(self, batch: Sequences) -> tuple[bool, Metrics]:
         """Critic, and policy after the critic's warm-up; whether the policy has new weights."""
         parts = self.parts
         metrics: Metrics = {}
@@ -187,27 +188,24 @@ class Trainer:
             report = parts.rollouts.sync_weights(parts.policy.run("weights"), self.step)
         return {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
 
-    def usable(self, trajectories: list[Trajectory]) -> list[Trajectory]:
-        """The scored trajectories. Raises TrainingError when too many failed."""
-        scored = [trajectory for trajectory in trajectories if trajectory.score is not None]
-        failed = len(trajectories) - len(scored)
-        if failed > self.config.actor_rollout_ref.rollout.agent.max_failed_fraction * len(trajectories) or not scored:
-            causes = sorted(
-                {trajectory.failure or trajectory.status for trajectory in trajectories if trajectory.score is None}
-            )
+    def check_failures(self, outlines: list[Outline]) -> None:
+        """Raises TrainingError when too many trajectories failed."""
+        unscored = [outline for outline in outlines if outline.score is None]
+        allowed = self.config.actor_rollout_ref.rollout.agent.max_failed_fraction * len(outlines)
+        if len(unscored) > allowed or len(unscored) == len(outlines):
+            causes = sorted({outline.failure or outline.status for outline in unscored})
             raise TrainingError(
-                f"step {self.step}: {failed} of {len(trajectories)} trajectories failed, more than "
+                f"step {self.step}: {len(unscored)} of {len(outlines)} trajectories failed, more than "
                 f"actor_rollout_ref.rollout.agent.max_failed_fraction allows. Causes: {'; '.join(causes[:5])}"
             )
-        return scored
 
     def validate(self) -> Metrics:
         """Validate and show. Empty when there is no validation data."""
         if self.parts.val_data is None:
             return {}
         with self.timed("validation", shown=False):
-            metrics, trajectories = validate(self.parts, self.step)
-        self.record(trajectories, "val")
+            metrics, shown = validate(self.parts, self.step, show=self.config.trainer.show_trajectory_freq > 0)
+        self.show(shown, "val")
         self.display.validation(self.step, metrics)
         return metrics | {"time/validation": self.seconds["time/validation"]}
 
@@ -217,16 +215,9 @@ class Trainer:
         if any(name.startswith("val/") for name in metrics):
             plot(self.parts.dir / "metrics.jsonl", self.parts.dir / "reward.png", self.config.trainer.experiment_name)
 
-    def record(self, trajectories: list[Trajectory], split: str) -> None:
-        """Write trajectories as configured, and now and then show one."""
-        config = self.config.trainer
-        if config.save_trajectories in ("all", split):
-            write_trajectories(self.parts.dir / "trajectories", trajectories, step=self.step, split=split)
-        frequency = config.show_trajectory_freq
-        if frequency > 0 and (split == "val" or (self.step - 1) % frequency == 0):
-            shown = next((trajectory for trajectory in trajectories if trajectory.transcripts), None)
-            if shown is not None:
-                self.display.trajectory(shown, f"{split}, step {self.step}")
+    def show(self, trajectory: Trajectory | None, split: str) -> None:
+        if trajectory is not None:
+            self.display.trajectory(trajectory, f"{split}, step {self.step}")
 
     def save(self) -> None:
         """A checkpoint of everything a continued run needs, published now or, in the background, when it is written."""

@@ -59,7 +59,7 @@ from typing import TypeVar
 
 from agentrl.tool import MALFORMED, ErrorKind
 from agentrl.toolset import percentile
-from agentrl.trajectory import Status, ToolCallRecord, Trajectory
+from agentrl.trajectory import Outline, Status, ToolCallRecord
 
 Metrics = dict[str, float]
 T = TypeVar("T")
@@ -68,20 +68,20 @@ K = TypeVar("K", bound=Hashable)
 SUCCESS_SCORE = 1.0
 
 
-def step_metrics(trajectories: Sequence[Trajectory], *, turn_reward_coef: float = 1.0) -> Metrics:
+def step_metrics(trajectories: Sequence[Outline], *, turn_reward_coef: float = 1.0) -> Metrics:
     """Metrics of one training step; names in the module's table."""
     lived = [trajectory for trajectory in trajectories if trajectory.status is not Status.FAILED]
     return (
         _rewards(trajectories, turn_reward_coef)
         | _lengths(lived)
-        | _tools([trajectory.tool_calls for trajectory in lived])
+        | _tools([trajectory.calls for trajectory in lived])
         | _endings(trajectories)
         | _measured(trajectories)
     )
 
 
 def validation_metrics(
-    sampled: Sequence[Trajectory], greedy: Sequence[Trajectory], *, turn_reward_coef: float = 1.0
+    sampled: Sequence[Outline], greedy: Sequence[Outline], *, turn_reward_coef: float = 1.0
 ) -> Metrics:
     """Metrics of one validation; names in the module's table. `Trajectory.group` tells the prompts apart."""
     metrics: Metrics = {}
@@ -99,7 +99,7 @@ def validation_metrics(
     everything = [*sampled, *greedy]
     lived = [trajectory for trajectory in sampled or greedy if trajectory.status is not Status.FAILED]
     if lived:
-        lengths, tools = _lengths(lived), _tools([trajectory.tool_calls for trajectory in lived])
+        lengths, tools = _lengths(lived), _tools([trajectory.calls for trajectory in lived])
         metrics["val/response_mean"] = lengths["response/mean"]
         metrics["val/turns_mean"] = lengths["turns/mean"]
         metrics["val/calls_mean"] = tools["tool/calls_mean"]
@@ -110,16 +110,16 @@ def validation_metrics(
     return metrics
 
 
-def succeeds(trajectory: Trajectory) -> bool:
+def succeeds(trajectory: Outline) -> bool:
     """Whether it was scored with at least SUCCESS_SCORE."""
     return trajectory.score is not None and trajectory.score >= SUCCESS_SCORE
 
 
-def total_reward(trajectory: Trajectory, turn_reward_coef: float = 1.0) -> float:
+def total_reward(trajectory: Outline, turn_reward_coef: float = 1.0) -> float:
     """score + turn_reward_coef * (sum of turn rewards). Raises ValueError when it has no score."""
     if trajectory.score is None:
         raise ValueError(f"trajectory {trajectory.uid} has no score ({trajectory.status})")
-    return trajectory.score + turn_reward_coef * sum(trajectory.turn_rewards)
+    return trajectory.score + turn_reward_coef * trajectory.turn_reward
 
 
 def pass_at_k(n: int, successes: int, k: int) -> float:
@@ -132,7 +132,7 @@ def pass_at_k(n: int, successes: int, k: int) -> float:
     return 1.0 - math.comb(n - successes, k) / math.comb(n, k)
 
 
-def _rewards(trajectories: Sequence[Trajectory], coef: float) -> Metrics:
+def _rewards(trajectories: Sequence[Outline], coef: float) -> Metrics:
     scored = [trajectory for trajectory in trajectories if trajectory.score is not None]
     if not scored:
         return {}
@@ -155,18 +155,16 @@ def _rewards(trajectories: Sequence[Trajectory], coef: float) -> Metrics:
     return metrics
 
 
-def _lengths(trajectories: Sequence[Trajectory]) -> Metrics:
-    transcribed = [trajectory for trajectory in trajectories if trajectory.transcripts]
-    if not transcribed:
+def _lengths(trajectories: Sequence[Outline]) -> Metrics:
+    begun = [trajectory for trajectory in trajectories if trajectory.prompt_length]
+    if not begun:
         return {}
-    response = [sum(window.response_length for window in one.transcripts) for one in transcribed]
-    sampled = [trajectory.num_sampled for trajectory in transcribed]
     series = {
-        "prompt/": [trajectory.transcripts[0].prompt_length for trajectory in transcribed],
-        "response/": response,
-        "response/sampled_": sampled,
-        "response/observed_": [total - mine for total, mine in zip(response, sampled, strict=True)],
-        "turns/": [sum(turn.role == "assistant" for turn in trajectory.turns) for trajectory in transcribed],
+        "prompt/": [trajectory.prompt_length for trajectory in begun],
+        "response/": [trajectory.response_length for trajectory in begun],
+        "response/sampled_": [trajectory.num_sampled for trajectory in begun],
+        "response/observed_": [trajectory.response_length - trajectory.num_sampled for trajectory in begun],
+        "turns/": [trajectory.assistant_turns for trajectory in begun],
     }
     metrics: Metrics = {}
     for prefix, values in series.items():
@@ -206,7 +204,7 @@ def _tools(by_trajectory: Sequence[Sequence[ToolCallRecord]]) -> Metrics:
     return metrics
 
 
-def _endings(trajectories: Sequence[Trajectory]) -> Metrics:
+def _endings(trajectories: Sequence[Outline]) -> Metrics:
     if not trajectories:
         return {}
     metrics: Metrics = {
@@ -217,7 +215,7 @@ def _endings(trajectories: Sequence[Trajectory]) -> Metrics:
     return metrics | {f"failure/{cause}": float(count) for cause, count in causes.items()}
 
 
-def _measured(trajectories: Sequence[Trajectory]) -> Metrics:
+def _measured(trajectories: Sequence[Outline]) -> Metrics:
     collected = _collect(trajectory.metrics for trajectory in trajectories)
     metrics: Metrics = {}
     if "retries" in collected:
@@ -227,7 +225,7 @@ def _measured(trajectories: Sequence[Trajectory]) -> Metrics:
     return metrics
 
 
-def _sampled_source(trajectories: Sequence[Trajectory]) -> Metrics:
+def _sampled_source(trajectories: Sequence[Outline]) -> Metrics:
     """mean@n, pass@k and best@n of one data source. Prompts of which a sample failed are judged by what is left."""
     n = max(len(group) for group in _by(trajectories, lambda trajectory: trajectory.group).values())
     scored = [trajectory for trajectory in trajectories if trajectory.score is not None]

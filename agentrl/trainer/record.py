@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
 from agentrl.publish import published
-from agentrl.trainer.metrics import total_reward
 from agentrl.trajectory import Message, Status, ToolCallRecord, Trajectory, Transcript, Turn, VersionSpan
 
 _MESSAGE = pa.struct(
@@ -82,9 +81,9 @@ SCHEMA = pa.schema(
 )
 
 
-def write_trajectories(dir: Path, trajectories: Sequence[Trajectory], *, step: int, split: str) -> Path:
-    """Write `dir/<split>_<step>.parquet` and return its path. Raises TrainingError on a full disk."""
-    path = dir / f"{split}_{step:06d}.parquet"
+def write_trajectories(dir: Path, trajectories: Sequence[Trajectory], *, step: int, split: str, part: str = "") -> Path:
+    """Write `dir/<split>_<step><part>.parquet` and return its path. Raises TrainingError on a full disk."""
+    path = dir / f"{split}_{step:06d}{part}.parquet"
     table = pa.Table.from_pylist([to_row(trajectory, step, split) for trajectory in trajectories], schema=SCHEMA)
     with published(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
@@ -115,7 +114,7 @@ def to_row(trajectory: Trajectory, step: int, split: str) -> dict[str, Any]:
         "status": trajectory.status.value,
         "failure": _text(trajectory.failure),
         "score": trajectory.score,
-        "reward": None if trajectory.score is None else total_reward(trajectory),
+        "reward": None if trajectory.score is None else trajectory.score + sum(trajectory.turn_rewards),
         "turn_rewards": trajectory.turn_rewards,
         "num_turns": sum(turn.role == "assistant" for turn in trajectory.turns),
         "messages": [_message_row(message) for message in trajectory.messages],

@@ -1,61 +1,113 @@
-"""Trajectories for a step: samples in, finished and scored trajectories out."""
+"""Trajectories for a step: samples in, finished and scored trajectories out, as a batch and in outline."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from agentrl.agent_loop import Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
+from agentrl.batch import Sequences
+from agentrl.batching import from_trajectories
 from agentrl.config import Config
 from agentrl.data.sample import Sample
 from agentrl.errors import TrainingError
 from agentrl.rollout.engine import EngineError, RolloutEngine, SamplingParams
 from agentrl.rollout.weights import SyncReport, Weights
-from agentrl.trainer.display import Display
-from agentrl.trajectory import Trajectory
+from agentrl.trainer.record import write_trajectories
+from agentrl.trajectory import Outline, Trajectory
 
 STALL_SECONDS = 30.0
 
 
+class Progress(Protocol):
+    """A stretch of work that tells how far it is."""
+
+    def advance(self, count: int = 1) -> None: ...
+
+
+class Audience(Protocol):
+    """Who is told how rollouts go on: the display, or in another process what passes it on to the display."""
+
+    def stage(self, name: str, total: int | None = None) -> AbstractContextManager[Progress]: ...
+
+    def note(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What trajectories came to."""
+
+    outlines: list[Outline]
+    """All of them, in the order of the prompts."""
+    batch: Sequences
+    """What can be trained on."""
+    shown: Trajectory | None = None
+    """One of them, whole, where one was asked for."""
+
+
 class Rollouts:
-    """Runs the scheduler on `runner`, the event loop on which it and the engine live."""
+    """Runs the scheduler on `runner`, the event loop on which it and the engine live.
+
+    Args:
+        record_dir: where trajectories are written.
+        part: goes into the names of the files, where several processes write theirs.
+    """
 
     def __init__(
-        self, config: Config, scheduler: Scheduler, engine: RolloutEngine, runner: asyncio.Runner, display: Display
+        self,
+        config: Config,
+        scheduler: Scheduler,
+        engine: RolloutEngine,
+        runner: asyncio.Runner,
+        audience: Audience,
+        record_dir: Path,
+        part: str = "",
     ) -> None:
         self.config = config
         self.scheduler = scheduler
         self.engine = engine
-        self.display = display
+        self.audience = audience
         self.runner = runner
+        self.record_dir = record_dir
+        self.part = part
         self.resting = False
         """The engine's memory is lent to the policy."""
 
-    def train(self, samples: Sequence[Sample], step: int) -> list[Trajectory]:
-        """n sampled trajectories a prompt; their order is that of the prompts."""
+    def train(self, samples: Sequence[Sample], step: int, *, show: bool = False, first: int = 0) -> Rollout:
+        """n sampled trajectories a prompt; their order is that of the prompts, which are counted from `first`."""
         rollout = self.config.actor_rollout_ref.rollout
         params = SamplingParams(1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
-        return self._run(samples, rollout.n, params, f"train/{step}", "rollout")
+        trajectories = self._run(samples, rollout.n, params, f"train/{step}", "rollout", first)
+        return self._made(trajectories, "train", step, "", show, first * rollout.n)
 
-    def generate(self, samples: Sequence[Sample], first: int, *, greedy: bool) -> list[Trajectory]:
+    def validate(
+        self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
+    ) -> Rollout:
+        """Greedy: one trajectory a prompt; else val_kwargs.n sampled ones. Prompts are counted from `first`."""
+        val = self.config.actor_rollout_ref.rollout.val_kwargs
+        part = f"_{'greedy' if greedy else 'sampled'}" + (f"_{first:06d}" if first else "")
+        if greedy:
+            params, n, tag, title = SamplingParams(1, temperature=0.0), 1, f"greedy/{step}", "validate (greedy)"
+        else:
+            # The seed leaves the step out: every validation asks the policy with the same random numbers.
+            params = SamplingParams(1, temperature=val.temperature, top_p=val.top_p, top_k=val.top_k)
+            n, tag, title = val.n, f"val/{step}", "validate (sampled)"
+        return self._made(self._run(samples, n, params, tag, title, first), "val", step, part, show, first * n)
+
+    def generate(self, samples: Sequence[Sample], *, greedy: bool, first: int) -> list[Trajectory]:
         """n trajectories a prompt, or one greedy one. Groups are counted from `first`, and each has its own seeds."""
         rollout = self.config.actor_rollout_ref.rollout
         params = SamplingParams(1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
         if greedy:
             params = SamplingParams(1, temperature=0.0)
         return self._run(samples, 1 if greedy else rollout.n, params, "generate", "responses", first)
-
-    def validate(self, samples: Sequence[Sample], step: int, *, greedy: bool, first: int = 0) -> list[Trajectory]:
-        """Greedy: one trajectory a prompt; else val_kwargs.n sampled ones. Groups are counted from `first`."""
-        val = self.config.actor_rollout_ref.rollout.val_kwargs
-        if greedy:
-            return self._run(
-                samples, 1, SamplingParams(1, temperature=0.0), f"greedy/{step}", "validate (greedy)", first
-            )
-        params = SamplingParams(1, temperature=val.temperature, top_p=val.top_p, top_k=val.top_k)
-        # The seed leaves the step out: every validation asks the policy with the same random numbers.
-        return self._run(samples, val.n, params, f"val/{step}", "validate (sampled)", first)
 
     def sync_weights(self, weights: Weights, version: int) -> SyncReport:
         """Give the engine the policy's weights, and its memory back. Raises TrainingError when it cannot take them."""
@@ -74,21 +126,33 @@ class Rollouts:
             self.runner.run(self.engine.sleep())
             self.resting = True
 
-    def engine_metrics(self) -> dict[str, float]:
-        """The engine's own numbers."""
-        metrics = self.runner.run(self.engine.health()).metrics
-        return {f"engine/{name}": value for name, value in metrics.items()}
-
-    def tool_metrics(self) -> dict[str, float]:
-        """The tools' and interactions' own numbers since they were last asked for."""
+    def metrics(self) -> dict[str, float]:
+        """The engine's own numbers, and those of tools and interactions since they were last asked for."""
+        numbers = self.runner.run(self.engine.health()).metrics
+        metrics = {f"engine/{name}": value for name, value in numbers.items()}
         context = self.scheduler.context
-        metrics = context.tools.take_metrics()
+        metrics |= context.tools.take_metrics()
         for name, interaction in context.interactions.items():
             metrics |= {f"interaction/{name}/{key}": value for key, value in interaction.take_metrics().items()}
         return metrics
 
+    def revive(self) -> None:
+        """Nothing can die here but the run itself."""
+
+    def _made(
+        self, trajectories: list[Trajectory], split: str, step: int, part: str, show: bool, first: int
+    ) -> Rollout:
+        if self.config.trainer.save_trajectories in ("all", split):
+            write_trajectories(self.record_dir, trajectories, step=step, split=split, part=part + self.part)
+        coef = self.config.algorithm.turn_reward_coef
+        return Rollout(
+            [trajectory.outline() for trajectory in trajectories],
+            from_trajectories(trajectories, turn_reward_coef=coef, first=first),
+            next((trajectory for trajectory in trajectories if trajectory.transcripts), None) if show else None,
+        )
+
     def _run(
-        self, samples: Sequence[Sample], n: int, params: SamplingParams, tag: str, title: str, first: int = 0
+        self, samples: Sequence[Sample], n: int, params: SamplingParams, tag: str, title: str, first: int
     ) -> list[Trajectory]:
         kind = tag.partition("/")[0]
         seed_tag = tag if kind == "train" else kind
@@ -107,7 +171,7 @@ class Rollouts:
         return self.runner.run(self._run_all(requests, title))
 
     async def _run_all(self, requests: list[Request], title: str) -> list[Trajectory]:
-        with self.display.stage(title, total=len(requests)) as stage:
+        with self.audience.stage(title, total=len(requests)) as stage:
             ended = 0
 
             def on_end(trajectory: Trajectory) -> None:
@@ -132,7 +196,7 @@ class Rollouts:
             await asyncio.sleep(STALL_SECONDS)
             if ended() == before:
                 waiting = ", ".join(f"{count} for {what}" for what, count in self.scheduler.waiting_for().items())
-                self.display.warn(
+                self.audience.warn(
                     f"{title}: no trajectory ended in {STALL_SECONDS:g} s; waiting: {waiting or 'scoring'}"
                 )
             before = ended()

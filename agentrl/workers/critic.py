@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from agentrl.algorithms.losses import LossScale, aggregate, value_loss
-from agentrl.batch import RaggedBatch
+from agentrl.batch import RaggedBatch, Sequences
 from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig
 from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, StepReport, forward_tokens
@@ -70,7 +70,7 @@ class CriticWorker:
             self.device,
         )
 
-    def update(self, batch: RaggedBatch, *, step: int) -> dict[str, float]:
+    def update(self, batch: Sequences, *, step: int) -> dict[str, float]:
         """Fit the values to `batch.returns`, in mini-batches of whole prompts; `step` counts from 1.
 
         Returns the means over the optimizer steps of critic/vf_loss, critic/clip_frac, critic/value_mean,
@@ -82,7 +82,7 @@ class CriticWorker:
         batch = batch.select(with_policy_tokens(batch))
         if len(batch) == 0:
             raise ValueError("CriticWorker.update: the batch has no policy token")
-        if batch.values is None or batch.returns is None:
+        if not (batch.has("values") and batch.has("returns")):
             raise ValueError("CriticWorker.update: batch.values and batch.returns are needed; compute them first")
         key = f"{self.seed}/{step}" if self._shuffle else None
         reports = [
@@ -106,8 +106,8 @@ class CriticWorker:
         """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
         self.state.load(Path(dir))
 
-    def _update_mini_batch(self, mini: RaggedBatch, step: int, where: str) -> StepReport:
-        scale = LossScale.of(mini.mask, mini.offsets, self.config.loss_agg_mode, self._max_response_length)
+    def _update_mini_batch(self, mini: Sequences, step: int, where: str) -> StepReport:
+        scale = LossScale.of(mini.policy_tokens, self.config.loss_agg_mode, self._max_response_length)
 
         def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             assert micro.values is not None and micro.returns is not None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
+import torch
+
+from agentrl.batch import RaggedBatch, Sequences
 from agentrl.config import Config
-from agentrl.errors import TrainingError
 from agentrl.workers.group import LocalWorkerGroup, WorkerGroup
+from agentrl.workers.pools import pools_of, uses_ray
 from agentrl.workers.roles import Role, make_worker, roles_of
 
-
-class WorkerDied(TrainingError):
-    """A worker's process is gone, and with it what it had learnt since the last checkpoint."""
+Computation = Callable[..., tuple[dict[str, torch.Tensor], Any]]
+"""Of a RaggedBatch and further arguments: token columns [T] by field, and anything else."""
 
 
 class Executor(Protocol):
@@ -19,6 +23,19 @@ class Executor(Protocol):
 
     groups: dict[Role, WorkerGroup]
     """One for each role that the run has."""
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """The Ray nodes that the policy's ranks are on; none without Ray."""
+        ...
+
+    def keep(self, batch: RaggedBatch) -> Sequences:
+        """The batch as the groups take it."""
+        ...
+
+    def compute(self, function: Computation, batch: Any, *arguments: Any) -> tuple[Any, Any]:
+        """The batch with the columns that `function` finds for all of it, and what else it returns."""
+        ...
 
     def restart(self) -> None:
         """Make all workers anew, as they were at the start of the run; those that live are ended."""
@@ -37,6 +54,17 @@ class LocalExecutor:
             role: LocalWorkerGroup(make_worker(role, config, device, total_steps)) for role in roles_of(config)
         }
 
+    @property
+    def nodes(self) -> Sequence[str]:
+        return ()
+
+    def keep(self, batch: RaggedBatch) -> RaggedBatch:
+        return batch
+
+    def compute(self, function: Computation, batch: RaggedBatch, *arguments: Any) -> tuple[RaggedBatch, Any]:
+        columns, rest = function(batch, *arguments)
+        return batch.with_fields(**columns), rest
+
     def restart(self) -> None:
         """Nothing can die but the run itself."""
 
@@ -45,9 +73,10 @@ class LocalExecutor:
 
 
 def open_executor(config: Config, device: str, total_steps: int) -> Executor:
-    """One device: this process; several: Ray. Raises UserError."""
-    if config.trainer.nnodes * config.trainer.n_gpus_per_node == 1:
+    """One device: this process; several: Ray, which must be up. Raises UserError."""
+    if not uses_ray(config):
         return LocalExecutor(config, device, total_steps)
     from agentrl.workers.ray_executor import RayExecutor
 
-    return RayExecutor(config, device, total_steps)
+    factory = partial(make_worker, config=config, device=device, total_steps=total_steps)
+    return RayExecutor(pools_of(config), device, factory)

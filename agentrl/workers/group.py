@@ -1,11 +1,11 @@
 """The worker group: one call on every worker of a role, with the ragged batch handed out and the results put together.
 
 Handing out is defined by two pure functions, so that every executor gives what `LocalWorkerGroup` gives:
-- A method marked `@by_share` is given a share of the batch on each rank (`shares`). What it returns is joined
-  (`join`): token tensors into the batch's order, dictionaries of numbers into one.
-- Any other method is given the whole batch on every rank, as an update is, which must see the whole of a mini-batch to
-  know its denominators and takes its own share of each. Dictionaries of numbers are reduced; anything else must be the
-  same on every rank, and the first rank's is returned.
+- A method marked `@by_share` is given a share of the batch on each rank (`shares`). What it returns is joined: token
+  columns become one of the batch (for `Sequences.with_fields`), dictionaries of numbers one, tuples part by part.
+- Any other method is given all sequences on every rank, as an update is, which takes its denominators from what is
+  known of them and loads its own share of each mini-batch. Dictionaries of numbers are reduced; anything else must be
+  the same on every rank, and the first rank's is returned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def by_share(method: Method) -> Method:
 class WorkerGroup(Protocol):
     """The workers of one role (policy, reference, critic)."""
 
-    def run(self, method: str, batch: RaggedBatch | None = None, **kwargs: Any) -> Any:
+    def run(self, method: str, batch: Any = None, **kwargs: Any) -> Any:
         """Call `method` on every worker, with its part of `batch` if one is given, and put the results together."""
         ...
 
@@ -79,26 +79,6 @@ def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     for index in range(count):
         parts[rank_of[index][0]].append(index)
     return parts
-
-
-def join(results: Sequence[Any], parts: Sequence[Sequence[int]], batch: RaggedBatch) -> Any:
-    """Put together what the ranks of a `@by_share` method returned for the shares `parts` of `batch`.
-
-    A tensor [tokens of the share, ...] is a token field and goes back into the batch's order; a dictionary is reduced
-    by `reduce_metrics`; a tuple is joined part by part; None stays None. Raises TypeError for anything else.
-    """
-    first = results[0]
-    if first is None:
-        return None
-    if isinstance(first, torch.Tensor):
-        return join_tokens(results, parts, batch)
-    if isinstance(first, Mapping):
-        return reduce_metrics(results)
-    if isinstance(first, tuple):
-        return tuple(join(column, parts, batch) for column in zip(*results, strict=True))
-    raise TypeError(
-        f"join: a worker's result must be a tensor, a dict of numbers or a tuple of them, not {type(first)}"
-    )
 
 
 def reduce_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

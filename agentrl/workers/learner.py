@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agentrl.batch import RaggedBatch
+from agentrl.batch import RaggedBatch, Sequences
 from agentrl.config.schema import OptimConfig
 from agentrl.errors import TrainingError
 from agentrl.workers.gradients import add_up, clip, total_norm
@@ -80,10 +80,11 @@ class Learner:
         self._max_tokens = max_tokens
         self._device = next(iter(self.params.values())).device
 
-    def step(self, mini: RaggedBatch, loss: Loss, *, step: int, where: str) -> StepReport:
-        """Update the weights with the gradient of `loss` over `mini`, which every rank must be given whole.
+    def step(self, mini: Sequences, loss: Loss, *, step: int, where: str) -> StepReport:
+        """Update the weights with the gradient of `loss` over `mini`, of which every rank loads its share.
 
         Args:
+            mini: the same sequences on every rank.
             loss: called with each micro-batch of this rank's share.
             step: the training step, counted from 1, for the learning rate.
             where: names the mini-batch in the error.
@@ -91,31 +92,28 @@ class Learner:
         Raises TrainingError, with the weights untouched, when the loss or the gradient is not finite.
         """
         self.optim.zero_grad()
-        sums = self._accumulate(mini, loss)
+        mine = mini.select(shares(mini.lengths.tolist(), self.mesh.data)[self.mesh.data_rank]).load()
+        sums = self._accumulate(mine, loss)
         if self.mesh.tensor is not None:
             add_up(self._partial, self.mesh.tensor.get_group())
         norm = total_norm(self.params.values())
         grad_norm, total = norm.item(), sums.pop("loss")
         if not (math.isfinite(grad_norm) and math.isfinite(total)):
             self.optim.zero_grad()
-            raise TrainingError(_not_finite(mini, where, total, grad_norm))
+            raise TrainingError(_not_finite(mine, where, total, grad_norm, self.mesh, self._device))
         clip(self.params.values(), self._grad_clip, norm)
         lr = self.optim.step(step)
         self.optim.zero_grad()
         return StepReport(total, sums, grad_norm, lr)
 
-    def _accumulate(self, mini: RaggedBatch, loss: Loss) -> dict[str, float]:
+    def _accumulate(self, mine: RaggedBatch, loss: Loss) -> dict[str, float]:
         """Backward over this rank's micro-batches; returns the sums over all ranks, the loss among them."""
-        plans = []
-        for share in shares(mini.lengths.tolist(), self.mesh.data):
-            part = mini.select(share)
-            plans.append([part.select(rows) for rows in micro_batches(part, self._max_tokens)])
-        mine, rounds = plans[self.mesh.data_rank], max(len(plan) for plan in plans)
+        plan = micro_batches(mine, self._max_tokens)
         sums: dict[str, torch.Tensor] = {}
-        for index in range(rounds):
-            # FSDP gathers weights on all ranks at once: a rank with fewer micro-batches repeats one without effect.
-            counts = index < len(mine)
-            micro = to_device(mine[index] if counts else mini.select([0]), self._device)
+        for index in range(all_max(len(plan), self._device)):
+            # FSDP gathers weights on all ranks at once: a rank with fewer micro-batches runs one without effect.
+            counts = index < len(plan)
+            micro = to_device(mine.select(plan[index]) if counts else filler(mine), self._device)
             share_of_loss, seen = loss(micro)
             weight = self.mesh.averaged if counts else 0  # FSDP averages gradients over ranks; they have to add up
             (share_of_loss * weight).backward()
@@ -131,22 +129,23 @@ def forward_tokens(
 ) -> torch.Tensor:
     """[T, ...] on the CPU: `forward` ([tokens, ...] of a micro-batch) over all of `batch`, without gradient."""
     plan = micro_batches(batch, max_tokens)
-    filler = RaggedBatch(
-        offsets=torch.tensor([0, 1]),
-        ids=torch.zeros(1, dtype=torch.int64),
-        mask=torch.zeros(1, dtype=torch.bool),
-        rollout_logprobs=torch.zeros(1),
-        rewards=torch.zeros(1),
-        group=torch.zeros(1, dtype=torch.int64),
-        trajectory=torch.zeros(1, dtype=torch.int64),
-    )
     rounds = max(1, all_max(len(plan), device))  # asked before, as every forward is a call of all ranks, too
     with torch.no_grad():
         results = [forward(to_device(batch.select(rows), device)).cpu() for rows in plan]
         # A rank with fewer micro-batches keeps step by fillers; one with none gets the result's shape from a filler.
         for _ in range(rounds - len(plan)):
-            of_nothing = forward(to_device(filler, device))[:0].cpu()
+            of_nothing = forward(to_device(filler(batch), device))[:0].cpu()
     return join_tokens(results, plan, batch) if plan else of_nothing
+
+
+def filler(like: RaggedBatch) -> RaggedBatch:
+    """One token that the policy did not sample, with the fields of `like`, for a rank that has no more work than to
+    keep step with the others."""
+    values = {item.name: getattr(like, item.name) for item in fields(like)}
+    empty: dict[str, Any] = {
+        name: value.new_zeros(1) for name, value in values.items() if isinstance(value, torch.Tensor)
+    }
+    return replace(like, **(empty | {"offsets": torch.tensor([0, 1]), "images": None}))
 
 
 def to_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
@@ -172,13 +171,14 @@ def _hugging_face_name(name: str) -> str:
     return name.removeprefix("base.")
 
 
-def _not_finite(mini: RaggedBatch, where: str, loss: float, grad_norm: float) -> str:
-    bad = []
-    for name in ("rewards", "old_logprobs", "ref_logprobs", "values", "advantages", "returns"):
-        value = getattr(mini, name)
-        count = 0 if value is None else int((~torch.isfinite(value[mini.mask])).sum())
-        if count:
-            bad.append(f"{name} ({count} of {int(mini.mask.sum())} policy tokens)")
+def _not_finite(mine: RaggedBatch, where: str, loss: float, grad_norm: float, mesh: Mesh, device: torch.device) -> str:
+    """The message, with what is wrong in the batch of all ranks; every rank must ask."""
+    fields_seen = ("rewards", "old_logprobs", "ref_logprobs", "values", "advantages", "returns")
+    names = [name for name in fields_seen if mine.has(name)]
+    counts = [int((~torch.isfinite(getattr(mine, name)[mine.mask])).sum()) for name in names]
+    seen = torch.tensor([*counts, int(mine.mask.sum())], dtype=torch.float64, device=device)
+    *counts, tokens = map(int, mesh.sum(seen).tolist())
+    bad = [f"{name} ({count} of {tokens} policy tokens)" for name, count in zip(names, counts, strict=True) if count]
     cause = (
         f"Not finite in the batch: {', '.join(bad)}; look at the reward function and the log-probs first."
         if bad

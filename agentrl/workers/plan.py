@@ -10,7 +10,7 @@ import random
 
 import torch
 
-from agentrl.batch import RaggedBatch, split_by_tokens
+from agentrl.batch import Sequences, split_by_tokens
 
 
 def update_plan(group: torch.Tensor, prompts: int, epochs: int, shuffle_key: str | None) -> list[tuple[str, list[int]]]:
@@ -41,7 +41,7 @@ def mini_batches(group: torch.Tensor, prompts: int, shuffle_key: str | None) -> 
     return [[row for prompt in order[start:end] for row in rows[prompt]] for start, end in itertools.pairwise(bounds)]
 
 
-def micro_batches(batch: RaggedBatch, max_tokens: int) -> list[list[int]]:
+def micro_batches(batch: Sequences, max_tokens: int) -> list[list[int]]:
     """Sequence indices of each micro-batch of at most `max_tokens` tokens; a longer sequence goes alone.
 
     The sequences of a prompt stay together where they fit, because what they share is computed once.
@@ -54,10 +54,9 @@ def micro_batches(batch: RaggedBatch, max_tokens: int) -> list[list[int]]:
     return [[row for i in part for row in pieces[i]] for part in split_by_tokens(sizes, max_tokens)]
 
 
-def with_policy_tokens(batch: RaggedBatch) -> list[int]:
+def with_policy_tokens(batch: Sequences) -> list[int]:
     """The sequences that have a policy token."""
-    counts = torch.zeros(len(batch), dtype=torch.int64).index_add_(0, batch.sequence_ids(), batch.mask.long())
-    return counts.nonzero()[:, 0].tolist()
+    return batch.policy_tokens.nonzero()[:, 0].tolist()
 
 
 def _rows_by_group(group: torch.Tensor) -> dict[int, list[int]]:

@@ -11,7 +11,7 @@ import torch
 from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss
 from agentrl.algorithms.ragged import masked_sum
-from agentrl.batch import RaggedBatch
+from agentrl.batch import RaggedBatch, Sequences
 from agentrl.config.schema import ActorConfig, ModelConfig
 from agentrl.rollout.weights import Weights
 from agentrl.workers.export import export_model
@@ -89,9 +89,10 @@ class PolicyWorker:
             scores = forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device)
         return scores[:, 0].contiguous(), {}
 
-    def update(self, batch: RaggedBatch, *, step: int) -> dict[str, float]:
+    def update(self, batch: Sequences, *, step: int) -> dict[str, float]:
         """Update the weights in mini-batches of whole prompts; `step` is the training step, counted from 1.
 
+        Every rank is given all sequences, and loads its share of each mini-batch.
         With one mini-batch and one epoch `batch.old_logprobs` may be None: the policy's own log-probs, detached, are
         the same. Sequences without a policy token are left out.
 
@@ -157,22 +158,22 @@ class PolicyWorker:
         )
         return torch.stack([logprobs, entropy], dim=1)
 
-    def _check(self, batch: RaggedBatch, optimizer_steps: int) -> None:
+    def _check(self, batch: Sequences, optimizer_steps: int) -> None:
         if len(batch) == 0:
             raise ValueError("PolicyWorker.update: the batch has no policy token")
-        if batch.advantages is None:
+        if not batch.has("advantages"):
             raise ValueError("PolicyWorker.update: batch.advantages is missing; compute them first")
-        if batch.old_logprobs is None and optimizer_steps != 1:
+        if not batch.has("old_logprobs") and optimizer_steps != 1:
             raise ValueError(
                 f"PolicyWorker.update: {optimizer_steps} optimizer steps need batch.old_logprobs; without them the "
                 "batch must be one mini-batch and one epoch"
             )
-        if self.config.use_kl_loss and batch.ref_logprobs is None:
+        if self.config.use_kl_loss and not batch.has("ref_logprobs"):
             raise ValueError("PolicyWorker.update: use_kl_loss needs batch.ref_logprobs, of the reference policy")
 
-    def _update_mini_batch(self, mini: RaggedBatch, step: int, where: str) -> StepReport:
+    def _update_mini_batch(self, mini: Sequences, step: int, where: str) -> StepReport:
         config = self.config
-        scale = LossScale.of(mini.mask, mini.offsets, config.loss_agg_mode, self._max_response_length)
+        scale = LossScale.of(mini.policy_tokens, config.loss_agg_mode, self._max_response_length)
         clip = Clip(config.clip_low, config.clip_high, config.clip_ratio_c)
 
         def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -1,24 +1,29 @@
-"""One rank: a Ray actor that holds its part of every role's model, and shares one process group with the others."""
+"""One rank: a Ray actor that holds its part of some roles' models, in one process group with the others of its pool."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 import torch
 import torch.distributed as dist
+from ray.exceptions import ObjectLostError
 
 from agentrl.batch import RaggedBatch
-from agentrl.config import Config
-from agentrl.errors import UserError
+from agentrl.errors import UserError, WorkerDied
 from agentrl.rollout.weights import Weights
-from agentrl.workers.roles import Role, make_worker
+from agentrl.workers.roles import Role
+from agentrl.workers.stored import StoredBatch, put_column
 
 Tensors = list[tuple[str, torch.Tensor]]
+HELD_FOR = 60.0
+"""Seconds after which a reader that takes no more weights has lost its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class Failure:
 
     @staticmethod
     def of(error: BaseException) -> Failure:
+        if isinstance(error, ObjectLostError):
+            return Failure(WorkerDied.__name__, "a process died that held a part of the batch", "")
         kind = type(error).__name__ if isinstance(error, UserError) else ""
         said = str(error) if kind else f"{type(error).__name__}: {error}"
         return Failure(kind, said, "" if kind else traceback.format_exc())
@@ -43,15 +50,31 @@ class Shapes:
     shapes: dict[str, tuple[int, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Stands for a token column, which stays in the object store."""
+
+    ref: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs."""
+
+    pid: int
+    node: str
+
+
 class Rank:
     """Every method returns what the driver is to see: a value, or a Failure."""
 
-    def __init__(self, rank: int, ranks: int, config: dict[str, Any], device: str, total_steps: int) -> None:
-        self.rank, self.ranks, self.device, self.total_steps = rank, ranks, device, total_steps
-        self.config = Config.model_validate(config)
+    def __init__(self, rank: int, ranks: int, device: str, make_worker: Callable[[Role], Any]) -> None:
+        self.rank, self.ranks, self.device, self.make_worker = rank, ranks, device, make_worker
         self.workers: dict[str, Any] = {}
         self._weights: dict[str, Weights] = {}
         self._reading: Iterator[tuple[str, torch.Tensor]] = iter(())
+        self._reader: str | None = None
+        self._taken = 0.0
 
     def address(self) -> str:
         """Where the process group may meet: this machine, a port that is free now."""
@@ -60,8 +83,8 @@ class Rank:
             free.bind((host, 0))
             return f"tcp://{host}:{free.getsockname()[1]}"
 
-    def connect(self, address: str) -> Failure | int:
-        """Join the process group; this rank's process id."""
+    def connect(self, address: str) -> Failure | Place:
+        """Join the process group."""
         try:
             if self.device == "cuda":
                 torch.cuda.set_device(0)  # Ray shows each actor its own
@@ -69,21 +92,27 @@ class Rank:
             dist.init_process_group(backend, init_method=address, rank=self.rank, world_size=self.ranks)
         except Exception as error:
             return Failure.of(error)
-        return os.getpid()
+        return Place(os.getpid(), ray.get_runtime_context().get_node_id())
 
     def make(self, role: Role) -> Failure | None:
         """Load this rank's part of a role."""
         try:
-            self.workers[role] = make_worker(role, self.config, self.device, self.total_steps)
+            self.workers[role] = self.make_worker(role)
         except Exception as error:
             return Failure.of(error)
         return None
 
-    def call(self, role: Role, method: str, batch: RaggedBatch | None, kwargs: dict[str, Any]) -> Any:
-        """A method of the role's worker."""
+    def call(self, role: Role, method: str, batch: StoredBatch | None, load: bool, kwargs: dict[str, Any]) -> Any:
+        """A method of the role's worker; with `load` it is given the batch's tokens, else the stored batch."""
         try:
             bound = getattr(self.workers[role], method)
-            value = bound(**kwargs) if batch is None else bound(batch, **kwargs)
+            if batch is None:
+                value = bound(**kwargs)
+            elif load:
+                loaded = batch.load()
+                return _kept(bound(loaded, **kwargs), loaded)
+            else:
+                value = bound(batch, **kwargs)
         except Exception as error:
             return Failure.of(error)
         if isinstance(value, Weights):
@@ -91,14 +120,35 @@ class Rank:
             return Shapes(dict(value.shapes))
         return value
 
+    def compute(self, function: Callable[..., Any], batch: StoredBatch, arguments: tuple[Any, ...]) -> Any:
+        """(columns by field, what else it returns) of a function that needs the tokens of the whole batch."""
+        try:
+            loaded = batch.load()
+            columns, rest = function(loaded, *arguments)
+            return {name: _kept(column, loaded) for name, column in columns.items()}, rest
+        except Exception as error:
+            return Failure.of(error)
+
+    def reserve(self, reader: str) -> bool:
+        """Weights are read by one reader at a time. Asked of the first rank."""
+        if self._reader not in (None, reader) and time.monotonic() - self._taken < HELD_FOR:
+            return False
+        self._reader, self._taken = reader, time.monotonic()
+        return True
+
+    def release(self, reader: str) -> None:
+        if self._reader == reader:
+            self._reader = None
+
     def begin_reading(self, role: Role) -> None:
         """Read the weights that the last `call` stood for, from the first one."""
         self._reading = iter(self._weights[role].read())
 
     def read(self, size: int) -> Failure | Tensors | None:
-        """The next tensors, about `size` bytes; none at the end. All ranks must ask; the first has the answer."""
+        """The next tensors, about `size` bytes; none at the end. All ranks must be asked; the first has the answer."""
         found: Tensors = []
         taken = 0
+        self._taken = time.monotonic()
         try:
             while taken < size and (item := next(self._reading, None)) is not None:
                 name, tensor = item
@@ -108,3 +158,10 @@ class Rank:
         except Exception as error:
             return Failure.of(error)
         return found if self.rank == 0 else None
+
+
+def _kept(value: Any, batch: RaggedBatch) -> Any:
+    """A worker's answer for `batch`, with its tensors put into the store."""
+    if isinstance(value, torch.Tensor):
+        return Kept(put_column(value, batch))
+    return tuple(_kept(part, batch) for part in value) if isinstance(value, tuple) else value

@@ -41,7 +41,7 @@ class SupervisedLearner:
         Raises TrainingError, with the weights untouched, when the loss or the gradient is not finite.
         """
         batch = to_batch(samples)
-        scale = LossScale.of(batch.mask, batch.offsets, "token-mean")
+        scale = LossScale.of(batch.policy_tokens, "token-mean")
 
         def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             return aggregate(-self._logprobs(micro), micro.mask, micro.offsets, scale), {}

@@ -18,6 +18,7 @@ from agentrl.algorithms.losses import (
     policy_loss,
     value_loss,
 )
+from agentrl.algorithms.ragged import segment_sum
 
 CLIP = Clip(low=0.2, high=0.28, dual=3.0)
 
@@ -84,7 +85,7 @@ def test_gspo_is_the_gradient_of_the_sequence_ratio() -> None:
 
     ours = (old + change).requires_grad_()
     by_token, _ = policy_loss("gspo", ours, old, advantages, mask, offsets, CLIP)
-    loss = aggregate(by_token, mask, offsets, LossScale.of(mask, offsets, "seq-mean-token-mean"))
+    loss = aggregate(by_token, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), "seq-mean-token-mean"))
     loss.backward()
 
     paper = (old + change).requires_grad_()
@@ -104,7 +105,7 @@ def test_masked_tokens_may_hold_anything(mode: Any) -> None:
     mask, offsets = torch.tensor([False, True, False, True]), torch.tensor([0, 4])
     by_token, stats = policy_loss(mode, new, old, torch.tensor([nan, 1.0, nan, -1.0]), mask, offsets, CLIP)
     whole = actor_loss(by_token, entropy=new.exp(), entropy_coeff=0.1)
-    loss = aggregate(whole, mask, offsets, LossScale.of(mask, offsets, "seq-mean-token-mean"))
+    loss = aggregate(whole, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), "seq-mean-token-mean"))
     loss.backward()
     assert math.isfinite(loss.item()) and math.isfinite(stats.kl.item()) and math.isfinite(stats.ratio_max.item())
     assert new.grad is not None
@@ -125,7 +126,7 @@ def test_aggregate(mode: Any, expected: float) -> None:
     loss = torch.tensor([9.0, 1, 2, 3, 9, 9, 10], requires_grad=True)
     mask = torch.tensor([False, True, True, True, False, False, True])
     offsets = torch.tensor([0, 4, 5, 7])
-    scale = LossScale.of(mask, offsets, mode, norm_length=50)
+    scale = LossScale.of(segment_sum(mask.double(), offsets), mode, norm_length=50)
     assert (scale.tokens, scale.sequences) == (4, 2)
     total = aggregate(loss, mask, offsets, scale)
     assert total.item() == pytest.approx(expected)
@@ -136,13 +137,13 @@ def test_aggregate(mode: Any, expected: float) -> None:
 
 def test_a_constant_length_must_be_given() -> None:
     with pytest.raises(ValueError, match="norm_length"):
-        LossScale.of(torch.tensor([True]), torch.tensor([0, 1]), "seq-mean-token-sum-norm")
+        LossScale.of(torch.tensor([1]), "seq-mean-token-sum-norm")
 
 
 def test_the_loss_of_no_policy_token_is_zero() -> None:
     mask, offsets = torch.zeros(2, dtype=torch.bool), torch.tensor([0, 2])
     for mode in ("token-mean", "seq-mean-token-mean"):
-        scale = LossScale.of(mask, offsets, mode)
+        scale = LossScale.of(segment_sum(mask.double(), offsets), mode)
         assert aggregate(torch.ones(2), mask, offsets, scale).item() == 0.0
 
 

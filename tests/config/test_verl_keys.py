@@ -114,7 +114,6 @@ def test_a_launch_script_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         ("actor_rollout_ref.rollout.data_parallel_size=2", "rollout.num_servers"),
         ("actor_rollout_ref.rollout.expert_parallel_size=2", "engine_kwargs.sglang.ep_size"),
         ("actor_rollout_ref.rollout.pipeline_model_parallel_size=2", "rollout.tensor_model_parallel_size"),
-        ("actor_rollout_ref.rollout.nnodes=2", "rollout.server_urls"),
         ("actor_rollout_ref.rollout.over_sample_rate=0.1", "waited for"),
         ("actor_rollout_ref.rollout.logprobs_mode=raw_logprobs", "logits / temperature"),
         ("actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=mine", "update_weights_transport"),

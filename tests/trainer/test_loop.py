@@ -237,7 +237,9 @@ def test_trajectories_of_a_validation_in_parts_have_names_of_their_own(
     tmp_path: Path,
 ) -> None:
     assert main(small_run("trainer.val_only=true", "data.val_batch_size=4")) == 0
-    (file,) = (tmp_path / "run" / "trajectories").glob("val_*.parquet")
-    written = read_trajectories(file)
+    files = sorted((tmp_path / "run" / "trajectories").glob("val_*.parquet"))
+    parts = ["greedy", "greedy_000004", "sampled", "sampled_000004"]
+    assert [file.stem for file in files] == [f"val_000000_{part}" for part in parts]
+    written = [trajectory for file in files for trajectory in read_trajectories(file)]
     assert len({trajectory.uid for trajectory in written}) == len(written) == 12
     assert {trajectory.group for trajectory in written} == set(range(6))

@@ -2,15 +2,29 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.tool import ErrorKind
-from agentrl.trainer.metrics import pass_at_k, step_metrics, total_reward, validation_metrics
+from agentrl.trainer import metrics as module
+from agentrl.trainer.metrics import pass_at_k
 from agentrl.trajectory import Status, ToolCallRecord, Trajectory
 from tests.trainer.written import Writer, tool_trajectory
+
+
+def step_metrics(trajectories: Sequence[Trajectory], *, turn_reward_coef: float = 1.0) -> dict[str, float]:
+    return module.step_metrics([one.outline() for one in trajectories], turn_reward_coef=turn_reward_coef)
+
+
+def validation_metrics(sampled: Sequence[Trajectory], greedy: Sequence[Trajectory]) -> dict[str, float]:
+    return module.validation_metrics([one.outline() for one in sampled], [one.outline() for one in greedy])
+
+
+def total_reward(trajectory: Trajectory, coef: float = 1.0) -> float:
+    return module.total_reward(trajectory.outline(), coef)
 
 
 def scored(score: float | None, group: int = 0, source: str = "gsm8k") -> Trajectory:

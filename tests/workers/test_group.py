@@ -5,25 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 
-from agentrl.workers.group import LocalWorkerGroup, join, reduce_metrics, shares
+from agentrl.workers.group import LocalWorkerGroup, reduce_metrics, shares
 from tests.workers.conftest import BatchMaker
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 20])
-def test_shares_join_to_what_one_worker_gives(make_batch: BatchMaker, ranks: int) -> None:
-    batch = make_batch(prompts=4, n=3)
-
-    def worker(part_ids: torch.Tensor) -> tuple[torch.Tensor, dict[str, float], None]:
-        return part_ids * 2.0, {"metric": 3.5}, None
-
-    parts = shares(batch.lengths.tolist(), ranks)
-    results = [worker(batch.select(part).ids) for part in parts]
-    joined, metrics, nothing = join(results, parts, batch)
-    assert torch.equal(joined, batch.ids * 2.0)
-    assert metrics == {"metric": 3.5}
-    assert nothing is None
 
 
 def test_shares_are_balanced_by_tokens() -> None:
@@ -70,12 +54,6 @@ def test_shares_are_those_of_the_plain_algorithm() -> None:
         lengths = [rng.randint(1, most) for _ in range(rng.randint(1, 60))]
         ranks = rng.randint(1, 12)
         assert shares(lengths, ranks) == by_lists(lengths, ranks)
-
-
-def test_a_result_of_the_wrong_length_is_refused(make_batch: BatchMaker) -> None:
-    batch = make_batch(prompts=2, n=1)
-    with pytest.raises(ValueError, match="entries were returned for a share of"):
-        join([batch.ids[:3]], [[0, 1]], batch)
 
 
 def test_metrics_are_averaged_over_ranks() -> None:

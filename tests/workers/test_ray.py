@@ -15,8 +15,8 @@ import torch
 
 from agentrl.batch import RaggedBatch
 from agentrl.config import Config
-from agentrl.errors import ConfigError, TrainingError
-from agentrl.workers.executor import Executor, LocalExecutor, WorkerDied
+from agentrl.errors import ConfigError, TrainingError, WorkerDied
+from agentrl.workers.executor import Executor, open_executor
 from agentrl.workers.ray_executor import RayExecutor
 from agentrl.workers.roles import Role
 from tests.workers.conftest import BatchMaker
@@ -54,8 +54,7 @@ def configure(tiny_policy: Path) -> Configure:
 
 @contextmanager
 def executor_of(config: Config) -> Iterator[Executor]:
-    kind = RayExecutor if config.trainer.n_gpus_per_node > 1 else LocalExecutor
-    executor = kind(config, "cpu", 10)
+    executor = open_executor(config, "cpu", 10)
     try:
         yield executor
     finally:
@@ -70,12 +69,13 @@ def with_returns(batch: RaggedBatch) -> RaggedBatch:
 def trained(executor: Executor, batch: RaggedBatch, steps: int = STEPS, first: int = 1) -> list[dict[str, float]]:
     """The steps of PPO on one batch; its metrics."""
     policy, critic = executor.groups["policy"], executor.groups["critic"]
-    metrics = []
+    metrics, kept = [], executor.keep(batch)
     for step in range(first, first + steps):
-        batch.old_logprobs, seen = policy.run("compute_log_probs", batch)
-        batch.ref_logprobs, _ = executor.groups["reference"].run("compute_log_probs", batch)
-        batch.values = critic.run("compute_values", batch)
-        metrics.append(seen | critic.run("update", batch, step=step) | policy.run("update", batch, step=step))
+        logprobs, seen = policy.run("compute_log_probs", kept)
+        reference, _ = executor.groups["reference"].run("compute_log_probs", kept)
+        values = critic.run("compute_values", kept)
+        known = kept.with_fields(old_logprobs=logprobs, ref_logprobs=reference, values=values)
+        metrics.append(seen | critic.run("update", known, step=step) | policy.run("update", known, step=step))
     return metrics
 
 
@@ -124,7 +124,7 @@ def go_on_from(checkpoint: Path, executor: Executor, make_batch: BatchMaker, exp
 def test_what_goes_wrong_on_a_rank(
     cluster: None, configure: Configure, make_batch: BatchMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.workers.ray_executor.GRACE", 1.0)
+    monkeypatch.setattr("agentrl.workers.ray_pool.GRACE", 1.0)
     with executor_of(configure(2)) as executor:
         assert isinstance(executor, RayExecutor)
         batch = with_returns(make_batch(prompts=7, n=1))
@@ -136,7 +136,7 @@ def test_what_goes_wrong_on_a_rank(
         broken.advantages[broken.mask] = float("nan")
         broken.old_logprobs = broken.ref_logprobs = torch.zeros(broken.num_tokens)
         with pytest.raises(TrainingError, match=r"advantages \(.*rank 0 of 2, policy\.update") as raised:
-            executor.groups["policy"].run("update", broken, step=2)
+            executor.groups["policy"].run("update", executor.keep(broken), step=2)
         assert "Traceback" not in str(raised.value)
 
         # A bug: with its traceback.
@@ -144,18 +144,18 @@ def test_what_goes_wrong_on_a_rank(
             TrainingError, match=r"rank 0 of 2, policy\.update: ValueError.*advantages is missing"
         ) as bug:
             broken.advantages = None
-            executor.groups["policy"].run("update", broken, step=2)
+            executor.groups["policy"].run("update", executor.keep(broken), step=2)
         assert str(bug.value).count("Traceback") == 1 and "policy.py" in str(bug.value)
 
         # A dead rank: the other, which waits for it, is ended too; new ones begin from the start.
-        victim = executor.pids[1]
+        victim = executor.pools[0].places[1].pid
         killer = threading.Timer(0.3, os.kill, (victim, signal.SIGKILL))
         killer.start()
         with pytest.raises(WorkerDied, match=r"rank \d of 2 died in "):
             for step in range(2, 200):
                 trained(executor, with_returns(make_batch(prompts=7, n=1)), 1, step)
         executor.restart()
-        assert victim not in executor.pids
+        assert victim not in [place.pid for place in executor.pools[0].places]
         again = trained(executor, with_returns(make_batch(prompts=7, n=1)), 1)
         assert again[0] == pytest.approx(expected[0], rel=1e-6)
 
@@ -164,13 +164,15 @@ def test_what_goes_wrong_on_a_rank(
         whole.values = torch.zeros(whole.num_tokens)
         begun = time.monotonic()
         with pytest.raises(TrainingError, match=r"rank 1 of 2, critic\.update: ValueError"):
-            executor.each("critic", "update", [whole, whole.select([])], {"step": 1})  # nothing for rank 1: injected
+            kept = executor.keep(whole)
+            pool = executor.pools[0]
+            pool.each("critic", "update", [kept, kept.select([])], False, {"step": 1})  # nothing for rank 1: injected
         assert time.monotonic() - begun < 60
 
 
 def test_a_cluster_without_room_is_named(cluster: None, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.workers.ray_executor.PLACED_WITHIN", 0.5)
+    monkeypatch.setattr("agentrl.workers.ray_pool.PLACED_WITHIN", 0.5)
     with pytest.raises(
         ConfigError, match=r"no room for trainer\.nnodes=1 x trainer\.n_gpus_per_node=99 .* it has CPU 5"
     ):
-        RayExecutor(configure(99), "cpu", 10)
+        open_executor(configure(99), "cpu", 10)

@@ -1,0 +1,49 @@
+"""What a step's log-probs, values and rewards come to: the one computation that needs all tokens of a step at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from agentrl.algorithms.advantages import compute_advantages, group_counts, informative_sequences
+from agentrl.algorithms.kl import KLController, apply_kl_to_rewards, logprob_gap
+
+if TYPE_CHECKING:
+    from agentrl.batch import RaggedBatch
+    from agentrl.config.schema import AlgorithmConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What there is to know of it beside the columns."""
+
+    metrics: dict[str, float]
+    informative: list[int]
+    """See `informative_sequences`."""
+    controller: dict[str, float]
+    """The state that the KL controller has now."""
+
+
+def estimate(
+    batch: RaggedBatch, config: AlgorithmConfig, controller: KLController | None
+) -> tuple[dict[str, torch.Tensor], Estimate]:
+    """The columns advantages and returns [T] float32, with a `controller` rewards, too, less the KL to the reference.
+
+    Needs old_logprobs, with a controller ref_logprobs, and what the estimator needs (see `compute_advantages`).
+    """
+    assert batch.old_logprobs is not None, "the policy's log-probs come first"
+    gap = logprob_gap(batch.old_logprobs, batch.rollout_logprobs, batch.mask)
+    metrics = {f"rollout/logprob_gap_{name}": value for name, value in gap.items()}
+    if controller is not None:
+        batch, kl_metrics = apply_kl_to_rewards(batch, config.kl_penalty, controller)
+        metrics |= kl_metrics
+    batch = compute_advantages(batch, config)
+    metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch).items()}
+    assert batch.advantages is not None and batch.returns is not None
+    columns = {"advantages": batch.advantages, "returns": batch.returns}
+    if controller is not None:
+        columns["rewards"] = batch.rewards
+    state = {} if controller is None else controller.state_dict()
+    return columns, Estimate(metrics, informative_sequences(batch), state)

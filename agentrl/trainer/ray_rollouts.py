@@ -1,0 +1,374 @@
+"""Rollouts in processes of their own under Ray, one on each node: the tokens that they make stay in the object store.
+
+A rollout worker keeps nothing that is not sent to it again: when one dies, a new one is given the weights and does its
+part of the step anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from agentrl.batch import RaggedBatch
+from agentrl.config import Config
+from agentrl.data.sample import Sample
+from agentrl.errors import WorkerDied
+from agentrl.ray_session import first_line
+from agentrl.rollout.weights import SyncReport, Weights
+from agentrl.trainer.display import Display, Stage
+from agentrl.trainer.rollouts import Rollout, Rollouts
+from agentrl.trajectory import Trajectory
+from agentrl.workers.ray_pool import placed, raised
+from agentrl.workers.ray_rank import Failure
+from agentrl.workers.stored import Index, StoredBatch, put_batch
+
+LOOK_EVERY = 0.25
+"""Seconds between two looks at how far the workers are."""
+CLOSED_WITHIN = 30.0
+"""Seconds that a worker has to end its servers and tools."""
+
+
+@dataclass(slots=True)
+class News:
+    """What a worker has to tell since it was last asked."""
+
+    notes: list[str]
+    warnings: list[str]
+    done: int
+    """Units of all stages so far."""
+
+
+class Relay:
+    """In a rollout worker: keeps what is meant for the display until the driver asks for it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._news = News([], [], 0)
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Relay]:
+        yield self
+
+    def advance(self, count: int = 1) -> None:
+        with self._lock:
+            self._news.done += count
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._news.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        with self._lock:
+            self._news.warnings.append(text)
+
+    def take(self) -> News:
+        with self._lock:
+            news, self._news = self._news, News([], [], self._news.done)
+        return news
+
+
+class RolloutWorker:
+    """A Ray actor around `Rollouts`. Every method returns what the driver is to see: a value, or a Failure."""
+
+    def __init__(self, folder: str) -> None:
+        if Path(folder).is_dir():
+            os.chdir(folder)  # relative paths of the config are the driver's
+        self.relay = Relay()
+        self.stack = ExitStack()
+        self.rollouts: Rollouts
+
+    def open(self, config: Config, device: str, run_dir: Path, part: str) -> Failure | None:
+        """Start engine and tools."""
+        from agentrl.trainer.build import build_tools, load_chat, open_local_rollouts
+
+        try:
+            chat = load_chat(config)
+            scored = getattr(config.data, "output_scores", True)
+            context = build_tools(config, chat, scored=scored)
+            opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, part)
+            self.rollouts = self.stack.enter_context(opened)
+        except Exception as error:
+            return Failure.of(error)
+        return None
+
+    def call(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """A method of the rollouts. A batch stays in the object store, and stands as its `Index` in the answer."""
+        try:
+            value = getattr(self.rollouts, method)(*arguments, **keywords)
+            if isinstance(value, Rollout):
+                assert isinstance(value.batch, RaggedBatch)
+                return value.outlines, put_batch(value.batch), value.shown
+        except Exception as error:
+            return Failure.of(error)
+        return value
+
+    @ray.method(concurrency_group="news")
+    def news(self) -> News:
+        return self.relay.take()
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+class RayRollouts:
+    """As `Rollouts`, whose methods it has, over all workers.
+
+    Args:
+        nodes: the Ray nodes on which a worker each shares the devices with the policy; None: devices of their own, as
+            rollout.nnodes and rollout.n_gpus_per_node say.
+    """
+
+    def __init__(
+        self, config: Config, device: str, run_dir: Path, display: Display, nodes: Sequence[str] | None
+    ) -> None:
+        """Raises ConfigError when the cluster has no room, and whatever keeps a worker from starting."""
+        self.config, self.device, self.run_dir, self.display = config, device, run_dir.absolute(), display
+        self.resting = False
+        """The engines' memory is lent to the policy."""
+        self._restarts = config.trainer.max_worker_restarts
+        self._groups: list[PlacementGroup] = []
+        self._places = self._placed(nodes)
+        self._weights: tuple[Weights, int] | None = None
+        self._actors: list[Any] = []
+        self._done = [0] * len(self._places)
+        try:
+            self._actors = [self._actor(number) for number in range(len(self._places))]
+            with display.stage("start rollout workers"):
+                self._asked("open", self._openings(), what="its start")
+        except BaseException:
+            self.close()
+            raise
+
+    def train(self, samples: Sequence[Sample], step: int, *, show: bool = False) -> Rollout:
+        n = self.config.actor_rollout_ref.rollout.n
+        return self._rollout("train", samples, (step,), {"show": show}, "rollout", n)
+
+    def validate(
+        self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
+    ) -> Rollout:
+        n = 1 if greedy else self.config.actor_rollout_ref.rollout.val_kwargs.n
+        keywords = {"greedy": greedy, "show": show}
+        title = f"validate ({'greedy' if greedy else 'sampled'})"
+        return self._rollout("validate", samples, (step,), keywords, title, n, first)
+
+    def generate(self, samples: Sequence[Sample], *, greedy: bool, first: int) -> list[Trajectory]:
+        n = 1 if greedy else self.config.actor_rollout_ref.rollout.n
+        answers = self._shared("generate", samples, (), {"greedy": greedy}, "responses", n, first)
+        return list(itertools.chain.from_iterable(answers))
+
+    def sync_weights(self, weights: Weights, version: int) -> SyncReport:
+        """Every worker reads the weights from the ranks that hold them."""
+        self._weights = weights, version
+        self.resting = False
+        reports: list[SyncReport] = self._everyone("sync_weights", weights, version)
+        return SyncReport(sum(report.bytes for report in reports), max(report.seconds for report in reports))
+
+    def rest(self) -> None:
+        if self.config.actor_rollout_ref.rollout.free_cache_engine:
+            self._everyone("rest")
+            self.resting = True
+
+    def metrics(self) -> dict[str, float]:
+        """The mean of each number over the workers that have it."""
+        found: dict[str, list[float]] = {}
+        for metrics in self._everyone("metrics"):
+            for name, value in metrics.items():
+                found.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in found.items()}
+
+    def revive(self) -> None:
+        """New workers for those that died while nothing was asked of them."""
+        self._weights = None
+        for number, actor in enumerate(self._actors):
+            try:
+                ray.get(actor.news.remote())
+            except RayActorError as error:
+                self._replace(number, f"rollout worker {number + 1} died: {first_line(error)}")
+
+    def close(self) -> None:
+        closing = [actor.close.remote() for actor in self._actors]
+        ray.wait(closing, num_returns=len(closing), timeout=CLOSED_WITHIN) if closing else None
+        for actor in self._actors:
+            ray.kill(actor)
+        for group in self._groups:
+            remove_placement_group(group)
+        self._actors, self._groups = [], []
+
+    def _rollout(
+        self,
+        method: str,
+        samples: Sequence[Sample],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        title: str,
+        n: int,
+        first: int = 0,
+    ) -> Rollout:
+        answers = self._shared(method, samples, arguments, keywords, title, n, first)
+        pieces: list[Index] = [index for _, index, _ in answers]
+        return Rollout(
+            list(itertools.chain.from_iterable(outlines for outlines, _, _ in answers)),
+            StoredBatch.of(pieces),
+            next((shown for _, _, shown in answers if shown is not None), None),
+        )
+
+    def _shared(
+        self,
+        method: str,
+        samples: Sequence[Sample],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        title: str,
+        n: int,
+        first: int,
+    ) -> list[Any]:
+        """A method on every worker, each with its part of the samples."""
+        count = len(self._actors)
+        bounds = [len(samples) * number // count for number in range(count + 1)]
+        calls = [
+            (method, (samples[start:end], *arguments), {**keywords, "first": first + start})
+            for start, end in itertools.pairwise(bounds)
+        ]
+        with self.display.stage(title, total=len(samples) * n) as stage:
+            return self._asked("call", calls, what=title, stage=stage)
+
+    def _everyone(self, method: str, *arguments: Any) -> list[Any]:
+        return self._asked("call", [(method, arguments, {})] * len(self._actors), what=method)
+
+    def _asked(
+        self, method: str, calls: Sequence[tuple[Any, ...]], *, what: str, stage: Stage | None = None
+    ) -> list[Any]:
+        """The workers' answers. One that dies is replaced, and the new one is asked.
+
+        Raises what a worker raised, and WorkerDied when one died once more than trainer.max_worker_restarts allows.
+        """
+        answers: dict[int, Any] = {}
+        running = {
+            getattr(actor, method).remote(*call): number
+            for number, (actor, call) in enumerate(zip(self._actors, calls, strict=True))
+        }
+        while running:
+            ready, _ = ray.wait(list(running), num_returns=len(running), timeout=LOOK_EVERY)
+            for call in ready:
+                number = running.pop(call)
+                try:
+                    answer = ray.get(call)
+                except RayActorError as error:
+                    self._replace(number, f"rollout worker {number + 1} died in {what}: {first_line(error)}")
+                    if method == "call":
+                        running[self._actors[number].call.remote(*calls[number])] = number
+                    continue
+                if isinstance(answer, Failure):
+                    raise raised(answer, f"rollout worker {number + 1} of {len(calls)}, {what}")
+                answers[number] = answer
+            self._tell(stage)
+        return [answers.get(number) for number in range(len(calls))]
+
+    def _tell(self, stage: Stage | None) -> None:
+        """Pass on what the workers have to tell."""
+        asked = {actor.news.remote(): number for number, actor in enumerate(self._actors)}
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_EVERY)
+        for call in ready:
+            try:
+                news: News = ray.get(call)
+            except RayActorError:
+                continue  # told where its answer is waited for
+            number = asked[call]
+            for text in news.notes:
+                self.display.note(text)
+            for text in news.warnings:
+                self.display.warn(text)
+            if stage is not None:
+                stage.advance(news.done - self._done[number])
+            self._done[number] = news.done
+
+    def _replace(self, number: int, death: str) -> None:
+        if self._restarts == 0:
+            raise WorkerDied(f"{death}\nStart the same command again: it goes on from its newest checkpoint")
+        self._restarts -= 1
+        self.display.warn(f"{death}; a new one takes its place")
+        self._actors[number], self._done[number] = self._actor(number), 0
+        opened = [self._actors[number].open.remote(*self._openings()[number])]
+        if self._weights is not None:
+            opened.append(self._actors[number].call.remote("sync_weights", self._weights, {}))
+        for answer in ray.get(opened):
+            if isinstance(answer, Failure):
+                raise raised(answer, f"rollout worker {number + 1}, its start")
+
+    def _actor(self, number: int) -> Any:
+        variables = {
+            "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without GPUs of its own it sees all of the machine
+        }
+        worker: Any = ray.remote(concurrency_groups={"news": 1})(RolloutWorker)  # type: ignore[call-overload]
+        options = worker.options(runtime_env={"env_vars": variables}, **self._places[number])
+        return options.remote(str(Path.cwd()))
+
+    def _openings(self) -> list[tuple[Any, ...]]:
+        count = len(self._places)
+        return [
+            (
+                part_of(self.config, number, count),
+                self.device,
+                self.run_dir,
+                f".{number + 1}of{count}" if count > 1 else "",
+            )
+            for number in range(count)
+        ]
+
+    def _placed(self, nodes: Sequence[str] | None) -> list[dict[str, Any]]:
+        """Ray's options of each worker."""
+        if nodes is not None:
+            return [
+                {"num_cpus": 1, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+                for node in nodes
+            ]
+        rollout = self.config.actor_rollout_ref.rollout
+        gpus = {"GPU": float(rollout.n_gpus_per_node)} if self.device == "cuda" else {}
+        self._groups = placed(
+            [[{"CPU": 1.0, **gpus}]] * rollout.nnodes,
+            f"actor_rollout_ref.rollout.nnodes={rollout.nnodes} rollout workers"
+            + (f" with {rollout.n_gpus_per_node} GPUs each" if gpus else ""),
+        )
+        return [
+            {
+                "num_cpus": 1,
+                "num_gpus": gpus.get("GPU", 0),
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+            }
+            for group in self._groups
+        ]
+
+
+def part_of(config: Config, number: int, count: int) -> Config:
+    """The config of one of `count` workers: its share of the servers, and of what is limited for the whole run."""
+
+    def share(limit: Any) -> Any:
+        return limit if limit is None else limit / count if isinstance(limit, float) else -(-limit // count)
+
+    roles, rollout = config.actor_rollout_ref, config.actor_rollout_ref.rollout
+    urls = None if rollout.server_urls is None else rollout.server_urls[number::count]
+    agent = rollout.agent.model_copy(update={"max_concurrent": share(rollout.agent.max_concurrent)})
+    tools = {name: share(getattr(config.tools, name)) for name in ("max_concurrent", "max_rate")}
+    reward = {"max_concurrent": share(config.reward_model.max_concurrent)}
+    return config.model_copy(
+        update={
+            "actor_rollout_ref": roles.model_copy(
+                update={"rollout": rollout.model_copy(update={"server_urls": urls, "agent": agent})}
+            ),
+            "tools": config.tools.model_copy(update=tools),
+            "reward_model": config.reward_model.model_copy(update=reward),
+        }
+    )

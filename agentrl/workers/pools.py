@@ -1,0 +1,45 @@
+"""Which devices of a cluster hold which roles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentrl.config import Config
+from agentrl.config.checks import rollout_workers
+from agentrl.workers.roles import Role, copies, roles_of
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Devices that are one process group, and hold their parts of some roles."""
+
+    nnodes: int
+    n_gpus_per_node: int
+    roles: tuple[Role, ...]
+    copies: Mapping[Role, int]
+    """How many neighbouring ranks are given the same share of a role's work (see `agentrl.workers.roles.copies`)."""
+    keys: str
+    """The config keys that say how large it is."""
+
+    @property
+    def ranks(self) -> int:
+        return self.nnodes * self.n_gpus_per_node
+
+
+def pools_of(config: Config) -> list[Pool]:
+    """The trainer's own, which holds all roles."""
+    trainer = config.trainer
+    roles = tuple(roles_of(config))
+    copied = {role: copies(config, role) for role in roles}
+    return [Pool(trainer.nnodes, trainer.n_gpus_per_node, roles, copied, "trainer")]
+
+
+def uses_ray(config: Config) -> bool:
+    """Whether more than this process is asked for."""
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node > 1 or config.actor_rollout_ref.rollout.nnodes > 0
+
+
+def processes(config: Config) -> int:
+    """Ranks and rollout workers that a run has at once."""
+    return sum(pool.ranks for pool in pools_of(config)) + rollout_workers(config)

@@ -1,0 +1,215 @@
+"""The ranks of one pool under Ray.
+
+A fault of any rank is told once, with its traceback; ranks that wait for one that failed are ended, since a collective
+call has no other end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from agentrl import errors
+from agentrl.errors import ConfigError, TrainingError, UserError, WorkerDied
+from agentrl.ray_session import first_line
+from agentrl.workers.pools import Pool
+from agentrl.workers.ray_rank import Failure, Place, Rank
+from agentrl.workers.roles import Role
+
+PLACED_WITHIN = 60.0
+"""Seconds in which a cluster has to find room."""
+GRACE = 5.0
+"""Seconds that the other ranks have after one failed: mostly they fail alike."""
+READ_BYTES = 256 << 20
+"""Weights that travel at once."""
+ASK_AGAIN = 0.1
+"""Seconds until a reader of weights asks again whether another has finished."""
+
+
+class RankPool:
+    """See the module. `make_worker` makes a rank's part of a role, in its process."""
+
+    def __init__(self, pool: Pool, device: str, make_worker: Callable[[Role], Any]) -> None:
+        """Raises ConfigError when the cluster has no room, or a rank refuses the config."""
+        self.pool, self.device, self._make_worker = pool, device, make_worker
+        self.places: list[Place] = []
+        self._groups: list[PlacementGroup] = []
+        self._actors: list[Any] = []
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def ranks(self) -> int:
+        return self.pool.ranks
+
+    def restart(self) -> None:
+        self.stop()
+        self._start()
+
+    def stop(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        for group in self._groups:
+            remove_placement_group(group)
+        self._actors, self._groups = [], []
+
+    def everyone(self, method: str, *arguments: Any) -> list[Any]:
+        """A method of every rank with the same arguments."""
+        return self.collect([getattr(actor, method).remote(*arguments) for actor in self._actors], method)
+
+    def first(self, method: str, *arguments: Any) -> Any:
+        """A method of the first rank."""
+        return self.collect([getattr(self._actors[0], method).remote(*arguments)], method)[0]
+
+    def each(self, role: Role, method: str, batches: Sequence[Any], load: bool, kwargs: dict[str, Any]) -> list[Any]:
+        """A method of the role's worker on every rank, with a batch for each (see `Rank.call`)."""
+        calls = [
+            actor.call.remote(role, method, batch, load, kwargs)
+            for actor, batch in zip(self._actors, batches, strict=True)
+        ]
+        return self.collect(calls, f"{role}.{method}")
+
+    def reader(self, role: Role) -> WeightReader:
+        return WeightReader(tuple(self._actors), role)
+
+    def collect(self, calls: Sequence[Any], what: str) -> list[Any]:
+        """The ranks' answers in their order; see `collect`. Where not each of them answered, all ranks are ended."""
+        try:
+            return collect(calls, what)
+        except Unanswered as error:
+            self.stop()
+            assert isinstance(error.__cause__, UserError)
+            raise error.__cause__ from None
+
+    def _start(self) -> None:
+        pool = self.pool
+        needs = {"CPU": 1.0, **({"GPU": 1.0} if self.device == "cuda" else {})}
+        self._groups = placed(
+            [[needs] * pool.n_gpus_per_node] * pool.nnodes,
+            f"{pool.keys}.nnodes={pool.nnodes} x "
+            f"{pool.keys}.n_gpus_per_node={pool.n_gpus_per_node} ranks on {self.device}",
+        )
+        actor = ray.remote(Rank)
+        for rank in range(self.ranks):
+            node, place = divmod(rank, pool.n_gpus_per_node)
+            options = actor.options(
+                num_cpus=1,
+                num_gpus=needs.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._groups[node], placement_group_bundle_index=place
+                ),
+                runtime_env={"env_vars": _environment(pool.nnodes, pool.n_gpus_per_node)},
+            )
+            self._actors.append(options.remote(rank, self.ranks, self.device, self._make_worker))
+        self.places = self.everyone("connect", self.first("address"))
+        for role in pool.roles:
+            self.everyone("make", role)
+
+
+class Unanswered(TrainingError):
+    """Some calls have no answer and never will; the cause is what is to be raised."""
+
+
+def collect(calls: Sequence[Any], what: str) -> list[Any]:
+    """The ranks' answers in their order.
+
+    Raises what the first rank that failed raised, and WorkerDied when one is gone; where others still wait for it,
+    as the cause of an `Unanswered`.
+    """
+    ranks = len(calls)
+    answers: dict[int, Any] = {}
+    waiting = {call: rank for rank, call in enumerate(calls)}
+    ends: float | None = None
+    while waiting:
+        timeout = None if ends is None else max(0.0, ends - time.monotonic())
+        done, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout)
+        if not done:
+            break
+        rank = waiting.pop(done[0])
+        try:
+            answers[rank] = ray.get(done[0])
+        except RayActorError as error:
+            death = WorkerDied(f"rank {rank} of {ranks} died in {what}: {first_line(error)}")
+            raise Unanswered(str(death)) from death
+        if isinstance(answers[rank], Failure) and ends is None:
+            ends = time.monotonic() + GRACE
+    failed = next((rank for rank in sorted(answers) if isinstance(answers[rank], Failure)), None)
+    if failed is not None:
+        fault = raised(answers[failed], f"rank {failed} of {ranks}, {what}")
+        if waiting:
+            raise Unanswered(str(fault)) from fault
+        raise fault
+    return [answers[rank] for rank in range(ranks)]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReader:
+    """Reads a role's weights from its ranks, in any process of the cluster, some at a time."""
+
+    actors: tuple[Any, ...]
+    role: Role
+
+    def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every rank reads, as gathering needs all of them; what the first one has comes here."""
+        first, me = self.actors[0], uuid.uuid4().hex
+        while not self._asked([first.reserve.remote(me)])[0]:
+            time.sleep(ASK_AGAIN)
+        try:
+            self._asked([actor.begin_reading.remote(self.role) for actor in self.actors])
+            while tensors := self._asked([actor.read.remote(READ_BYTES) for actor in self.actors])[0]:
+                yield from tensors
+        finally:
+            first.release.remote(me)
+
+    def _asked(self, calls: list[Any]) -> list[Any]:
+        try:
+            return collect(calls, f"{self.role}.weights")
+        except Unanswered as error:
+            assert error.__cause__ is not None
+            raise error.__cause__ from None
+
+
+def placed(nodes: Sequence[list[dict[str, float]]], what: str) -> list[PlacementGroup]:
+    """Room for the bundles of each node, each on one machine. Raises ConfigError when the cluster has not got it."""
+    groups = [placement_group(bundles, strategy="STRICT_PACK") for bundles in nodes]
+    ready = [group.ready() for group in groups]
+    _, missing = ray.wait(ready, num_returns=len(ready), timeout=PLACED_WITHIN)
+    if missing:
+        for group in groups:
+            remove_placement_group(group)
+        raise ConfigError(f"the Ray cluster has no room for {what}: it has {_resources()}")
+    return groups
+
+
+def raised(failure: Failure, where: str) -> UserError:
+    """The error that a rank met."""
+    if failure.kind:
+        kind = getattr(errors, failure.kind, TrainingError)
+        error: UserError = kind(f"{failure.message} ({where})")
+        return error
+    return TrainingError(f"{where}: {failure.message}\n{failure.trace}")
+
+
+def _environment(nodes: int, per_node: int) -> dict[str, str]:
+    """Of a rank's process: its share of the cores; and ranks on one machine do not use the network."""
+    variables = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // per_node)), "OMP_WAIT_POLICY": "PASSIVE"}
+    if nodes == 1:
+        variables |= {"AGENTRL_RENDEZVOUS_HOST": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    return variables
+
+
+def _resources() -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(ray.cluster_resources().items()) if name.isupper())
