@@ -49,7 +49,7 @@ def load_model(
     Raises ConfigError when there is no such model, or when its packed forward does not equal its own.
     """
     with _loading(path):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = _plain_config(path, trust_remote_code)
         model = auto_class(config).from_pretrained(
             path, config=config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
         )
@@ -63,10 +63,23 @@ def empty_model(path: str, *, dtype: str = "float32", trust_remote_code: bool = 
     Once it has its weights, `check_packed_attention` is to be called. Raises ConfigError when there is no such model.
     """
     with _loading(path), torch.device("meta"):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        config = _plain_config(path, trust_remote_code)
         model = auto_class(config).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
     _without_dropout(model)
     return model
+
+
+def _plain_config(path: str, trust_remote_code: bool) -> PretrainedConfig:
+    """Raises ConfigError when the weights are quantized."""
+    config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        method = dict(quantization).get("quant_method", "quantized")
+        raise ConfigError(
+            f"{path!r} has weights that cannot be trained ({method}): give a copy of the model in bfloat16 or float32 "
+            "(actor_rollout_ref.model.path)"
+        )
+    return config
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,14 @@ from agentrl.rollout.embedded import EmbeddedEngine
 from agentrl.rollout.engine import SamplingParams
 from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.workers import PolicyWorker
+from tests.conftest import PROJECT
 from tests.model.families import FAMILIES, SIZES, batch, make_model, one_by_one
+
+
+def test_the_docs_name_them() -> None:
+    text = (PROJECT / "docs" / "models.md").read_text()
+    rows = re.findall(r"^\| ([^|]*) \|", text[: text.index("## Mixtures")], re.MULTILINE)
+    assert {name for row in rows[1:] for name in row.split(", ")} - {"---"} >= {name.split(",")[0] for name in FAMILIES}
 
 
 class NoTokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import pytest
@@ -236,6 +237,14 @@ def test_a_saved_model_does_not_name_our_attention(tmp_path: Any) -> None:
 def test_a_missing_model_says_where_and_what_to_do(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=r"(?s)cannot load .*nowhere.*model\.path"):
         load_model(str(tmp_path / "nowhere"))
+
+
+def test_quantized_weights_are_refused(tmp_path: Any) -> None:
+    make_model("gpt-oss").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    with pytest.raises(ConfigError, match=r"cannot be trained \(mxfp4\): give a copy"):
+        load_model(str(tmp_path))
 
 
 def test_called_without_a_layout_it_says_so() -> None:
