@@ -273,3 +273,5 @@ class Outline:
     response_length: int
     """Tokens after it, of all transcripts."""
     num_sampled: int
+    model_reward: float = 0.0
+    """What a reward model adds to its reward."""

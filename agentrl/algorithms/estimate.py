@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,23 +28,39 @@ class Estimate:
 
 
 def estimate(
-    batch: RaggedBatch, config: AlgorithmConfig, controller: KLController | None
+    batch: RaggedBatch,
+    config: AlgorithmConfig,
+    controller: KLController | None,
+    further_rewards: Mapping[int, float] | None = None,
 ) -> tuple[dict[str, torch.Tensor], Estimate]:
-    """The columns advantages and returns [T] float32, with a `controller` rewards, too, less the KL to the reference.
+    """The columns advantages, returns and rewards [T] float32: with `further_rewards` (see `add_rewards`), and with a
+    `controller` less the KL to the reference.
 
     Needs old_logprobs, with a controller ref_logprobs, and what the estimator needs (see `compute_advantages`).
     """
     assert batch.old_logprobs is not None, "the policy's log-probs come first"
     gap = logprob_gap(batch.old_logprobs, batch.rollout_logprobs, batch.mask)
     metrics = {f"rollout/logprob_gap_{name}": value for name, value in gap.items()}
+    if further_rewards is not None:
+        batch = replace(batch, rewards=add_rewards(batch, further_rewards))
     if controller is not None:
         batch, kl_metrics = apply_kl_to_rewards(batch, config.kl_penalty, controller)
         metrics |= kl_metrics
     batch = compute_advantages(batch, config)
     metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch).items()}
     assert batch.advantages is not None and batch.returns is not None
-    columns = {"advantages": batch.advantages, "returns": batch.returns}
-    if controller is not None:
-        columns["rewards"] = batch.rewards
+    columns = {"advantages": batch.advantages, "returns": batch.returns, "rewards": batch.rewards}
     state = {} if controller is None else controller.state_dict()
     return columns, Estimate(metrics, informative_sequences(batch), state)
+
+
+def add_rewards(batch: RaggedBatch, rewards: Mapping[int, float]) -> torch.Tensor:
+    """[T] float32: the batch's rewards, and on the last policy token of each trajectory its own of `rewards`."""
+    places = batch.mask.nonzero()[:, 0]
+    if not len(places):
+        return batch.rewards
+    owner = batch.trajectory[batch.sequence_ids()[places]]
+    last = torch.full((int(owner.max()) + 1,), -1).scatter_reduce_(0, owner, places, "amax")
+    owners = [trajectory for trajectory in owner.unique().tolist() if trajectory in rewards]
+    added = torch.tensor([rewards[trajectory] for trajectory in owners])
+    return batch.rewards.index_add(0, last[owners], added)

@@ -73,9 +73,6 @@ NEEDS_JUDGE_URL = Needs(
             "data_sources",
             "prompt",
             "max_score",
-            "json_schema",
-            "temperature",
-            "max_tokens",
             "extra_body",
             "max_concurrent",
             "timeout",
@@ -104,8 +101,13 @@ TRAIN_NEEDS = (
     ),
     Needs(
         ("ray_init.*", "trainer.max_worker_restarts"),
-        f"trainer.nnodes or trainer.n_gpus_per_node above 1, or {ROLLOUT}.nnodes above 0",
-        lambda c: c.trainer.nnodes * c.trainer.n_gpus_per_node > 1 or c.actor_rollout_ref.rollout.nnodes > 0,
+        f"trainer.nnodes or trainer.n_gpus_per_node above 1, {ROLLOUT}.nnodes above 0, or "
+        "reward_model.enable_resource_pool=true",
+        lambda c: (
+            c.trainer.nnodes * c.trainer.n_gpus_per_node > 1
+            or c.actor_rollout_ref.rollout.nnodes > 0
+            or c.reward_model.enable_resource_pool
+        ),
     ),
     Needs(
         (f"{ROLLOUT}.n_gpus_per_node",), f"{ROLLOUT}.nnodes above 0", lambda c: c.actor_rollout_ref.rollout.nnodes > 0
@@ -220,6 +222,21 @@ TRAIN_NEEDS = (
     NEEDS_REWARD_PATH,
     Needs(
         (
+            "reward_model.model.*",
+            "reward_model.max_length",
+            "reward_model.forward_max_token_len_per_gpu",
+            "reward_model.enable_resource_pool",
+        ),
+        "reward_model.enable=true",
+        lambda c: c.reward_model.enable,
+    ),
+    Needs(
+        ("reward_model.nnodes", "reward_model.n_gpus_per_node"),
+        "reward_model.enable_resource_pool=true",
+        lambda c: c.reward_model.enable_resource_pool,
+    ),
+    Needs(
+        (
             *(f"{ROLLOUT}.{name}" for name in STARTED_SERVERS),
             f"{ROLLOUT}.server_urls",
             f"{ROLLOUT}.server_start_timeout",
@@ -285,6 +302,7 @@ def check(config: Section, user_set: Mapping[str, Any]) -> None:
         check_agent(config)
         check_tools(config)
         check_scorers(config)
+        check_reward_model(config)
         check_trainer(config)
         check_parallel(config)
     if isinstance(config, GenerateConfig):
@@ -403,6 +421,11 @@ def check_scorers(config: Config | EvaluateConfig) -> None:
         raise ConfigError("reward_model.judge.base_url needs reward_model.judge.model, the name of the model there")
 
 
+def check_reward_model(config: Config) -> None:
+    if config.reward_model.enable and config.reward_model.model.path is None:
+        raise ConfigError("reward_model.enable=true needs reward_model.model.path, a sequence classification model")
+
+
 def check_trainer(config: Config) -> None:
     trainer = config.trainer
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path is None:
@@ -429,6 +452,8 @@ def check_generate(config: GenerateConfig) -> None:
     for name in ("nnodes", "n_gpus_per_node"):
         if getattr(config.trainer, name) > 1:
             raise ConfigError(f"trainer.{name} is for what is trained. Machines that generate: {ROLLOUT}.nnodes")
+    if config.reward_model.enable_resource_pool:
+        raise ConfigError("reward_model.enable_resource_pool=true: only training asks a reward model. Set it to false")
     if model.path == "quickstart":
         raise ConfigError("actor_rollout_ref.model.path must be given, e.g. model.path=runs/quickstart/policy")
     if not rollout.do_sample and rollout.n > 1:

@@ -239,14 +239,9 @@ class JudgeConfig(Section):
     judges how well the assistant did what it was asked, by the ground truth where there is one."""
     max_score: int = Field(10, gt=0, le=100)
     """The judge gives a whole number from 0 to this; divided by this, it is the trajectory's score."""
-    json_schema: bool = True
-    """Ask the endpoint to hold the model to the form of a verdict (response_format); false: it does not know how."""
-    temperature: float | None = Field(0.0, ge=0)
-    """null: the endpoint's."""
-    max_tokens: int | None = Field(1024, gt=0)
-    """Of one verdict, reasoning included; null: the endpoint's."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of each request, e.g. {reasoning_effort: low}."""
+    """Fields of each request, beside and over temperature 0, max_tokens 1024 and response_format with a verdict's JSON
+    schema; null leaves one of these out."""
     max_concurrent: int = Field(32, gt=0)
     """Trajectories judged at once."""
     timeout: float = Field(30.0, gt=0)
@@ -262,6 +257,34 @@ class RewardConfig(Section):
     """Scorers that run at once."""
     sandbox_fusion: SandboxFusionConfig = SandboxFusionConfig()
     judge: JudgeConfig = JudgeConfig()
+
+
+class ScoreModelConfig(Section):
+    """`reward_model.model.*`: only with reward_model.enable."""
+
+    path: str | None = None
+    """A sequence classification model with one label, in Hugging Face format."""
+    trust_remote_code: bool = False
+    coef: float = 1.0
+    """Weight of its score beside that of the scorer."""
+
+
+class RewardModelConfig(RewardConfig):
+    """`reward_model.*` of a training: the scorers, and a reward model beside them."""
+
+    enable: bool = False
+    """Add a reward model's score to that of the scorer, which is 0 where the data source has none."""
+    model: ScoreModelConfig = ScoreModelConfig()
+    max_length: int | None = Field(None, gt=0)
+    """Tokens of a conversation for the reward model, of which the last are kept; null: as many as it can read."""
+    forward_max_token_len_per_gpu: int = Field(16384, gt=0)
+    """Tokens of the reward model's micro-batches; changes memory, never the result."""
+    enable_resource_pool: bool = False
+    """Devices of its own for the reward model; false: those of the trainer."""
+    nnodes: int = Field(1, gt=0)
+    """Machines of these. Only with enable_resource_pool."""
+    n_gpus_per_node: int = Field(1, gt=0)
+    """Devices on each of them. Only with enable_resource_pool."""
 
 
 class CustomRewardConfig(Section):
@@ -398,7 +421,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
     critic: CriticConfig = CriticConfig()
-    reward_model: RewardConfig = RewardConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
     custom_reward_function: CustomRewardConfig = CustomRewardConfig()
     tools: ToolsConfig = ToolsConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

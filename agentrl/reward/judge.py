@@ -45,6 +45,8 @@ an instruction for you.
 Now judge it by your instructions. Answer with one JSON object and nothing else:
 {{"reason": "one or two sentences", "score": a whole number from 0 to {max_score}}}"""
 AGAIN = 'That is no verdict: {problem}. Answer with nothing but {{"reason": "...", "score": N}}.'
+MAX_TOKENS = 1024
+"""Of one answer, reasoning included."""
 ANSWERS = 3
 """That may be unreadable before there is no verdict."""
 MOST_READ = 20_000
@@ -68,10 +70,9 @@ class ModelJudge:
             api_key_env=config.api_key_env,
             options=RemoteOptions(attempt_timeout=config.timeout),
         )
-        given = {"temperature": config.temperature, "max_tokens": config.max_tokens}
-        self._parameters = {name: value for name, value in given.items() if value is not None} | config.extra_body
-        if config.json_schema:
-            self._parameters["response_format"] = verdict_format(config.max_score)
+        ours = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "response_format": verdict_format(config.max_score)}
+        fields = {**ours, **config.extra_body}
+        self._parameters = {name: value for name, value in fields.items() if value is not None}
 
     async def start(self, run: str) -> None:
         """Reach the endpoint, on behalf of `run`. Raises ConfigError."""

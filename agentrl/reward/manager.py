@@ -37,9 +37,19 @@ NEEDED = {
 class RewardManager:
     """The ready scorers by data source, or the user's one function in place of all of them."""
 
-    def __init__(self, config: RewardConfig | None = None, custom: CustomRewardConfig | None = None) -> None:
-        """Raises ConfigError for a custom function that cannot be loaded or called, and for what servers need."""
+    def __init__(
+        self,
+        config: RewardConfig | None = None,
+        custom: CustomRewardConfig | None = None,
+        *,
+        beside_model: bool = False,
+    ) -> None:
+        """`beside_model`: a reward model scores, too; what has no scorer has a score of 0 then.
+
+        Raises ConfigError for a custom function that cannot be loaded or called, and for what servers need.
+        """
         self._config = config or RewardConfig()
+        self._beside_model = beside_model
         self._custom: Scorer | None = None
         if custom is not None and custom.path is not None:
             where = f"custom_reward_function: {custom.path}: {custom.name}"
@@ -69,7 +79,7 @@ class RewardManager:
             kind = self._kind(source)
             if kind in NEEDED and kind not in self._judges:
                 raise ConfigError(f"data_source {source!r} is {NEEDED[kind]}")
-            if kind is None:
+            if kind is None and not self._beside_model:
                 raise DataError(
                     f"data_source {source!r} has no scorer{nearest(source, SOURCES)}; known are "
                     f"{', '.join(self.sources())}: set custom_reward_function.path to a file with your own"
@@ -115,6 +125,8 @@ class RewardManager:
 
     async def _verdict(self, trajectory: Trajectory, sample: Sample) -> Verdict:
         scorer = self._custom or self._ready(sample.data_source)
+        if scorer is None and self._beside_model:
+            return Verdict(0.0, {})
         if scorer is None:
             raise LookupError(f"no scorer for data_source {sample.data_source!r}")
         arguments = {

@@ -18,6 +18,7 @@ from agentrl.cassette import Cassette
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
 from agentrl.config import Config, write_config
+from agentrl.config.offline import GenerateConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
 from agentrl.data.sample import Sample
@@ -27,6 +28,7 @@ from agentrl.interaction_cassette import OnCassette
 from agentrl.model.packed import load_model
 from agentrl.ray_session import ray_session
 from agentrl.reward import RewardManager
+from agentrl.reward.model_input import ModelInput
 from agentrl.rollout.embedded import EmbeddedEngine
 from agentrl.rollout.engine import EngineError, RolloutEngine
 from agentrl.rollout.weights import Weights
@@ -65,6 +67,7 @@ class Parts:
     policy: WorkerGroup
     reference: WorkerGroup | None
     critic: WorkerGroup | None
+    reward_model: WorkerGroup | None
     kl_controller: KLController | None
     checkpoints: CheckpointManager
     tracker: Tracker
@@ -122,6 +125,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
             policy=policy,
             reference=reference_of(config, executor.groups),
             critic=executor.groups.get("critic"),
+            reward_model=executor.groups.get("reward_model"),
             kl_controller=build_kl_controller(config),
             checkpoints=CheckpointManager(
                 run_dir / "checkpoints",
@@ -200,7 +204,22 @@ def open_local_rollouts(
             max_retries=agent.max_retries,
         )
         stack.callback(lambda: runner.run(scheduler.close()))
-        yield Rollouts(config, scheduler, engine, runner, audience, run_dir / "trajectories", part)
+        reading = reward_model_input(config)
+        yield Rollouts(config, scheduler, engine, runner, audience, run_dir / "trajectories", part, reading)
+
+
+def uses_reward_model(config: Config) -> bool:
+    """Nothing is trained on what only generates, and its scores are the scorers'."""
+    return config.reward_model.enable and not isinstance(config, GenerateConfig)
+
+
+def reward_model_input(config: Config) -> ModelInput | None:
+    """What makes the reward model's input, if there is one. Raises ConfigError."""
+    if not uses_reward_model(config):
+        return None
+    scoring = config.reward_model
+    assert scoring.model.path is not None
+    return ModelInput(scoring.model.path, scoring.max_length, trust_remote_code=scoring.model.trust_remote_code)
 
 
 def send_first_weights(config: Config, rollouts: Rollouts | RayRollouts, weights: Weights, display: Display) -> None:
@@ -328,7 +347,10 @@ def build_tools(config: Config, chat: Chat, *, scored: bool = True) -> ContextPa
     interactions = load_interactions(turns.interaction_config_path)
     if cassette is not None:
         interactions = {name: OnCassette(interaction, cassette) for name, interaction in interactions.items()}
-    reward = RewardManager(config.reward_model, config.custom_reward_function) if scored else None
+    reward = None
+    if scored:
+        beside_model = uses_reward_model(config)
+        reward = RewardManager(config.reward_model, config.custom_reward_function, beside_model=beside_model)
     loops = instantiate(agent_names())
     proxied = agent.openai_proxy
     loops["openai_proxy"] = OpenAIProxyLoop(AgentOptions(proxied.target, proxied.command, proxied.pass_env))

@@ -23,6 +23,7 @@ from agentrl.publish import published_directory
 from agentrl.trainer.build import Parts
 from agentrl.trainer.checkpoint import Finish
 from agentrl.trainer.metrics import step_metrics
+from agentrl.trainer.model_scores import with_model_scores
 from agentrl.trainer.plot import plot
 from agentrl.trainer.validation import validate
 from agentrl.trajectory import Outline, Trajectory
@@ -129,12 +130,17 @@ class Trainer:
         with self.timed("rollout", shown=False):
             show = frequency > 0 and (self.step - 1) % frequency == 0
             rollout = parts.rollouts.train(samples, self.step, show=show)
-        metrics = step_metrics(rollout.outlines, turn_reward_coef=algorithm.turn_reward_coef)
-        metrics |= parts.rollouts.metrics()
+        metrics = parts.rollouts.metrics()
         parts.rollouts.rest()
         self.show(rollout.shown, "train")
-        metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(rollout.outlines).items()}
         self.check_failures(rollout.outlines)
+        outlines, further_rewards = rollout.outlines, None
+        if parts.reward_model is not None:
+            with self.timed("reward_model"):
+                outlines = with_model_scores(parts, rollout)
+            further_rewards = {number: outline.model_reward for number, outline in enumerate(outlines)}
+        metrics |= step_metrics(outlines, turn_reward_coef=algorithm.turn_reward_coef)
+        metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(outlines).items()}
 
         batch = rollout.batch
         tokens = batch.num_tokens
@@ -151,7 +157,7 @@ class Trainer:
                 batch = batch.with_fields(values=parts.critic.run("compute_values", batch))
 
         with self.timed("advantages"):
-            batch, found = parts.executor.compute(estimate, batch, algorithm, parts.kl_controller)
+            batch, found = parts.executor.compute(estimate, batch, algorithm, parts.kl_controller, further_rewards)
         metrics |= found.metrics
         if parts.kl_controller is not None:
             parts.kl_controller.load_state_dict(found.controller)

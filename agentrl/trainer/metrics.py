@@ -9,7 +9,7 @@ Training (`step_metrics`):
 
 | name | what it is |
 |---|---|
-| `reward/mean` `/std` `/min` `/max` | what is trained on: score plus weighted turn rewards (std is unbiased) |
+| `reward/mean` `/std` `/min` `/max` | what is trained on: score, turn rewards, reward model (std is unbiased) |
 | `reward/<source>/mean` | the same by data source |
 | `score/mean`, `score/<extra>` | the reward function's value; the further numbers it gave |
 | `success/rate`, `success/<source>` | fraction that succeeds |
@@ -116,10 +116,15 @@ def succeeds(trajectory: Outline) -> bool:
 
 
 def total_reward(trajectory: Outline, turn_reward_coef: float = 1.0) -> float:
-    """score + turn_reward_coef * (sum of turn rewards). Raises ValueError when it has no score."""
+    """score + turn_reward_coef * (sum of turn rewards) + model_reward. Raises ValueError when it has no score."""
+    return score_of(trajectory) + turn_reward_coef * trajectory.turn_reward + trajectory.model_reward
+
+
+def score_of(trajectory: Outline) -> float:
+    """Raises ValueError when it has none."""
     if trajectory.score is None:
         raise ValueError(f"trajectory {trajectory.uid} has no score ({trajectory.status})")
-    return trajectory.score + turn_reward_coef * trajectory.turn_reward
+    return trajectory.score
 
 
 def pass_at_k(n: int, successes: int, k: int) -> float:
@@ -142,7 +147,7 @@ def _rewards(trajectories: Sequence[Outline], coef: float) -> Metrics:
         "reward/std": _std(rewards),
         "reward/min": min(rewards),
         "reward/max": max(rewards),
-        "score/mean": _mean(total_reward(trajectory, 0.0) for trajectory in scored),
+        "score/mean": _mean(map(score_of, scored)),
         "success/rate": _mean(map(succeeds, scored)),
     }
     for source, members in _by(scored, lambda trajectory: trajectory.data_source).items():
@@ -234,7 +239,7 @@ def _sampled_source(trajectories: Sequence[Outline]) -> Metrics:
         return {}
     metrics = {
         f"mean@{n}": _mean(_mean(map(succeeds, group)) for group in groups),
-        f"best@{n}": _mean(max(total_reward(trajectory, 0.0) for trajectory in group) for group in groups),
+        f"best@{n}": _mean(max(map(score_of, group)) for group in groups),
     }
     k = 1
     while k <= n:

@@ -31,7 +31,7 @@ from agentrl.trainer.rollouts import Rollout, Rollouts
 from agentrl.trajectory import Trajectory
 from agentrl.workers.ray_pool import placed, raised
 from agentrl.workers.ray_rank import Failure
-from agentrl.workers.stored import Index, StoredBatch, put_batch
+from agentrl.workers.stored import StoredBatch, put_batch
 
 LOOK_EVERY = 0.25
 """Seconds between two looks at how far the workers are."""
@@ -108,7 +108,8 @@ class RolloutWorker:
             value = getattr(self.rollouts, method)(*arguments, **keywords)
             if isinstance(value, Rollout):
                 assert isinstance(value.batch, RaggedBatch)
-                return value.outlines, put_batch(value.batch), value.shown
+                read = None if value.conversations is None else put_batch(value.conversations.load())
+                return value.outlines, put_batch(value.batch), value.shown, read
         except Exception as error:
             return Failure.of(error)
         return value
@@ -216,11 +217,12 @@ class RayRollouts:
         first: int = 0,
     ) -> Rollout:
         answers = self._shared(method, samples, arguments, keywords, title, n, first)
-        pieces: list[Index] = [index for _, index, _ in answers]
+        outlines, batches, shown, read = zip(*answers, strict=True)
         return Rollout(
-            list(itertools.chain.from_iterable(outlines for outlines, _, _ in answers)),
-            StoredBatch.of(pieces),
-            next((shown for _, _, shown in answers if shown is not None), None),
+            list(itertools.chain.from_iterable(outlines)),
+            StoredBatch.of(batches),
+            next((trajectory for trajectory in shown if trajectory is not None), None),
+            None if read[0] is None else StoredBatch.of(read),
         )
 
     def _shared(
@@ -362,7 +364,11 @@ def part_of(config: Config, number: int, count: int) -> Config:
     urls = None if rollout.server_urls is None else rollout.server_urls[number::count]
     agent = rollout.agent.model_copy(update={"max_concurrent": share(rollout.agent.max_concurrent)})
     tools = {name: share(getattr(config.tools, name)) for name in ("max_concurrent", "max_rate")}
-    reward = {"max_concurrent": share(config.reward_model.max_concurrent)}
+    scoring = config.reward_model
+    reward = {"max_concurrent": share(scoring.max_concurrent)} | {
+        name: asked.model_copy(update={"max_concurrent": share(asked.max_concurrent)})
+        for name, asked in (("sandbox_fusion", scoring.sandbox_fusion), ("judge", scoring.judge))
+    }
     return config.model_copy(
         update={
             "actor_rollout_ref": roles.model_copy(

@@ -16,6 +16,7 @@ from agentrl.batching import from_trajectories
 from agentrl.config import Config
 from agentrl.data.sample import Sample
 from agentrl.errors import TrainingError
+from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollout.engine import EngineError, RolloutEngine, SamplingParams
 from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trainer.record import write_trajectories
@@ -50,6 +51,8 @@ class Rollout:
     """What can be trained on."""
     shown: Trajectory | None = None
     """One of them, whole, where one was asked for."""
+    conversations: Sequences | None = None
+    """What the reward model reads of those that can be trained on, where there is one."""
 
 
 class Rollouts:
@@ -58,6 +61,7 @@ class Rollouts:
     Args:
         record_dir: where trajectories are written.
         part: goes into the names of the files, where several processes write theirs.
+        reading: makes what the reward model reads, where there is one.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Rollouts:
         audience: Audience,
         record_dir: Path,
         part: str = "",
+        reading: ModelInput | None = None,
     ) -> None:
         self.config = config
         self.scheduler = scheduler
@@ -77,6 +82,7 @@ class Rollouts:
         self.runner = runner
         self.record_dir = record_dir
         self.part = part
+        self.reading = reading
         self.resting = False
         """The engine's memory is lent to the policy."""
 
@@ -127,13 +133,15 @@ class Rollouts:
             self.resting = True
 
     def metrics(self) -> dict[str, float]:
-        """The engine's own numbers, and those of tools and interactions since they were last asked for."""
+        """The engine's own numbers, and those of tools, interactions and scorers since they were last asked for."""
         numbers = self.runner.run(self.engine.health()).metrics
         metrics = {f"engine/{name}": value for name, value in numbers.items()}
         context = self.scheduler.context
         metrics |= context.tools.take_metrics()
         for name, interaction in context.interactions.items():
             metrics |= {f"interaction/{name}/{key}": value for key, value in interaction.take_metrics().items()}
+        if self.scheduler.reward is not None:
+            metrics |= self.scheduler.reward.take_metrics()
         return metrics
 
     def revive(self) -> None:
@@ -142,6 +150,7 @@ class Rollouts:
     def _made(
         self, trajectories: list[Trajectory], split: str, step: int, part: str, show: bool, first: int
     ) -> Rollout:
+        read = None if self.reading is None else conversations(trajectories, self.reading, first)
         if self.config.trainer.save_trajectories in ("all", split):
             write_trajectories(self.record_dir, trajectories, step=step, split=split, part=part + self.part)
         coef = self.config.algorithm.turn_reward_coef
@@ -149,6 +158,7 @@ class Rollouts:
             [trajectory.outline() for trajectory in trajectories],
             from_trajectories(trajectories, turn_reward_coef=coef, first=first),
             next((trajectory for trajectory in trajectories if trajectory.transcripts), None) if show else None,
+            read,
         )
 
     def _run(

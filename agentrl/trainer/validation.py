@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agentrl.trainer.build import Parts
 from agentrl.trainer.metrics import validation_metrics
+from agentrl.trainer.model_scores import with_model_scores
 from agentrl.trajectory import Outline, Trajectory
 
 
@@ -22,6 +23,6 @@ def validate(parts: Parts, step: int, *, show: bool) -> tuple[dict[str, float], 
                 rollout = parts.rollouts.validate(
                     chunk, step, greedy=is_greedy, show=show and shown is None, first=start
                 )
-                kept += rollout.outlines
+                kept += with_model_scores(parts, rollout, start * (1 if is_greedy else val.n))
                 shown = shown or rollout.shown
     return validation_metrics(sampled, greedy, turn_reward_coef=parts.config.algorithm.turn_reward_coef), shown

@@ -28,16 +28,24 @@ class Pool:
 
 
 def pools_of(config: Config) -> list[Pool]:
-    """The trainer's own, which holds all roles."""
-    trainer = config.trainer
-    roles = tuple(roles_of(config))
+    """The trainer's own, which holds all roles but those with devices of their own."""
+    trainer, scoring = config.trainer, config.reward_model
+    apart: tuple[Role, ...] = ("reward_model",) if scoring.enable_resource_pool else ()
+    roles = tuple(role for role in roles_of(config) if role not in apart)
     copied = {role: copies(config, role) for role in roles}
-    return [Pool(trainer.nnodes, trainer.n_gpus_per_node, roles, copied, "trainer")]
+    pools = [Pool(trainer.nnodes, trainer.n_gpus_per_node, roles, copied, "trainer")]
+    if apart:
+        pools.append(Pool(scoring.nnodes, scoring.n_gpus_per_node, apart, dict.fromkeys(apart, 1), "reward_model"))
+    return pools
 
 
 def uses_ray(config: Config) -> bool:
     """Whether more than this process is asked for."""
-    return config.trainer.nnodes * config.trainer.n_gpus_per_node > 1 or config.actor_rollout_ref.rollout.nnodes > 0
+    return (
+        config.trainer.nnodes * config.trainer.n_gpus_per_node > 1
+        or config.actor_rollout_ref.rollout.nnodes > 0
+        or config.reward_model.enable_resource_pool
+    )
 
 
 def processes(config: Config) -> int:

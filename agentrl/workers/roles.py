@@ -12,9 +12,15 @@ from agentrl.workers.critic import CriticWorker
 from agentrl.workers.group import WorkerGroup
 from agentrl.workers.policy import PolicyWorker
 from agentrl.workers.reference import PolicyAsReference, ReferenceWorker
+from agentrl.workers.reward_model import RewardModelWorker
 
-Role = Literal["policy", "reference", "critic"]
-WORKERS: dict[Role, type] = {"policy": PolicyWorker, "reference": ReferenceWorker, "critic": CriticWorker}
+Role = Literal["policy", "reference", "critic", "reward_model"]
+WORKERS: dict[Role, type] = {
+    "policy": PolicyWorker,
+    "reference": ReferenceWorker,
+    "critic": CriticWorker,
+    "reward_model": RewardModelWorker,
+}
 
 
 def needs_reference(config: Config) -> bool:
@@ -27,12 +33,14 @@ def policy_is_reference(config: Config) -> bool:
 
 
 def roles_of(config: Config) -> list[Role]:
-    """The policy; reference and critic only where the algorithm needs them, and a model of their own."""
+    """The policy; the others only where the config needs them, and a model of their own."""
     roles: list[Role] = ["policy"]
     if needs_reference(config) and not policy_is_reference(config):
         roles.append("reference")
     if config.algorithm.adv_estimator in NEEDS_CRITIC:
         roles.append("critic")
+    if config.reward_model.enable:
+        roles.append("reward_model")
     return roles
 
 
@@ -43,6 +51,7 @@ def parallel_of(config: Config, role: Role) -> Parallel:
         "policy": roles.actor.parallel,
         "reference": roles.ref_parallel,
         "critic": config.critic.parallel,
+        "reward_model": Parallel(),
     }
     return of[role]
 
@@ -83,6 +92,8 @@ def make_worker(role: Role, config: Config, device: str, total_steps: int) -> An
             trust_remote_code=roles.model.trust_remote_code,
             parallel=roles.ref_parallel,
         )
+    if role == "reward_model":
+        return RewardModelWorker(config.reward_model, dtype=roles.model.dtype, device=device)
     return CriticWorker(
         roles.model,
         config.critic,

@@ -11,6 +11,7 @@ from tests.config.loading import OWN, load
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VAL = "data.val_files=val.parquet"
 GAE = "algorithm.adv_estimator=gae"
+REWARD_MODEL = ["reward_model.enable=true", "reward_model.model.path=somewhere"]
 JUDGE = "reward_model.judge.base_url=http://h/v1"
 SGLANG, ATTACHED = f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.server_urls=[http://h:30000]"
 
@@ -44,6 +45,10 @@ INEFFECTIVE = [
     (f"{ROLLOUT}.multi_turn.max_parallel_calls=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
     (f"{ROLLOUT}.multi_turn.tool_timeout=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
     (f"{ROLLOUT}.multi_turn.max_user_turns=2", [f"{ROLLOUT}.multi_turn.interaction_config_path=x.yaml"]),
+    ("reward_model.model.coef=0.5", REWARD_MODEL),
+    ("reward_model.max_length=100", REWARD_MODEL),
+    ("reward_model.enable_resource_pool=true", REWARD_MODEL),
+    ("reward_model.n_gpus_per_node=2", [*REWARD_MODEL, "reward_model.enable_resource_pool=true"]),
     ("reward_model.judge.max_score=5", [JUDGE, "reward_model.judge.model=m"]),
     ("reward_model.judge.data_sources=[x]", [JUDGE, "reward_model.judge.model=m"]),
     ("custom_reward_function.name=f", ["custom_reward_function.path=pyproject.toml"]),
@@ -164,6 +169,7 @@ def test_the_context_must_hold_prompt_and_response() -> None:
         (["trainer.resume_mode=resume_path"], "needs trainer.resume_from_path"),
         (["trainer.val_only=true"], "needs data.val_files"),
         ([JUDGE], "needs reward_model.judge.model"),
+        (["reward_model.enable=true"], "needs reward_model.model.path"),
         ([JUDGE, "reward_model.judge.model=m", "reward_model.timeout=30"], "judge.timeout=30 must be below"),
         (
             [VAL, f"{ROLLOUT}.val_kwargs.do_sample=false", f"{ROLLOUT}.val_kwargs.greedy=false"],

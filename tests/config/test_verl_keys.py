@@ -123,7 +123,6 @@ def test_a_launch_script_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         ("actor_rollout_ref.rollout.response_length=128", "data.max_response_length"),
         ("actor_rollout_ref.actor.optim.clip_grad=1.0", "grad_clip"),
         ("critic.model.path=x", "critic.path"),
-        ("reward_model.enable=True", "custom_reward_function"),
         ("trainer.default_hdfs_dir=hdfs://x", "trainer.default_remote_dir"),
         ("trainer.max_ckpt_to_keep=3", "trainer.max_actor_ckpt_to_keep"),
     ],

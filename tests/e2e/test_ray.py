@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tests.e2e.conftest import PROJECT, command
 from tests.e2e.test_docs import commands
 from tests.e2e.test_resume import numbers
+from tests.reward.tiny_reward_model import make_reward_model
 
 pytest.importorskip("ray")
 Overrides = Callable[..., list[str]]
@@ -56,15 +57,20 @@ def start(overrides: list[str], cwd: Path) -> subprocess.Popen[str]:
 def test_two_ranks_equal_one_process_also_when_one_of_them_is_killed(
     two_ranks: Overrides, small_run: Overrides, tmp_path: Path
 ) -> None:
-    one = command([*small_run(run_dir=tmp_path / "one"), "trainer.device=cpu", "data.val_files=null"], tmp_path)
+    """With a reward model, which has a third rank to itself."""
+    path = make_reward_model(tmp_path / "reward-model", template=None)
+    scored = ["reward_model.enable=true", f"reward_model.model.path={path}"]
+    alone = [*scored, "trainer.device=cpu", "data.val_files=null"]
+    one = command([*small_run(run_dir=tmp_path / "one"), *alone], tmp_path)
     assert one.returncode == 0, one.stderr
-    process = start(two_ranks("two", "trainer.max_worker_restarts=2"), tmp_path)
+    apart = [*scored, "reward_model.enable_resource_pool=true"]
+    process = start(two_ranks("two", "trainer.max_worker_restarts=2", *apart), tmp_path)
     try:
         checkpoints = tmp_path / "two" / "checkpoints"
         while process.poll() is None and not list(checkpoints.glob("*")):
             time.sleep(0.05)
         found = ranks_of(process)
-        assert len(found) == 2
+        assert len(found) == 3
         found[1].kill()
         said, _ = process.communicate(timeout=300)
     finally:

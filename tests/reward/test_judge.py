@@ -53,7 +53,9 @@ async def test_it_judges_behind_our_own_endpoint(chat: Chat) -> None:  # noqa: F
     """No `response_format` there: reasoning and a fence stand around the verdict."""
     said = ['<think>{"score": 1} or more?</think>\n```json\n{"reason": "right", "score": 9}\n```']
     async with scripted(chat, said, max_model_len=9000) as (service, engine), service.session() as endpoint:
-        it = manager(endpoint.base_url, model="policy", json_schema=False, data_sources=["openai/gsm*"])
+        it = manager(
+            endpoint.base_url, model="policy", extra_body={"response_format": None}, data_sources=["openai/gsm*"]
+        )
         it.check(["judge/x", "openai/gsm8k", "nq"])
         await it.start("run")
         t = await scored(it, source="openai/gsm8k")
@@ -72,8 +74,7 @@ async def test_what_it_is_asked(server: Serve, tmp_path: Path, monkeypatch: pyte
         prompt=str(rubric),
         max_score=4,
         api_key_env="JUDGES_KEY",
-        max_tokens=None,
-        extra_body={"reasoning_effort": "low"},
+        extra_body={"reasoning_effort": "low", "max_tokens": None},
     )
     await it.start("run")
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"at": "map"}}}

@@ -75,6 +75,13 @@ def test_an_unknown_data_source_is_refused_before_the_run() -> None:
     assert {"openai/gsm8k", "aime*", "nq"} <= set(RewardManager().sources())
 
 
+async def test_beside_a_reward_model_a_data_source_needs_no_scorer() -> None:
+    manager = RewardManager(beside_model=True)
+    manager.check(["gsm8k", "chat"])
+    assert (await scored(said("#### 5"), sample(data_source="chat"), manager)).score == 0.0
+    assert (await scored(said("#### 5"), sample(data_source="gsm8k"), manager)).score == 1.0
+
+
 async def test_only_the_policys_own_text_is_scored() -> None:
     planted: list[Message] = [
         {"role": "system", "content": "Answer like #### 5"},

@@ -12,9 +12,10 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from agentrl.batch import RaggedBatch
-from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig
+from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, RewardModelConfig
 from agentrl.workers import CriticWorker, PolicyWorker
 from agentrl.workers.group import shares
+from agentrl.workers.reward_model import RewardModelWorker
 
 
 def main(rank: int, ranks: int, work: Path) -> None:
@@ -30,7 +31,9 @@ def main(rank: int, ranks: int, work: Path) -> None:
     metrics = [seen, *(worker.update(batch, step=step) for step in (1, 2))]
     metrics.append(critic.update(batch, step=1))
     metrics.append(critic.update(batch, step=2))
-    save_file({"logprobs": logprobs}, work / f"logprobs-{rank}.safetensors")
+    judge = RewardModelWorker(RewardModelConfig(**settings["reward_model"]), dtype="float32", device="cpu")
+    scores = judge.compute_scores(part)
+    save_file({"logprobs": logprobs, "scores": scores}, work / f"logprobs-{rank}.safetensors")
     (work / f"metrics-{rank}.json").write_text(json.dumps(metrics))
     worker.save(work / "policy")
     critic.save(work / "critic")

@@ -17,11 +17,13 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM
 
-from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig
+from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig, RewardModelConfig
 from agentrl.workers import CriticWorker
 from agentrl.workers.group import join_tokens, shares
+from agentrl.workers.reward_model import RewardModelWorker
 from tests.conftest import PROJECT
 from tests.model.families import make_model
+from tests.reward.tiny_reward_model import make_reward_model
 from tests.workers.conftest import BatchMaker, WorkerMaker
 
 RANKS = 2
@@ -78,7 +80,10 @@ def test_two_ranks_equal_one(
     }
     make_model("qwen3-moe", **sizes).save_pretrained(tmp_path / "experts")
     experts = ModelConfig(path=str(tmp_path / "experts"))
-    settings = {"model": model, "actor": actor, "critic": critic, "experts": experts}
+    judging = RewardModelConfig(
+        model={"path": str(make_reward_model(tmp_path / "reward"))}, forward_max_token_len_per_gpu=40
+    )
+    settings = {"model": model, "actor": actor, "critic": critic, "experts": experts, "reward_model": judging}
     (tmp_path / "settings.json").write_text(json.dumps({name: one.model_dump() for name, one in settings.items()}))
     run_ranks(tmp_path)
 
@@ -86,8 +91,11 @@ def test_two_ranks_equal_one(
     metrics = [seen, *(worker.update(batch, step=step) for step in (1, 2))]
     metrics += [values.update(batch, step=step) for step in (1, 2)]
     parts = shares(batch.lengths.tolist(), RANKS)
-    found = [load_file(tmp_path / f"logprobs-{rank}.safetensors")["logprobs"] for rank in range(RANKS)]
-    assert torch.allclose(join_tokens(found, parts, batch), logprobs, rtol=0, atol=1e-5)
+    found = [load_file(tmp_path / f"logprobs-{rank}.safetensors") for rank in range(RANKS)]
+    scores = RewardModelWorker(judging, dtype="float32", device="cpu").compute_scores(batch)
+    for name, expected in (("logprobs", logprobs), ("scores", scores)):
+        joined = join_tokens([tensors[name] for tensors in found], parts, batch)
+        assert torch.allclose(joined, expected, rtol=0, atol=1e-5), name
     for name, params in (("policy", worker.learner.params), ("critic", values.learner.params)):
         saved = {key: torch.empty_like(param.detach()) for key, param in params.items()}
         load(saved, storage_reader=HuggingFaceStorageReader(str(tmp_path / name)))

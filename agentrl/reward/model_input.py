@@ -1,0 +1,163 @@
+"""A trajectory as its reward model reads it: by that model's own tokenizer and chat template.
+
+No text in it becomes a control token, whatever it spells: neither a tool's nor the policy's, which is rewarded by what
+this model makes of the conversation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from transformers import AutoConfig
+
+from agentrl.batch import RaggedBatch
+from agentrl.batching import exclusion
+from agentrl.chat.codec import Codec
+from agentrl.chat.load import load_tokenizer
+from agentrl.chat.message import normalise
+from agentrl.errors import ConfigError
+from agentrl.trajectory import Message, Status, Trajectory
+
+CALL, ANSWER = "AgentrlCallMark", "AgentrlAnswerMark"
+PROBE: tuple[Message, ...] = (
+    {"role": "user", "content": "u"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"x": CALL}}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": ANSWER},
+    {"role": "assistant", "content": "a"},
+)
+
+
+class ModelInput:
+    """Conversations to token ids for the reward model at `path`. The schemas of tools are not shown to it.
+
+    Where its template knows no tool calls, they are written as JSON behind the text of their message, and tool answers
+    as user messages; so are malformed calls, which no template could write.
+    """
+
+    def __init__(self, path: str, max_length: int | None, *, trust_remote_code: bool = False) -> None:
+        """`max_length` None: what the model's config allows. Raises ConfigError for what cannot be loaded."""
+        self._codec = Codec(load_tokenizer(path, None, trust_remote_code=trust_remote_code))
+        self._path = path
+        if not self._codec.tokenizer.chat_template:
+            raise ConfigError(f"reward_model.model.path={path}: its tokenizer has no chat template to read messages by")
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
+        context = getattr(config, "max_position_embeddings", None)
+        if max_length is not None and context is not None and max_length > context:
+            raise ConfigError(f"reward_model.max_length={max_length}: {path} reads at most {context} tokens")
+        self._max_length: int | None = max_length or context
+        self._padding = config.pad_token_id
+        self._writes_calls = self._shows_calls()
+
+    def ids(self, messages: Sequence[Message]) -> tuple[list[int], bool]:
+        """The conversation, and whether it was too long: then its beginning is cut off.
+
+        It ends where transformers takes the score: at the last token that is no padding. Raises ValueError when the
+        template cannot write it.
+        """
+        prepared = [_guarded(message, self._codec) for message in normalise(messages)]
+        written = [_with_malformed_as_text(message) for message in prepared]
+        if not self._writes_calls:
+            written = _plain(written)
+        ids = self._codec.encode(self._text(written))
+        end = len(ids)
+        while end and ids[end - 1] == self._padding:
+            end -= 1
+        if not end:
+            raise ValueError(f"the chat template of {self._path} writes nothing for it")
+        start = 0 if self._max_length is None else max(0, end - self._max_length)
+        return ids[start:end], start > 0
+
+    def _text(self, messages: Sequence[Message]) -> str:
+        try:
+            text: str = self._codec.tokenizer.apply_chat_template(list(messages), tokenize=False)
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as fault:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise ValueError(f"the chat template of {self._path} cannot write messages of {roles}: {fault}") from fault
+        return text
+
+    def _shows_calls(self) -> bool:
+        try:
+            text = self._text(PROBE)
+        except ValueError:
+            return False
+        return CALL in text and ANSWER in text
+
+
+def conversations(trajectories: Sequence[Trajectory], reading: ModelInput, first: int = 0) -> RaggedBatch:
+    """One sequence for every trajectory that can be trained on; `trajectory` is its position, counted from `first`.
+
+    A trajectory that the template cannot write fails. The metric `reward_model_cut` of each says whether it was cut.
+    """
+    rows = []
+    for position, trajectory in enumerate(trajectories, first):
+        if exclusion(trajectory) is not None:
+            continue
+        try:
+            ids, cut = reading.ids(trajectory.messages)
+        except ValueError as error:
+            trajectory.status, trajectory.score = Status.FAILED, None
+            trajectory.failure = f"reward model: {error}"
+            continue
+        trajectory.metrics["reward_model_cut"] = float(cut)
+        rows.append((position, trajectory.group, ids))
+    tokens = torch.tensor(list(itertools.chain.from_iterable(ids for _, _, ids in rows)), dtype=torch.int64)
+    return RaggedBatch(
+        offsets=torch.tensor([0, *itertools.accumulate(len(ids) for _, _, ids in rows)]),
+        ids=tokens,
+        mask=torch.zeros(len(tokens), dtype=torch.bool),
+        rollout_logprobs=torch.zeros(len(tokens)),
+        rewards=torch.zeros(len(tokens)),
+        group=torch.tensor([group for _, group, _ in rows], dtype=torch.int64),
+        trajectory=torch.tensor([position for position, _, _ in rows], dtype=torch.int64),
+    )
+
+
+def _guarded(value: Any, codec: Codec) -> Any:
+    if isinstance(value, str):
+        return codec.guard(value)
+    if isinstance(value, dict):
+        return {codec.guard(str(key)): _guarded(item, codec) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_guarded(item, codec) for item in value]
+    return value
+
+
+def _with_malformed_as_text(message: Message) -> Message:
+    calls = message.get("tool_calls", [])
+    good = [call for call in calls if isinstance(call["function"].get("arguments"), dict)]
+    broken = [call for call in calls if not isinstance(call["function"].get("arguments"), dict)]
+    out = {key: value for key, value in message.items() if key != "tool_calls"} | ({"tool_calls": good} if good else {})
+    return out | {"content": _joined(message["content"], *map(_call_text, broken))} if broken else out
+
+
+def _plain(messages: Sequence[Message]) -> list[Message]:
+    """Without tool calls and the role of tools; messages of one role in a row become one, as some templates want it."""
+    said = []
+    for message in messages:
+        text = _joined(message["content"], *map(_call_text, message.get("tool_calls", ())))
+        is_answer = message["role"] == "tool"
+        said.append(("user", f"Tool answer:\n{text}") if is_answer else (message["role"], text))
+    return [
+        {"role": role, "content": "\n\n".join(text for _, text in group)}
+        for role, group in itertools.groupby(said, key=lambda pair: pair[0])
+    ]
+
+
+def _call_text(call: dict[str, Any]) -> str:
+    function = call["function"]
+    return json.dumps({"name": function.get("name"), "arguments": function.get("arguments")}, ensure_ascii=False)
+
+
+def _joined(*texts: str) -> str:
+    return "\n".join(text for text in texts if text)

@@ -1,0 +1,90 @@
+"""The reward model: a classifier with one label, frozen, which scores whole conversations."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+
+from agentrl.batch import RaggedBatch
+from agentrl.config.parallel import Parallel
+from agentrl.config.schema import RewardModelConfig, ScoreModelConfig
+from agentrl.errors import ConfigError
+from agentrl.model.packed import check_packed_attention, hidden_states, use_packed_attention
+from agentrl.workers.group import by_share
+from agentrl.workers.learner import forward_tokens
+from agentrl.workers.mesh import Mesh
+from agentrl.workers.shard import shard, world_size
+from agentrl.workers.sharded_load import read_weights
+
+
+class ScoreModel(nn.Module):
+    """A sequence classifier of transformers with one label: its backbone and its head `score`."""
+
+    def __init__(self, classifier: PreTrainedModel) -> None:
+        super().__init__()
+        backbone = classifier.base_model
+        assert isinstance(backbone, PreTrainedModel) and isinstance(classifier.score, nn.Linear)
+        self.base = backbone
+        self.score = classifier.score
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """ids [T], offsets [N + 1] -> [T] float32: each sequence's score at its last token, 0 elsewhere."""
+        last = offsets[1:].to(ids.device) - 1
+        hidden = hidden_states(self.base, ids, offsets)
+        scores = self.score(hidden.index_select(0, last))[:, 0].float()
+        return torch.zeros(len(ids), device=ids.device).index_copy(0, last, scores)
+
+    def check_attention(self) -> None:
+        """Raises ConfigError when the packed forward does not compute what the model's own does."""
+        check_packed_attention(self.base)
+
+
+class RewardModelWorker:
+    """Scores by the model of `reward_model.model.path`; its sequences are those of `agentrl.reward.model_input`."""
+
+    def __init__(self, config: RewardModelConfig, *, dtype: str, device: str | torch.device) -> None:
+        """Raises ConfigError when there is no such model, or it is no classifier with one label."""
+        classifier = open_classifier(config.model, dtype, device).requires_grad_(False)
+        self.model = ScoreModel(classifier)
+        shard(self.model, self.model.base, Mesh(Parallel(), device))
+        read_weights(self.model, classifier)
+        self.device = torch.device(device)
+        self._max_tokens = config.forward_max_token_len_per_gpu
+
+    @by_share
+    def compute_scores(self, batch: RaggedBatch) -> torch.Tensor:
+        """[T] float32 on the CPU: the score of each sequence at its last token, 0 elsewhere."""
+        return forward_tokens(lambda micro: self.model(micro.ids, micro.offsets), batch, self._max_tokens, self.device)
+
+
+def open_classifier(config: ScoreModelConfig, dtype: str, device: str | torch.device) -> PreTrainedModel:
+    """The classifier, on packed attention; on several ranks without its weights (see `read_weights`).
+
+    Raises ConfigError.
+    """
+    path, trust = config.path, config.trust_remote_code
+    assert path is not None
+    key, kind = f"reward_model.model.path={path}", getattr(torch, dtype)
+    missing: set[str] = set()
+    try:
+        made = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+        if made.num_labels != 1:
+            raise ConfigError(f"{key}: a reward model has one label, and this one {made.num_labels}")
+        if world_size() == 1:
+            classifier, report = AutoModelForSequenceClassification.from_pretrained(
+                path, config=made, dtype=kind, trust_remote_code=trust, output_loading_info=True
+            )
+            missing = report["missing_keys"]
+        else:
+            with torch.device("meta"):
+                classifier = AutoModelForSequenceClassification.from_config(made, dtype=kind, trust_remote_code=trust)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{key}: expected a sequence classification model of transformers: {error}") from error
+    if missing:
+        raise ConfigError(f"{key} is no reward model: it has no weights for {', '.join(sorted(missing))}")
+    if not isinstance(getattr(classifier, "score", None), nn.Linear):
+        raise ConfigError(f"{key}: {type(classifier).__name__} has no linear head `score`")
+    if world_size() == 1:
+        use_packed_attention(classifier.to(device).base_model)
+    return classifier.eval()

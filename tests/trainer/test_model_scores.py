@@ -1,0 +1,64 @@
+"""A run with a reward model: what is added to the rewards, and that it is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from agentrl.reward.model_input import ModelInput
+from agentrl.train import main
+from agentrl.trainer.record import read_trajectories
+from tests.e2e.conftest import data_dir, policy_dir, small_run  # noqa: F401 - fixtures
+from tests.e2e.test_train import lines
+from tests.reward.tiny_reward_model import make_reward_model
+
+Overrides = Callable[..., list[str]]
+
+
+@pytest.fixture
+def reward_file(tmp_path: Path) -> Path:
+    """All answers are alike to it."""
+    path = tmp_path / "reward.py"
+    path.write_text("def compute_score(solution_str):\n    return 0.25\n")
+    return path
+
+
+def test_its_scores_are_trained_on(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
+    path = make_reward_model(tmp_path / "reward-model", template=None)
+    run = small_run(
+        "reward_model.enable=true",
+        f"reward_model.model.path={path}",
+        "reward_model.model.coef=2.0",
+        "algorithm.turn_reward_coef=0",
+        "trainer.total_training_steps=2",
+        "actor_rollout_ref.rollout.val_kwargs.n=2",
+        "data.val_batch_size=4",
+    )
+    assert main(run) == 0
+    first, *steps = lines(tmp_path / "run")
+    for line in steps:
+        assert line["score/mean"] == 0.25
+        assert line["reward/mean"] == pytest.approx(0.25 + 2 * line["score/reward_model"])
+        assert line["group/zero_variance"] == 0
+        assert line["actor/grad_norm"] > 0, "the scorer's rewards alone are all equal"
+        assert line["time/reward_model"] > 0
+        assert line["trajectory/reward_model_cut"] == 0
+    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    reading = ModelInput(str(path), None)
+
+    def mean_score(file: Path) -> float:
+        read = [reading.ids(trajectory.messages)[0] for trajectory in read_trajectories(file)]
+        with torch.no_grad():
+            return float(torch.stack([model(input_ids=torch.tensor([ids])).logits for ids in read]).mean())
+
+    folder = tmp_path / "run" / "trajectories"
+    (file,) = folder.glob("train_*1*")
+    assert steps[0]["score/reward_model"] == pytest.approx(mean_score(file), abs=1e-5)
+    greedy = [mean_score(file) for file in sorted(folder.glob("val_*0_greedy*"))]
+    expected = (4 * greedy[0] + 2 * greedy[1]) / 6
+    assert first["val/reward_greedy"] == pytest.approx(0.25 + 2 * expected, abs=1e-5)
+    assert first["val/success_greedy"] == 0
