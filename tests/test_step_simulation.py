@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -153,6 +155,16 @@ def test_a_plan_that_cannot_be_placed_is_refused() -> None:
     seventy = step_simulation.MODELS["Llama-3.3-70B"]
     with pytest.raises(ValueError, match="does not hold the model's 141 GB"):
         Training(Cluster(), Plan(tp=2), seventy).speed()
+
+
+def test_the_commands_of_the_page_about_sizing_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs/scale.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    for line in block.splitlines():
+        python, dash_m, module, *options = shlex.split(line)
+        assert (python, dash_m, module) == ("python", "-m", "benchmarks.step_simulation")
+        monkeypatch.setattr(sys, "argv", [module, *options, "--prompts", "2", "--n", "2"])
+        step_simulation.main()
 
 
 def test_the_command_prints_stages_and_memory(
