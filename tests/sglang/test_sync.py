@@ -18,15 +18,18 @@ import pytest
 import torch
 import torch.multiprocessing
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.http import http_client
+from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.rollout.engine import SamplingParams
 from agentrl.rollout.sglang.client import SGLangClient
+from agentrl.rollout.sglang.model import ModelFacts
 from agentrl.rollout.sglang.process import ServerProcess
 from agentrl.rollout.sglang.sync import DiskSender, DistributedSender, TensorSender, WeightSender
 from agentrl.rollout.weights import Weights
 from tests.conftest import PROJECT
+from tests.model.families import make_model
 from tests.sglang.conftest import StartServer
 
 F32 = torch.float32
@@ -309,6 +312,25 @@ async def test_no_shared_memory_and_no_open_stderr_is_left_by_a_trainer_that_was
     while shared_memory() - before and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not shared_memory() - before
+
+
+async def test_experts_that_transformers_holds_as_one_tensor_arrive(
+    start_server: StartServer, http: aiohttp.ClientSession, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    model = make_model("qwen3-moe", vocab_size=len(tokenizer), head_dim=16)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    process = await start_server(model_path=str(tmp_path / "model"), context_length=64)
+    client = SGLangClient(process.url, http)
+    new = changed(model, 8)
+    params = dict(new.named_parameters())
+    weights = Weights.of(CheckpointNames(new, params).named(params.items()))
+    assert "model.layers.1.mlp.experts.3.up_proj.weight" in weights.shapes
+    ModelFacts.of(str(tmp_path / "model")).check(weights)
+    sender = TensorSender(F32, BUCKET)
+    assert await sender.send([client], weights, 1) == {}
+    await expect_model(client, new, 1)
+    await sender.close()
 
 
 @pytest.mark.parametrize(("kind", "version"), [("tensor", 41), ("distributed", 42)])
