@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from agentrl.errors import DataError
+from agentrl.errors import ConfigError, DataError
 from agentrl.trajectory import Message
 
 if TYPE_CHECKING:
@@ -23,6 +25,16 @@ MAX_PIXELS = 1 << 26
 """More are refused before they are decoded: a file of kilobytes may hold them."""
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)
+_UPRIGHT = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""What turns an image of an EXIF orientation upright."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,9 @@ class Picture:
     size: tuple[int, int] = field(init=False, compare=False)
     """Width and height in pixels, as it is to be looked at."""
     digest: bytes = field(init=False, compare=False, repr=False)
+    _orientation: int = field(init=False, compare=False, repr=False)
+    """As in EXIF: 1 is upright."""
+    _is_rgb: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Reads the header only. Raises DataError for what is no such file, or holds too many pixels."""
@@ -40,32 +55,48 @@ class Picture:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise DataError(f"an image of {width} x {height} pixels; at most {MAX_PIXELS} are taken")
-            turned = image.getexif().get(_ORIENTATION) in _TURNED
-        object.__setattr__(self, "size", (height, width) if turned else (width, height))
+            # The base class's: PNG's own reads all pixels first.
+            orientation = pillow().Image.getexif(image).get(_ORIENTATION, 1)
+            object.__setattr__(self, "_is_rgb", image.mode == "RGB")
+        object.__setattr__(self, "size", (height, width) if orientation in _TURNED else (width, height))
+        object.__setattr__(self, "_orientation", orientation)
         object.__setattr__(self, "digest", hashlib.blake2b(self.data, digest_size=16).digest())
 
     def __str__(self) -> str:
         return f"<image {self.size[0]}x{self.size[1]} {self.digest.hex()}>"
 
+    def plain(self) -> bytes:
+        """A file of the same pixels that every reader decodes to them: in RGB, and not to be turned."""
+        return self.data if self._is_rgb and self._orientation == 1 else png(self.decode())
+
     def decode(self) -> Pillow.Image:
         """The pixels in RGB, the right way up. Raises DataError for a damaged file."""
-        from PIL import ImageOps
-
         with _opened(self.data) as image:
             try:
-                return ImageOps.exif_transpose(image).convert("RGB")
+                upright = pillow().Transpose[_UPRIGHT[self._orientation]] if self._orientation in _UPRIGHT else None
+                rgb = image.convert("RGB")
+                return rgb if upright is None else rgb.transpose(upright)
             except (OSError, SyntaxError, ValueError, EOFError) as error:
                 raise DataError(f"the image is damaged: {error}") from error
 
 
-def _opened(data: bytes) -> Pillow.Image:
+def pillow() -> ModuleType:
+    """Pillow's module of images. Raises ConfigError where it is not installed."""
     try:
-        from PIL import Image as Pillow
+        from PIL import Image
     except ImportError as error:
-        raise DataError("images need Pillow: pip install 'agentrl[vision]'") from error
+        raise ConfigError("images need Pillow: pip install 'agentrl[vision]'") from error
+    return Image
+
+
+def _opened(data: bytes) -> Pillow.Image:
+    library = pillow()
     try:
-        return Pillow.open(io.BytesIO(data), formats=FORMATS)
-    except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", library.DecompressionBombWarning)  # we have a limit of our own
+            opened: Pillow.Image = library.open(io.BytesIO(data), formats=FORMATS)
+        return opened
+    except (OSError, SyntaxError, ValueError, library.DecompressionBombError) as error:
         raise DataError(f"no image that can be read (formats: {', '.join(FORMATS)}): {error}") from error
 
 
@@ -76,10 +107,14 @@ def as_picture(image: Any) -> Picture:
     if isinstance(image, bytes | bytearray | memoryview):
         return Picture(bytes(image))
     if hasattr(image, "save"):
-        file = io.BytesIO()
-        image.save(file, "PNG")
-        return Picture(file.getvalue())
+        return Picture(png(image))
     raise DataError(f"expected an image (bytes of a file, a Pillow image or a Picture), found {type(image).__name__}")
+
+
+def png(image: Pillow.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def image_part(picture: Picture) -> dict[str, Any]:

@@ -119,6 +119,8 @@ def write_policy(learner: SupervisedLearner, chat: Chat, directory: Path) -> Non
 
     with published_directory(directory) as partial:
         export_model(learner.model, learner.learner.tensors, learner.dtype, partial, chat.tokenizer)
+        if chat.vision is not None:
+            chat.vision.save(partial)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, overload
@@ -63,6 +63,8 @@ class ToolResponse:
     metrics: dict[str, float] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """Path: base64. What the call made for the reward function, which finds it in `trajectory.tool_calls`."""
+    images: Sequence[Any] = ()
+    """Shown to the model before the text: bytes of image files, Pillow images or `agentrl.picture.Picture`s."""
 
 
 class Tool(ABC):

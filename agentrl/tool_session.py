@@ -7,12 +7,13 @@ CancelledError. Every instance that was created is released exactly once.
 from __future__ import annotations
 
 import asyncio
+import base64
 import functools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pydantic
@@ -20,6 +21,7 @@ import pydantic
 from agentrl.cassette import Asked
 from agentrl.deadline import within
 from agentrl.errors import DataError
+from agentrl.picture import Picture, as_picture
 from agentrl.plugin import nearest
 from agentrl.quota import Quota
 from agentrl.recurring import Recurring
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 warnings = Recurring(logging.getLogger(__name__))
 T = TypeVar("T")
 
+NOT_SHOWN = "\n[{} images left out: only text can be shown]"
 _ERROR_CHARACTERS = 500
 """An exception's text is cut here before tokens are counted: a library may put a whole document into it."""
 
@@ -74,6 +77,8 @@ class ToolResult:
     metrics: dict[str, float] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """As in ToolResponse."""
+    images: tuple[Picture, ...] = ()
+    """What the model is shown before the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ class Outcome:
     """`text` says what failed."""
     seconds: float = 0.0
     files: dict[str, str] = field(default_factory=dict)
+    images: list[str] = field(default_factory=list)
+    """Files in base64."""
 
 
 @dataclass(slots=True)
@@ -108,10 +115,11 @@ class Slot:
 class ToolSession:
     """One trajectory's tools. Calls may run concurrently; `close` it once, however the trajectory ended."""
 
-    __slots__ = ("_closing", "_create_kwargs", "_created", "_locks", "_set", "_told", "instance_id")
+    __slots__ = ("_closing", "_create_kwargs", "_created", "_images", "_locks", "_set", "_told", "instance_id")
 
-    def __init__(self, toolset: ToolSet, instance_id: str) -> None:
+    def __init__(self, toolset: ToolSet, instance_id: str, *, images: bool = True) -> None:
         self.instance_id = instance_id
+        self._images = images
         self._set = toolset
         self._create_kwargs: dict[str, dict[str, Any]] = {}
         self._created: dict[str, Slot] = {}
@@ -182,8 +190,12 @@ class ToolSession:
         limit, seconds, metrics = slot.limits.max_response_tokens, outcome.seconds, dict(outcome.metrics)
         if outcome.error is not None:
             return self._error(ErrorKind(outcome.error), outcome.text, limit, seconds, metrics)
-        text, truncated = self._set.cut(outcome.text, limit)
-        return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files)
+        if not outcome.images:
+            text, truncated = self._set.cut(outcome.text, limit)
+            return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files)
+        pictures = [Picture(base64.b64decode(image)) for image in outcome.images]
+        text, kept, truncated = self._set.cut_with_images(outcome.text, pictures, limit, images=self._images)
+        return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files, tuple(kept))
 
     async def _through(
         self, slot: Slot, hook: str, arguments: dict[str, Any], perform: Callable[[], Awaitable[Outcome]]
@@ -217,6 +229,7 @@ class ToolSession:
             try:
                 async with deadline as timeout:
                     response = await slot.tool.execute(self.instance_id, arguments)
+                images = [] if self._set.image_tokens is None else [_encoded(one) for one in _images(response)]
             except ToolError as error:
                 return Outcome(str(error), error=error.kind, seconds=time.perf_counter() - begun)
             except ToolInfrastructureError as error:
@@ -228,7 +241,9 @@ class ToolSession:
                 if slot.limits.on_error == "fail":
                     raise _Fault(_one_line(text)) from error
                 return Outcome(text, error=kind, seconds=time.perf_counter() - begun)
-            return _answer(response, time.perf_counter() - begun)
+            answer = _answer(response, images, time.perf_counter() - begun)
+            unseen = len(_images(response)) - len(images)
+            return replace(answer, text=answer.text + NOT_SHOWN.format(unseen)) if unseen else answer
 
     def _error(
         self,
@@ -298,12 +313,25 @@ class _Fault(Exception):
     """A tool failed, and not for the policy's fault."""
 
 
-def _answer(response: ToolResponse, seconds: float) -> Outcome:
+def _answer(response: ToolResponse, images: list[str], seconds: float) -> Outcome:
     if not isinstance(response, ToolResponse) or not isinstance(response.text, str):
         raise _Fault(f"execute must return a ToolResponse with a text, found {response!r:.200}")
     if response.reward is not None and not math.isfinite(response.reward):
         raise _Fault(f"the reward is {response.reward}")
-    return Outcome(response.text, response.reward, response.metrics, seconds=seconds, files=response.files)
+    return Outcome(
+        response.text, response.reward, response.metrics, seconds=seconds, files=response.files, images=images
+    )
+
+
+def _images(response: Any) -> Sequence[Any]:
+    return response.images if isinstance(response, ToolResponse) else ()
+
+
+def _encoded(image: Any) -> str:
+    """In base64. Raises DataError for what is no image, or a damaged one."""
+    picture = as_picture(image)
+    picture.decode()
+    return base64.b64encode(picture.data).decode()
 
 
 async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], instance_id: str, **kwargs: Any) -> T:

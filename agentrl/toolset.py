@@ -13,12 +13,13 @@ import pydantic
 
 from agentrl.cassette import Cassette
 from agentrl.errors import ConfigError
+from agentrl.picture import Picture
 from agentrl.plugin import describe, read_entries
 from agentrl.quota import Quota
 from agentrl.tool import CALL_KEYS, Tool, ToolSchema
 from agentrl.tool_arguments import ArgumentCheck
 from agentrl.tool_loading import tool_of_function, tools_of_entry
-from agentrl.tool_session import CallLimits, Slot, ToolSession
+from agentrl.tool_session import NOT_SHOWN, CallLimits, Slot, ToolSession
 from agentrl.truncation import Decode, Encode, Side, truncate
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class ToolSet:
         self.quota = Quota()
         """Of all tools of the run together."""
         self.encode: Encode | None = None
+        self.image_tokens: Callable[[Picture], int] | None = None
         self.decode: Decode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closing: set[asyncio.Task[list[float]]] = set()
@@ -109,9 +111,12 @@ class ToolSet:
         """Answers come from a cassette, and no tool is asked."""
         return self.cassette is not None and self.cassette.mode == "replay"
 
-    def bind(self, encode: Encode, decode: Decode) -> None:
-        """The tokenizer in whose tokens answers are measured. `encode` takes special-token text as plain text."""
-        self.encode, self.decode = encode, decode
+    def bind(self, encode: Encode, decode: Decode, image_tokens: Callable[[Picture], int] | None = None) -> None:
+        """The tokenizer in whose tokens answers are measured. `encode` takes special-token text as plain text.
+
+        `image_tokens`: how many stand for an image; None: the model takes none.
+        """
+        self.encode, self.decode, self.image_tokens = encode, decode, image_tokens
 
     def limit_run(self, max_concurrent: int | None, max_rate: float | None) -> None:
         """Calls of all tools together that run at once, and that begin in a second; None: no limit."""
@@ -149,8 +154,12 @@ class ToolSet:
             metrics |= numbers
         return metrics
 
-    async def open(self, instance_id: str, tools_kwargs: Mapping[str, Mapping[str, Any] | None]) -> ToolSession:
+    async def open(
+        self, instance_id: str, tools_kwargs: Mapping[str, Mapping[str, Any] | None], *, images: bool = True
+    ) -> ToolSession:
         """Begin a trajectory. Tools that `tools_kwargs` names are created now, the others at their first call.
+
+        Without `images` those of answers are left out, with a note.
 
         Raises DataError for the name of an unknown tool, ToolInfrastructureError when `create` fails.
         """
@@ -159,7 +168,7 @@ class ToolSet:
             self.quota = self.quota.anew()
             for slot in self.slots.values():
                 slot.quota = slot.quota.anew()
-        session = ToolSession(self, instance_id)
+        session = ToolSession(self, instance_id, images=images)
         if tools_kwargs:
             await session.create_named(tools_kwargs)
         return session
@@ -171,6 +180,28 @@ class ToolSet:
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode()  # lone surrogates
         return truncate(text, limit, self.truncate_side, self.encode, self.decode)
+
+    def cut_with_images(
+        self, text: str, pictures: Sequence[Picture], limit: int, *, images: bool = True
+    ) -> tuple[str, list[Picture], bool]:
+        """Of an answer what is shown in `limit` tokens, and whether that is less than all: the images that fit, then as
+        much text. A note says which images were left out; without `images` all are."""
+        assert self.encode is not None and self.image_tokens is not None
+        shown, used, notes = [], 0, ""
+        if not images:
+            pictures, notes = [], NOT_SHOWN.format(len(pictures))
+        for number, picture in enumerate(pictures, 1):
+            tokens = self.image_tokens(picture)
+            if used + tokens <= limit:
+                shown.append(picture)
+                used += tokens
+            else:
+                notes += f"\n[image {number} left out: it has {tokens} tokens, and {limit - used} were left]"
+        room = limit - used
+        notes = self.cut(notes, room)[0] if notes and room else ""
+        room -= len(self.encode(notes))
+        kept, truncated = self.cut(text, room) if room > 0 else ("", bool(text))
+        return kept + notes, shown, truncated or len(shown) < len(pictures) or bool(notes)
 
 
 def percentile(ascending: Sequence[float], fraction: float) -> float:

@@ -23,7 +23,7 @@ from agentrl.openai_api import Endpoint
 from agentrl.rollout.engine import FinishReason, Generation, SamplingParams
 from agentrl.tiny_policy import make_tiny_policy
 from agentrl.toolset import ToolSet
-from agentrl.trajectory import Trajectory, VersionSpan
+from agentrl.trajectory import PlacedImage, Trajectory, VersionSpan
 
 REPLY = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
@@ -37,7 +37,9 @@ class ZeroLatencyEngine:
         self.ids = [*chat.tokenizer.encode(REPLY), chat.stop_token_ids[0]]
         self.stop = chat.stop_token_ids[0]
 
-    async def generate(self, ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+    async def generate(
+        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+    ) -> Generation:
         count = len(self.ids)
         return Generation(list(self.ids), [-0.5] * count, FinishReason("stop", self.stop), [VersionSpan(0, 0, count)])
 

@@ -27,7 +27,7 @@ from agentrl.reward import RewardManager
 from agentrl.rollout.engine import FinishReason, Generation, SamplingParams
 from agentrl.tiny_policy import make_tiny_policy
 from agentrl.toolset import ToolSet
-from agentrl.trajectory import Status, VersionSpan
+from agentrl.trajectory import PlacedImage, Status, VersionSpan
 
 VERL_MS = 8.2
 TRAJECTORIES = 256
@@ -54,7 +54,9 @@ class InstantEngine:
         ]
         self.turn: dict[str, int] = {}
 
-    async def generate(self, ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+    async def generate(
+        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+    ) -> Generation:
         turn = self.turn.get(session, 0)
         self.turn[session] = turn + 1
         out = self.turns[turn]

@@ -35,7 +35,7 @@ from agentrl.rollout.engine import FinishReason, Generation, SamplingParams
 from agentrl.rollout.weights import Weights
 from agentrl.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.toolset import ToolSet
-from agentrl.trajectory import Trajectory, VersionSpan
+from agentrl.trajectory import PlacedImage, Trajectory, VersionSpan
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 ROOM = 40960
@@ -52,7 +52,9 @@ class InstantEngine:
     def __init__(self, chat: Chat) -> None:
         self.ids = chat.tokenizer.encode(CALL, add_special_tokens=False)
 
-    async def generate(self, ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+    async def generate(
+        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+    ) -> Generation:
         count = len(self.ids)
         stop = FinishReason("stop", self.ids[-1])
         return Generation(list(self.ids), [-0.5] * count, stop, [VersionSpan(0, 0, count)])

@@ -15,11 +15,13 @@ from typing import ClassVar
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.chat import AssistantMessage, Chat, Drift
 from agentrl.data.sample import Sample
+from agentrl.errors import DataError
 from agentrl.interaction import Interaction
+from agentrl.picture import text_of
 from agentrl.rollout.engine import FinishReason, Generation, RolloutEngine, SamplingParams
 from agentrl.tool import ToolSchema
 from agentrl.toolset import ToolSet
-from agentrl.trajectory import Message, Status, Trajectory, Transcript, Turn
+from agentrl.trajectory import Message, PlacedImage, Status, Trajectory, Transcript, Turn
 
 CUT_MARKER = "\n[cut: the token budget is used up]"
 
@@ -41,6 +43,8 @@ class Reply:
 
     message: AssistantMessage
     finish_reason: FinishReason
+    forged: bool = False
+    """The policy sampled a token that stands for media only, and was stopped there."""
 
     @property
     def stopped(self) -> bool:
@@ -53,6 +57,8 @@ class AgentLoop(ABC):
 
     takes_interactions: ClassVar[bool] = False
     """It asks the row's interaction for user turns. Under any other loop a row that names one is refused."""
+    takes_images: ClassVar[bool] = True
+    """Images in a row's prompt reach the model. Under any other loop a row with images is refused."""
 
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
         """The messages, and those of the run's tools that the chat template renders, of which the first prompt is made.
@@ -155,8 +161,14 @@ class Episode:
             self.seed = seed_of(self.seed, "transcript", len(self.earlier))
             self.inside_turn = False
         self.tools = tools or None
-        transcript = Transcript()
-        transcript.append_prompt(self.context.chat.render(messages, self.tools) if ids is None else ids)
+        transcript, chat = Transcript(), self.context.chat
+        if ids is None:
+            ids = chat.render(messages, self.tools)
+        try:
+            images = chat.images(ids, messages)
+        except DataError as error:
+            raise DataError(f"{self.sample.file}, row {self.sample.row} (the first is 0): {error}") from error
+        transcript.append_prompt(ids, images)
         self.index = len(self.trajectory.transcripts)
         self.trajectory.transcripts.append(transcript)
         self.messages = list(messages)
@@ -180,7 +192,7 @@ class Episode:
         self.trajectory.turns.append(turn)
         self.assistant_turns += 1
         self._add_messages([message.to_message()])
-        return Reply(message, generation.finish_reason)
+        return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
 
     def room(self, max_tokens: int | None = None) -> int:
         """Tokens that the next turn may have, of `max_tokens` that are asked for."""
@@ -194,13 +206,14 @@ class Episode:
             temperature=self.params.temperature,
             top_p=self.params.top_p,
             top_k=self.params.top_k,
-            stop_token_ids=self.context.chat.stop_token_ids,
+            stop_token_ids=self.context.chat.stop_token_ids + self.context.chat.media_token_ids,
             stop=tuple(stop),
             seed=seed_of(self.seed, len(transcript)),
         )
         self.waiting_for = f"the engine (turn {self.assistant_turns + 1}, {len(transcript)} tokens)"
         begun = time.monotonic()
-        generation = await self.context.engine.generate(transcript.ids, params, self.session)
+        images = {"images": transcript.images} if transcript.images else {}
+        generation = await self.context.engine.generate(transcript.ids, params, self.session, **images)
         self.generate_seconds += time.monotonic() - begun
         self.cached_tokens += generation.cached_tokens
         self.prompt_tokens += len(transcript)
@@ -217,8 +230,9 @@ class Episode:
     def observe_ids(self, ids: list[int], messages: Sequence[Message]) -> bool:
         """As `observe`, where the tokens that stand for `messages` are known."""
         self._add_messages(messages)
-        text = "\n".join(str(message["content"]) for message in messages)
-        return self._append_observed(ids, str(messages[0]["role"]), text)
+        text = "\n".join(text_of(message["content"]) for message in messages)
+        images = self.context.chat.images(ids, messages)
+        return self._append_observed(ids, str(messages[0]["role"]), text, images)
 
     def observe_text(self, text: str) -> bool:
         """Append plain text inside the running assistant turn (ReAct's observations)."""
@@ -226,18 +240,25 @@ class Episode:
         self._add_messages([{"role": "tool", "content": text}])
         return self._append_observed(self.context.chat.encode(text), "tool", text)
 
-    def _append_observed(self, ids: list[int], role: str, text: str) -> bool:
-        left = self.budget_left
-        if len(ids) > left:
-            marker = self.context.chat.encode(CUT_MARKER)[: max(left, 0)]
-            ids = ids[: max(left, 0) - len(marker)] + marker
+    def _append_observed(self, ids: list[int], role: str, text: str, images: Sequence[PlacedImage] = ()) -> bool:
+        left = max(self.budget_left, 0)
+        cut = len(ids) > left
+        if cut:
+            marker = self.context.chat.encode(CUT_MARKER)[:left]
+            # An image that does not fit is left out with all that follows it.
+            ends = [
+                left - len(marker),
+                *(one.start for one in images if one.start + one.image.tokens > left - len(marker)),
+            ]
+            ids = ids[: min(ends)] + marker
+            images = [one for one in images if one.start < min(ends)]
             text += CUT_MARKER
         start = len(self.transcript)
-        self.transcript.append_observed(ids)
+        self.transcript.append_observed(ids, images)
         self.trajectory.turns.append(
             Turn(role=role, text=text, transcript=self.index, start=start, end=len(self.transcript))
         )
-        return self.budget_left > 0
+        return not cut and self.budget_left > 0
 
     def _add_messages(self, messages: Sequence[Message]) -> None:
         self.messages.extend(messages)

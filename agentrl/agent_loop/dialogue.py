@@ -12,6 +12,7 @@ from agentrl.agent_loop.base import Episode
 from agentrl.deadline import within
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.picture import joined
 from agentrl.trajectory import Message
 
 
@@ -64,7 +65,7 @@ class Dialogue:
             return prompt
         last = prompt[-1]
         if last["role"] == "user":  # many chat templates refuse two user turns in a row
-            return [*prompt[:-1], {**last, "content": f"{last['content']}\n\n{text}"}]
+            return [*prompt[:-1], {**last, "content": joined(last["content"], f"\n\n{text}")}]
         return [*prompt, {"role": "user", "content": text}]
 
     async def respond(self) -> InteractionResponse | None:

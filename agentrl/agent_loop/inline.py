@@ -12,6 +12,7 @@ from agentrl.agent_loop.base import AgentLoop, Episode, Reply
 from agentrl.agent_loop.outcome import status_of
 from agentrl.agent_loop.tool_calls import answer_calls, open_tools
 from agentrl.chat import ParsedCall
+from agentrl.picture import joined
 from agentrl.tool import MALFORMED
 from agentrl.tool_session import ToolSession
 from agentrl.trajectory import Message, Status, ToolCallRecord
@@ -32,7 +33,7 @@ class InlineLoop(AgentLoop):
         """Append what came of the call; `last`: with the request for a final answer. Returns whether there is room."""
 
     async def run(self, episode: Episode) -> None:
-        async with open_tools(episode) as session:
+        async with open_tools(episode, images=False) as session:
             episode.start(*self.first_prompt(episode.sample, episode.context.tools.schemas))
             status = await self._converse(episode, session)
         episode.finish(status)
@@ -71,5 +72,5 @@ class InlineLoop(AgentLoop):
 def with_system(prompt: list[Message], system: str) -> list[Message]:
     """The prompt with `system` as, or in front of, its system message."""
     if prompt and prompt[0]["role"] == "system":
-        return [{**prompt[0], "content": f"{system}\n\n{prompt[0]['content']}"}, *prompt[1:]]
+        return [{**prompt[0], "content": joined(prompt[0]["content"], f"{system}\n\n", before=True)}, *prompt[1:]]
     return [{"role": "system", "content": system}, *prompt]

@@ -60,6 +60,8 @@ class OpenAIProxyLoop(AgentLoop):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._endpoint: asyncio.Task[Endpoint] | None = None
 
+    takes_images = False
+
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
         """The row's prompt; what the agent makes of it is only known when it runs."""
         return sample.prompt, []

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.agent_loop.base import Episode
 from agentrl.chat import ParsedCall
+from agentrl.picture import image_part
 from agentrl.tool import ErrorKind
 from agentrl.tool_session import ToolResult, ToolSession
 from agentrl.trajectory import Message, ToolCallRecord
@@ -18,9 +19,12 @@ FINAL_ANSWER_REQUEST = "No more tool calls are possible. Give your final answer 
 
 
 @contextlib.asynccontextmanager
-async def open_tools(episode: Episode) -> AsyncIterator[ToolSession]:
-    """The trajectory's tools, closed however it ends; the rewards they give then go to its last assistant turn."""
-    session = await episode.context.tools.open(episode.session, episode.sample.tools_kwargs)
+async def open_tools(episode: Episode, *, images: bool = True) -> AsyncIterator[ToolSession]:
+    """The trajectory's tools, closed however it ends; the rewards they give then go to its last assistant turn.
+
+    Without `images` those of answers are left out, with a note.
+    """
+    session = await episode.context.tools.open(episode.session, episode.sample.tools_kwargs, images=images)
     try:
         yield session
     except BaseException:
@@ -53,10 +57,17 @@ async def answer_calls(
         for name, value in result.metrics.items():
             episode.trajectory.metrics[name] = episode.trajectory.metrics.get(name, 0.0) + value
     messages: list[Message] = [
-        {"role": "tool", "content": result.text, "tool_call_id": call.id, "name": call.name}
+        {"role": "tool", "content": content_of(result), "tool_call_id": call.id, "name": call.name}
         for call, result in zip(calls, results, strict=True)
     ]
     return records, messages
+
+
+def content_of(result: ToolResult) -> Any:
+    """What the model is shown: text, or images and text."""
+    if not result.images:
+        return result.text
+    return [*map(image_part, result.images), {"type": "text", "text": result.text}]
 
 
 async def call_tool(session: ToolSession, call: ParsedCall) -> ToolResult:

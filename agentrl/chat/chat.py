@@ -6,6 +6,7 @@ and text that comes from users, tools or tool schemas never becomes a control to
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,9 +16,11 @@ from agentrl.chat.codec import Codec
 from agentrl.chat.drift import Drift
 from agentrl.chat.format import Format
 from agentrl.chat.message import AssistantMessage, normalise, with_named_ids
+from agentrl.chat.vision import Vision
 from agentrl.errors import ConfigError, DataError
+from agentrl.picture import Picture, pictures_in
 from agentrl.tool import ToolSchema
-from agentrl.trajectory import Message
+from agentrl.trajectory import Message, PlacedImage
 
 CACHED_PROMPTS = 256
 """First prompts remembered: the trajectories of a group render the same one."""
@@ -26,8 +29,11 @@ CACHED_PROMPTS = 256
 class Chat:
     """Renders, bridges and parses. Tool lists are taken to be immutable."""
 
-    def __init__(self, codec: Codec, format: Format) -> None:
+    def __init__(self, codec: Codec, format: Format, vision: Vision | None = None) -> None:
+        """`vision`: of a model that takes images."""
         self.tokenizer: Any = codec.tokenizer
+        self.vision = vision
+        self._image_token = None if vision is None else codec.tokenizer.convert_ids_to_tokens(vision.image_token_id)
         self.format = format
         self.stop_token_ids: tuple[int, ...] = format.stop_token_ids
         self._codec = codec
@@ -57,8 +63,10 @@ class Chat:
         from agentrl.chat.load import load_tokenizer, make_format
 
         codec = Codec(load_tokenizer(path, chat_template, trust_remote_code=trust_remote_code))
-        made = make_format(codec, format, chat_template_kwargs or {}, own_template=chat_template is not None)
-        return cls(codec, made)
+        vision = Vision.of(path, trust_remote_code=trust_remote_code)
+        # Families' renderers write text only.
+        own_template = chat_template is not None or (vision is not None and format == "auto")
+        return cls(codec, make_format(codec, format, chat_template_kwargs or {}, own_template=own_template), vision)
 
     @property
     def vocab_size(self) -> int:
@@ -66,13 +74,17 @@ class Chat:
         return len(self.tokenizer)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> list[int]:
-        """The first prompt: the conversation, and the generation prompt that the policy goes on from."""
+        """The first prompt: the conversation, and the generation prompt that the policy goes on from.
+
+        An image's place holds as many image tokens as it needs; `images` says which image is where.
+        """
         canonical = self._canonical(tools)
         key = (json.dumps(list(messages), ensure_ascii=False, default=str), id(canonical))
         if key in self._prompts:
             self._prompts.move_to_end(key)
         else:
-            ids = self.format.render(self._prepare(messages), canonical, True)
+            pictures = self._pictures(messages)
+            ids = self._expanded(self.format.render(self._prepare(messages), canonical, True), pictures)
             self._prompts[key] = (canonical, ids)
             if len(self._prompts) > CACHED_PROMPTS:
                 self._prompts.popitem(last=False)
@@ -88,7 +100,27 @@ class Chat:
             raise ValueError("bridge: the transcript is empty; render the first prompt")
         if not messages or any(message["role"] == "assistant" for message in messages):
             raise ValueError("bridge: expected tool, user or system messages; assistant turns are sampled")
-        return self.format.bridge(ids, self._prepare(messages), self._canonical(tools))
+        pictures = self._pictures(messages)
+        return self._expanded(self.format.bridge(ids, self._prepare(messages), self._canonical(tools)), pictures)
+
+    def images(self, ids: Sequence[int], messages: Sequence[Message]) -> list[PlacedImage]:
+        """The images of `messages`, as the model is fed them, in their places in `ids`, which render or bridge made.
+
+        Raises DataError for a damaged one.
+        """
+        pictures = list(pictures_in(messages))
+        return self.vision.place(ids, pictures) if self.vision is not None and pictures else []
+
+    def _pictures(self, messages: Sequence[Message]) -> list[Picture]:
+        pictures = list(pictures_in(messages))
+        if pictures and self.vision is None:
+            raise DataError(f"a message has an image, and the model of {self.tokenizer.name_or_path} takes none")
+        return pictures
+
+    def _expanded(self, ids: list[int], pictures: list[Picture]) -> list[int]:
+        if self.vision is None or not pictures:
+            return ids
+        return self.vision.expand(ids, pictures, f"the chat template of {self.tokenizer.name_or_path}")
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None = None) -> AssistantMessage:
         """Read one sampled turn. Never raises for what the policy wrote: broken calls are kept with their error."""
@@ -102,6 +134,21 @@ class Chat:
         """The text, control tokens included."""
         return self._codec.decode(ids)
 
+    def shown(self, ids: Sequence[int]) -> str:
+        """As `decode`, for people: a run of image tokens is written as one and its length."""
+        if self.vision is None:
+            return self.decode(ids)
+        parts, image_token = [], self.vision.image_token_id
+        for is_image, run in itertools.groupby(ids, lambda id: id == image_token):
+            members = list(run)
+            parts.append(f"{self._image_token}*{len(members)}" if is_image else self.decode(members))
+        return "".join(parts)
+
+    @property
+    def media_token_ids(self) -> tuple[int, ...]:
+        """Tokens that stand for media only: a policy that samples one has ended its turn in a malformed way."""
+        return () if self.vision is None else self.vision.media_token_ids
+
     def render_training(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
     ) -> tuple[list[int], list[int]]:
@@ -110,8 +157,10 @@ class Chat:
         The mask is 1 on what the policy would sample: text, reasoning and calls of assistant turns and the tokens that
         end them. The ids are those of `render`, sampled turns and `bridge` in turn, and end with the last trained one.
 
-        Raises DataError when there is no assistant turn, or one without a message before it.
+        Raises DataError when there is no assistant turn, one without a message before it, or an image.
         """
+        if any(pictures_in(messages)):
+            raise DataError("a message has an image, and supervised training is on text only")
         prepared, canonical = self._prepare(messages), self._canonical(tools)
         ids: list[int] = []
         mask: list[int] = []
@@ -140,6 +189,7 @@ class Chat:
         finished = messages[-1]["role"] == "assistant"
         try:
             rendered = self.format.render(self._prepare(messages), self._canonical(tools), not finished)
+            rendered = self._expanded(rendered, self._pictures(messages))
         except (ConfigError, ValueError):
             return Drift.FORK  # E.g. a malformed call, which a template cannot write.
         sampled = list(ids)
@@ -170,7 +220,8 @@ class Chat:
 
     def _made_safe(self, role: str, key: str, value: Any) -> Any:
         if isinstance(value, str) and (role == "assistant" or not self.format.guards):
-            return self._codec.encodable(value)
+            text = self._codec.encodable(value)
+            return text.replace(self._image_token, self._codec.guard(self._image_token)) if self._image_token else text
         return self._guard(value) if self.format.guards else value
 
     def _guard(self, value: Any) -> Any:

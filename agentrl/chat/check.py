@@ -30,7 +30,7 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     where = f"the tokenizer at {chat.tokenizer.name_or_path} with the chat format {chat.format.name!r}"
     if not chat.stop_token_ids:
         raise ConfigError(f"{where} has no stop token: set eos_token in its tokenizer_config.json")
-    text = chat.decode(chat.render(messages, tools))
+    text = chat.shown(chat.render(messages, tools))
     if not tools:
         return text
     if not chat.format.parses_tools:

@@ -30,8 +30,9 @@ class DataConfig(Section):
     """The same for validation; null: no validation. With train_files=quickstart the default is `quickstart`, too."""
     prompt_key: str = "prompt"
     """The column that holds the messages."""
-    image_key: str = "images"
-    """The column, where there is one, with a row's images: in a message <image> stands for the next of them."""
+    image_key: str | None = "images"
+    """The column, where there is one, with a row's images: in a message <image> stands for the next of them. null: no
+    images are read."""
     train_batch_size: int = Field(32, gt=0)
     """Prompts a step."""
     val_batch_size: int | None = Field(None, gt=0)

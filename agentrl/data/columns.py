@@ -30,12 +30,12 @@ class BadValue:
     found: str
 
 
-def wanted_columns(schema: pa.Schema, prompt_key: str) -> list[str]:
+def wanted_columns(schema: pa.Schema, prompt_key: str, image_key: str | None) -> list[str]:
     """The columns of the file that rows are made of."""
-    return [name for name in schema.names if name in (prompt_key, *TEXT, *MAPPINGS)]
+    return [name for name in schema.names if name in (prompt_key, image_key, *TEXT, *MAPPINGS)]
 
 
-def check_types(schema: pa.Schema, prompt_key: str, file: str) -> None:
+def check_types(schema: pa.Schema, prompt_key: str, image_key: str | None, file: str) -> None:
     """Raises DataError for a file without prompts or with a column of a type that no row can have."""
     if prompt_key not in schema.names:
         raise DataError(
@@ -46,6 +46,11 @@ def check_types(schema: pa.Schema, prompt_key: str, file: str) -> None:
     if problem is not None:
         raise DataError(
             f"{file}, column {prompt_key}: expected a list of messages {{role, content}} in text, found {problem}"
+        )
+    if image_key in schema.names and not holds_images(schema.field(image_key).type):
+        raise DataError(
+            f"{file}, column {image_key}: expected a list of images, each {{bytes, path}}, bytes or a path, found "
+            f"{schema.field(image_key).type}. If it holds something else, set data.image_key=null"
         )
     for name, column_type in typed_columns(schema):
         base = name.removeprefix("extra_info.")
@@ -64,7 +69,7 @@ def check_types(schema: pa.Schema, prompt_key: str, file: str) -> None:
 
 def prompt_problem(column_type: pa.DataType) -> str | None:
     """Why a column cannot hold messages, or None when it can."""
-    if not (pa.types.is_list(column_type) or pa.types.is_large_list(column_type)):
+    if not is_list(column_type):
         return str(column_type)
     message = column_type.value_type
     if not pa.types.is_struct(message):
@@ -73,9 +78,29 @@ def prompt_problem(column_type: pa.DataType) -> str | None:
     for name in ("role", "content"):
         if name not in names:
             return f"messages without {name}: {message}"
-        if not is_text(message.field(name).type):
+        if not (is_text(message.field(name).type) or (name == "content" and is_parts(message.field(name).type))):
             return f"{name} of type {message.field(name).type}"
     return None
+
+
+def is_parts(column_type: pa.DataType) -> bool:
+    """A list of {type, text, ...}."""
+    return is_list(column_type) and pa.types.is_struct(column_type.value_type)
+
+
+def is_list(column_type: pa.DataType) -> bool:
+    return pa.types.is_list(column_type) or pa.types.is_large_list(column_type)
+
+
+def holds_images(column_type: pa.DataType) -> bool:
+    if pa.types.is_null(column_type):
+        return True
+    if not is_list(column_type):
+        return False
+    item = column_type.value_type
+    if pa.types.is_struct(item):
+        return any(field.name in ("bytes", "path") for field in item)
+    return is_text(item) or pa.types.is_binary(item) or pa.types.is_large_binary(item)
 
 
 def typed_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:

@@ -43,12 +43,14 @@ class ParquetDataset:
         files: str | Sequence[str],
         *,
         prompt_key: str = "prompt",
+        image_key: str | None = "images",
         default_agent_loop: str = "single_turn",
         max_samples: int | None = None,
         on_bad_row: Literal["error", "skip"] = "error",
     ) -> None:
         """Reads all files once. Raises DataError for a file or (with on_bad_row=error) a row that cannot be used."""
         self.prompt_key = prompt_key
+        self.image_key = image_key
         self.default_agent_loop = default_agent_loop
         self.on_bad_row = on_bad_row
         self.skipped = 0
@@ -73,11 +75,15 @@ class ParquetDataset:
         return len(self._kept)
 
     def __getitem__(self, position: int) -> Sample:
-        """Raises IndexError past the end."""
+        """Raises IndexError past the end, and DataError for an image that cannot be read."""
         index = int(self._kept[position])
         which = bisect.bisect_right(self._ends, index)
         store = self._stores[which]
-        return self._sample(store[index - self._ends[which] + len(store)], index, store.file)
+        row = store[index - self._ends[which] + len(store)]
+        try:
+            return self._sample(row, index, store.file)
+        except DataError as error:
+            raise DataError(f"{place(store.file, row)}: {error}") from error
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[position] for position in range(len(self)))
@@ -119,19 +125,19 @@ class ParquetDataset:
         on_bad_row=skip).
         """
         overlong, unusable = [], []
-        for index, sample in self._stream():
+        for index, row, file in self._stream():
             try:
-                tokens = length(sample)
+                tokens = length(self._sample(row, index, file))
             except (ValueError, TypeError, LookupError, RuntimeError, UserError) as error:
                 if self.on_bad_row == "error":
                     problem = str(error) if isinstance(error, DataError) else f"the prompt cannot be rendered: {error}"
-                    raise DataError(f"{where(sample)}: {problem}") from error
+                    raise DataError(f"{place(file, row)}: {problem}") from error
                 unusable.append(index)
                 tokens = 0
             if tokens > limit:
                 if refuse:
                     raise DataError(
-                        f"{where(sample)}: the prompt is {tokens} tokens long, data.max_prompt_length is {limit}. "
+                        f"{place(file, row)}: the prompt is {tokens} tokens long, data.max_prompt_length is {limit}. "
                         "Raise it, or leave such rows out with data.filter_overlong_prompts=true"
                     )
                 overlong.append(index)
@@ -144,7 +150,7 @@ class ParquetDataset:
         return len(overlong)
 
     def _read(self, file: str, room: int | None) -> RowStore:
-        reader, store = RowReader(file, self.prompt_key), RowStore(file)
+        reader, store = RowReader(file, self.prompt_key, self.image_key), RowStore(file)
         self._sizes.append((reader.rows, reader.bytes))
         for batch in reader if room is None or room > 0 else ():
             bad = bad_rows(batch, self.prompt_key)
@@ -196,8 +202,8 @@ class ParquetDataset:
         if not len(self):
             raise DataError(f"no row of {', '.join(self.files)} names only known loops, tools and interactions")
 
-    def _stream(self) -> Iterator[tuple[int, Sample]]:
-        """All kept rows with their indices, decoded a batch at a time."""
+    def _stream(self) -> Iterator[tuple[int, dict[str, Any], str]]:
+        """All kept rows with their indices and files, decoded a batch at a time."""
         kept = np.zeros(self._ends[-1], bool)
         kept[self._kept] = True
         index = -1
@@ -207,12 +213,13 @@ class ParquetDataset:
                     for row in batch.slice(start, 256).to_pylist(maps_as_pydicts="strict"):
                         index += 1
                         if kept[index]:
-                            yield index, self._sample(row, index, store.file)
+                            yield index, row, store.file
 
     def _sample(self, row: dict[str, Any], index: int, file: str) -> Sample:
         return to_sample(
             row,
             prompt_key=self.prompt_key,
+            image_key=self.image_key,
             default_agent_loop=self.default_agent_loop,
             index=index,
             file=file,
@@ -236,8 +243,8 @@ def expand(files: str | Sequence[str]) -> list[str]:
     return found
 
 
-def where(sample: Sample) -> str:
-    return f"{sample.file}, row {sample.row} (the first is 0)"
+def place(file: str, row: dict[str, Any]) -> str:
+    return f"{file}, row {row[ROW_NUMBER]} (the first is 0)"
 
 
 def unknown_name(kind: str, name: str, place: str, known: Collection[str]) -> str:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from agentrl.data.images import with_images
 from agentrl.data.sample import AGENT_ALIASES, Sample
 
 
 def to_sample(
-    row: dict[str, Any], *, prompt_key: str, default_agent_loop: str, index: int, file: str, number: int
+    row: dict[str, Any],
+    *,
+    prompt_key: str,
+    image_key: str | None,
+    default_agent_loop: str,
+    index: int,
+    file: str,
+    number: int,
 ) -> Sample:
-    """`row` has passed the checks of `columns`; `number` is its row in the file."""
+    """`row` has passed the checks of `columns`; `number` is its row in the file.
+
+    Raises DataError for images that cannot be read, or not put into the messages.
+    """
     row = without_nulls(row)
     extra = row.get("extra_info", {})
     agent = row.get("agent_name") or extra.get("agent_name") or default_agent_loop
     return Sample(
-        prompt=row[prompt_key],
+        prompt=with_images(row[prompt_key], (row.get(image_key) if image_key else None) or [], Path(file).parent),
         data_source=row.get("data_source", "unknown"),
         agent_name=AGENT_ALIASES.get(agent, agent),
         ground_truth=row.get("reward_model", {}).get("ground_truth"),

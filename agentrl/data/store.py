@@ -27,7 +27,7 @@ ROW_NUMBER = "__row_in_file__"
 class RowReader:
     """Reads a parquet file in batches of bounded size, each with the rows' numbers in the file as a last column."""
 
-    def __init__(self, file: str, prompt_key: str) -> None:
+    def __init__(self, file: str, prompt_key: str, image_key: str | None = None) -> None:
         """Raises DataError when the file is missing, is no parquet file or lacks what every row needs."""
         self.file = file
         path = Path(file)
@@ -41,8 +41,8 @@ class RowReader:
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file}: expected a parquet file, but it cannot be read as one: {error}") from error
         self.rows: int = self._parquet.metadata.num_rows
-        check_types(self._parquet.schema_arrow, prompt_key, file)
-        self._columns = wanted_columns(self._parquet.schema_arrow, prompt_key)
+        check_types(self._parquet.schema_arrow, prompt_key, image_key, file)
+        self._columns = wanted_columns(self._parquet.schema_arrow, prompt_key, image_key)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Raises DataError when the file is damaged."""

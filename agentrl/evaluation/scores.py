@@ -155,6 +155,7 @@ class ResponseFiles:
                 "agent_name": row.get("agent_name"),
             },
             prompt_key="prompt",
+            image_key=None,
             default_agent_loop="single_turn",
             index=index,
             file=file,

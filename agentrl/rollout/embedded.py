@@ -18,9 +18,11 @@ from transformers import PreTrainedModel
 
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import use_packed_attention
+from agentrl.model.vision import takes_images
 from agentrl.rollout.embedded_cache import CacheFull, SessionCache
 from agentrl.rollout.embedded_shapes import attention_shapes, free_memory
 from agentrl.rollout.embedded_step import Request, StepRunner
+from agentrl.rollout.embedded_vision import ImageNumbers, hold_images
 from agentrl.rollout.engine import (
     EngineError,
     EngineHealth,
@@ -33,7 +35,7 @@ from agentrl.rollout.engine import (
     outside_vocabulary,
 )
 from agentrl.rollout.weights import SyncReport, Weights
-from agentrl.trajectory import VersionSpan
+from agentrl.trajectory import PlacedImage, VersionSpan
 
 _TURNS_OF_LOOP = 6
 """Turns of the event loop after a request has ended: enough for a tool in this process to answer and come back."""
@@ -81,6 +83,7 @@ class EmbeddedEngine:
         self._cache = SessionCache(shapes, model.dtype, model.device, max_rows=2 * max_num_seqs, max_bytes=limit)
         self._most = max_num_seqs  # requests that run at once, fewer after the cache was full
         self._runner = StepRunner(self.model, self._cache)
+        self._numbers = ImageNumbers()
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._paused = self._asleep = self._closed = False
@@ -88,11 +91,13 @@ class EmbeddedEngine:
 
     # Requests
 
-    async def generate(self, ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+    async def generate(
+        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+    ) -> Generation:
         """See `RolloutEngine.generate`. While the engine is paused or asleep the request waits."""
         if self._closed:
             raise EngineError("the engine is closed")
-        request = self._accept(list(ids), params, session)
+        request = self._accept(list(ids), params, session, images)
         self._waiting.append(request)
         self._kick()
         try:
@@ -101,15 +106,18 @@ class EmbeddedEngine:
             self._leave([request])
             raise
 
-    def _accept(self, ids: list[int], params: SamplingParams, name: str) -> Request:
+    def _accept(self, ids: list[int], params: SamplingParams, name: str, images: Sequence[PlacedImage]) -> Request:
         check_request(ids, params, self.max_model_len)
         if params.stop and self._stop_decode is None:
             raise RequestError("stop strings need an engine made with stop_decode")
         known = self._cache.sessions.get(name)
         if known is not None and known.busy:
             raise RequestError(f"session {name!r} is generating already; one request a session at a time")
-        session, same = self._cache.take(name, ids)
-        new = session.ids[same:]
+        if images and not takes_images(self.model):
+            raise RequestError(f"the request has {len(images)} images, and {type(self.model).__name__} takes none")
+        session, same = self._cache.take(name, self._numbers.replaced(ids, images) if images else ids)
+        hold_images(self.model, session, ids, images)
+        new = ids[same:]
         if new and not 0 <= min(new) <= max(new) < self._vocab_size:
             self._cache.forget(session)
             raise outside_vocabulary(ids, self._vocab_size)

@@ -93,12 +93,13 @@ class RowBatch:
         self.rows = torch.tensor([session.row for session in owners], device=device)  # [T]
         self.columns = torch.tensor(columns, device=device)  # [T]
         starts = torch.tensor([session.prompt_length for session in owners], device=device)
-        self.positions = self.columns + starts
+        places = self.columns + starts
+        self.positions = places + torch.tensor([session.shift for session in owners], device=device)
         self.longest = max(columns) + 1
         self._own_part = _Part(own, [session.row for session in owners])
         self._visible = self._own_part.spread(self.columns + 1)
         self._prompt_part = _Part(shared, [session.prefix.row for session in owners if session.prefix is not None])
-        self._distance = self._prompt_part.spread(self.positions)  # from the prompt's first column
+        self._distance = self._prompt_part.spread(places)  # from the prompt's first column
         holders = [shared.holders[row] for row in self._prompt_part.chosen.tolist()]
         held = [max(1, holder.held) if holder is not None else 1 for holder in holders]
         self._held = torch.tensor(held, device=device).view(-1, 1, 1, 1)
@@ -181,7 +182,11 @@ class Segments:
         self.rows, self.columns = torch.tensor(rows, device=device), torch.tensor(columns, device=device)
         lengths = [session.prompt_length for session in self.sessions]
         starts = torch.tensor([length for length, (a, b) in zip(lengths, self.spans, strict=True) for _ in range(a, b)])
-        self.positions = self.columns + starts.to(device)
+        self._places = self.columns + starts.to(device)
+        shifts = [
+            torch.full((b - a,), session.shift) for session, (a, b) in zip(self.sessions, self.spans, strict=True)
+        ]
+        self.positions = self._places + torch.cat(shifts).to(device)
         # The queries [first, last) of each prompt.
         self.groups: list[tuple[Prefix, int, int]] = []
         for prefix, members in groupby(zip(self.sessions, self.spans, strict=True), key=lambda pair: pair[0].prefix):
@@ -198,7 +203,7 @@ class Segments:
         if window not in self._masks:
             own = [self._masked(self.columns[a:b], int(self.columns[b - 1]) + 1, window) for a, b in self.spans]
             prompts = [
-                None if window is None else self._masked(self.positions[a:b], len(prefix.ids), window)
+                None if window is None else self._masked(self._places[a:b], len(prefix.ids), window)
                 for prefix, a, b in self.groups
             ]
             self._masks[window] = own, prompts

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from agentrl.trajectory import PlacedImage
+
 _COLUMNS = 64
 """Capacity grows in steps of at least so many tokens."""
 
@@ -51,6 +53,11 @@ class Prefix:
     hidden: torch.Tensor | None = None  # [H], the last hidden state after the prompt's last token
     sessions: int = 0
     """How many sessions lie on it."""
+    images: list[PlacedImage] = field(default_factory=list)
+    """Those of the session that it was made for."""
+    rope: torch.Tensor | None = None
+    """As that session's."""
+    shift: int = 0
 
     @property
     def held(self) -> int:
@@ -75,6 +82,11 @@ class Session:
     """A request of it waits or runs."""
     pinned: bool = False
     """A request of it runs: its row must stay."""
+    images: list[PlacedImage] = field(default_factory=list)
+    rope: torch.Tensor | None = None
+    """[3, L] int64: positions of the L tokens of its last request, where images make them another thing than places."""
+    shift: int = 0
+    """Position less place of the tokens behind its images."""
 
     @property
     def held(self) -> int:
@@ -256,7 +268,7 @@ class SessionCache:
             prefix = self.prefixes.get(prompt)
             if prefix is None:
                 self._evict(self.shared, self.prefixes.values())
-                prefix = Prefix(prompt)
+                prefix = Prefix(prompt, images=session.images, rope=session.rope)
                 self.shared.place(prefix)
             prefix.sessions += 1
             session.prefix = prefix

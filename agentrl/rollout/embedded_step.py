@@ -13,6 +13,7 @@ from agentrl.model.packed import forward_packed, make_layout, token_logits
 from agentrl.rollout.embedded_attention import RowBatch, Segments, StepAttention
 from agentrl.rollout.embedded_cache import Prefix, Session, SessionCache
 from agentrl.rollout.embedded_sampling import Sampler
+from agentrl.rollout.embedded_vision import Span, StepImages
 from agentrl.rollout.engine import Generation, SamplingParams
 
 _SHORT = 32
@@ -100,19 +101,28 @@ class StepRunner:
             for kind, group in ((RowBatch, decoding), (RowBatch, short), (Segments, long))
             if group
         ]
+        spans: list[Span] = [(s, s.cached, len(s.ids)) for part in parts for s in part.sessions]
+        spans += [(prefix, 0, len(prefix.ids)) for prefix in prompts]
+        images = StepImages.of(spans, device) if any(holder.images for holder, _, _ in spans) else None
         ids = [torch.tensor(part.ids, device=device) for part in parts]
         positions = [part.positions for part in parts]
         layout = None
         if prompts:
+            continuing = sum(part.size for part in parts)
             flat = torch.tensor([token for prefix in prompts for token in prefix.ids], device=device)
             offsets = torch.tensor([0, *(len(prefix.ids) for prefix in prompts)]).cumsum(0)
-            layout = make_layout(flat, offsets)
+            layout = make_layout(flat if images is None else images.told_apart(flat, continuing), offsets)
             ids.append(flat[layout.stored])
             positions.append(layout.positions)
+            if images is not None:
+                before = torch.arange(continuing, device=device)
+                images = images.select(torch.cat([before, continuing + layout.stored]))
         attention = StepAttention(parts, prompts, layout, cache.own, cache.shared)
         wanted = []
         if ids:
-            hidden = forward_packed(self.model, torch.cat(ids), torch.cat(positions), attention)
+            hidden = self._forward(torch.cat(ids), torch.cat(positions), attention, images)
+            for prefix in prompts:
+                prefix.images, prefix.rope = [], None
             last = torch.tensor([missing[id(r)] for r in (*decoding, *short, *long)], dtype=torch.int64).cumsum(0) - 1
             wanted.append(hidden.index_select(0, last.to(device)))
         if layout is not None:
@@ -130,6 +140,15 @@ class StepRunner:
             self._steady = _Steady(requests, decode, attention, sampler)
         logits = token_logits(self.model, torch.cat(wanted))
         return requests, *self._sample(requests, sampler, logits)
+
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention, images: StepImages | None
+    ) -> torch.Tensor:
+        if images is None:
+            return forward_packed(self.model, ids, positions, attention)
+        ids = torch.where(images.rows < 0, ids, self.model.config.image_token_id)
+        positions = positions if images.positions is None else images.positions
+        return forward_packed(self.model, ids, positions, attention, images.placed(self.model))
 
     def _start_prompts(self, running: Sequence[Request]) -> list[Prefix]:
         """The prompts that this step has to compute; their sessions count them as cached from here on."""

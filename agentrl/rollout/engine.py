@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from agentrl.rollout.weights import SyncReport, Weights
-from agentrl.trajectory import VersionSpan
+from agentrl.trajectory import PlacedImage, VersionSpan
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
@@ -105,8 +105,13 @@ class EngineHealth:
 class RolloutEngine(Protocol):
     """Generates tokens for many sessions at once. All methods are coroutines of one event loop."""
 
-    async def generate(self, ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+    async def generate(
+        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+    ) -> Generation:
         """Continue `ids`. `session` names the trajectory, so that its KV cache is found again on the next turn.
+
+        `images`: all that stand in `ids`. Loops leave it out where there are none, so an engine for text needs not
+        take it.
 
         Raises RequestError (this request can never be served) or EngineError (the engine failed).
         """

@@ -26,6 +26,7 @@ from agentrl.errors import ConfigError, DataError, TrainingError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction_cassette import OnCassette
 from agentrl.model.packed import load_model
+from agentrl.picture import pictures_in
 from agentrl.ray_session import ray_session
 from agentrl.reward import RewardManager
 from agentrl.reward.model_input import ModelInput
@@ -87,7 +88,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
     device = resolve_device(config.trainer.device)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     chat = load_chat(config)
-    display.decode = chat.decode
+    display.decode = chat.shown
     context_parts = build_tools(config, chat)
     train_data, val_data = build_data(config, chat, context_parts, display)
     loader = Loader(train_data, config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed)
@@ -343,7 +344,7 @@ def build_tools(config: Config, chat: Chat, *, scored: bool = True) -> ContextPa
         cassette=cassette,
     )
     tools.limit_run(config.tools.max_concurrent, config.tools.max_rate)
-    tools.bind(chat.encode, chat.decode)
+    tools.bind(chat.encode, chat.decode, chat.vision.tokens_of if chat.vision is not None else None)
     interactions = load_interactions(turns.interaction_config_path)
     if cassette is not None:
         interactions = {name: OnCassette(interaction, cassette) for name, interaction in interactions.items()}
@@ -379,6 +380,7 @@ def open_data(
     data = ParquetDataset(
         files,
         prompt_key=config.data.prompt_key,
+        image_key=config.data.image_key,
         default_agent_loop=config.actor_rollout_ref.rollout.agent.default_agent_loop,
         max_samples=max_samples,
         on_bad_row=config.data.on_bad_row,
@@ -393,6 +395,7 @@ def open_data(
 
     def length(sample: Sample) -> int:
         check_interaction(sample, context)
+        check_images(sample, context)
         context.examples.setdefault(sample.agent_name, sample)
         return len(chat.render(*first_prompt(sample, context)))
 
@@ -422,6 +425,12 @@ def check_interaction(sample: Sample, context: ContextParts) -> None:
             "(a loop of your own says so by takes_interactions = True)"
         )
     context.interactions[kwargs.pop("name")].check_row(kwargs)
+
+
+def check_images(sample: Sample, context: ContextParts) -> None:
+    """Raises DataError for images under a loop that does not show them."""
+    if not context.loops[sample.agent_name].takes_images and any(pictures_in(sample.prompt)):
+        raise DataError(f"it has images, and agent_name={sample.agent_name} shows none")
 
 
 def first_prompt(sample: Sample, context: ContextParts) -> tuple[list[Message], list[ToolSchema]]:

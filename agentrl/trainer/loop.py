@@ -284,6 +284,8 @@ class Trainer:
         """The policy in Hugging Face format, whole or not at all."""
         with published_directory(self.parts.dir / "policy") as partial:
             self.parts.policy.run("export", dir=partial, tokenizer=self.parts.chat.tokenizer)
+            if self.parts.chat.vision is not None:
+                self.parts.chat.vision.save(partial)
             (partial / STEP_FILE).write_text(f"{self.step}\n")
         if self.parts.checkpoints.store is not None:
             with self.timed("upload"):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
 from agentrl.publish import published
-from agentrl.trajectory import Message, Status, ToolCallRecord, Trajectory, Transcript, Turn, VersionSpan
+from agentrl.trajectory import Message, PlacedImage, Status, ToolCallRecord, Trajectory, Transcript, Turn, VersionSpan
 
 _MESSAGE = pa.struct(
     {
@@ -51,6 +51,14 @@ _CALL = pa.struct(
         "truncated": pa.bool_(),
     }
 )
+_IMAGE = pa.struct(
+    {
+        "start": pa.int32(),  # its first token
+        "tokens": pa.int32(),
+        "grid": pa.list_(pa.int32()),  # frames, rows and columns of patches
+        "digest": pa.string(),  # of its file, as in `messages`
+    }
+)
 _SPAN = pa.struct({"version": pa.int64(), "start": pa.int32(), "end": pa.int32()})
 SCHEMA = pa.schema(
     {
@@ -75,6 +83,7 @@ SCHEMA = pa.schema(
         "mask": pa.list_(pa.list_(pa.int8())),
         "logprobs": pa.list_(pa.list_(pa.float32())),
         "versions": pa.list_(pa.list_(_SPAN)),
+        "images": pa.list_(pa.list_(_IMAGE)),
         "score_extra": pa.map_(pa.string(), pa.float64()),
         "metrics": pa.map_(pa.string(), pa.float64()),
     }
@@ -128,9 +137,15 @@ def to_row(trajectory: Trajectory, step: int, split: str) -> dict[str, Any]:
             [{"version": span.version, "start": span.start, "end": span.end} for span in transcript.versions]
             for transcript in trajectory.transcripts
         ],
+        "images": [[_image_row(one) for one in transcript.images] for transcript in trajectory.transcripts],
         "score_extra": {valid_unicode(name): value for name, value in trajectory.score_extra.items()},
         "metrics": {valid_unicode(name): value for name, value in trajectory.metrics.items()},
     }
+
+
+def _image_row(placed: PlacedImage) -> dict[str, Any]:
+    image = placed.image
+    return {"start": placed.start, "tokens": image.tokens, "grid": image.grid, "digest": image.digest.hex()}
 
 
 def _message_row(message: Message) -> dict[str, Any]:
@@ -175,7 +190,7 @@ def _call_row(turn: int, call: ToolCallRecord) -> dict[str, Any]:
 
 
 def from_row(row: dict[str, Any]) -> Trajectory:
-    """What `to_row` made a row of."""
+    """What `to_row` made a row of, without the pixels of images, which are not recorded."""
     turns = [Turn(**turn) for turn in row["turns"]]
     for call in row["calls"]:
         arguments = None if call["arguments"] is None else json.loads(call["arguments"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from agentrl.chat import Chat
 from agentrl.rollout.engine import EngineHealth, FinishReason, Generation, PauseMode, SamplingParams
 from agentrl.rollout.weights import SyncReport, Weights
-from agentrl.trajectory import VersionSpan
+from agentrl.trajectory import PlacedImage, VersionSpan
 
 Script = Callable[[str, int], str | Exception]
 """(session, turn number from 0) -> what the policy says, or the fault that the engine has."""
@@ -31,7 +31,9 @@ class ScriptedEngine:
     beyond_stop: str = ""
     """What the token that completes a stop string spells beyond it."""
 
-    async def generate(self, ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+    async def generate(
+        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+    ) -> Generation:
         turns = self.said.setdefault(session, [])
         self.prompts.setdefault(session, []).append(list(ids))
         self.running += 1

@@ -264,7 +264,7 @@ def test_an_empty_data_set(tmp_path: Path) -> None:
         ({"prompt": "just text"}, "prompt", "string"),
         ({"prompt": ["text"]}, "prompt", "a list of string"),
         ({"prompt": [{"content": "x"}]}, "prompt", "messages without role"),
-        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "prompt", "content of type"),
+        ({"prompt": [{"role": "user", "content": [["x"]]}]}, "prompt", "content of type"),
         ({"data_source": 3}, "data_source", "int64"),
         ({"agent_name": ["a"]}, "agent_name", "list"),
         ({"reward_model": "x"}, "reward_model", "string"),

@@ -193,7 +193,7 @@ async def test_the_seeds_of_repeated_calls_differ(chat: Chat) -> None:
     seeds = []
 
     class Seeing(ScriptedEngine):
-        async def generate(self, ids: Any, params: Any, session: str) -> Any:
+        async def generate(self, ids: Any, params: Any, session: str, images: Any = ()) -> Any:
             seeds.append(params.seed)
             return await super().generate(ids, params, session)
 

@@ -84,7 +84,7 @@ async def test_a_server_of_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert await told(session, "my_count") == "1"
         seen = await told(session, "my_variables")
         assert "A_TOKEN" in seen and "A_SECRET" not in seen
-        assert await told(session, "my_picture") == "a dot:\n(image of type image/png: only text is shown)"
+        assert await told(session, "my_picture") == "a dot:\n[1 images left out: only text can be shown]"
         refused = await session.call("my_refuse", {"why": "too late"})
         assert (refused.error, refused.text) == (
             ErrorKind.EXECUTION,

@@ -16,6 +16,7 @@ from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, Reward
 from agentrl.workers import CriticWorker, PolicyWorker
 from agentrl.workers.group import shares
 from agentrl.workers.reward_model import RewardModelWorker
+from tests.vision.sharded import updated
 
 
 def main(rank: int, ranks: int, work: Path) -> None:
@@ -49,6 +50,10 @@ def main(rank: int, ranks: int, work: Path) -> None:
     weights = dict(experts.named_tensors())  # every rank reads; the first one writes
     if rank == 0:
         save_file(weights, work / "experts.safetensors")
+
+    seeing = updated(work / "vision")
+    if rank == 0:
+        save_file(seeing, work / "vision.safetensors")
     dist.destroy_process_group()
 
 

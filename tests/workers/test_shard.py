@@ -24,6 +24,8 @@ from agentrl.workers.reward_model import RewardModelWorker
 from tests.conftest import PROJECT
 from tests.model.families import make_model
 from tests.reward.tiny_reward_model import make_reward_model
+from tests.vision.sharded import updated
+from tests.vision.tiny import make_tiny_vision_policy
 from tests.workers.conftest import BatchMaker, WorkerMaker
 
 RANKS = 2
@@ -85,6 +87,7 @@ def test_two_ranks_equal_one(
     )
     settings = {"model": model, "actor": actor, "critic": critic, "experts": experts, "reward_model": judging}
     (tmp_path / "settings.json").write_text(json.dumps({name: one.model_dump() for name, one in settings.items()}))
+    make_tiny_vision_policy(tmp_path / "vision")
     run_ranks(tmp_path)
 
     values = CriticWorker(model, critic, actor, device="cpu", total_steps=10, seed=1)
@@ -122,3 +125,8 @@ def test_two_ranks_equal_one(
     assert of_ranks.keys() == dict(mixture.weights().shapes).keys()
     for key, tensor in mixture.named_tensors():
         assert torch.allclose(of_ranks[key], tensor, rtol=0, atol=1e-5), key
+
+    before, seeing = load_file(tmp_path / "vision" / "model.safetensors"), load_file(tmp_path / "vision.safetensors")
+    assert any("visual" in name and not torch.equal(before[name], seeing[name]) for name in before)
+    for key, tensor in updated(tmp_path / "vision").items():
+        assert torch.allclose(seeing[key], tensor, rtol=0, atol=1e-5), key

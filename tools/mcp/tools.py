@@ -152,7 +152,7 @@ class MCPTool(RemoteTool):
         secrets = connection.server.secrets
         with secrets.hidden_in_errors():
             answer = response_of(await self.client.call(attempt, safe=self._safe))
-        return ToolResponse(secrets.hide(answer.text))
+        return ToolResponse(secrets.hide(answer.text), images=answer.images)
 
     async def close(self) -> None:
         await super().close()

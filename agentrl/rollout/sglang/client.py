@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from agentrl.rollout.engine import (
     RequestError,
     SamplingParams,
 )
-from agentrl.trajectory import VersionSpan
+from agentrl.trajectory import PlacedImage, VersionSpan
 
 STREAM_TOKENS = 64
 """Tokens that a server sends at a time: as many are lost at most when it dies."""
@@ -67,7 +68,14 @@ class SGLangClient:
     # Requests
 
     async def generate(
-        self, rid: str, ids: Sequence[int], params: SamplingParams, *, cache_key: str, part: Part | None = None
+        self,
+        rid: str,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_key: str,
+        part: Part | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> Generation:
         """Continue `ids`. Cancelling the call leaves the request running there: `abort` it.
 
@@ -75,16 +83,20 @@ class SGLangClient:
             rid: of a fixed length and unique: `abort` ends every request whose id begins with the one it is given.
             cache_key: requests with different keys share nothing of the prefix cache.
             part: filled while tokens arrive.
+            images: all that stand in `ids`. The server is sent their files, and one token for each, of which it makes
+                as many as its own image processor says.
         """
         part = part if part is not None else Part()
         body = {
             "rid": rid,
-            "input_ids": ids,
+            "input_ids": with_one_token_each(ids, images) if images else ids,
             "sampling_params": sampling_params(params),
             "return_logprob": True,
             "stream": True,
             "extra_key": cache_key,
         }
+        if images:
+            body["image_data"] = [data_url(one.image.encoded) for one in images]
         try:
             url, content = f"{self.url}/generate", orjson.dumps(body)
             async with self._http.post(url, data=content, headers=JSON) as response:
@@ -96,6 +108,11 @@ class SGLangClient:
                     for event in events:
                         if event.startswith(b"data: {"):
                             part.take(self._parsed(event[6:]))
+            if images and part.prompt_tokens != len(ids):
+                raise RequestError(
+                    f"{self.url} makes {part.prompt_tokens} tokens of a prompt with images that has {len(ids)} here: "
+                    "it has another image processor than actor_rollout_ref.model.path"
+                )
             return part.generation()
         except RequestError:
             raise
@@ -216,6 +233,11 @@ class Part:
         """Of the server when it sent the last tokens, as it says."""
         return str(self._last.get("weight_version"))
 
+    @property
+    def prompt_tokens(self) -> int | None:
+        """How many the server counts."""
+        return self._last.get("prompt_tokens")
+
     def take(self, chunk: dict[str, Any]) -> None:
         """The next chunk; each brings only new tokens. Raises ValueError or KeyError when it makes no sense."""
         self._last = meta = chunk["meta_info"]
@@ -265,6 +287,21 @@ def sampling_params(params: SamplingParams) -> dict[str, Any]:
     if params.seed is not None:
         written["sampling_seed"] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
     return written
+
+
+def with_one_token_each(ids: Sequence[int], images: Sequence[PlacedImage]) -> list[int]:
+    """`ids` with only the first of the tokens that stand for an image."""
+    kept: list[int] = []
+    start = 0
+    for one in images:
+        kept += ids[start : one.start + 1]
+        start = one.start + one.image.tokens
+    return [*kept, *ids[start:]]
+
+
+def data_url(file: bytes) -> str:
+    """An image file as SGLang takes it in JSON; it finds out the format by itself."""
+    return f"data:image;base64,{base64.b64encode(file).decode()}"
 
 
 def describe(error: BaseException) -> str:

@@ -37,7 +37,7 @@ from agentrl.rollout.sglang.router import NoServer
 from agentrl.rollout.sglang.supervisor import Server, Supervisor
 from agentrl.rollout.sglang.sync.update import WeightSender
 from agentrl.rollout.weights import SyncReport, Weights
-from agentrl.trajectory import VersionSpan
+from agentrl.trajectory import PlacedImage, VersionSpan
 
 MAX_FAILOVERS = 8
 """Servers that one request may see fail before it is given up."""
@@ -51,6 +51,7 @@ class Call:
     """A running `generate`."""
 
     session: str
+    images: Sequence[PlacedImage] = ()
     aborted: bool = False
     server: Server | None = None
     """Where it runs now; None while it waits."""
@@ -104,7 +105,9 @@ class SGLangEngine:
 
     # Requests
 
-    async def generate(self, ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+    async def generate(
+        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+    ) -> Generation:
         """See `RolloutEngine.generate`. While the engine is paused, asleep or takes new weights the request waits."""
         if self._closed:
             raise EngineError("the engine is closed")
@@ -115,7 +118,7 @@ class SGLangEngine:
         if session in self._calls:
             raise RequestError(f"session {session!r} is generating already; one request a session at a time")
         self._supervisor.start()
-        call = self._calls[session] = Call(session)
+        call = self._calls[session] = Call(session, images)
         try:
             return await self._serve(call, list(ids), params)
         finally:
@@ -196,7 +199,9 @@ class SGLangEngine:
         """One request to one server. Cancelled, it is aborted there; when the server is given up, ServerFailed."""
         call.server, call.rid = server, uuid.uuid4().hex
         client, rid = server.client, call.rid
-        asking = asyncio.create_task(client.generate(rid, ids, params, cache_key=f"v{version}", part=call.part))
+        asking = asyncio.create_task(
+            client.generate(rid, ids, params, cache_key=f"v{version}", part=call.part, images=call.images)
+        )
         call.asking = asking
         server.asking.add(asking)
         try:

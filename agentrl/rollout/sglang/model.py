@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from agentrl.model.checkpoint_names import CheckpointNames
+from agentrl.model.vision import auto_class
 from agentrl.rollout.weights import Weights
 
 
@@ -31,7 +32,7 @@ class ModelFacts:
         """From the model's config; no weights are read."""
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            model = auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
         shapes = {name: tuple(param.shape) for name, param in model.named_parameters(remove_duplicate=False)}
         text = config.get_text_config()
         return ModelFacts(

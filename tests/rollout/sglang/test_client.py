@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from aiohttp import web
@@ -12,6 +14,7 @@ from aiohttp import web
 from agentrl.http import http_client
 from agentrl.rollout.engine import RequestError, SamplingParams
 from agentrl.rollout.sglang.client import Part, ServerFailed, SGLangClient
+from agentrl.trajectory import Image, PlacedImage
 
 
 def chunk(ids: Sequence[int], **meta: Any) -> dict[str, Any]:
@@ -23,6 +26,25 @@ def chunk(ids: Sequence[int], **meta: Any) -> dict[str, Any]:
 
 
 END: dict[str, Any] = {"finish_reason": {"type": "length", "length": 3}}
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(generate: Handler) -> AsyncIterator[SGLangClient]:
+    """A client of a server that answers so."""
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    http = http_client()
+    try:
+        yield SGLangClient(f"http://127.0.0.1:{runner.addresses[0][1]}", http)
+    finally:
+        await http.close()
+        await runner.cleanup()
 
 
 async def answered(chunks: Sequence[dict[str, Any]], part: Part, *, break_off: bool = False) -> Any:
@@ -38,19 +60,8 @@ async def answered(chunks: Sequence[dict[str, Any]], part: Part, *, break_off: b
             request.transport.close()
         return response
 
-    app = web.Application()
-    app.router.add_post("/generate", generate)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    http = http_client()
-    try:
-        client = SGLangClient(f"http://127.0.0.1:{runner.addresses[0][1]}", http)
+    async with serving(generate) as client:
         return await client.generate("0" * 32, [5], SamplingParams(3), cache_key="v3", part=part)
-    finally:
-        await http.close()
-        await runner.cleanup()
 
 
 async def test_an_answer_in_pieces() -> None:
@@ -88,3 +99,31 @@ async def test_nothing_is_kept_of_an_answer_that_makes_no_sense(last: dict[str, 
 async def test_a_refusal_is_the_requests_fault() -> None:
     with pytest.raises(RequestError, match="too long"):
         await answered([{"error": {"message": "too long", "code": 400}}], Part())
+
+
+async def test_a_request_with_images_has_one_token_for_each() -> None:
+    """As SGLang 0.5.23 takes them: it makes as many tokens of each as its own image processor says."""
+    seen: list[dict[str, Any]] = []
+    images = [
+        Image(np.zeros((8, 3), np.float32), (1, 2, 4), 2, b"a", b"PNG"),
+        Image(np.zeros((4, 3), np.float32), (1, 2, 2), 1, b"b", b"JPEG"),
+    ]
+    placed = [PlacedImage(2, images[0]), PlacedImage(6, images[1])]
+    ids = [5, 81, 83, 83, 82, 81, 83, 82, 6]
+
+    async def generate(request: web.Request) -> web.Response:
+        seen.append(orjson.loads(await request.read()))
+        counted = 9 if len(seen) == 1 else 8
+        spans = [{"version": "3", "start": 0, "end": 1}]
+        event = chunk([7], weight_versions=spans, prompt_tokens=counted, **END)
+        return web.Response(body=b"data: " + orjson.dumps(event) + b"\n\n")
+
+    async with serving(generate) as client:
+        generation = await client.generate("0" * 32, ids, SamplingParams(3), cache_key="v3", images=placed)
+        assert generation.ids == [7]
+        assert seen[0]["input_ids"] == [5, 81, 83, 82, 81, 83, 82, 6]
+        assert seen[0]["image_data"] == ["data:image;base64,UE5H", "data:image;base64,SlBFRw=="]
+        with pytest.raises(RequestError, match="makes 8 tokens of a prompt with images that has 9 here"):
+            await client.generate("0" * 32, ids, SamplingParams(3), cache_key="v3", images=placed)
+        await client.generate("0" * 32, ids, SamplingParams(3), cache_key="v3")
+    assert "image_data" not in seen[2] and seen[2]["input_ids"] == ids
