@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,13 +37,18 @@ def two_ranks(small_run: Overrides, tmp_path: Path) -> Overrides:
     return overrides
 
 
-def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The Ray actors that a run has started."""
+def actors_of(process: subprocess.Popen[str], kind: str) -> list[psutil.Process]:
+    """The Ray actors of a class that a run has started."""
     return [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
-        if "ray::Rank" in " ".join(child.cmdline())
+        if f"ray::{kind}" in " ".join(child.cmdline())
     ]
+
+
+def wait_for(process: subprocess.Popen[str], path: Path) -> None:
+    while process.poll() is None and not path.exists():
+        time.sleep(0.05)
 
 
 def start(overrides: list[str], cwd: Path) -> subprocess.Popen[str]:
@@ -54,7 +60,7 @@ def start(overrides: list[str], cwd: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.timeout(400)
-def test_two_ranks_equal_one_process_also_when_one_of_them_is_killed(
+def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_killed(
     two_ranks: Overrides, small_run: Overrides, tmp_path: Path
 ) -> None:
     """With a reward model, which has a third rank to itself."""
@@ -63,21 +69,26 @@ def test_two_ranks_equal_one_process_also_when_one_of_them_is_killed(
     alone = [*scored, "trainer.device=cpu", "data.val_files=null"]
     one = command([*small_run(run_dir=tmp_path / "one"), *alone], tmp_path)
     assert one.returncode == 0, one.stderr
-    apart = [*scored, "reward_model.enable_resource_pool=true"]
-    process = start(two_ranks("two", "trainer.max_worker_restarts=2", *apart), tmp_path)
+    apart = [*scored, "reward_model.enable_resource_pool=true", "actor_rollout_ref.rollout.nnodes=2"]
+    process = start(two_ranks("two", "trainer.max_worker_restarts=3", *apart), tmp_path)
     try:
         checkpoints = tmp_path / "two" / "checkpoints"
-        while process.poll() is None and not list(checkpoints.glob("*")):
-            time.sleep(0.05)
-        found = ranks_of(process)
-        assert len(found) == 3
-        found[1].kill()
+        for step, (kind, count) in enumerate((("Rank", 3), ("RolloutWorker", 2)), 1):
+            wait_for(process, checkpoints / f"step_{step:06d}")
+            found = actors_of(process, kind)
+            assert len(found) == count
+            found[1].kill()
         said, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0, said
-    assert "died in" in said and "new workers go on after step" in said
+    assert re.search(r"rank \d of \d died in .*; new workers go on after step", said)
+    assert "rollout worker 2" in said and "a new one takes its place" in said
+    files = sorted(path.name for path in (tmp_path / "two" / "trajectories").glob("train_000001*"))
+    assert files == ["train_000001.1of2.parquet", "train_000001.2of2.parquet"]
     for mine, theirs in zip(numbers(tmp_path / "two"), numbers(tmp_path / "one"), strict=True):
+        if "sync/bytes" in theirs:
+            theirs["sync/bytes"] *= 2  # two engines
         assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
     weights = [load_file(tmp_path / run / "policy" / "model.safetensors") for run in ("one", "two")]
     for name, tensor in weights[0].items():

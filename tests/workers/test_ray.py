@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from agentrl.errors import ConfigError, TrainingError, WorkerDied
 from agentrl.workers.executor import Executor, open_executor
 from agentrl.workers.ray_executor import RayExecutor
 from agentrl.workers.roles import Role
+from agentrl.workers.stored import StoredBatch, put_batch, put_column
 from tests.workers.conftest import BatchMaker
 
 ray = pytest.importorskip("ray")
@@ -110,6 +112,35 @@ def test_ranks_equal_one_process_and_checkpoints_fit_any_number(
                 go_on_from(tmp_path, executor, make_batch, after[0])
     with executor_of(configure()) as local:
         go_on_from(tmp_path, local, make_batch, after[0])
+
+
+def test_a_stored_batch_is_what_was_put_down(cluster: None, make_batch: BatchMaker) -> None:
+    """In pieces, with a column in other pieces, a selection of a selection, and nothing at all."""
+    one, other = make_batch(prompts=3, n=2), make_batch(prompts=2, n=2, seed=5)
+    plain = RaggedBatch.concat([one, other])
+    stored = StoredBatch.of([put_batch(one), put_batch(other)])
+    assert same(stored.load(), plain)
+    assert (len(stored), stored.num_tokens) == (10, plain.num_tokens)
+    assert torch.equal(stored.policy_tokens, plain.policy_tokens)
+
+    column = torch.rand(plain.num_tokens)
+    with_column = plain.with_fields(values=column)
+    parts = [[8, 0, 2], [], [1, 3, 4, 5, 6, 7, 9]]
+    shares_of = [with_column.select(part) for part in parts]
+    refs = [put_column(share.values, share) for share in shares_of if share.values is not None]
+    assert not stored.has("values")
+    stored = stored.with_fields(values=stored.column(zip(refs, parts, strict=True)))
+    assert stored.has("values")
+    assert same(stored.load(), with_column)
+    assert same(stored.select([9, 0, 3, 2]).select([3, 0]).load(), with_column.select([2, 9]))
+    assert same(stored.select([]).load(), with_column.select([]))
+    with pytest.raises(ValueError, match="5 entries were returned for a share of"):
+        put_column(torch.zeros(5), plain)
+
+
+def same(one: RaggedBatch, other: RaggedBatch) -> bool:
+    pairs = [(getattr(one, item.name), getattr(other, item.name)) for item in fields(RaggedBatch)]
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
 
 
 def go_on_from(checkpoint: Path, executor: Executor, make_batch: BatchMaker, expected: dict[str, float]) -> None:
