@@ -76,10 +76,12 @@ def simulate(
 def recorded(path: Path) -> list[list[Session]]:
     """The steps of a run, in order: of one parquet file of trajectories, or of all `train_*.parquet` of a folder.
 
-    Each transcript is a session; a transcript without a sampled token is left out.
+    Each transcript is a session; a transcript without a sampled token is left out. Several workers write a file each:
+    `train_<six digits of the step><part>.parquet`.
     """
     files = sorted(path.glob("train_*.parquet")) if path.is_dir() else [path]
-    return [[s for trajectory in read_trajectories(file) for s in of_trajectory(trajectory)] for file in files]
+    steps = itertools.groupby(files, lambda file: file.name[: len("train_000000")])
+    return [[s for file in part for t in read_trajectories(file) for s in of_trajectory(t)] for _, part in steps]
 
 
 def of_trajectory(trajectory: Trajectory) -> list[Session]:
