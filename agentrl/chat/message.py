@@ -117,6 +117,14 @@ def _plain_content(content: Any) -> Any:
     return "".join(parts) if all(isinstance(part, str) for part in parts) else content
 
 
+def content_text(content: Any) -> str:
+    """A message's content as text; parts that are no text, images say, as their kind in brackets."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [{"text": part} if isinstance(part, str) else part for part in content]
+    return "".join(part["text"] if part.get("text") is not None else f"[{part.get('type')}]" for part in parts)
+
+
 def _normalise_call(call: dict[str, Any]) -> dict[str, Any]:
     function = {key: value for key, value in call.get("function", call).items() if value is not None}
     arguments = function.get("arguments", {})

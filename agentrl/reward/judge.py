@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from agentrl.chat.message import content_text
 from agentrl.config.schema import JudgeConfig
 from agentrl.prompt_file import load_prompt
 from agentrl.remote import RemoteOptions
@@ -151,13 +152,7 @@ def verdict_format(max_score: int) -> dict[str, Any]:
 
 
 def _shown(message: Message) -> dict[str, Any]:
-    content = message.get("content") or ""
-    if not isinstance(content, str):
-        content = "".join(
-            str(part.get("text") or f"[{part.get('type')}]") if isinstance(part, dict) else str(part)
-            for part in content
-        )
-    shown: dict[str, Any] = {"role": message["role"], "content": content}
+    shown: dict[str, Any] = {"role": message["role"], "content": content_text(message.get("content"))}
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     if calls:
         shown["tool_calls"] = [{"name": call.get("name"), "arguments": call.get("arguments")} for call in calls]

@@ -19,7 +19,7 @@ from agentrl.batch import RaggedBatch
 from agentrl.batching import exclusion
 from agentrl.chat.codec import Codec
 from agentrl.chat.load import load_tokenizer
-from agentrl.chat.message import normalise
+from agentrl.chat.message import content_text, normalise
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Message, Status, Trajectory
 
@@ -65,7 +65,8 @@ class ModelInput:
         It ends where transformers takes the score: at the last token that is no padding. Raises ValueError when the
         template cannot write it.
         """
-        prepared = [_guarded(message, self._codec) for message in normalise(messages)]
+        texts = [{**message, "content": content_text(message["content"])} for message in normalise(messages)]
+        prepared = [_guarded(message, self._codec) for message in texts]
         written = [_with_malformed_as_text(message) for message in prepared]
         if not self._writes_calls:
             written = _plain(written)
@@ -107,7 +108,7 @@ def conversations(trajectories: Sequence[Trajectory], reading: ModelInput, first
             ids, cut = reading.ids(trajectory.messages)
         except ValueError as error:
             trajectory.status, trajectory.score = Status.FAILED, None
-            trajectory.failure = f"reward model: {error}"
+            trajectory.failure = f"reward_model: {error}"
             continue
         trajectory.metrics["reward_model_cut"] = float(cut)
         rows.append((position, trajectory.group, ids))

@@ -69,6 +69,13 @@ def test_calls_where_the_template_knows_them_and_where_not(plain: Path, with_too
     assert "<|im_start|>user\nTool answer:\n5\n\nTool answer:\nan error<|im_end|>" in unknown
 
 
+def test_what_is_no_text_is_named(plain: Path) -> None:
+    reading = ModelInput(str(plain), None)
+    parts = [{"type": "text", "text": "what is "}, {"type": "image"}, {"type": "text", "text": "?"}]
+    ids, _ = reading.ids([{"role": "user", "content": parts}])
+    assert "user\nwhat is [image]?<|im_end|>" in reading._codec.decode(ids)
+
+
 def test_the_end_of_a_long_conversation_is_read(plain: Path) -> None:
     whole, _ = ModelInput(str(plain), None).ids(CALLS)
     assert ModelInput(str(plain), 7).ids(CALLS) == (whole[-7:], True)
@@ -114,7 +121,7 @@ def test_a_batch_of_conversations(plain: Path, tmp_path: Path) -> None:
     assert [t.metrics.get("reward_model_cut") for t in trajectories] == [None, 0.0, None, 1.0]
     odd = trajectories[2]
     assert (odd.status, odd.score) == (Status.FAILED, None)
-    assert odd.failure is not None and odd.failure.endswith("too many")
+    assert odd.failure is not None and odd.failure.startswith("reward_model: ") and odd.failure.endswith("too many")
     assert len(conversations([], reading)) == 0
 
 
