@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -170,33 +169,6 @@ def test_a_run_killed_before_its_export_exports_when_started_again(
     assert (run / "metrics.jsonl").read_text() == before
     assert main(overrides) == 2
     assert "nothing left to train" in capsys.readouterr().err
-
-
-def test_a_run_goes_on_from_its_remote_folder(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    remote = tmp_path / "remote"
-    keys = [f"trainer.default_remote_dir=file://{remote}", "actor_rollout_ref.actor.checkpoint.async_save=true"]
-    keys.append("data.val_files=null")
-    assert main(small_run(*keys, "trainer.total_training_steps=1")) == 0
-    exported = (remote / "policy" / "model.safetensors").read_bytes()
-    assert exported == (tmp_path / "run" / "policy" / "model.safetensors").read_bytes()
-    state = json.loads((remote / "checkpoints" / "step_000001" / "state.json").read_text())["state"]
-    assert state["config"]["trainer"]["default_remote_dir"] == f"file://{remote}"
-
-    shutil.rmtree(tmp_path / "run")
-    capsys.readouterr()
-    assert main(small_run(*keys, "trainer.total_training_steps=2")) == 0
-    assert "step_000001 comes from file://" in capsys.readouterr().out
-    assert [line["step"] for line in lines(tmp_path / "run")] == [2]
-    assert (remote / "policy" / "trained_steps").read_text() == "2\n"
-    assert (remote / "policy" / "model.safetensors").read_bytes() != exported
-
-    assert main(small_run(*keys, "trainer.resume_mode=disable")) == 2
-    assert "holds checkpoints of steps [1, 2]" in capsys.readouterr().err
-    assert (tmp_path / "run" / "policy").is_dir(), "nothing was moved aside"
 
 
 def test_a_data_fault_leaves_an_older_run_where_it_is(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,10 +16,14 @@ import tenacity
 from moto.server import ThreadedMotoServer
 
 from agentrl.errors import CheckpointError, ConfigError
+from agentrl.train import main
 from agentrl.trainer import object_store
 from agentrl.trainer.checkpoint import CheckpointManager
 from agentrl.trainer.display import Display
 from agentrl.trainer.object_store import ObjectStore
+from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
+from tests.e2e.test_docs import commands, write_files
+from tests.e2e.test_train import lines
 
 BUCKET = "trainings"
 
@@ -196,3 +202,42 @@ def test_an_address_that_cannot_work_is_told_at_the_start(server: Server, tmp_pa
     with pytest.raises(ConfigError, match=said):
         ObjectStore(url, warn=lambda text: None).begin(tmp_path / "config.yaml")
     assert [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]] == [BUCKET]
+
+
+def test_a_run_goes_on_from_its_remote_folder(
+    server: Server,
+    small_run: Callable[..., list[str]],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The command of docs/checkpoints.md, on a machine that then loses its disk; and the program there."""
+    (line,) = commands("docs/checkpoints.md")
+    keys = ["data.val_files=null", *line.split()[3:]]
+    assert line.startswith("python -m agentrl.train ")
+    fs, root = fsspec.url_to_fs(keys[-1].partition("=")[2])
+    assert main(small_run(*keys, "trainer.total_training_steps=1")) == 0
+    exported = fs.cat_file(f"{root}/policy/model.safetensors")
+    assert exported == (tmp_path / "run" / "policy" / "model.safetensors").read_bytes()
+    state = json.loads(fs.cat_file(f"{root}/checkpoints/step_000001/state.json"))["state"]
+    assert f"trainer.default_remote_dir={state['config']['trainer']['default_remote_dir']}" == keys[-1]
+
+    assert write_files("docs/checkpoints.md", tmp_path) == ["read.py"]
+    folder = tmp_path / "run" / "checkpoints" / "step_000001" / "policy"
+    monkeypatch.setattr("sys.argv", ["read.py", str(folder)])
+    capsys.readouterr()
+    runpy.run_path(str(tmp_path / "read.py"))
+    described = json.loads((folder / "state.json").read_text())
+    assert f"{len(described['weights']) + len(described['optimizer_tensors'])} tensors" in capsys.readouterr().out
+
+    shutil.rmtree(tmp_path / "run")
+    assert main(small_run(*keys, "trainer.total_training_steps=2")) == 0
+    assert "step_000001 comes from s3://" in capsys.readouterr().out
+    assert [found["step"] for found in lines(tmp_path / "run")] == [2]
+    fs.invalidate_cache()
+    assert fs.cat_file(f"{root}/policy/trained_steps") == b"2\n"
+    assert fs.cat_file(f"{root}/policy/model.safetensors") != exported
+
+    assert main(small_run(*keys, "trainer.resume_mode=disable")) == 2
+    assert "holds checkpoints of steps [1, 2]" in capsys.readouterr().err
+    assert (tmp_path / "run" / "policy").is_dir(), "nothing was moved aside"

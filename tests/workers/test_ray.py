@@ -107,7 +107,9 @@ def test_ranks_equal_one_process_and_checkpoints_fit_any_number(
                 assert torch.allclose(tensor, whole[name], rtol=0, atol=1e-5), name
             if ranks == 2:
                 for role in SAVED:
-                    executor.groups[role].run("save", dir=tmp_path / role)
+                    executor.groups[role].run("save", dir=tmp_path / role, background=True)
+                for role in SAVED:
+                    assert executor.groups[role].run("finish_save") == {"written": 1.0}
             else:
                 go_on_from(tmp_path, executor, make_batch, after[0])
     with executor_of(configure()) as local:
