@@ -96,8 +96,8 @@ class Trainer:
                 ) from death
             self.restarts += 1
             try:
-                self.parts.checkpoints.give_up()
                 self.parts.executor.restart()
+                self.parts.checkpoints.give_up()
                 self.parts.rollouts.revive()
                 self.return_to_checkpoint()
                 break
