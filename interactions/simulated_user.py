@@ -10,6 +10,7 @@ from typing import Any
 import pydantic
 
 from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.picture import text_of
 from agentrl.prompt_file import load_prompt
 from agentrl.remote import FaultKind, RemoteOptions, RemoteUnavailable
 from agentrl.remote.chat_endpoint import ChatEndpoint
@@ -153,7 +154,7 @@ def flipped(messages: Sequence[Message]) -> list[Message]:
     seen: list[Message] = [{"role": "user", "content": GREETING}]
     for message in messages:
         role = {"user": "assistant", "assistant": "user"}.get(message["role"])
-        text = message.get("content")
+        text = text_of(message.get("content"))
         if role is None or not text:
             continue
         if seen[-1]["role"] == role:
