@@ -114,7 +114,8 @@ class ActorConfig(Section):
     """Prompts an optimizer step; must divide data.train_batch_size."""
     ppo_epochs: int = Field(1, gt=0)
     ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
-    """Tokens a micro-batch; changes memory, never the result."""
+    """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
+    result."""
     clip_ratio: float | None = Field(None, gt=0)
     """Both clip bounds at once; set this or the two below. With none of the three set: 0.2."""
     clip_ratio_low: float | None = Field(None, gt=0)

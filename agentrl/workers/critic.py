@@ -66,7 +66,7 @@ class CriticWorker:
         return forward_tokens(
             lambda micro: self.model(micro.ids, micro.offsets, micro.images),
             batch,
-            self.config.ppo_max_token_len_per_gpu,
+            self.learner.max_tokens,
             self.device,
         )
 

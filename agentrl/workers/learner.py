@@ -77,7 +77,8 @@ class Learner:
         self.optim = Optim(self.params, {_hugging_face_name(name) for name in names}, config, total_steps)
         self._partial = [param for name, param in self.params.items() if name in partial]
         self._grad_clip = grad_clip
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens * mesh.parallel.sequence
+        """Of a micro-batch."""
         self._device = next(iter(self.params.values())).device
 
     def step(self, mini: Sequences, loss: Loss, *, step: int, where: str) -> StepReport:
@@ -108,7 +109,7 @@ class Learner:
 
     def _accumulate(self, mine: RaggedBatch, loss: Loss) -> dict[str, float]:
         """Backward over this rank's micro-batches; returns the sums over all ranks, the loss among them."""
-        plan = micro_batches(mine, self._max_tokens)
+        plan = micro_batches(mine, self.max_tokens)
         sums: dict[str, torch.Tensor] = {}
         for index in range(all_max(len(plan), self._device)):
             # FSDP gathers weights on all ranks at once: a rank with fewer micro-batches runs one without effect.

@@ -28,7 +28,7 @@ class PolicyWorker:
 
     Args:
         temperature: what the engine sampled with; log-probs are of softmax(logits / temperature).
-        log_prob_max_tokens: tokens a micro-batch of `compute_log_probs`.
+        log_prob_max_tokens: tokens a micro-batch of `compute_log_probs` and rank.
         total_steps: training steps of the whole run, for the learning-rate schedule.
         seed: of the order of mini-batches, and of the start of adapters.
         max_response_length: the constant of loss_agg_mode=seq-mean-token-sum-norm, needed only there.
@@ -50,10 +50,10 @@ class PolicyWorker:
         self.device = torch.device(device)
         self.temperature = temperature
         self.seed = seed
-        self._log_prob_max_tokens = log_prob_max_tokens
         self._max_response_length = max_response_length
         self._dtype = getattr(torch, model_config.dtype)
         mesh = Mesh(actor_config.parallel, device)
+        self._log_prob_max_tokens = log_prob_max_tokens * mesh.parallel.sequence
         self.model = load_policy(
             model_config,
             device=device,

@@ -37,7 +37,7 @@ class ReferenceWorker:
         read_weights(self.model, base)
         self.device = torch.device(device)
         self.temperature = temperature
-        self._log_prob_max_tokens = log_prob_max_tokens
+        self._log_prob_max_tokens = log_prob_max_tokens * mesh.parallel.sequence
 
     @by_share
     def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:

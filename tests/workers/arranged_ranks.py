@@ -15,19 +15,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
 from agentrl.algorithms.advantages import compute_advantages
 from agentrl.batch import RaggedBatch
 from agentrl.config import Config
 from agentrl.config.parallel import Parallel
-from agentrl.model.packed import use_packed_attention
+from agentrl.images import Images
+from agentrl.model.packed import token_logprobs, use_packed_attention
 from agentrl.workers.group import join_tokens, shares
 from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import PolicyModel
 from agentrl.workers.roles import Role, copies, make_worker
 from agentrl.workers.shard import full, rank, shard, world_size
 from tests.model.families import batch, make_model, one_by_one
+from tests.vision import test_model as vision
+from tests.vision import tiny
 
 STEPS = 5
 
@@ -95,26 +98,49 @@ SPLIT = {
 
 
 def score() -> None:
-    """Packed tokens and heads that are split, against transformers' own forward of one sequence after another."""
+    """Tokens and heads that are split, against transformers' own forward of one sequence after another; images, against
+    the packed forward of one process."""
     ids, offsets = batch()
-    weights = torch.randn(len(ids), generator=torch.Generator().manual_seed(0))
     for parallel, family in [(parallel, family) for parallel, names in SPLIT.items() for family in names]:
-        own, base = make_model(family), use_packed_attention(make_model(family))
-        mesh = Mesh(parallel, "cpu")
-        model = PolicyModel(base, group=mesh.sequence)
-        shard(model, base, mesh)
-        everything = torch.ones_like(ids, dtype=torch.bool)
-        logprobs, entropy = model(ids, offsets, needed=everything, temperature=0.8, with_entropy=True)
+        own = make_model(family)
+        compare(one_by_one(own, ids, offsets, 0.8), own, make_model(family), parallel, ids, offsets)
+    rows, placed = vision.sequences()
+    ids, offsets = torch.tensor([token for row in rows for token in row]), torch.tensor([0, *map(len, rows)]).cumsum(0)
+    images = Images.of(placed)
+    for family in ("qwen2_5_vl", "qwen3_vl"):
+        own, other = (tiny.make_model(family, vision.VOCAB, **vision.TOKENS) for _ in range(2))
+        logprobs, entropy = token_logprobs(
+            use_packed_attention(own), ids, offsets, temperature=0.8, with_entropy=True, images=images
+        )
         assert entropy is not None
-        ((logprobs @ weights + entropy.sum()) * mesh.averaged).backward()
-        expected, spread = one_by_one(own, ids, offsets, 0.8)
-        (expected @ weights + spread.sum()).backward()
-        assert torch.allclose(logprobs, expected, atol=1e-5), family
-        assert torch.allclose(entropy, spread, atol=1e-5), family
-        for (key, want), got in zip(own.named_parameters(), base.parameters(), strict=True):
-            expect = torch.zeros_like(want) if want.grad is None else want.grad
-            found = torch.zeros_like(want) if got.grad is None else full(got.grad)  # experts without a token
-            assert torch.allclose(found, expect, atol=1e-4 * float(expect.abs().max()) + 1e-7), (family, key)
+        compare((logprobs, entropy), own, other, Parallel(sequence=4), ids, offsets, images)
+
+
+def compare(
+    expected: tuple[torch.Tensor, torch.Tensor],
+    own: PreTrainedModel,
+    base: PreTrainedModel,
+    parallel: Parallel,
+    ids: torch.Tensor,
+    offsets: torch.Tensor,
+    images: Images | None = None,
+) -> None:
+    """`base` on split tokens gives the log-probs, entropies and gradients that `own` gave."""
+    name = type(base).__name__
+    weights = torch.randn(len(ids), generator=torch.Generator().manual_seed(0))
+    (expected[0] @ weights + expected[1].sum()).backward()
+    mesh = Mesh(parallel, "cpu")
+    model = PolicyModel(use_packed_attention(base), group=mesh.sequence)
+    shard(model, base, mesh)
+    everything = torch.ones_like(ids, dtype=torch.bool)
+    logprobs, entropy = model(ids, offsets, needed=everything, temperature=0.8, with_entropy=True, images=images)
+    ((logprobs @ weights + entropy.sum()) * mesh.averaged).backward()
+    for got, want in zip((logprobs, entropy), expected, strict=True):
+        assert torch.allclose(got, want, atol=1e-5), name
+    for (key, whole), param in zip(own.named_parameters(), base.parameters(), strict=True):
+        want = torch.zeros_like(whole) if whole.grad is None else whole.grad
+        got = torch.zeros_like(whole) if param.grad is None else full(param.grad)  # experts without a token
+        assert torch.allclose(got, want, atol=1e-4 * float(want.abs().max()) + 1e-6), (name, key)
 
 
 def on_ranks(name: str, ranks: int, task: Callable[[], None], work: Path) -> None:
