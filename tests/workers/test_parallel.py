@@ -28,11 +28,11 @@ from tests.workers.conftest import BatchMaker
 SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=4, kv_heads=2, intermediate=66)
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
     "one": (1, ("grpo", "ppo", "lora"), {}),
-    "fsdp 2": (2, ("grpo", "ppo"), {}),
+    "fsdp 2": (2, ("grpo", "ppo"), {"budget": 60}),
     "sequence 2": (2, ("grpo", "ppo", "lora"), {"sequence": 2}),
     "tensor 2": (2, ("grpo", "ppo"), {"tensor": 2}),
     "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),
-    "data 2 x sequence 2": (4, ("grpo", "ppo"), {"sequence": 2, "budget": 60}),
+    "data 2 x sequence 2": (4, ("grpo", "ppo"), {"sequence": 2, "budget": 30}),
 }
 """Ranks, what is trained on them, and how they are arranged."""
 
