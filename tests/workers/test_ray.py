@@ -42,6 +42,7 @@ def configure(tiny_policy: Path) -> Configure:
     def make(ranks: int = 1, **optim: object) -> Config:
         schedule = {"name": "muon", "lr": 1e-2, "adamw_lr": 1e-3, **optim}
         actor = {"ppo_mini_batch_size": 4, "ppo_max_token_len_per_gpu": 40, "use_kl_loss": True, "optim": schedule}
+        actor["ulysses_sequence_parallel_size"] = 2 if ranks == 4 else 1  # of policy and reference, not of the critic
         return Config.model_validate(
             {
                 "actor_rollout_ref": {"model": {"path": str(tiny_policy)}, "actor": actor},
@@ -93,7 +94,10 @@ def weights(executor: Executor) -> dict[str, torch.Tensor]:
 def test_ranks_equal_one_process_and_checkpoints_fit_any_number(
     cluster: None, configure: Configure, make_batch: BatchMaker, tmp_path: Path
 ) -> None:
-    """7 sequences in tiny micro-batches on 1, 2 and 4 ranks; a checkpoint of 2 ranks goes on with 4 and with 1."""
+    """7 sequences in tiny micro-batches on 1, 2 and 4 ranks; a checkpoint of 2 ranks goes on with 4 and with 1.
+
+    Of the 4, those of policy and reference work two by two on the same sequences.
+    """
     with executor_of(configure()) as local:
         expected = trained(local, with_returns(make_batch(prompts=7, n=1)))
         whole = weights(local)
