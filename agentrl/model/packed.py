@@ -338,10 +338,10 @@ def token_logprobs(
     size = chunk_tokens or max(1, _CHUNK_LOGITS // model.config.get_text_config().vocab_size)
     single = len(places) <= size
     parts = []
-    for start in range(0, max(1, len(places)), size):  # with nothing needed the zeros still have a gradient
-        targets = ids[places[start : start + size]]
-        chosen = hidden.index_select(0, rows[start : start + size])
-        arguments = (model, chosen, targets, temperature or 1.0, with_entropy)
+    chosen = hidden.index_select(0, rows)  # once: in backward each selection costs as much as all of `hidden`
+    # With nothing needed there is one empty chunk, and the zeros still have a gradient.
+    for states, targets in zip(chosen.split(size), ids[places].split(size), strict=True):
+        arguments = (model, states, targets, temperature or 1.0, with_entropy)
         recompute = not single and torch.is_grad_enabled()
         parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
     scores = torch.cat(parts, dim=1)
