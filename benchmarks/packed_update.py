@@ -105,7 +105,8 @@ def measure(name: str, args: argparse.Namespace) -> None:
     gain, padding = speed["packed"] / speed["padded"], room / real
     print(
         f"{name:>10} | {statistics.median(sizes):5.0f} {max(sizes):5d} | {padding:7.2f} | {speed['padded']:6.0f} "
-        f"{speed['packed']:6.0f} | {gain:5.2f} = {gain / padding:4.2f} x padding | {speed['shared'] / speed['padded']:5.2f}",
+        f"{speed['packed']:6.0f} | {gain:5.2f} = {gain / padding:4.2f} x padding | "
+        f"{speed['shared'] / speed['padded']:5.2f}",
         flush=True,
     )
 

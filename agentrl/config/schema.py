@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from agentrl.config.parallel import FSDPConfig, Parallel
+from agentrl.config.parallel import FSDPConfig, Parallel, TrainedFSDPConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.section import Section
 
@@ -62,6 +62,8 @@ class ModelConfig(Section):
     """Parameter type of policy, reference and engine."""
     trust_remote_code: bool = False
     enable_gradient_checkpointing: bool = False
+    enable_activation_offload: bool = False
+    """Keep what gradient checkpointing saves (the input of each layer) in host memory until the backward pass."""
     lora_rank: int = Field(0, ge=0)
     """Rank of LoRA's adapters (arXiv:2106.09685), which are then all that is trained; 0: no adapters."""
     lora_alpha: int = Field(16, gt=0)
@@ -140,7 +142,7 @@ class ActorConfig(Section):
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     optim: OptimConfig = OptimConfig()
-    fsdp_config: FSDPConfig = FSDPConfig()
+    fsdp_config: TrainedFSDPConfig = TrainedFSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @property
@@ -186,7 +188,7 @@ class ActorRolloutRefConfig(Section):
 class CriticModelConfig(Section):
     """`critic.model.*`"""
 
-    fsdp_config: FSDPConfig = FSDPConfig()
+    fsdp_config: TrainedFSDPConfig = TrainedFSDPConfig()
 
 
 class CriticConfig(Section):

@@ -29,7 +29,6 @@ OFF = (False, None)
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MICRO_BATCHES = "micro-batches go by tokens (ppo_max_token_len_per_gpu, log_prob_max_token_len_per_gpu)"
 ONE_DEVICE = "this version trains on one device: nothing is sharded, parallel or offloaded"
-NOT_OFFLOADED = "parameters and optimizer states stay on their device"
 SERVER_ARGUMENT = (
     "the engine decides that itself; SGLang's own arguments: actor_rollout_ref.rollout.engine_kwargs.sglang"
 )
@@ -64,14 +63,14 @@ VERL_KEYS = (
     VerlKey("critic.model.lora_rank", "the critic trains all of its parameters", (0, None)),
     VerlKey("*.use_liger", "the log-probs are computed in chunks already", OFF),
     VerlKey("*.use_fused_kernels", "the log-probs are computed in chunks already", OFF),
-    VerlKey("*.enable_activation_offload", ONE_DEVICE, OFF),
+    VerlKey("critic.model.enable_activation_offload", f"follows {MODEL}.enable_activation_offload"),
     VerlKey("critic.model.enable_gradient_checkpointing", f"follows {MODEL}.enable_gradient_checkpointing"),
     VerlKey("critic.model.path", "use critic.path", ()),
     VerlKey("critic.model.tokenizer_path", "the critic sees the policy's tokens"),
     VerlKey("critic.enable", "a critic is made where algorithm.adv_estimator needs one", (None,)),
     VerlKey("*.fsdp_config.model_dtype", f"use {MODEL}.dtype", ("fp32", "float32")),
-    VerlKey("*.fsdp_config.*_offload", NOT_OFFLOADED),
-    VerlKey("*.fsdp_config.offload_policy", NOT_OFFLOADED),
+    VerlKey("actor_rollout_ref.ref.fsdp_config.optimizer_offload", "a reference has no optimizer"),
+    VerlKey("*.fsdp_config.offload_policy", "use param_offload and optimizer_offload beside it", OFF),
     VerlKey("*.fsdp_config.wrap_policy.*", "each decoder layer is sharded for itself"),
     VerlKey("*.fsdp_config.reshard_after_forward", "a layer's whole parameters are let go of after its forward pass"),
     VerlKey("*.fsdp_config.forward_prefetch", "FSDP2 decides that itself"),

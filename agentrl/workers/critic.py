@@ -13,6 +13,7 @@ from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, StepReport, forward_tokens
 from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import ValueModel, freeze_vision
+from agentrl.workers.offload import Offload, at_work
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.sharded_load import open_model
 from agentrl.workers.state import WorkerState
@@ -57,10 +58,14 @@ class CriticWorker:
             max_tokens=critic_config.ppo_max_token_len_per_gpu,
             total_steps=total_steps,
             gradient_checkpointing=model_config.enable_gradient_checkpointing,
+            activation_offload=model_config.enable_activation_offload,
+            optimizer_offload=critic_config.model.fsdp_config.optimizer_offload,
         )
+        self.offload = Offload(self.model, self.device, enabled=critic_config.model.fsdp_config.param_offload)
         self.state = WorkerState(self.learner.params, self.learner.optim)
 
     @by_share
+    @at_work
     def compute_values(self, batch: RaggedBatch) -> torch.Tensor:
         """[T] float32 on the CPU: the value of the state before each token (see `ValueModel.forward`)."""
         return forward_tokens(
@@ -70,6 +75,7 @@ class CriticWorker:
             self.device,
         )
 
+    @at_work
     def update(self, batch: Sequences, *, step: int) -> dict[str, float]:
         """Fit the values to `batch.returns`, in mini-batches of whole prompts; `step` counts from 1.
 
@@ -91,6 +97,7 @@ class CriticWorker:
         ]
         return _critic_metrics(reports)
 
+    @at_work
     def save(self, dir: Path, background: bool = False) -> None:
         """Write what is trained and its optimizer state; `load` of them continues bit for bit.
 
@@ -102,6 +109,7 @@ class CriticWorker:
         """{"written": 1.0} when this rank's part of the last save is on the disk; raises what writing it raised."""
         return {"written": float(self.state.finish(wait=wait))}
 
+    @at_work
     def load(self, dir: Path) -> None:
         """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
         self.state.load(Path(dir))

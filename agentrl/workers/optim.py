@@ -10,21 +10,29 @@ from torch import nn
 from agentrl.config.schema import OptimConfig
 from agentrl.workers.gradients import by_mesh
 from agentrl.workers.muon import Muon
+from agentrl.workers.offload import move_state
 from agentrl.workers.schedule import lr_factor
 
 
 class Optim:
     """Steps the named parameters `params` of a model; `matrices` names those that Muon may take.
 
-    The learning rates are set before each step from the schedule (`lr_factor`), never kept from the last one.
+    The learning rates are set before each step from the schedule (`lr_factor`), never kept from the last one. What it
+    remembers lies on the device `home` between steps; None: beside the parameters.
     """
 
     def __init__(
-        self, params: Mapping[str, nn.Parameter], matrices: set[str], config: OptimConfig, total_steps: int
+        self,
+        params: Mapping[str, nn.Parameter],
+        matrices: set[str],
+        config: OptimConfig,
+        total_steps: int,
+        home: torch.device | None = None,
     ) -> None:
         self.name = config.name
         self._config = config
         self._total_steps = total_steps
+        self._home = home
         self._params = dict(params)
         by_muon = matrices if config.name == "muon" else set()
         rest = [param for name, param in self._params.items() if name not in by_muon]
@@ -49,7 +57,10 @@ class Optim:
         for lr, optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * factor
+            if self._home is not None:
+                move_state(optimizer, None)
             optimizer.step()
+        self._rest()
         return self._config.lr * factor
 
     def zero_grad(self) -> None:
@@ -83,6 +94,12 @@ class Optim:
         for key, value in state.items():
             name, _, kind = key.rpartition("/")
             self._of(self._params[name]).state[self._params[name]][kind] = value
+        self._rest()
+
+    def _rest(self) -> None:
+        if self._home is not None:
+            for _, optimizer in self._optimizers:
+                move_state(optimizer, self._home)
 
     def _of(self, param: nn.Parameter) -> torch.optim.Optimizer:
         """The optimizer that steps `param`."""

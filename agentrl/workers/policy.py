@@ -19,6 +19,7 @@ from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, StepReport, forward_tokens
 from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import load_policy
+from agentrl.workers.offload import Offload, at_work
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.state import WorkerState
 
@@ -70,10 +71,14 @@ class PolicyWorker:
             max_tokens=actor_config.ppo_max_token_len_per_gpu,
             total_steps=total_steps,
             gradient_checkpointing=model_config.enable_gradient_checkpointing,
+            activation_offload=model_config.enable_activation_offload,
+            optimizer_offload=actor_config.fsdp_config.optimizer_offload,
         )
+        self.offload = Offload(self.model, self.device, enabled=actor_config.fsdp_config.param_offload)
         self.state = WorkerState(self.learner.params, self.learner.optim)
 
     @by_share
+    @at_work
     def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; the metric actor/entropy, in nats)."""
         scores = forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device)
@@ -82,6 +87,7 @@ class PolicyWorker:
         return scores[:, 0].contiguous(), {"actor/entropy": entropy / max(tokens, 1.0)}
 
     @by_share
+    @at_work
     def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """As `ReferenceWorker.compute_log_probs`, under the model that the adapters were put into."""
         assert self.model.lora is not None
@@ -89,6 +95,7 @@ class PolicyWorker:
             scores = forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device)
         return scores[:, 0].contiguous(), {}
 
+    @at_work
     def update(self, batch: Sequences, *, step: int) -> dict[str, float]:
         """Update the weights in mini-batches of whole prompts; `step` is the training step, counted from 1.
 
@@ -120,13 +127,15 @@ class PolicyWorker:
         Adapters are merged into the weights that they stand beside. In float32 other tensors may be the live weights
         themselves, which the next update changes: copy them.
         """
-        for name, tensor in self.model.named_tensors(self.learner.tensors):
-            yield name, tensor.to(self._dtype)
+        with self.offload:
+            for name, tensor in self.model.named_tensors(self.learner.tensors):
+                yield name, tensor.to(self._dtype)
 
     def weights(self) -> Weights:
         """`named_tensors` for an engine. Where the policy is sharded, every rank must read them together."""
         return Weights(self.model.shapes(self.learner.tensors), self.named_tensors)
 
+    @at_work
     def save(self, dir: Path, background: bool = False) -> None:
         """Write what is trained and its optimizer state; `load` of them continues bit for bit.
 
@@ -138,10 +147,12 @@ class PolicyWorker:
         """{"written": 1.0} when this rank's part of the last save is on the disk; raises what writing it raised."""
         return {"written": float(self.state.finish(wait=wait))}
 
+    @at_work
     def load(self, dir: Path) -> None:
         """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
         self.state.load(Path(dir), self.model.mark(self.learner.tensors))
 
+    @at_work
     def export(self, dir: Path, tokenizer: Any) -> None:
         """Write the policy and its tokenizer in Hugging Face format, in the configured dtype; see `export_model`."""
         export_model(self.model, self.learner.tensors, self._dtype, Path(dir), tokenizer)

@@ -12,6 +12,7 @@ from agentrl.workers.group import WorkerGroup, by_share
 from agentrl.workers.learner import forward_tokens
 from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import PolicyModel
+from agentrl.workers.offload import Offload, at_work
 from agentrl.workers.shard import shard
 from agentrl.workers.sharded_load import open_model, read_weights
 
@@ -29,6 +30,7 @@ class ReferenceWorker:
         log_prob_max_tokens: int,
         trust_remote_code: bool = False,
         parallel: Parallel | None = None,
+        param_offload: bool = False,
     ) -> None:
         base = open_model(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
         mesh = Mesh(parallel or Parallel(), device)
@@ -36,10 +38,12 @@ class ReferenceWorker:
         shard(self.model, base, mesh)
         read_weights(self.model, base)
         self.device = torch.device(device)
+        self.offload = Offload(self.model, self.device, enabled=param_offload)
         self.temperature = temperature
         self._log_prob_max_tokens = log_prob_max_tokens * mesh.parallel.sequence
 
     @by_share
+    @at_work
     def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics), as `PolicyWorker` does."""
         return forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device), {}

@@ -1,0 +1,88 @@
+"""Memory of a device for others: what a role needs only while it works lies in host memory in between."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.distributed.fsdp import FSDPModule
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Offload:
+    """A context in which the parameters of `root` are on `device`; outside of it they are in host memory.
+
+    Contexts may be nested. Without `enabled`, or where the device is the host, nothing moves.
+    """
+
+    def __init__(self, root: nn.Module, device: torch.device, *, enabled: bool) -> None:
+        self._root = root
+        self._device = device
+        self._enabled = enabled and device.type != "cpu"
+        self._depth = 0
+        if self._enabled:
+            self._leave()
+
+    def __enter__(self) -> None:
+        if self._enabled and self._depth == 0:
+            self._move(self._device)
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._enabled and self._depth == 0:
+            self._leave()
+
+    def _leave(self) -> None:
+        if isinstance(self._root, FSDPModule):
+            self._root.reshard()  # the outermost module keeps what it gathered until its backward pass
+        self._move(torch.device("cpu"))
+        torch.cuda.empty_cache()  # for other processes on the device
+
+    def _move(self, device: torch.device) -> None:
+        self._root.to(device)
+
+
+class HasOffload(Protocol):
+    offload: Offload
+
+
+Worker = TypeVar("Worker", bound=HasOffload)
+
+
+def at_work(method: Callable[Concatenate[Worker, P], R]) -> Callable[Concatenate[Worker, P], R]:
+    """Mark a worker's method that needs its parameters on the device."""
+
+    @functools.wraps(method)
+    def run(self: Worker, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.offload:
+            return method(self, *args, **kwargs)
+
+    return run
+
+
+def move_state(optimizer: torch.optim.Optimizer, device: torch.device | None) -> None:
+    """Move what `optimizer` remembers to `device`, or, with None, to where each parameter is. Step counts stay."""
+    for param, state in optimizer.state.items():
+        for key, value in state.items():
+            if value.ndim:
+                state[key] = value.to(param.device if device is None else device)
+
+
+def offloading(checkpoint: Callable[..., Any], *, pin: bool) -> Callable[..., Any]:
+    """A function that checkpoints a layer, whose saved input then lies in host memory until the backward pass.
+
+    pin: copy into page-locked memory, which CUDA needs to be fast.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with save_on_cpu(pin_memory=pin):
+            return checkpoint(*args, **kwargs)
+
+    return run

@@ -1,0 +1,123 @@
+"""What lies in host memory when. Without a second device the moves themselves cannot be made: `meta` stands for the
+host, from which nothing comes back, or the moves are only noted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from agentrl.config.parallel import TrainedFSDPConfig
+from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.errors import TrainingError
+from agentrl.workers import offload
+from agentrl.workers.offload import Offload
+from agentrl.workers.optim import Optim
+from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
+
+
+class NotedOffload(Offload):
+    """Notes where parameters would go, and leaves them where they are."""
+
+    def __init__(self) -> None:
+        self.moves: list[str] = []
+        super().__init__(nn.Linear(1, 1), torch.device("cuda"), enabled=True)
+
+    def _move(self, device: torch.device) -> None:
+        self.moves.append(device.type)
+
+
+def test_parameters_are_on_the_device_while_the_role_works(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tmp_path: Path
+) -> None:
+    worker, batch = make_worker(), make_batch()
+    noted = worker.offload = NotedOffload()
+    assert noted.moves == ["cpu"]
+    work = {
+        "log-probs": lambda: worker.compute_log_probs(batch),
+        "update": lambda: worker.update(batch, step=1),
+        "save": lambda: worker.save(tmp_path),
+        "load": lambda: worker.load(tmp_path),
+        "weights": lambda: list(worker.weights().read()),
+    }
+    for name, run in work.items():
+        noted.moves.clear()
+        run()
+        assert noted.moves == ["cuda", "cpu"], name
+    noted.moves.clear()
+    assert batch.advantages is not None
+    batch.advantages[batch.mask] = torch.nan
+    with pytest.raises(TrainingError):
+        worker.update(batch, step=2)
+    assert noted.moves == ["cuda", "cpu"]
+    with noted, noted:
+        assert noted.moves[2:] == ["cuda"]
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_optimizer_state_goes_home_after_each_step(name: str) -> None:
+    params = {"a": nn.Parameter(torch.ones(3, 2)), "b": nn.Parameter(torch.ones(2))}
+    config = OptimConfig(name=name, lr=0.1, adamw_lr=0.1 if name == "muon" else None)
+    home, plain = (Optim(params, {"a"}, config, 10, where) for where in (torch.device("meta"), None))
+    for optim in (plain, home):
+        for param in params.values():
+            param.grad = torch.ones_like(param)
+        optim.step(1)
+    expected = {key: (value.shape, value.dtype) for key, value in plain.state().items()}
+    assert {key: (value.shape, value.dtype) for key, value in home.state().items()} == expected
+    assert {value.device.type for value in home.state().values() if value.ndim} == {"meta"}
+    assert {value.device.type for value in plain.state().values()} == {"cpu"}
+    home.load_state(plain.state())
+    assert {value.device.type for value in home.state().values() if value.ndim} == {"meta"}
+
+
+def test_offloaded_activations_are_the_inputs_of_the_layers_and_change_nothing(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch()
+    config = ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=1e-2))
+    model = ModelConfig(path=str(tiny_policy), enable_gradient_checkpointing=True)
+    plain = make_worker(config, model)
+    saving = make_worker(config, model.model_copy(update={"enable_activation_offload": True}))
+    plain.update(batch, step=1)
+    copied: list[torch.Tensor] = []
+
+    def to_host(tensor: torch.Tensor) -> torch.Tensor:
+        copied.append(tensor.clone())
+        return copied[-1]
+
+    monkeypatch.setattr(offload, "save_on_cpu", lambda pin_memory: saved_tensors_hooks(to_host, lambda tensor: tensor))
+    saving.update(batch, step=1)
+    hidden, layers = saving.base.config.hidden_size, saving.base.config.num_hidden_layers
+    assert len(copied) == layers
+    assert {tensor.shape[-1] for tensor in copied} == {hidden}
+    assert same_weights(plain, saving)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_offloading_frees_the_device_and_changes_nothing(make_batch: BatchMaker, tiny_policy: Path) -> None:
+    from agentrl.workers import PolicyWorker
+
+    batch, results = make_batch(), []
+    for away in (False, True):
+        fsdp = TrainedFSDPConfig(param_offload=away, optimizer_offload=away)
+        worker = PolicyWorker(
+            ModelConfig(path=str(tiny_policy), enable_gradient_checkpointing=away, enable_activation_offload=away),
+            ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=1e-2), fsdp_config=fsdp),
+            device="cuda",
+            temperature=1.0,
+            log_prob_max_tokens=4096,
+            total_steps=10,
+            seed=1,
+        )
+        for step in (1, 2):
+            worker.update(batch, step=step)
+        results.append({name: tensor.cpu().clone() for name, tensor in worker.named_tensors()})
+        device = "cpu" if away else "cuda"
+        held = [*worker.learner.tensors.values(), *(value for value in worker.learner.optim.state().values())]
+        assert {tensor.device.type for tensor in held if tensor.ndim} == {device}
+    assert all(torch.allclose(results[1][name], tensor, atol=1e-6) for name, tensor in results[0].items())
