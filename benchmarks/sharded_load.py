@@ -20,7 +20,9 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from agentrl.config.parallel import Parallel
 from agentrl.model.packed import load_model
+from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import PolicyModel
 from agentrl.workers.shard import shard
 from agentrl.workers.sharded_load import open_model, read_weights
@@ -62,18 +64,19 @@ def load(rank: int, ranks: int, folder: Path, whole: bool) -> tuple[float, float
     torch.set_num_threads(1)
     meeting = f"file://{folder / f'meeting-{ranks}-{whole}'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
+    mesh = Mesh(Parallel(), "cpu")
     began = time.perf_counter()
     with peak_memory() as peak:
         if whole:
             root = Watched(load_model(str(folder)), peak)
-            shard(root, root.base)
+            shard(root, root.base, mesh)
             root.read = peak.bytes
             needed = torch.ones(32, dtype=torch.bool)
             with torch.no_grad():
                 root(torch.arange(32), torch.tensor([0, 32]), needed=needed, temperature=1.0)
         else:
             root = Watched(open_model(str(folder), dtype="float32", device="cpu"), peak)
-            shard(root, root.base)
+            shard(root, root.base, mesh)
             read_weights(root, root.base)
     seconds = time.perf_counter() - began
     dist.barrier()
