@@ -59,14 +59,6 @@ def lora_needs(prefix: str, model: Callable[[Any], ModelConfig]) -> Needs:
     return Needs(keys, f"{prefix}.lora_rank above 0", lambda c: model(c).lora_rank > 0)
 
 
-def offload_needs(model: str, checkpoints: Callable[[Any], bool]) -> tuple[Needs, ...]:
-    keys = (f"{model}.enable_activation_offload", "*.fsdp_config.param_offload", "*.fsdp_config.optimizer_offload")
-    return (
-        Needs(keys[:1], f"{model}.enable_gradient_checkpointing=true", checkpoints),
-        Needs(keys, "trainer.device=cuda: the host's memory is the CPU's", lambda c: c.trainer.device != "cpu"),
-    )
-
-
 NEEDS_SANDBOX_URL = Needs(
     tuple(f"reward_model.sandbox_fusion.{name}" for name in ("max_concurrent", "memory_limit_mb", "timeout")),
     "reward_model.sandbox_fusion.url",
@@ -101,7 +93,7 @@ NEEDS_REWARD_PATH = Needs(
 )
 
 TRAIN_NEEDS = (
-    *offload_needs("actor_rollout_ref.model", lambda c: c.actor_rollout_ref.model.enable_gradient_checkpointing),
+    Needs((f"{ACTOR}.fsdp_config.param_offload",), "trainer.device=cuda", lambda c: c.trainer.device != "cpu"),
     lora_needs("actor_rollout_ref.model", lambda c: c.actor_rollout_ref.model),
     Needs(
         ("tools.*",),
@@ -274,7 +266,6 @@ TRAIN_NEEDS = (
 )
 
 SFT_NEEDS = (
-    *offload_needs("model", lambda c: c.model.enable_gradient_checkpointing),
     lora_needs("model", lambda c: c.model),
     Needs(("optim.adamw_lr",), "optim.name=muon", lambda c: c.optim.name == "muon"),
     Needs(

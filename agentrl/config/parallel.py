@@ -19,15 +19,14 @@ class FSDPConfig(Section):
     counted are the ranks of tensor_parallel_size, which split what each of these holds."""
     tensor_parallel_size: int = Field(1, gt=0)
     """Ranks that split each layer's matrices, and attention by heads. Not with LoRA."""
+
+
+class ActorFSDPConfig(FSDPConfig):
+    """`actor_rollout_ref.actor.fsdp_config.*`"""
+
     param_offload: bool = False
-    """While the role does not work, its parameters are in host memory and not on its device."""
-
-
-class TrainedFSDPConfig(FSDPConfig):
-    """`*.fsdp_config.*` of a model that is trained."""
-
-    optimizer_offload: bool = False
-    """Between its steps the optimizer's state is in host memory."""
+    """While a role (policy, reference, critic) does not work, its parameters are in host memory and not on its device;
+    between its steps the optimizer's state, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from agentrl.config.parallel import FSDPConfig, Parallel, TrainedFSDPConfig
+from agentrl.config.parallel import ActorFSDPConfig, FSDPConfig, Parallel
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.section import Section
 
@@ -62,8 +62,6 @@ class ModelConfig(Section):
     """Parameter type of policy, reference and engine."""
     trust_remote_code: bool = False
     enable_gradient_checkpointing: bool = False
-    enable_activation_offload: bool = False
-    """Keep what gradient checkpointing saves (the input of each layer) in host memory until the backward pass."""
     lora_rank: int = Field(0, ge=0)
     """Rank of LoRA's adapters (arXiv:2106.09685), which are then all that is trained; 0: no adapters."""
     lora_alpha: int = Field(16, gt=0)
@@ -142,7 +140,7 @@ class ActorConfig(Section):
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     optim: OptimConfig = OptimConfig()
-    fsdp_config: TrainedFSDPConfig = TrainedFSDPConfig()
+    fsdp_config: ActorFSDPConfig = ActorFSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @property
@@ -188,7 +186,7 @@ class ActorRolloutRefConfig(Section):
 class CriticModelConfig(Section):
     """`critic.model.*`"""
 
-    fsdp_config: TrainedFSDPConfig = TrainedFSDPConfig()
+    fsdp_config: FSDPConfig = FSDPConfig()
 
 
 class CriticConfig(Section):

@@ -58,10 +58,9 @@ class CriticWorker:
             max_tokens=critic_config.ppo_max_token_len_per_gpu,
             total_steps=total_steps,
             gradient_checkpointing=model_config.enable_gradient_checkpointing,
-            activation_offload=model_config.enable_activation_offload,
-            optimizer_offload=critic_config.model.fsdp_config.optimizer_offload,
+            optimizer_offload=actor_config.fsdp_config.param_offload,
         )
-        self.offload = Offload(self.model, self.device, enabled=critic_config.model.fsdp_config.param_offload)
+        self.offload = Offload(self.model, self.device, enabled=actor_config.fsdp_config.param_offload)
         self.state = WorkerState(self.learner.params, self.learner.optim)
 
     @by_share

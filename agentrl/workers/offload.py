@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import nn
-from torch.autograd.graph import save_on_cpu
 from torch.distributed.fsdp import FSDPModule
 
 P = ParamSpec("P")
@@ -73,16 +72,3 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device | None) ->
         for key, value in state.items():
             if value.ndim:
                 state[key] = value.to(param.device if device is None else device)
-
-
-def offloading(checkpoint: Callable[..., Any], *, pin: bool) -> Callable[..., Any]:
-    """A function that checkpoints a layer, whose saved input then lies in host memory until the backward pass.
-
-    pin: copy into page-locked memory, which CUDA needs to be fast.
-    """
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with save_on_cpu(pin_memory=pin):
-            return checkpoint(*args, **kwargs)
-
-    return run

@@ -91,7 +91,7 @@ def make_worker(role: Role, config: Config, device: str, total_steps: int) -> An
             log_prob_max_tokens=roles.ref.log_prob_max_token_len_per_gpu,
             trust_remote_code=roles.model.trust_remote_code,
             parallel=roles.ref_parallel,
-            param_offload=roles.ref.fsdp_config.param_offload,
+            param_offload=roles.actor.fsdp_config.param_offload,
         )
     if role == "reward_model":
         return RewardModelWorker(config.reward_model, dtype=roles.model.dtype, device=device)

@@ -33,7 +33,6 @@ class SupervisedLearner:
             max_tokens=self._max_tokens,
             total_steps=total_steps,
             gradient_checkpointing=config.model.enable_gradient_checkpointing,
-            activation_offload=config.model.enable_activation_offload,
         )
 
     def step(self, samples: Sequence[SFTSample], step: int) -> dict[str, float]:

@@ -10,7 +10,6 @@ from tests.config.loading import OWN, load
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VAL = "data.val_files=val.parquet"
-CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing=true"
 GAE = "algorithm.adv_estimator=gae"
 REWARD_MODEL = ["reward_model.enable=true", "reward_model.model.path=somewhere"]
 JUDGE = "reward_model.judge.base_url=http://h/v1"
@@ -28,7 +27,6 @@ INEFFECTIVE = [
     ("actor_rollout_ref.model.target_modules=[q_proj]", ["actor_rollout_ref.model.lora_rank=8"]),
     ("actor_rollout_ref.model.lora_adapter_path=adapter", ["actor_rollout_ref.model.lora_rank=8"]),
     ("actor_rollout_ref.ref.path=other", [f"{ACTOR}.use_kl_loss=true"]),
-    ("actor_rollout_ref.model.enable_activation_offload=true", [CHECKPOINTING]),
     (f"{ACTOR}.ulysses_sequence_parallel_size=2", ["trainer.n_gpus_per_node=2"]),
     ("actor_rollout_ref.ref.fsdp_config.fsdp_size=2", ["trainer.nnodes=2", f"{ACTOR}.use_kl_loss=true"]),
     ("critic.cliprange_value=0.1", [GAE]),
@@ -90,9 +88,7 @@ def test_a_key_without_effect_is_refused_until_it_has_one(override: str, needs: 
         [VAL, f"{ROLLOUT}.val_kwargs.do_sample=false", f"{ROLLOUT}.val_kwargs.temperature=0.5"],
         ["trainer.total_training_steps=5", "trainer.total_epochs=2"],
         [JUDGE, "reward_model.judge.model=m", "custom_reward_function.path=pyproject.toml"],
-        [CHECKPOINTING, "trainer.device=cpu", "actor_rollout_ref.model.enable_activation_offload=true"],
         ["trainer.device=cpu", f"{ACTOR}.fsdp_config.param_offload=true"],
-        [GAE, "trainer.device=cpu", "critic.model.fsdp_config.optimizer_offload=true"],
         [f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_c=2.5"],
     ],
 )

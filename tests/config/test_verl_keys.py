@@ -83,7 +83,6 @@ def test_a_launch_script_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert (rollout.name, rollout.tensor_model_parallel_size, rollout.gpu_memory_utilization) == ("sglang", 2, 0.6)
     assert (rollout.free_cache_engine, rollout.update_weights_bucket_megabytes) == (True, 1024)
     assert rollout.engine_kwargs.sglang == {"attention_backend": "fa3"}
-    assert config.actor_rollout_ref.ref.fsdp_config.param_offload
     assert rollout.multi_turn.max_assistant_turns == 5
     assert rollout.multi_turn.tool_config_path == str(tools)
     assert (config.trainer.logger, config.trainer.total_epochs) == (["console", "wandb"], 15)
@@ -100,6 +99,8 @@ def test_a_launch_script_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         "actor_rollout_ref.rollout.multi_stage_wake_up",
         "actor_rollout_ref.rollout.multi_turn.enable",
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+        "actor_rollout_ref.ref.fsdp_config.param_offload",
     }
 
 
