@@ -131,7 +131,12 @@ def check_packed_attention(model: PreTrainedModel) -> None:
     eager, packed_too = ({parts[0]: name} if parts else name for name in ("eager", IMPLEMENTATION))
     with torch.no_grad():
         model.set_attn_implementation(eager)  # the default, sdpa, leaves out score caps
-        wanted = None if probe is None else own_logits(model, *probe)
+        try:
+            wanted = None if probe is None else own_logits(model, *probe)
+        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise ConfigError(
+                _unsupported(model, f"its own forward takes no image as Qwen2-VL's does: {error}")
+            ) from error
         output = model(input_ids=ids[8:].view(2, 16), use_cache=False)
         own = (output.logits if head else output.last_hidden_state).flatten(0, 1)
         model.set_attn_implementation(packed_too)

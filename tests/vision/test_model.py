@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.errors import ConfigError
 from agentrl.images import Images
 from agentrl.model.packed import token_logprobs, use_packed_attention
 from agentrl.trajectory import Image, PlacedImage
@@ -76,6 +77,14 @@ def own_logprobs(model: Any, ids: list[int], placed: list[PlacedImage]) -> torch
     else:
         logits = model(input_ids=tokens[None], use_cache=False, **arguments).logits[0]
     return logits[:-1].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+
+
+def test_a_model_that_takes_images_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here its own forward has other positions than its `get_rope_index` says."""
+    model: Any = make_model("qwen2_5_vl", VOCAB, **TOKENS)
+    monkeypatch.setattr(model.model, "compute_3d_position_ids", lambda **kwargs: None)
+    with pytest.raises(ConfigError, match="its logits with an image differ by"):
+        use_packed_attention(model)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])

@@ -1,0 +1,40 @@
+"""Adapters of a vision-language model: in its vision tower, too, unless that is frozen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.chat import Chat
+from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.errors import ConfigError
+from agentrl.tiny_policy import make_tiny_policy
+from agentrl.workers import PolicyWorker
+from tests.vision.sharded import images_for_one
+
+
+def worker_of(path: Path, *, freeze: bool, rank: int = 4) -> PolicyWorker:
+    actor = ActorConfig(ppo_mini_batch_size=2, freeze_vision_tower=freeze, optim=OptimConfig(lr=1e-2))
+    model = ModelConfig(path=str(path), lora_rank=rank)
+    return PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=2, seed=1)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_adapters_learn_and_are_merged(vision_policy: Path, chat: Chat, freeze: bool) -> None:
+    worker = worker_of(vision_policy, freeze=freeze)
+    assert all("lora" in name for name in worker.learner.params)
+    assert any("visual" in name for name in worker.learner.params) != freeze
+    batch = images_for_one(chat)
+    before = {name: tensor.clone() for name, tensor in worker.named_tensors()}
+    for step in (1, 2):
+        worker.update(batch, step=step)
+    changed = {name for name, tensor in worker.named_tensors() if not torch.equal(before[name], tensor)}
+    assert any("q_proj" in name for name in changed)
+    assert any("visual" in name for name in changed) != freeze
+
+
+def test_a_model_without_a_vision_tower_has_none_to_freeze(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="freeze_vision_tower=true has no effect: Qwen3ForCausalLM takes no images"):
+        worker_of(make_tiny_policy(tmp_path, seed=0), freeze=True, rank=0)
