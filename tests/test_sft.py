@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,10 +21,12 @@ from agentrl.chat import Chat
 from agentrl.config import SFTConfig
 from agentrl.config.schema import SFTDataConfig
 from agentrl.data.sft import SFTSample, load_transcripts
-from agentrl.errors import DataError
-from agentrl.sft import batches, main
+from agentrl.errors import DataError, WorkerDied
+from agentrl.sft import main, train_sft
 from agentrl.tiny_policy import TinyShape, make_tiny_policy
-from agentrl.workers.supervised import SupervisedLearner
+from agentrl.trainer.display import Display
+from agentrl.trainer.supervised import batches
+from agentrl.workers.supervised import SupervisedWorker, to_batch
 
 CALCULATOR = {
     "type": "function",
@@ -118,7 +122,7 @@ def test_transcripts_are_memorised_and_generated_again(policy: Path, chat: Chat,
 def test_only_the_assistant_is_learnt(policy: Path, chat: Chat, tmp_path: Path) -> None:
     """The loss is transformers' own over the assistant's tokens, and other tokens have no part in it."""
     samples = load_transcripts(str(write(tmp_path / "a.parquet", TRANSCRIPTS)), data_config(), chat).samples
-    learner = SupervisedLearner(sft_config(policy), device="cpu", total_steps=1)
+    worker = SupervisedWorker(sft_config(policy), device="cpu", total_steps=1)
     model = AutoModelForCausalLM.from_pretrained(policy)
     losses = []
     for sample in samples:
@@ -128,8 +132,8 @@ def test_only_the_assistant_is_learnt(policy: Path, chat: Chat, tmp_path: Path) 
         by_token = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none")
         losses.append(by_token[torch.from_numpy(sample.mask)[1:]])
     expected = torch.cat(losses).mean().item()
-    assert learner.mean_loss(samples) == pytest.approx(expected, abs=1e-5)
-    assert learner.step(samples, 1)["sft/loss"] == pytest.approx(expected, abs=1e-5)
+    assert worker.mean_loss(to_batch(samples))["val/loss"] == pytest.approx(expected, abs=1e-5)
+    assert worker.update(to_batch(samples), 1)["sft/loss"] == pytest.approx(expected, abs=1e-5)
     learnt = [chat.decode(sample.ids[sample.mask].tolist()) for sample in samples]
     assert learnt[1].endswith("#### 42<|im_end|>")
     assert "calculator" in learnt[1]
@@ -148,6 +152,82 @@ def test_a_run_repeats_itself(policy: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "one" / "metrics.jsonl").read_text().splitlines()) == 4  # two epochs of 2 + 1 transcripts
 
 
+def steps(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped in the middle of the second epoch, whose order is not the first one's."""
+    data = write(tmp_path / "train.parquet", TRANSCRIPTS)
+    common = [f"data.train_files={data}", f"data.val_files={data}", "data.train_batch_size=1", f"model.path={policy}"]
+    common += ["optim.lr=1e-2", "trainer.device=cpu", "trainer.test_freq=2"]
+
+    def run(name: str, total: int, *more: str) -> int:
+        return main(
+            [*common, f"trainer.total_training_steps={total}", f"trainer.default_local_dir={tmp_path / name}", *more]
+        )
+
+    assert run("whole", 6) == 0
+    assert not (tmp_path / "whole" / "checkpoints").exists()
+    assert run("parts", 4, "trainer.save_freq=3") == 0
+    assert sorted(path.name for path in (tmp_path / "parts" / "checkpoints").iterdir()) == [
+        "step_000003",
+        "step_000004",
+    ]
+    assert run("parts", 6, "trainer.save_freq=3") == 0
+    assert "resumed from" in capsys.readouterr().out
+    whole, parts = steps(tmp_path / "whole"), steps(tmp_path / "parts")
+    assert [line["step"] for line in parts] == [1, 2, 3, 4, 5, 6]
+    assert [line["sft/loss"] for line in parts] == [line["sft/loss"] for line in whole]
+    weights = [(tmp_path / name / "policy" / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert weights[0] == weights[1]
+
+    assert run("parts", 6, "trainer.save_freq=3") == 2
+    assert "step_000006 is of step 6, and this run ends at step 6: there is nothing left" in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "parts" / "policy")  # as if it had been killed before its export
+    assert run("parts", 6, "trainer.save_freq=3") == 0
+    assert (tmp_path / "parts" / "policy" / "model.safetensors").read_bytes() == weights[0]
+    earlier = tmp_path / "parts" / "checkpoints" / "step_000004"
+    assert run("again", 5, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}") == 0
+    assert steps(tmp_path / "again") == [{**whole[4], "val/loss": ANY}]
+    assert run("parts", 1, "trainer.resume_mode=disable") == 0
+    assert len(steps(tmp_path / "parts")) == 1 and len(steps(tmp_path / "parts.1")) == 6
+
+
+def test_a_dead_worker_costs_what_came_after_the_checkpoint(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: one call of an update ends as if its process had died."""
+    data = str(write(tmp_path / "train.parquet", TRANSCRIPTS))
+
+    def config(name: str, **trainer: Any) -> SFTConfig:
+        run = {"default_local_dir": str(tmp_path / name), "total_training_steps": 5, "device": "cpu"}
+        files = {"train_files": data, "train_batch_size": 1}
+        return SFTConfig.model_validate(
+            {"data": files, "model": {"path": str(policy)}, "optim": {"lr": 1e-2}, "trainer": run | trainer}
+        )
+
+    deaths = [4]
+    update = SupervisedWorker.update
+
+    def dying(worker: SupervisedWorker, batch: Any, step: int) -> Any:
+        if step in deaths:
+            deaths.clear()
+            raise WorkerDied("rank 1 died")
+        return update(worker, batch, step)
+
+    with Display.create("test") as display:
+        train_sft(config("undisturbed"), display)
+        monkeypatch.setattr(SupervisedWorker, "update", lambda worker, batch, step: dying(worker, batch, step))
+        train_sft(config("disturbed", max_worker_restarts=1, save_freq=2), display)
+        assert steps(tmp_path / "disturbed") == steps(tmp_path / "undisturbed")
+        with pytest.raises(WorkerDied, match="Start the same command again"):
+            deaths.append(1)
+            train_sft(config("given up"), display)
+
+
 def sft_config(policy: Path, **data: Any) -> SFTConfig:
     return SFTConfig.model_validate({"data": {"train_files": "x", **data}, "model": {"path": str(policy)}})
 
@@ -164,6 +244,8 @@ def test_batches_take_every_transcript_once_an_epoch(policy: Path) -> None:
     first, second = epochs(sft_config(policy, train_batch_size=2))
     assert sorted(chain(*first)) == sorted(chain(*second)) == [0, 1, 2, 3, 4]
     assert first != second
+    later = batches(sft_config(policy, train_batch_size=2), samples, 4)
+    assert [[sample.ids[0] for sample in next(later)] for _ in range(2)] == second[1:]
     assert epochs(sft_config(policy, train_batch_size=2))[0] == first
     assert epochs(sft_config(policy, train_batch_size=2, seed=2))[0] != first
 
@@ -235,7 +317,7 @@ def test_a_full_disk_leaves_the_older_policy(
     older = tmp_path / "run" / "policy" / "model.safetensors"
     older.parent.mkdir(parents=True)
     older.write_bytes(b"older")
-    monkeypatch.setattr("agentrl.workers.export.export_model", full_disk)
+    monkeypatch.setattr("agentrl.workers.supervised.export_model", full_disk)
     data = write(tmp_path / "a.parquet", TRANSCRIPTS)
     arguments = [f"data.train_files={data}", f"model.path={policy}", "trainer.device=cpu"]
     assert main([*arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]) == 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.offline import EvaluateConfig, GenerateConfig
-from agentrl.config.schema import Config, ModelConfig, SFTConfig
+from agentrl.config.schema import Config, ModelConfig, SFTConfig, SFTTrainerConfig, TrainerConfig
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
 from agentrl.rollout.sglang.options import check_extra
@@ -90,6 +90,11 @@ NEEDS_REWARD_PATH = Needs(
     ("custom_reward_function.name", "custom_reward_function.reward_kwargs"),
     "custom_reward_function.path",
     lambda c: c.custom_reward_function.path is not None,
+)
+NEEDS_RESUME_PATH = Needs(
+    ("trainer.resume_from_path",),
+    "trainer.resume_mode=resume_path",
+    lambda c: c.trainer.resume_mode == "resume_path",
 )
 
 TRAIN_NEEDS = (
@@ -179,11 +184,7 @@ TRAIN_NEEDS = (
         "critic.optim.lr_scheduler_type=cosine or linear",
         lambda c: c.critic.optim.lr_scheduler_type != "constant",
     ),
-    Needs(
-        ("trainer.resume_from_path",),
-        "trainer.resume_mode=resume_path",
-        lambda c: c.trainer.resume_mode == "resume_path",
-    ),
+    NEEDS_RESUME_PATH,
     Needs(
         (f"{ROLLOUT}.val_kwargs.*", "data.val_batch_size", "data.val_max_samples", "trainer.test_freq"),
         "data.val_files",
@@ -266,6 +267,13 @@ TRAIN_NEEDS = (
 )
 
 SFT_NEEDS = (
+    Needs(
+        ("ray_init.*", "trainer.max_worker_restarts"),
+        "trainer.nnodes or trainer.n_gpus_per_node above 1",
+        lambda c: c.trainer.nnodes * c.trainer.n_gpus_per_node > 1,
+    ),
+    NEEDS_RESUME_PATH,
+    Needs(("trainer.max_ckpt_to_keep",), "trainer.save_freq above 0", lambda c: c.trainer.save_freq > 0),
     lora_needs("model", lambda c: c.model),
     Needs(("optim.adamw_lr",), "optim.name=muon", lambda c: c.optim.name == "muon"),
     Needs(
@@ -304,8 +312,11 @@ def check(config: Section, user_set: Mapping[str, Any]) -> None:
         check_tools(config)
         check_scorers(config)
         check_reward_model(config)
-        check_trainer(config)
         check_parallel(config)
+        if config.trainer.val_only and config.data.val_files is None:
+            raise ConfigError("trainer.val_only=true needs data.val_files")
+    if isinstance(config, Config | SFTConfig):
+        check_trainer(config.trainer)
     if isinstance(config, GenerateConfig):
         check_generate(config)
     if isinstance(config, EvaluateConfig):
@@ -427,12 +438,9 @@ def check_reward_model(config: Config) -> None:
         raise ConfigError("reward_model.enable=true needs reward_model.model.path, a sequence classification model")
 
 
-def check_trainer(config: Config) -> None:
-    trainer = config.trainer
+def check_trainer(trainer: TrainerConfig | SFTTrainerConfig) -> None:
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path is None:
         raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path, the checkpoint's folder")
-    if trainer.val_only and config.data.val_files is None:
-        raise ConfigError("trainer.val_only=true needs data.val_files")
 
 
 def check_parallel(config: Config) -> None:

@@ -349,7 +349,24 @@ class AlgorithmConfig(Section):
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
 
 
-class TrainerConfig(Section):
+class WorkersConfig(Section):
+    """`trainer.*` of every training: its devices, and what is watched on them."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    nnodes: int = Field(1, gt=0)
+    """Machines of the Ray cluster that the models are sharded over."""
+    n_gpus_per_node: int = Field(1, gt=0)
+    """Devices of each of them (with device=cpu: processes). With one device in all, nothing but this process is used;
+    with more, one Ray actor each."""
+    max_worker_restarts: int = Field(0, ge=0)
+    """How often a run whose worker died goes on from its newest checkpoint with new workers; 0: it ends, and the same
+    command goes on. Only with several devices."""
+    profile_steps: list[Annotated[int, Field(gt=0)]] | None = None
+    """Steps in which the stages of the workers are profiled, e.g. [2,5]; their files are in profile/ of
+    default_local_dir."""
+
+
+class TrainerConfig(WorkersConfig):
     """`trainer.*`"""
 
     project_name: str = "agentrl"
@@ -380,15 +397,6 @@ class TrainerConfig(Section):
     max_actor_ckpt_to_keep: int | None = Field(2, gt=0)
     critic_warmup: int = Field(0, ge=0)
     """Steps in which only the critic learns; only with a critic."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    nnodes: int = Field(1, gt=0)
-    """Machines of the Ray cluster that the models are sharded over."""
-    n_gpus_per_node: int = Field(1, gt=0)
-    """Devices of each of them (with device=cpu: processes). With one device in all, nothing but this process is used;
-    with more, one Ray actor each."""
-    max_worker_restarts: int = Field(0, ge=0)
-    """How often a run whose worker died goes on from its newest checkpoint with new workers; 0: it ends, and the same
-    command goes on. Only with several devices."""
     seed: int = Field(1, ge=0)
     """Seed of sampling and of mini-batch order. With the same seed, data and machine a run repeats exactly."""
     save_trajectories: Literal["all", "val", "none"] = "all"
@@ -450,17 +458,25 @@ class SFTDataConfig(Section):
     seed: int = Field(1, ge=0)
 
 
-class SFTTrainerConfig(Section):
+class SFTTrainerConfig(WorkersConfig):
     """`trainer.*` of `python -m agentrl.sft`."""
 
     default_local_dir: str = "runs/sft"
     total_epochs: int = Field(1, gt=0)
     total_training_steps: int | None = Field(None, gt=0)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
     logger: Loggers = ["console", "jsonl"]
     project_name: str = "agentrl"
     experiment_name: str = "sft"
+    save_freq: int = -1
+    """Checkpoint every so many steps, and at the end; -1: never, and the same command starts anew."""
     test_freq: int = -1
+    """Validate every so many steps, and at the end; -1: only at the end."""
+    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
+    """As that of `python -m agentrl.train`."""
+    resume_from_path: str | None = None
+    """Only with resume_mode=resume_path."""
+    max_ckpt_to_keep: int | None = Field(2, gt=0)
+    """Only with save_freq."""
 
 
 class SFTConfig(Section):
@@ -473,3 +489,4 @@ class SFTConfig(Section):
     optim: OptimConfig = OptimConfig(lr=1e-5)
     grad_clip: float = Field(1.0, gt=0)
     trainer: SFTTrainerConfig = SFTTrainerConfig()
+    ray_init: RayInitConfig = RayInitConfig()

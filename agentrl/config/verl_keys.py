@@ -37,6 +37,7 @@ OTHER_ENGINE = (
 )
 BUCKETS = "weights are sent by actor_rollout_ref.rollout.update_weights_transport and update_weights_bucket_megabytes"
 SAME_CHECKPOINT = "one checkpoint holds policy, critic, optimizers and data position"
+PROFILES = "in trainer.profile_steps torch.profiler runs on every rank, for every role"
 
 VERL_KEYS = (
     VerlKey("data.return_raw_chat", "rows always reach the loops as messages", (True,)),
@@ -54,7 +55,7 @@ VERL_KEYS = (
     VerlKey("data.sampler.*", "rows are drawn in a shuffled order (data.shuffle, data.seed)", (None,)),
     VerlKey("*.use_shm", "models and data are read from their own place", OFF),
     VerlKey("actor_rollout_ref.hybrid_engine", "policy and engine always work in turn", (True,)),
-    VerlKey("actor_rollout_ref.nccl_timeout", ONE_DEVICE),
+    VerlKey("actor_rollout_ref.nccl_timeout", "a call of the workers may take two hours"),
     VerlKey("*.use_remove_padding", "sequences are always packed without padding", (True,)),
     VerlKey(f"{MODEL}.custom_chat_template", f"use {MODEL}.chat_template, the path of a Jinja file", (None,)),
     VerlKey(f"{MODEL}.override_config", "the model's own config.json holds", ({}, None)),
@@ -150,6 +151,13 @@ VERL_KEYS = (
     VerlKey("trainer.log_val_generations", "trajectories are saved by trainer.save_trajectories"),
     VerlKey("trainer.rollout_data_dir", "trajectories are saved by trainer.save_trajectories", (None,)),
     VerlKey("trainer.validation_data_dir", "trajectories are saved by trainer.save_trajectories", (None,)),
+    VerlKey("trainer.profile_continuous_steps", PROFILES),
+    VerlKey("trainer.*_nsight_options", PROFILES, ({}, None)),
+    VerlKey("trainer.*_nsight_options.*", PROFILES),
+    VerlKey("global_profiler.steps", "use trainer.profile_steps", ([], None)),
+    VerlKey("global_profiler.tool", PROFILES, ("torch", "torch_memory", None)),
+    VerlKey("global_profiler.*", PROFILES),
+    VerlKey("*.profiler.*", PROFILES),
     VerlKey("trainer.ray_wait_register_center_timeout", "workers need no register centre"),
     VerlKey("trainer.use_legacy_worker_impl", "there is one kind of worker"),
     VerlKey("ray_kwargs.*", "use ray_init.address, ray_init.num_cpus and ray_init.timeline_json_file"),

@@ -17,7 +17,7 @@ from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLCon
 from agentrl.cassette import Cassette
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
-from agentrl.config import Config, write_config
+from agentrl.config import Config, SFTConfig, write_config
 from agentrl.config.offline import GenerateConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
@@ -266,7 +266,7 @@ def build_engine(
             raise TrainingError(str(error)) from error
 
 
-def prepare_run_dir(config: Config, display: Display) -> Path:
+def prepare_run_dir(config: Config | SFTConfig, display: Display) -> Path:
     """The run's directory, with the resolved config in it. With resume_mode=disable an older run is moved aside."""
     run_dir = Path(config.trainer.default_local_dir)
     if config.trainer.resume_mode == "disable" and run_dir.exists():

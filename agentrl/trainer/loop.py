@@ -28,6 +28,7 @@ from agentrl.trainer.plot import plot
 from agentrl.trainer.validation import validate
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.workers import WorkerGroup
+from agentrl.workers.profiler import profile_of
 from agentrl.workers.state import all_seen
 
 Metrics = dict[str, float]
@@ -298,8 +299,9 @@ class Trainer:
 
     @contextmanager
     def timed(self, name: str, *, shown: bool = True) -> Iterator[None]:
-        """Time a stage into `time/<name>`, in seconds; show it, unless it shows its own progress."""
+        """Time a stage into `time/<name>`, in seconds; show it, unless it shows its own progress. Profiled if asked."""
         began = time.perf_counter()
+        self.parts.executor.profile_with(profile_of(self.config.trainer, self.parts.dir, self.step, name))
         with self.display.stage(name.replace("_", " ")) if shown else nullcontext():
             yield
         self.seconds[f"time/{name}"] = time.perf_counter() - began

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from agentrl.batch import RaggedBatch, Sequences
-from agentrl.config import Config
+from agentrl.config import Config, SFTConfig
 from agentrl.workers.group import LocalWorkerGroup, WorkerGroup
 from agentrl.workers.pools import pools_of, uses_ray
+from agentrl.workers.profiler import Profile, profiled
 from agentrl.workers.roles import Role, make_worker, roles_of
+from agentrl.workers.stall import STALL_SECONDS, watched
+
+logger = logging.getLogger(__name__)
 
 Computation = Callable[..., tuple[dict[str, torch.Tensor], Any]]
 """Of a RaggedBatch and further arguments: token columns [T] by field, and anything else."""
@@ -23,6 +29,10 @@ class Executor(Protocol):
 
     groups: dict[Role, WorkerGroup]
     """One for each role that the run has."""
+
+    def profile_with(self, profile: Profile | None) -> None:
+        """How the calls that follow are profiled; None: not at all."""
+        ...
 
     @property
     def nodes(self) -> Sequence[str]:
@@ -49,14 +59,19 @@ class Executor(Protocol):
 class LocalExecutor:
     """One worker a role, in this process."""
 
-    def __init__(self, config: Config, device: str, total_steps: int) -> None:
+    def __init__(self, config: Config | SFTConfig, device: str, total_steps: int) -> None:
+        self._profile: Profile | None = None
         self.groups: dict[Role, WorkerGroup] = {
-            role: LocalWorkerGroup(make_worker(role, config, device, total_steps)) for role in roles_of(config)
+            role: LocalWorkerGroup(make_worker(role, config, device, total_steps), partial(self._around, role))
+            for role in roles_of(config)
         }
 
     @property
     def nodes(self) -> Sequence[str]:
         return ()
+
+    def profile_with(self, profile: Profile | None) -> None:
+        self._profile = profile
 
     def keep(self, batch: RaggedBatch) -> RaggedBatch:
         return batch
@@ -71,8 +86,13 @@ class LocalExecutor:
     def close(self) -> None:
         """What this process holds ends with it."""
 
+    @contextmanager
+    def _around(self, role: Role, method: str) -> Iterator[None]:
+        with profiled(self._profile, 0), watched(f"{role}.{method}", STALL_SECONDS, logger.warning):
+            yield
 
-def open_executor(config: Config, device: str, total_steps: int) -> Executor:
+
+def open_executor(config: Config | SFTConfig, device: str, total_steps: int) -> Executor:
     """One device: this process; several: Ray, which must be up. Raises UserError."""
     if not uses_ray(config):
         return LocalExecutor(config, device, total_steps)

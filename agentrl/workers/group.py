@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -40,12 +41,15 @@ class WorkerGroup(Protocol):
 class LocalWorkerGroup:
     """The group of one worker in this process: its share is the whole batch, its result is the result."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, around: Callable[[str], AbstractContextManager[None]] | None = None) -> None:
+        """`around`: is given each method's name, and entered while it runs."""
         self.worker = worker
+        self._around = around or (lambda method: nullcontext())
 
     def run(self, method: str, batch: RaggedBatch | None = None, **kwargs: Any) -> Any:
         bound = getattr(self.worker, method)
-        return bound(**kwargs) if batch is None else bound(batch, **kwargs)
+        with self._around(method):
+            return bound(**kwargs) if batch is None else bound(batch, **kwargs)
 
 
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentrl.config import Config
+from agentrl.config import Config, SFTConfig
 from agentrl.config.checks import rollout_workers
 from agentrl.workers.roles import Role, copies, roles_of
 
@@ -27,27 +27,28 @@ class Pool:
         return self.nnodes * self.n_gpus_per_node
 
 
-def pools_of(config: Config) -> list[Pool]:
+def pools_of(config: Config | SFTConfig) -> list[Pool]:
     """The trainer's own, which holds all roles but those with devices of their own."""
-    trainer, scoring = config.trainer, config.reward_model
-    apart: tuple[Role, ...] = ("reward_model",) if scoring.enable_resource_pool else ()
+    trainer, scoring = config.trainer, config.reward_model if isinstance(config, Config) else None
+    apart: tuple[Role, ...] = ("reward_model",) if scoring is not None and scoring.enable_resource_pool else ()
     roles = tuple(role for role in roles_of(config) if role not in apart)
     copied = {role: copies(config, role) for role in roles}
     pools = [Pool(trainer.nnodes, trainer.n_gpus_per_node, roles, copied, "trainer")]
-    if apart:
+    if scoring is not None and apart:
         pools.append(Pool(scoring.nnodes, scoring.n_gpus_per_node, apart, dict.fromkeys(apart, 1), "reward_model"))
     return pools
 
 
-def uses_ray(config: Config) -> bool:
+def uses_ray(config: Config | SFTConfig) -> bool:
     """Whether more than this process is asked for."""
-    return (
-        config.trainer.nnodes * config.trainer.n_gpus_per_node > 1
-        or config.actor_rollout_ref.rollout.nnodes > 0
-        or config.reward_model.enable_resource_pool
+    if config.trainer.nnodes * config.trainer.n_gpus_per_node > 1:
+        return True
+    return isinstance(config, Config) and (
+        config.actor_rollout_ref.rollout.nnodes > 0 or config.reward_model.enable_resource_pool
     )
 
 
-def processes(config: Config) -> int:
+def processes(config: Config | SFTConfig) -> int:
     """Ranks and rollout workers that a run has at once."""
-    return sum(pool.ranks for pool in pools_of(config)) + rollout_workers(config)
+    ranks = sum(pool.ranks for pool in pools_of(config))
+    return ranks + rollout_workers(config) if isinstance(config, Config) else ranks

@@ -15,6 +15,7 @@ from agentrl.batch import RaggedBatch
 from agentrl.rollout.weights import Weights
 from agentrl.workers.group import WorkerGroup, reduce_metrics, shares
 from agentrl.workers.pools import Pool
+from agentrl.workers.profiler import Profile
 from agentrl.workers.ray_pool import RankPool
 from agentrl.workers.ray_rank import Kept, Shapes
 from agentrl.workers.roles import WORKERS, Role
@@ -41,6 +42,10 @@ class RayExecutor:
     def nodes(self) -> Sequence[str]:
         pool = self.pools[0]
         return [place.node for place in pool.places[:: pool.pool.n_gpus_per_node]]
+
+    def profile_with(self, profile: Profile | None) -> None:
+        for pool in self.pools:
+            pool.profile = profile
 
     def keep(self, batch: RaggedBatch) -> StoredBatch:
         return StoredBatch.of([put_batch(batch)])

@@ -23,7 +23,9 @@ from agentrl import errors
 from agentrl.errors import ConfigError, TrainingError, UserError, WorkerDied
 from agentrl.ray_session import first_line
 from agentrl.workers.pools import Pool
+from agentrl.workers.profiler import Profile
 from agentrl.workers.ray_rank import Failure, Place, Rank
+from agentrl.workers.ray_watch import CallWatch, Patience
 from agentrl.workers.roles import Role
 
 PLACED_WITHIN = 60.0
@@ -34,6 +36,9 @@ READ_BYTES = 256 << 20
 """Weights that travel at once."""
 ASK_AGAIN = 0.1
 """Seconds until a reader of weights asks again whether another has finished."""
+COLLECTIVE_GRACE = 60.0
+"""Seconds by which a collective call may outlast the patience with a call: the driver, which can tell whose fault it
+is, is to be first."""
 
 
 class RankPool:
@@ -42,6 +47,9 @@ class RankPool:
     def __init__(self, pool: Pool, device: str, make_worker: Callable[[Role], Any]) -> None:
         """Raises ConfigError when the cluster has no room, or a rank refuses the config."""
         self.pool, self.device, self._make_worker = pool, device, make_worker
+        self.patience = Patience()
+        self.profile: Profile | None = None
+        """Of the calls that follow."""
         self.places: list[Place] = []
         self._groups: list[PlacementGroup] = []
         self._actors: list[Any] = []
@@ -77,7 +85,7 @@ class RankPool:
     def each(self, role: Role, method: str, batches: Sequence[Any], load: bool, kwargs: dict[str, Any]) -> list[Any]:
         """A method of the role's worker on every rank, with a batch for each (see `Rank.call`)."""
         calls = [
-            actor.call.remote(role, method, batch, load, kwargs)
+            actor.call.remote(role, method, batch, load, kwargs, self.profile)
             for actor, batch in zip(self._actors, batches, strict=True)
         ]
         return self.collect(calls, f"{role}.{method}")
@@ -88,7 +96,7 @@ class RankPool:
     def collect(self, calls: Sequence[Any], what: str) -> list[Any]:
         """The ranks' answers in their order; see `collect`. Where not each of them answered, all ranks are ended."""
         try:
-            return collect(calls, what)
+            return collect(calls, what, CallWatch(what, self._actors[: len(calls)], self.places, self.patience))
         except Unanswered as error:
             self.stop()
             assert isinstance(error.__cause__, UserError)
@@ -96,13 +104,14 @@ class RankPool:
 
     def _start(self) -> None:
         pool = self.pool
+        self.places = []
         needs = {"CPU": 1.0, **({"GPU": 1.0} if self.device == "cuda" else {})}
         self._groups = placed(
             [[needs] * pool.n_gpus_per_node] * pool.nnodes,
             f"{pool.keys}.nnodes={pool.nnodes} x "
             f"{pool.keys}.n_gpus_per_node={pool.n_gpus_per_node} ranks on {self.device}",
         )
-        actor = ray.remote(Rank)
+        actor = ray.remote(concurrency_groups={"watch": 1})(Rank)  # type: ignore[call-overload]  # not in Ray's types
         for rank in range(self.ranks):
             node, place = divmod(rank, pool.n_gpus_per_node)
             options = actor.options(
@@ -114,7 +123,8 @@ class RankPool:
                 runtime_env={"env_vars": _environment(pool.nnodes, pool.n_gpus_per_node)},
             )
             self._actors.append(options.remote(rank, self.ranks, self.device, self._make_worker))
-        self.places = self.everyone("connect", self.first("address"))
+        limit = self.patience.timeout + COLLECTIVE_GRACE
+        self.places = self.everyone("connect", self.first("address"), limit)
         for role in pool.roles:
             self.everyone("make", role)
 
@@ -123,8 +133,8 @@ class Unanswered(TrainingError):
     """Some calls have no answer and never will; the cause is what is to be raised."""
 
 
-def collect(calls: Sequence[Any], what: str) -> list[Any]:
-    """The ranks' answers in their order.
+def collect(calls: Sequence[Any], what: str, watch: CallWatch | None = None) -> list[Any]:
+    """The ranks' answers in their order, watched by `watch` until they are there.
 
     Raises what the first rank that failed raised, and WorkerDied when one is gone; where others still wait for it,
     as the cause of an `Unanswered`.
@@ -134,10 +144,18 @@ def collect(calls: Sequence[Any], what: str) -> list[Any]:
     waiting = {call: rank for rank, call in enumerate(calls)}
     ends: float | None = None
     while waiting:
-        timeout = None if ends is None else max(0.0, ends - time.monotonic())
+        timeout = None if watch is None else watch.next()
+        if ends is not None:
+            timeout = max(0.0, ends - time.monotonic())
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout)
-        if not done:
+        if not done and (watch is None or ends is not None):
             break
+        if not done and watch is not None:
+            try:
+                watch.look(sorted(waiting.values()))
+            except WorkerDied as end:
+                raise Unanswered(str(end)) from end
+            continue
         rank = waiting.pop(done[0])
         try:
             answers[rank] = ray.get(done[0])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import ray
@@ -18,7 +21,9 @@ from ray.exceptions import ObjectLostError
 from agentrl.batch import RaggedBatch
 from agentrl.errors import UserError, WorkerDied
 from agentrl.rollout.weights import Weights
+from agentrl.workers.profiler import Profile, profiled
 from agentrl.workers.roles import Role
+from agentrl.workers.stall import Position, position_of
 from agentrl.workers.stored import StoredBatch, put_column
 
 Tensors = list[tuple[str, torch.Tensor]]
@@ -63,6 +68,7 @@ class Place:
 
     pid: int
     node: str
+    host: str
 
 
 class Rank:
@@ -75,6 +81,7 @@ class Rank:
         self._reading: Iterator[tuple[str, torch.Tensor]] = iter(())
         self._reader: str | None = None
         self._taken = 0.0
+        self._thread: int | None = None
 
     def address(self) -> str:
         """Where the process group may meet: this machine, a port that is free now."""
@@ -83,16 +90,24 @@ class Rank:
             free.bind((host, 0))
             return f"tcp://{host}:{free.getsockname()[1]}"
 
-    def connect(self, address: str) -> Failure | Place:
-        """Join the process group."""
+    def connect(self, address: str, timeout: float) -> Failure | Place:
+        """Join the process group, in which a collective call may take `timeout` seconds."""
+        self._thread = threading.get_ident()  # in which Ray runs every method but `where`
         try:
             if self.device == "cuda":
                 torch.cuda.set_device(0)  # Ray shows each actor its own
             backend = "nccl" if self.device == "cuda" else "gloo"
-            dist.init_process_group(backend, init_method=address, rank=self.rank, world_size=self.ranks)
+            limit = timedelta(seconds=timeout)
+            dist.init_process_group(backend, init_method=address, rank=self.rank, world_size=self.ranks, timeout=limit)
         except Exception as error:
             return Failure.of(error)
-        return Place(os.getpid(), ray.get_runtime_context().get_node_id())
+        return Place(os.getpid(), ray.get_runtime_context().get_node_id(), socket.gethostname())
+
+    @ray.method(concurrency_group="watch")
+    def where(self) -> Position | None:
+        """Where the thread of all other methods is; None: it has not begun."""
+        frame = None if self._thread is None else sys._current_frames().get(self._thread)
+        return None if frame is None else position_of(frame)
 
     def make(self, role: Role) -> Failure | None:
         """Load this rank's part of a role."""
@@ -102,17 +117,26 @@ class Rank:
             return Failure.of(error)
         return None
 
-    def call(self, role: Role, method: str, batch: StoredBatch | None, load: bool, kwargs: dict[str, Any]) -> Any:
+    def call(
+        self,
+        role: Role,
+        method: str,
+        batch: StoredBatch | None,
+        load: bool,
+        kwargs: dict[str, Any],
+        profile: Profile | None,
+    ) -> Any:
         """A method of the role's worker; with `load` it is given the batch's tokens, else the stored batch."""
         try:
             bound = getattr(self.workers[role], method)
-            if batch is None:
-                value = bound(**kwargs)
-            elif load:
-                loaded = batch.load()
-                return _kept(bound(loaded, **kwargs), loaded)
-            else:
-                value = bound(batch, **kwargs)
+            with profiled(profile, self.rank):
+                if batch is None:
+                    value = bound(**kwargs)
+                elif load:
+                    loaded = batch.load()
+                    return _kept(bound(loaded, **kwargs), loaded)
+                else:
+                    value = bound(batch, **kwargs)
         except Exception as error:
             return Failure.of(error)
         if isinstance(value, Weights):

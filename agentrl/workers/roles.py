@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from agentrl.config import Config
+from agentrl.config import Config, SFTConfig
 from agentrl.config.checks import NEEDS_CRITIC
 from agentrl.config.parallel import Parallel
 from agentrl.workers.critic import CriticWorker
@@ -13,13 +13,15 @@ from agentrl.workers.group import WorkerGroup
 from agentrl.workers.policy import PolicyWorker
 from agentrl.workers.reference import PolicyAsReference, ReferenceWorker
 from agentrl.workers.reward_model import RewardModelWorker
+from agentrl.workers.supervised import SupervisedWorker
 
-Role = Literal["policy", "reference", "critic", "reward_model"]
+Role = Literal["policy", "reference", "critic", "reward_model", "sft"]
 WORKERS: dict[Role, type] = {
     "policy": PolicyWorker,
     "reference": ReferenceWorker,
     "critic": CriticWorker,
     "reward_model": RewardModelWorker,
+    "sft": SupervisedWorker,
 }
 
 
@@ -32,8 +34,10 @@ def policy_is_reference(config: Config) -> bool:
     return config.actor_rollout_ref.model.lora_rank > 0 and config.actor_rollout_ref.ref.path is None
 
 
-def roles_of(config: Config) -> list[Role]:
+def roles_of(config: Config | SFTConfig) -> list[Role]:
     """The policy; the others only where the config needs them, and a model of their own."""
+    if isinstance(config, SFTConfig):
+        return ["sft"]
     roles: list[Role] = ["policy"]
     if needs_reference(config) and not policy_is_reference(config):
         roles.append("reference")
@@ -44,8 +48,10 @@ def roles_of(config: Config) -> list[Role]:
     return roles
 
 
-def parallel_of(config: Config, role: Role) -> Parallel:
+def parallel_of(config: Config | SFTConfig, role: Role) -> Parallel:
     """How a role's ranks share its work."""
+    if isinstance(config, SFTConfig):
+        return Parallel()
     roles = config.actor_rollout_ref
     of: dict[Role, Parallel] = {
         "policy": roles.actor.parallel,
@@ -56,7 +62,7 @@ def parallel_of(config: Config, role: Role) -> Parallel:
     return of[role]
 
 
-def copies(config: Config, role: Role) -> int:
+def copies(config: Config | SFTConfig, role: Role) -> int:
     """How many neighbouring ranks of a role are given the same share of a batch and answer the same."""
     return parallel_of(config, role).copies
 
@@ -68,8 +74,10 @@ def reference_of(config: Config, groups: Mapping[Role, WorkerGroup]) -> WorkerGr
     return groups.get("reference")
 
 
-def make_worker(role: Role, config: Config, device: str, total_steps: int) -> Any:
+def make_worker(role: Role, config: Config | SFTConfig, device: str, total_steps: int) -> Any:
     """The worker of a role, or this rank's part of it where a process group is up. Raises ConfigError."""
+    if isinstance(config, SFTConfig):
+        return SupervisedWorker(config, device=device, total_steps=total_steps)
     roles = config.actor_rollout_ref
     if role == "policy":
         return PolicyWorker(

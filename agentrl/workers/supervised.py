@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from agentrl.algorithms.losses import LossScale, aggregate
-from agentrl.batch import RaggedBatch
+from agentrl.batch import RaggedBatch, Sequences
 from agentrl.config.parallel import Parallel
 from agentrl.config.schema import SFTConfig
 from agentrl.data.sft import SFTSample
+from agentrl.workers.export import export_model
+from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, forward_tokens
 from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import load_policy
+from agentrl.workers.state import WorkerState
 
 
-class SupervisedLearner:
+class SupervisedWorker:
     """A policy that learns what the assistant says: mean negative log-likelihood over an optimizer step's tokens."""
 
     def __init__(self, config: SFTConfig, *, device: str | torch.device, total_steps: int) -> None:
+        """Sharded over the ranks of the process group, if there is one. Raises ConfigError."""
         self.device = torch.device(device)
         self.dtype = getattr(torch, config.model.dtype)
         self.model = load_policy(config.model, device=device, seed=config.data.seed)
@@ -34,13 +40,13 @@ class SupervisedLearner:
             total_steps=total_steps,
             gradient_checkpointing=config.model.enable_gradient_checkpointing,
         )
+        self.state = WorkerState(self.learner.params, self.learner.optim)
 
-    def step(self, samples: Sequence[SFTSample], step: int) -> dict[str, float]:
+    def update(self, batch: Sequences, step: int) -> dict[str, float]:
         """One optimizer step; `step` counts from 1. Returns sft/loss, sft/grad_norm and sft/lr.
 
         Raises TrainingError, with the weights untouched, when the loss or the gradient is not finite.
         """
-        batch = to_batch(samples)
         scale = LossScale.of(batch.policy_tokens, "token-mean")
 
         def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -49,11 +55,29 @@ class SupervisedLearner:
         report = self.learner.step(batch, loss, step=step, where=f"step {step}")
         return {"sft/loss": report.loss, "sft/grad_norm": report.grad_norm, "sft/lr": report.lr}
 
-    def mean_loss(self, samples: Sequence[SFTSample]) -> float:
-        """The loss over all tokens of `samples`, without learning."""
-        batch = to_batch(samples)
-        logprobs = forward_tokens(self._logprobs, batch, self._max_tokens, self.device)
-        return -logprobs[batch.mask].double().mean().item()
+    @by_share
+    def mean_loss(self, batch: RaggedBatch) -> dict[str, float]:
+        """val/loss: the loss over all tokens of all ranks' shares, without learning."""
+        logprobs = forward_tokens(self._logprobs, batch, self._max_tokens, self.device)[batch.mask].double()
+        sums = torch.stack([-logprobs.sum(), batch.mask.sum().double()]).to(self.device)
+        total, tokens = self.learner.mesh.sum(sums).tolist()
+        return {"val/loss": total / tokens}
+
+    def save(self, dir: Path, background: bool = False) -> None:
+        """As `PolicyWorker.save`."""
+        self.state.save(Path(dir), self.model.mark(self.learner.tensors), background=background)
+
+    def finish_save(self, wait: bool = True) -> dict[str, float]:
+        """As `PolicyWorker.finish_save`."""
+        return {"written": float(self.state.finish(wait=wait))}
+
+    def load(self, dir: Path) -> None:
+        """As `PolicyWorker.load`."""
+        self.state.load(Path(dir), self.model.mark(self.learner.tensors))
+
+    def export(self, dir: Path, tokenizer: Any) -> None:
+        """As `PolicyWorker.export`."""
+        export_model(self.model, self.learner.tensors, self.dtype, Path(dir), tokenizer)
 
     def _logprobs(self, micro: RaggedBatch) -> torch.Tensor:
         logprobs, _ = self.model(micro.ids, micro.offsets, needed=micro.mask, temperature=1.0)

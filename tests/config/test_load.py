@@ -25,8 +25,8 @@ def refused(*argv: str) -> str:
     return str(error.value)
 
 
-def test_under_two_hundred_keys() -> None:
-    assert 100 < len(leaf_keys(Config)) < 200
+def test_at_most_two_hundred_keys() -> None:
+    assert 100 < len(leaf_keys(Config)) <= 200
 
 
 def test_yaml_holds_every_key_with_the_default_of_the_schema() -> None:

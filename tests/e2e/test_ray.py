@@ -63,14 +63,16 @@ def start(overrides: list[str], cwd: Path) -> subprocess.Popen[str]:
 def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_killed(
     two_ranks: Overrides, small_run: Overrides, tmp_path: Path
 ) -> None:
-    """With a reward model, which has a third rank to itself."""
+    """With a reward model, which has a third rank to itself, and the profile that docs/profiling.md asks for."""
+    (line,) = commands("docs/profiling.md")
+    profiled = line.split()[3:]
     path = make_reward_model(tmp_path / "reward-model", template=None)
     scored = ["reward_model.enable=true", f"reward_model.model.path={path}"]
-    alone = [*scored, "trainer.device=cpu", "data.val_files=null"]
+    alone = [*scored, *profiled, "trainer.device=cpu", "data.val_files=null"]
     one = command([*small_run(run_dir=tmp_path / "one"), *alone], tmp_path)
     assert one.returncode == 0, one.stderr
     apart = [*scored, "reward_model.enable_resource_pool=true", "actor_rollout_ref.rollout.nnodes=2"]
-    process = start(two_ranks("two", "trainer.max_worker_restarts=3", *apart), tmp_path)
+    process = start(two_ranks("two", "trainer.max_worker_restarts=3", *apart, *profiled), tmp_path)
     try:
         checkpoints = tmp_path / "two" / "checkpoints"
         for step, (kind, count) in enumerate((("Rank", 3), ("RolloutWorker", 2)), 1):
@@ -93,6 +95,11 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
     weights = [load_file(tmp_path / run / "policy" / "model.safetensors") for run in ("one", "two")]
     for name, tensor in weights[0].items():
         assert (tensor - weights[1][name]).abs().max() < 1e-4, name
+    for run, ranks in (("one", 1), ("two", 2)):
+        profiles = sorted(path.name for path in (tmp_path / run / "profile" / "step_000002").iterdir())
+        stages = [f"rank{rank}_{stage}" for rank in range(ranks) for stage in ("old_log_prob", "update_actor")]
+        expected = [f"{stage}.{kind}" for stage in ["rank0_reward_model", *stages] for kind in ("json.gz", "txt")]
+        assert profiles == sorted(expected)
 
 
 @pytest.mark.timeout(400)

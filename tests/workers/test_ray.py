@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,17 +15,25 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from agentrl.batch import RaggedBatch
 from agentrl.config import Config
 from agentrl.errors import ConfigError, TrainingError, WorkerDied
+from agentrl.sft import main as sft
 from agentrl.workers.executor import Executor, open_executor
 from agentrl.workers.ray_executor import RayExecutor
+from agentrl.workers.ray_watch import Patience
 from agentrl.workers.roles import Role
 from agentrl.workers.stored import StoredBatch, put_batch, put_column
+from tests.e2e.test_docs import commands
 from tests.workers.conftest import BatchMaker
+from tests.workers.sleepy_rank import SleepyRank
 
 ray = pytest.importorskip("ray")
 STEPS = 3
@@ -213,3 +225,78 @@ def test_a_cluster_without_room_is_named(cluster: None, configure: Configure, mo
         ConfigError, match=r"no room for trainer\.nnodes=1 x trainer\.n_gpus_per_node=99 .* it has CPU 5"
     ):
         open_executor(configure(99), "cpu", 10)
+
+
+@pytest.mark.timeout(200)
+def test_ranks_that_do_not_answer_are_told_apart_and_ended(
+    cluster: None,
+    configure: Configure,
+    make_batch: BatchMaker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One sleeps, one is stopped, and the third waits for them in a collective call."""
+    monkeypatch.setattr("agentrl.workers.ray_pool.Rank", SleepyRank)
+    monkeypatch.setattr("agentrl.workers.ray_watch.SAYS_WITHIN", 1.0)
+    with executor_of(configure(3)) as executor:
+        assert isinstance(executor, RayExecutor)
+        executor.pools[0].patience = Patience(stall_seconds=1.0, timeout=4.0)
+        pids = [place.pid for place in executor.pools[0].places]
+        stopped = pids[2]
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(WorkerDied, match=r"They had 4 s") as died:
+            executor.groups["policy"].run("compute_log_probs", executor.keep(make_batch(prompts=7, n=1)))
+        expected = (
+            rf"policy\.compute_log_probs has taken \d+ s: rank 2 does not say where it is \(process {stopped} on "
+            rf"{socket.gethostname()}: it is stopped, .*\); "
+            r"rank 1 is in tests/workers/sleepy_rank\.py:\d+, `time\.sleep\(3600\)`; "
+            r"rank 0 waits for other ranks in all_\w+ at agentrl/workers/\w+\.py:\d+, `.*`"
+        )
+        assert re.match(expected, str(died.value)), died.value
+        told = [record.getMessage() for record in caplog.records if "compute_log_probs" in record.getMessage()]
+        assert told and all(re.match(expected, text) for text in told), told
+        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], 30)
+        assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.mark.timeout(200)
+def test_supervised_training_on_two_ranks_equals_one_process(cluster: None, tiny_policy: Path, tmp_path: Path) -> None:
+    """Through the command: an odd number of transcripts, validation, a checkpoint of two ranks, a profile of each."""
+    talk = [
+        [{"role": "user", "content": "hi " * n}, {"role": "assistant", "content": "ho " * (7 - n)}] for n in range(1, 6)
+    ]
+    pq.write_table(pa.Table.from_pylist([{"messages": messages} for messages in talk]), tmp_path / "talk.parquet")
+    common = [f"data.train_files={tmp_path}/talk.parquet", f"data.val_files={tmp_path}/talk.parquet"]
+    common += [f"model.path={tiny_policy}", "data.train_batch_size=3", "data.max_token_len_per_gpu=40"]
+    common += ["optim.name=muon", "optim.lr=1e-2", "optim.adamw_lr=1e-3", "trainer.device=cpu", "trainer.test_freq=1"]
+    words = shlex.split(commands("docs/sft.md")[1])
+    assert words[:3] == ["python", "-m", "agentrl.sft"]
+    several = {word.partition("=")[0]: word for word in words[3:]}
+    several |= {"trainer.n_gpus_per_node": "trainer.n_gpus_per_node=2", "trainer.save_freq": "trainer.save_freq=2"}
+    given = {word.partition("=")[0] for word in common}
+    more = [word for key, word in several.items() if key not in given and key != "trainer.default_local_dir"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert sft([*common, "trainer.total_training_steps=3", f"trainer.default_local_dir={one}"]) == 0
+    assert (
+        sft(
+            [
+                *common,
+                *more,
+                "trainer.total_training_steps=2",
+                "trainer.profile_steps=[2]",
+                f"trainer.default_local_dir={two}",
+            ]
+        )
+        == 0
+    )
+    profiles = sorted(path.name for path in (two / "profile" / "step_000002").iterdir())
+    assert profiles == [f"rank{rank}_update.{kind}" for rank in (0, 1) for kind in ("json.gz", "txt")]
+    assert "c10d::" in (two / "profile" / "step_000002" / "rank1_update.txt").read_text()
+    # One device goes on from what two have saved.
+    assert sft([*common, "trainer.total_training_steps=3", f"trainer.default_local_dir={two}"]) == 0
+    found, expected = ([json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (two, one))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    weights = [load_file(run / "policy" / "model.safetensors") for run in (two, one)]
+    for name, tensor in weights[0].items():
+        assert torch.allclose(tensor, weights[1][name], rtol=0, atol=1e-5), name

@@ -1,0 +1,169 @@
+"""The loop of supervised training: steps, validation, checkpoints, the policy at the end.
+
+The order of the data follows from (data.seed, epoch), so a checkpoint's step says which batch comes next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from agentrl.chat import Chat
+from agentrl.config import SFTConfig, config_to_dict
+from agentrl.data.sft import SFTSample
+from agentrl.errors import ConfigError, WorkerDied
+from agentrl.publish import published_directory
+from agentrl.trainer.checkpoint import CheckpointManager
+from agentrl.trainer.display import Display
+from agentrl.trainer.loop import STEP_FILE, due, save_workers
+from agentrl.trainer.tracking import Tracker
+from agentrl.workers.executor import Executor
+from agentrl.workers.profiler import profile_of
+from agentrl.workers.supervised import to_batch
+
+Metrics = dict[str, float]
+CHECKPOINTS, POLICY = "checkpoints", "policy"
+
+
+class SupervisedTrainer:
+    """Trains the workers of `executor` for `total` steps, from the newest checkpoint or from the start."""
+
+    def __init__(
+        self,
+        config: SFTConfig,
+        executor: Executor,
+        chat: Chat,
+        train: Sequence[SFTSample],
+        validation: Sequence[SFTSample] | None,
+        total: int,
+        tracker: Tracker,
+        display: Display,
+    ) -> None:
+        self.config, self.executor, self.chat, self.display, self.tracker = config, executor, chat, display, tracker
+        self.train, self.validation, self.total = train, validation, total
+        self.batches = batches(config, train)
+        self.dir = Path(config.trainer.default_local_dir)
+        self.workers = executor.groups["sft"]
+        self.checkpoints = CheckpointManager(
+            self.dir / CHECKPOINTS, keep=config.trainer.max_ckpt_to_keep, warn=display.warn
+        )
+        self.step = 0
+        self.restarts = 0
+
+    def fit(self) -> Metrics:
+        """Train, write the policy, and return the last step's metrics; none where no step was left."""
+        self.resume()
+        metrics: Metrics = {}
+        with self.display.stage("sft", total=self.total, done=self.step) as stage:
+            while True:
+                done = self.step
+                try:
+                    if done == self.total:
+                        self.export()
+                        return metrics
+                    metrics = self.train_step()
+                    stage.advance(1, loss=metrics["sft/loss"], lr=metrics["sft/lr"])
+                except WorkerDied as death:
+                    self.go_back(death)
+                    stage.advance(self.step - done)
+
+    def train_step(self) -> Metrics:
+        """The next step: an update, and validation and a checkpoint where they are due."""
+        samples = next(self.batches)
+        self.step += 1
+        trainer = self.config.trainer
+        self.executor.profile_with(profile_of(trainer, self.dir, self.step, "update"))
+        metrics: Metrics = self.workers.run("update", self.executor.keep(to_batch(samples)), step=self.step)
+        self.executor.profile_with(None)
+        if self.validation is not None and due(trainer.test_freq, self.step, self.total):
+            metrics |= self.workers.run("mean_loss", self.executor.keep(to_batch(self.validation)))
+            self.display.validation(self.step, metrics)
+        self.tracker.log(metrics, self.step)
+        if trainer.save_freq > 0 and due(trainer.save_freq, self.step, self.total):
+            writers = {POLICY: partial(save_workers, self.workers, self.checkpoints.background)}
+            self.checkpoints.save(self.step, writers, {"step": self.step, "config": config_to_dict(self.config)})
+        return metrics
+
+    def resume(self) -> None:
+        """Go on from the checkpoint that `resume_mode` asks for, if there is one.
+
+        Raises ConfigError when it is the run's last and the policy of it has been exported, too.
+        """
+        given = self.config.trainer.resume_from_path
+        path = Path(given) if given else self.checkpoints.latest()
+        if path is not None:
+            step = self.checkpoints.load(path)["step"]
+            if step > self.total or (step == self.total and self.exported_step() == step):
+                raise ConfigError(
+                    f"{path} is of step {step}, and this run ends at step {self.total}: there is nothing left to "
+                    "train. Raise trainer.total_training_steps or trainer.total_epochs, name another "
+                    "trainer.default_local_dir, or start over with trainer.resume_mode=disable"
+                )
+            self.display.note(f"resumed from {path} (step {step})")
+        self.load(path)
+
+    def load(self, path: Path | None) -> None:
+        """Everything as a checkpoint has it; None: as it is at the start, where new workers are."""
+        self.step = 0
+        if path is not None:
+            self.step = self.checkpoints.load(path)["step"]
+            self.workers.run("load", dir=path / POLICY)
+        self.batches = batches(self.config, self.train, self.step)
+        self.tracker.truncate_after(self.step)
+
+    def go_back(self, death: WorkerDied) -> None:
+        """After a worker died: new workers, and what the newest checkpoint holds.
+
+        Raises `death` when the run has gone on often enough.
+        """
+        while True:
+            if self.restarts >= self.config.trainer.max_worker_restarts:
+                raise WorkerDied(
+                    f"{death}\nStart the same command again: it goes on from its newest checkpoint, if it has one "
+                    "(trainer.save_freq)"
+                ) from death
+            self.restarts += 1
+            try:
+                self.checkpoints.give_up()
+                self.executor.restart()
+                self.load(self.checkpoints.latest())
+                break
+            except WorkerDied as another:
+                death = another
+        self.display.warn(f"{death}; new workers go on after step {self.step}")
+
+    def export(self) -> None:
+        """The policy in Hugging Face format, whole or not at all. Raises TrainingError when the disk is full."""
+        with published_directory(self.dir / POLICY) as folder:
+            self.workers.run("export", dir=folder, tokenizer=self.chat.tokenizer)
+            if self.chat.vision is not None:
+                self.chat.vision.save(folder)
+            (folder / STEP_FILE).write_text(f"{self.step}\n")
+
+    def exported_step(self) -> int | None:
+        """The step that the exported policy is of; None when there is none."""
+        file = self.dir / POLICY / STEP_FILE
+        return int(file.read_text()) if file.exists() else None
+
+
+def steps_per_epoch(config: SFTConfig, samples: Sequence[SFTSample]) -> int:
+    """The last batch of an epoch may be smaller: no transcript is left out."""
+    return -(-len(samples) // config.data.train_batch_size)
+
+
+def batches(config: SFTConfig, samples: Sequence[SFTSample], done: int = 0) -> Iterator[list[SFTSample]]:
+    """The batches after the first `done`, epoch after epoch: each shuffled anew by (data.seed, epoch), or all in the
+    order of the files.
+    """
+    size = config.data.train_batch_size
+    first, within = divmod(done, steps_per_epoch(config, samples))
+    for epoch in itertools.count(first):
+        order = list(range(len(samples)))
+        if config.data.shuffle:
+            random.Random(f"{config.data.seed}/{epoch}").shuffle(order)
+        for start in range(within * size, len(order), size):
+            yield [samples[index] for index in order[start : start + size]]
+        within = 0
