@@ -68,7 +68,7 @@ class Learner:
         names = {name for name, p in root.named_parameters() if id(p) in matrices and not name.endswith("bias")}
         if gradient_checkpointing:
             checkpoint_layers(base)
-        partial = shard(root, base, mesh)
+        partial = shard(root, base, mesh, autocast=bool(root.autocast))
         read_weights(root, base)
         self.mesh = mesh
         self.root = root

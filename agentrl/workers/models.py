@@ -44,7 +44,7 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.base = base
         self.lora = lora
-        self._autocast = autocast
+        self.autocast = autocast
         self._group = group
 
     def forward(
@@ -58,7 +58,7 @@ class PolicyModel(nn.Module):
         images: Images | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As `token_logprobs`: ids [T], offsets [N + 1], needed [T] bool -> log-probs [T], entropies [T] or None."""
-        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self._autocast):
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
             nothing = _step_of_vision(self.base, images)
             logprobs, entropy = token_logprobs(
                 self.base,
@@ -74,7 +74,8 @@ class PolicyModel(nn.Module):
 
     def check_attention(self) -> None:
         """Raises ConfigError when the packed forward does not compute what the model's own does."""
-        check_packed_attention(self.base)
+        with torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.autocast):
+            check_packed_attention(self.base)
 
     def tensors(self, params: Params) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight, whole, by its name in the model, from all parameters `params`; adapters are merged into theirs.
@@ -168,7 +169,7 @@ class ValueModel(nn.Module):
         device = None if base.device.type == "meta" else base.device  # no checkpoint has a value head to read
         self.value_head = nn.Linear(config.hidden_size, 1, bias=False, device=device)
         nn.init.zeros_(self.value_head.weight)
-        self._autocast = autocast
+        self.autocast = autocast
         self._group = group
 
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor, images: Images | None = None) -> torch.Tensor:
@@ -176,7 +177,7 @@ class ValueModel(nn.Module):
         sequence; 0 at each sequence's first token. Aligned as log-probs are: the value that a policy token's
         advantage is measured against stands beside it.
         """
-        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self._autocast):
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
             nothing = _step_of_vision(self.base, images)
             hidden, layout, part = stored_hidden_states(self.base, ids, offsets, images, self._group)
         after = part.spread(self.value_head(hidden.float())[:, 0])[layout.expand]
@@ -188,4 +189,5 @@ class ValueModel(nn.Module):
 
     def check_attention(self) -> None:
         """As `PolicyModel.check_attention`."""
-        check_packed_attention(self.base)
+        with torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.autocast):
+            check_packed_attention(self.base)

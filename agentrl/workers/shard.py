@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
@@ -32,18 +32,21 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def shard(root: nn.Module, model: PreTrainedModel, mesh: Mesh) -> set[str]:
+def shard(root: nn.Module, model: PreTrainedModel, mesh: Mesh, *, autocast: bool = False) -> set[str]:
     """Shard `root`, a module around `model`, in place over `mesh`: each decoder layer for itself, then the rest.
 
-    Only `root`'s own forward gathers the embeddings and the head, so every forward must go through it. Returns what
+    Only `root`'s own forward gathers the embeddings and the head, so every forward must go through it. With `autocast`
+    (to bfloat16) the layers are gathered in bfloat16, and gradients are added up in float32. Returns what
     `split_layers` does. Raises ConfigError when the model's heads cannot be handed out so.
     """
     if mesh.fsdp is None:
         return set()
     mesh.parallel.check_heads(*_heads(model))
     partial = set() if mesh.tensor is None else split_layers(model, mesh.tensor)
+    # What autocast leaves in float32, the sums of a layer's outputs for one, is to stay so: inputs are not cast.
+    precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for layer in decoder_layers(model):
-        fully_shard(layer, mesh=mesh.fsdp)
+        fully_shard(layer, mesh=mesh.fsdp, mp_policy=precision if autocast else MixedPrecisionPolicy())
     fully_shard(root, mesh=mesh.fsdp)
     return partial
 
