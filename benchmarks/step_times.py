@@ -79,8 +79,6 @@ class Plan(Options):
     lora_rank: int = 0
     recompute: bool = True
     """Activation checkpointing."""
-    travel: Literal["float32", "bfloat16"] = "float32"
-    """In which type weights that learn are gathered."""
     fsdp_size: int = 0
     """Ranks that hold a copy of the model together; 0: all that train. Copies add up their gradients."""
     sequence_parallel: int = 1
@@ -195,8 +193,8 @@ class Training:
 
     @property
     def gathered_dtype(self) -> int:
-        """Bytes of a weight that travels between ranks; one beside adapters is stored as it is computed with."""
-        return self.plan.bytes if self.plan.lora_rank or self.plan.travel == "bfloat16" else FLOAT32
+        """Bytes of a weight that travels between ranks; as it is computed with."""
+        return self.plan.bytes
 
     # Rollouts
 
