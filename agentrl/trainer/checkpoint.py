@@ -71,6 +71,8 @@ class CheckpointManager:
         self.keep = keep
         self.background = background
         self.store = store
+        self.published = False
+        """Whether a save of this process is there."""
         self.fingerprint: dict[str, Any] = json.loads(json.dumps(dict(fingerprint or {})))
         self._warn = warn
         self._going_on: _Save | None = None
@@ -119,7 +121,8 @@ class CheckpointManager:
         """Forget the save that is going on, whose writers are gone; what they had all written before is published."""
         going_on, self._going_on = self._going_on, None
         if going_on is not None and going_on.publishing is not None:
-            going_on.publishing.result()
+            with self._undone_on_error(going_on):
+                going_on.publishing.result()
         elif going_on is not None:
             shutil.rmtree(going_on.partial, ignore_errors=True)
 
@@ -161,6 +164,7 @@ class CheckpointManager:
                 verified(partial)
             except DamagedCheckpointError as error:
                 self._warn(f"{self.store.url}: {error}; looking for an older one")
+                shutil.rmtree(partial)
                 continue
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
@@ -237,6 +241,7 @@ class CheckpointManager:
             removed.append(self._set_aside(final, _REPLACED))
         partial.rename(final)
         flush_to_disk(self.dir)
+        self.published = True
         if self.keep is not None:
             kept = sorted(self._steps().items())
             removed += [self._set_aside(path, _REMOVED) for _, path in kept[: -self.keep]]

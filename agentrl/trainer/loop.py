@@ -45,6 +45,8 @@ class Trainer:
         self.display = parts.display
         self.step = 0
         self.restarts = 0
+        self.resumed: Path | None = None
+        """The checkpoint that this process went on from."""
         self.seconds: Metrics = {}
         self.first = self.state()
 
@@ -107,9 +109,9 @@ class Trainer:
         self.display.warn(f"{death}; new workers go on after step {self.step}")
 
     def return_to_checkpoint(self) -> None:
-        """Everything as the newest checkpoint has it, or as it was at the start."""
+        """Everything as the newest checkpoint of this process has it, or as it was when this process began."""
         parts = self.parts
-        path = parts.checkpoints.latest()
+        path = parts.checkpoints.latest() if parts.checkpoints.published else self.resumed
         if path is not None:
             self.load(path)
             return
@@ -279,6 +281,7 @@ class Trainer:
                 "trainer.experiment_name, or start over with trainer.resume_mode=disable"
             )
         self.load(path)
+        self.resumed = path
         self.display.note(f"resumed from {path} (step {self.step})")
 
     def export(self) -> None:

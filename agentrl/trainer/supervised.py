@@ -52,6 +52,8 @@ class SupervisedTrainer:
         )
         self.step = 0
         self.restarts = 0
+        self.resumed: Path | None = None
+        """The checkpoint that this process went on from."""
 
     def fit(self) -> Metrics:
         """Train, write the policy, and return the last step's metrics; none where no step was left."""
@@ -103,6 +105,7 @@ class SupervisedTrainer:
                     "trainer.default_local_dir, or start over with trainer.resume_mode=disable"
                 )
             self.display.note(f"resumed from {path} (step {step})")
+        self.resumed = path
         self.load(path)
 
     def load(self, path: Path | None) -> None:
@@ -115,7 +118,7 @@ class SupervisedTrainer:
         self.tracker.truncate_after(self.step)
 
     def go_back(self, death: WorkerDied) -> None:
-        """After a worker died: new workers, and what the newest checkpoint holds.
+        """After a worker died: new workers, and what this process saved last, or began with.
 
         Raises `death` when the run has gone on often enough.
         """
@@ -129,7 +132,7 @@ class SupervisedTrainer:
             try:
                 self.checkpoints.give_up()
                 self.executor.restart()
-                self.load(self.checkpoints.latest())
+                self.load(self.checkpoints.latest() if self.checkpoints.published else self.resumed)
                 break
             except WorkerDied as another:
                 death = another

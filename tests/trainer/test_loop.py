@@ -11,8 +11,9 @@ import pyarrow
 import pyarrow.parquet as pq
 import pytest
 
+from agentrl.errors import WorkerDied
 from agentrl.train import main
-from agentrl.trainer.loop import STEP_FILE
+from agentrl.trainer.loop import STEP_FILE, Trainer
 from agentrl.trainer.record import read_trajectories
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_train import lines
@@ -169,6 +170,30 @@ def test_a_run_killed_before_its_export_exports_when_started_again(
     assert (run / "metrics.jsonl").read_text() == before
     assert main(overrides) == 2
     assert "nothing left to train" in capsys.readouterr().err
+
+
+def test_after_a_death_a_run_goes_back_to_what_it_was_resumed_from(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not to a newer checkpoint of the continuation that it gave up."""
+    assert main(small_run("trainer.total_training_steps=3")) == 0
+    trained: list[int] = []
+    train_step = Trainer.train_step
+
+    def dies_at_first(trainer: Trainer) -> dict[str, float]:
+        trained.append(trainer.step)
+        if len(trained) == 1:
+            trainer.restarts = -1  # one is allowed, which a run on one device cannot be asked for
+            raise WorkerDied("injected")
+        return train_step(trainer)
+
+    monkeypatch.setattr(Trainer, "train_step", dies_at_first)
+    begin = tmp_path / "run" / "checkpoints" / "step_000002"
+    again = ["trainer.total_training_steps=3", "trainer.resume_mode=resume_path", f"trainer.resume_from_path={begin}"]
+    assert main(small_run(*again)) == 0
+    assert trained == [3, 3]
 
 
 def test_a_data_fault_leaves_an_older_run_where_it_is(
