@@ -186,8 +186,8 @@ class WeightReader:
         while not self._asked([first.reserve.remote(me)])[0]:
             time.sleep(ASK_AGAIN)
         try:
-            self._asked([actor.begin_reading.remote(self.role) for actor in self.actors])
-            while tensors := self._asked([actor.read.remote(READ_BYTES) for actor in self.actors])[0]:
+            self._asked([actor.begin_reading.remote(self.role, me) for actor in self.actors])
+            while tensors := self._asked([actor.read.remote(READ_BYTES, me) for actor in self.actors])[0]:
                 yield from tensors
         finally:
             first.release.remote(me)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ray.exceptions import ObjectLostError
 
 from agentrl.batch import RaggedBatch
-from agentrl.errors import UserError, WorkerDied
+from agentrl.errors import TrainingError, UserError, WorkerDied
 from agentrl.rollout.weights import Weights
 from agentrl.workers.profiler import Profile, profiled
 from agentrl.workers.roles import Role
@@ -79,6 +79,7 @@ class Rank:
         self.workers: dict[str, Any] = {}
         self._weights: dict[str, Weights] = {}
         self._reading: Iterator[tuple[str, torch.Tensor]] = iter(())
+        self._reading_for: str | None = None
         self._reader: str | None = None
         self._taken = 0.0
         self._thread: int | None = None
@@ -164,12 +165,17 @@ class Rank:
         if self._reader == reader:
             self._reader = None
 
-    def begin_reading(self, role: Role) -> None:
+    def begin_reading(self, role: Role, reader: str) -> None:
         """Read the weights that the last `call` stood for, from the first one."""
-        self._reading = iter(self._weights[role].read())
+        self._reading, self._reading_for = iter(self._weights[role].read()), reader
 
-    def read(self, size: int) -> Failure | Tensors | None:
-        """The next tensors, about `size` bytes; none at the end. All ranks must be asked; the first has the answer."""
+    def read(self, size: int, reader: str) -> Failure | Tensors | None:
+        """The next tensors, about `size` bytes; none at the end. All ranks must be asked; the first has the answer.
+
+        A failure for a reader that lost its turn, whose next tensors would be those of another reading.
+        """
+        if reader != self._reading_for:
+            return Failure(TrainingError.__name__, f"a reader that takes no weights for {HELD_FOR:g} s has to go", "")
         found: Tensors = []
         taken = 0
         self._taken = time.monotonic()

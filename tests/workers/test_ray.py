@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow as pa
@@ -25,9 +26,11 @@ from safetensors.torch import load_file
 from agentrl.batch import RaggedBatch
 from agentrl.config import Config
 from agentrl.errors import ConfigError, TrainingError, WorkerDied
+from agentrl.rollout.weights import Weights
 from agentrl.sft import main as sft
 from agentrl.workers.executor import Executor, open_executor
 from agentrl.workers.ray_executor import RayExecutor
+from agentrl.workers.ray_rank import Failure, Rank
 from agentrl.workers.ray_watch import Patience
 from agentrl.workers.roles import Role
 from agentrl.workers.stored import StoredBatch, put_batch, put_column
@@ -217,6 +220,18 @@ def test_what_goes_wrong_on_a_rank(
             pool = executor.pools[0]
             pool.each("critic", "update", [kept, kept.select([])], False, {"step": 1})  # nothing for rank 1: injected
         assert time.monotonic() - begun < 60
+
+
+def test_a_reader_that_lost_its_turn_gets_no_weights_of_another_reading() -> None:
+    rank = Rank(0, 1, "cpu", make_worker=lambda role: None)
+    weights = Weights.of([("first", torch.zeros(1)), ("second", torch.ones(1))])
+    rank.workers["policy"] = SimpleNamespace(weights=lambda: weights)
+    rank.call("policy", "weights", None, False, {}, None)
+    rank.begin_reading("policy", "slow")
+    assert rank.read(1, "slow") == [("first", torch.zeros(1))]
+    rank.begin_reading("policy", "next")
+    assert isinstance(rank.read(1, "slow"), Failure)
+    assert rank.read(100, "next") == [("first", torch.zeros(1)), ("second", torch.ones(1))]
 
 
 def test_a_cluster_without_room_is_named(cluster: None, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
