@@ -142,11 +142,22 @@ TRAIN_NEEDS = (
     Needs(
         (
             "actor_rollout_ref.ref.path",
+            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
             "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
             "actor_rollout_ref.ref.fsdp_config.*",
         ),
         f"{ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true",
         lambda c: c.actor_rollout_ref.actor.use_kl_loss or c.algorithm.use_kl_in_reward,
+    ),
+    Needs(
+        (
+            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+            "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+            "actor_rollout_ref.ref.fsdp_config.*",
+        ),
+        "actor_rollout_ref.model.lora_rank=0 or actor_rollout_ref.ref.path, as the policy without its adapters is the "
+        "reference",
+        lambda c: c.actor_rollout_ref.model.lora_rank == 0 or c.actor_rollout_ref.ref.path is not None,
     ),
     Needs(
         ("critic.*", "trainer.critic_warmup", "algorithm.lam"),
