@@ -143,6 +143,8 @@ class RayRollouts:
         self._weights: tuple[Weights, int] | None = None
         self._actors: list[Any] = []
         self._done = [0] * len(self._places)
+        self._asked_news: dict[Any, int] = {}
+        """What is not answered yet: a worker takes its news out when it answers, so nothing asked may be dropped."""
         try:
             self._actors = [self._actor(number) for number in range(len(self._places))]
             with display.stage("start rollout workers"):
@@ -279,14 +281,18 @@ class RayRollouts:
 
     def _tell(self, stage: Stage | None) -> None:
         """Pass on what the workers have to tell."""
-        asked = {actor.news.remote(): number for number, actor in enumerate(self._actors)}
-        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_EVERY)
+        busy = set(self._asked_news.values())
+        for number, actor in enumerate(self._actors):
+            if number not in busy:
+                self._asked_news[actor.news.remote()] = number
+        asked = list(self._asked_news)
+        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_EVERY)
         for call in ready:
+            number = self._asked_news.pop(call)
             try:
                 news: News = ray.get(call)
             except RayActorError:
                 continue  # told where its answer is waited for
-            number = asked[call]
             for text in news.notes:
                 self.display.note(text)
             for text in news.warnings:
@@ -297,14 +303,20 @@ class RayRollouts:
 
     def _replace(self, number: int, death: str) -> None:
         if self._restarts == 0:
-            raise WorkerDied(f"{death}\nStart the same command again: it goes on from its newest checkpoint")
+            raise WorkerDied(death)
         self._restarts -= 1
         self.display.warn(f"{death}; a new one takes its place")
         self._actors[number], self._done[number] = self._actor(number), 0
+        self._asked_news = {call: other for call, other in self._asked_news.items() if other != number}
         opened = [self._actors[number].open.remote(*self._openings()[number])]
         if self._weights is not None:
             opened.append(self._actors[number].call.remote("sync_weights", self._weights, {}))
-        for answer in ray.get(opened):
+        try:
+            answers = ray.get(opened)
+        except RayActorError as error:
+            self._replace(number, f"rollout worker {number + 1} died at its start: {first_line(error)}")
+            return
+        for answer in answers:
             if isinstance(answer, Failure):
                 raise raised(answer, f"rollout worker {number + 1}, its start")
 
@@ -333,8 +345,9 @@ class RayRollouts:
     def _placed(self, nodes: Sequence[str] | None) -> list[dict[str, Any]]:
         """Ray's options of each worker."""
         if nodes is not None:
+            # Where the ranks have all CPUs of a machine, a worker that asks for one would be waited for for ever.
             return [
-                {"num_cpus": 1, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+                {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
                 for node in nodes
             ]
         rollout = self.config.actor_rollout_ref.rollout

@@ -104,7 +104,8 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
 
 @pytest.mark.timeout(400)
 def test_a_run_that_is_killed_takes_its_ray_with_it(two_ranks: Overrides, tmp_path: Path) -> None:
-    process = start(two_ranks("run", "trainer.total_training_steps=1000"), tmp_path)
+    """Nor does a rollout worker beside the ranks need a CPU that they leave over."""
+    process = start(two_ranks("run", "trainer.total_training_steps=1000", "ray_init.num_cpus=2"), tmp_path)
     try:
         while process.poll() is None and not (tmp_path / "run" / "metrics.jsonl").exists():
             time.sleep(0.05)
