@@ -85,7 +85,7 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
         process.kill()
     assert process.returncode == 0, said
     assert re.search(r"rank \d of \d died in .*; new workers go on after step", said)
-    assert "rollout worker 2" in said and "a new one takes its place" in said
+    assert re.search(r"rollout worker \d died in .*; a new one takes its place", said), said
     files = sorted(path.name for path in (tmp_path / "two" / "trajectories").glob("train_000001*"))
     assert files == ["train_000001.1of2.parquet", "train_000001.2of2.parquet"]
     for mine, theirs in zip(numbers(tmp_path / "two"), numbers(tmp_path / "one"), strict=True):
