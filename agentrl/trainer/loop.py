@@ -305,8 +305,11 @@ class Trainer:
         """Time a stage into `time/<name>`, in seconds; show it, unless it shows its own progress. Profiled if asked."""
         began = time.perf_counter()
         self.parts.executor.profile_with(profile_of(self.config.trainer, self.parts.dir, self.step, name))
-        with self.display.stage(name.replace("_", " ")) if shown else nullcontext():
-            yield
+        try:
+            with self.display.stage(name.replace("_", " ")) if shown else nullcontext():
+                yield
+        finally:
+            self.parts.executor.profile_with(None)  # what follows a worker's death is no part of the stage
         self.seconds[f"time/{name}"] = time.perf_counter() - began
 
 

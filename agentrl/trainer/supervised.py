@@ -78,8 +78,10 @@ class SupervisedTrainer:
         self.step += 1
         trainer = self.config.trainer
         self.executor.profile_with(profile_of(trainer, self.dir, self.step, "update"))
-        metrics: Metrics = self.workers.run("update", self.executor.keep(to_batch(samples)), step=self.step)
-        self.executor.profile_with(None)
+        try:
+            metrics: Metrics = self.workers.run("update", self.executor.keep(to_batch(samples)), step=self.step)
+        finally:
+            self.executor.profile_with(None)
         if self.validation is not None and due(trainer.test_freq, self.step, self.total):
             metrics |= self.workers.run("mean_loss", self.executor.keep(to_batch(self.validation)))
             self.display.validation(self.step, metrics)
