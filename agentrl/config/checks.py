@@ -59,6 +59,14 @@ def lora_needs(prefix: str, model: Callable[[Any], ModelConfig]) -> Needs:
     return Needs(keys, f"{prefix}.lora_rank above 0", lambda c: model(c).lora_rank > 0)
 
 
+def activation_needs(prefix: str, model: Callable[[Any], ModelConfig]) -> tuple[Needs, ...]:
+    key = (f"{prefix}.enable_activation_offload",)
+    return (
+        Needs(key, f"{prefix}.enable_gradient_checkpointing=true", lambda c: model(c).enable_gradient_checkpointing),
+        Needs(key, "trainer.device=cuda", lambda c: c.trainer.device != "cpu"),
+    )
+
+
 NEEDS_SANDBOX_URL = Needs(
     tuple(f"reward_model.sandbox_fusion.{name}" for name in ("max_concurrent", "memory_limit_mb", "timeout")),
     "reward_model.sandbox_fusion.url",
@@ -98,6 +106,7 @@ NEEDS_RESUME_PATH = Needs(
 )
 
 TRAIN_NEEDS = (
+    *activation_needs("actor_rollout_ref.model", lambda c: c.actor_rollout_ref.model),
     Needs((f"{ACTOR}.fsdp_config.param_offload",), "trainer.device=cuda", lambda c: c.trainer.device != "cpu"),
     lora_needs("actor_rollout_ref.model", lambda c: c.actor_rollout_ref.model),
     Needs(
@@ -278,6 +287,7 @@ TRAIN_NEEDS = (
 )
 
 SFT_NEEDS = (
+    *activation_needs("model", lambda c: c.model),
     Needs(
         ("ray_init.*", "trainer.max_worker_restarts"),
         "trainer.nnodes or trainer.n_gpus_per_node above 1",

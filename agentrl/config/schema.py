@@ -62,6 +62,9 @@ class ModelConfig(Section):
     """Parameter type of policy, reference and engine."""
     trust_remote_code: bool = False
     enable_gradient_checkpointing: bool = False
+    """Keep only the input of each decoder layer for the backward pass, and compute the layer again."""
+    enable_activation_offload: bool = False
+    """Keep these inputs in host memory. Only with enable_gradient_checkpointing and a GPU."""
     lora_rank: int = Field(0, ge=0)
     """Rank of LoRA's adapters (arXiv:2106.09685), which are then all that is trained; 0: no adapters."""
     lora_alpha: int = Field(16, gt=0)
@@ -109,7 +112,6 @@ class CheckpointConfig(Section):
 class ActorConfig(Section):
     """`actor_rollout_ref.actor.*`"""
 
-    strategy: Literal["fsdp2"] = "fsdp2"
     ppo_mini_batch_size: int = Field(16, gt=0)
     """Prompts an optimizer step; must divide data.train_batch_size."""
     ppo_epochs: int = Field(1, gt=0)
@@ -359,8 +361,8 @@ class WorkersConfig(Section):
     """Devices of each of them (with device=cpu: processes). With one device in all, nothing but this process is used;
     with more, one Ray actor each."""
     max_worker_restarts: int = Field(0, ge=0)
-    """How often a run whose worker died goes on from its newest checkpoint with new workers; 0: it ends, and the same
-    command goes on. Only with several devices."""
+    """How often a run goes on by itself after a rank died, from its newest checkpoint with new ranks, and as often with a
+    new rollout worker after one died; 0: it ends, and the same command goes on. Only with several devices."""
     profile_steps: list[Annotated[int, Field(gt=0)]] | None = None
     """Steps in which the stages of the workers are profiled, e.g. [2,5]; their files are in profile/ of
     default_local_dir."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,12 +183,8 @@ class RayRollouts:
             self.resting = True
 
     def metrics(self) -> dict[str, float]:
-        """The mean of each number over the workers that have it."""
-        found: dict[str, list[float]] = {}
-        for metrics in self._everyone("metrics"):
-            for name, value in metrics.items():
-                found.setdefault(name, []).append(value)
-        return {name: sum(values) / len(values) for name, values in found.items()}
+        """The numbers of all workers together; see `merged`."""
+        return merged(self._everyone("metrics"))
 
     def revive(self) -> None:
         """New workers for those that died while nothing was asked of them."""
@@ -365,6 +361,22 @@ class RayRollouts:
             }
             for group in self._groups
         ]
+
+
+COUNTED = ("/retries", "/faults", "/fault/", "/breaker_open", "/servers_healthy", "/failovers", "/restarts")
+"""Parts of the names of metrics that count something, and are added up."""
+
+
+def merged(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of several workers as one: counts are added up, of anything else it is the mean of those that have it."""
+    found: dict[str, list[float]] = {}
+    for one in metrics:
+        for name, value in one.items():
+            found.setdefault(name, []).append(value)
+    return {
+        name: sum(values) if any(part in name for part in COUNTED) else sum(values) / len(values)
+        for name, values in found.items()
+    }
 
 
 def part_of(config: Config, number: int, count: int) -> Config:

@@ -58,6 +58,7 @@ class CriticWorker:
             max_tokens=critic_config.ppo_max_token_len_per_gpu,
             total_steps=total_steps,
             gradient_checkpointing=model_config.enable_gradient_checkpointing,
+            activation_offload=model_config.enable_activation_offload,
             optimizer_offload=actor_config.fsdp_config.param_offload,
         )
         self.offload = Offload(self.model, self.device, enabled=actor_config.fsdp_config.param_offload)

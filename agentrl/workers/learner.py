@@ -22,6 +22,7 @@ from agentrl.errors import TrainingError
 from agentrl.workers.gradients import add_up, clip, total_norm
 from agentrl.workers.group import join_tokens, shares
 from agentrl.workers.mesh import Mesh
+from agentrl.workers.offload import offloading
 from agentrl.workers.optim import Optim
 from agentrl.workers.plan import micro_batches
 from agentrl.workers.shard import all_max, decoder_layers, shard
@@ -59,6 +60,7 @@ class Learner:
         max_tokens: int,
         total_steps: int,
         gradient_checkpointing: bool = False,
+        activation_offload: bool = False,
         optimizer_offload: bool = False,
     ) -> None:
         base = root.base
@@ -67,7 +69,7 @@ class Learner:
         # The biases of all experts are one parameter of two dimensions.
         names = {name for name, p in root.named_parameters() if id(p) in matrices and not name.endswith("bias")}
         if gradient_checkpointing:
-            checkpoint_layers(base)
+            checkpoint_layers(base, offload=activation_offload)
         partial = shard(root, base, mesh, autocast=bool(root.autocast))
         read_weights(root, base)
         self.mesh = mesh
@@ -162,12 +164,18 @@ def to_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
     return replace(batch, **tensors)
 
 
-def checkpoint_layers(model: PreTrainedModel) -> None:
-    """Compute each decoder layer again in the backward pass. The rest stays in eval mode: no dropout appears."""
+def checkpoint_layers(model: PreTrainedModel, *, offload: bool = False) -> None:
+    """Compute each decoder layer again in the backward pass. The rest stays in eval mode: no dropout appears.
+
+    offload: keep the inputs of the layers in host memory for it.
+    """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True  # only this flag, not its children's: the layer recomputes only when training
+            if offload:
+                layer: Any = module
+                layer._gradient_checkpointing_func = offloading(layer._gradient_checkpointing_func)
 
 
 def _hugging_face_name(name: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.distributed.fsdp import FSDPModule
 
 P = ParamSpec("P")
@@ -72,3 +73,14 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device | None) ->
         for key, value in state.items():
             if value.ndim:
                 state[key] = value.to(param.device if device is None else device)
+
+
+def offloading(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that checkpoints a layer, whose saved input then lies in host memory until the backward pass."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # Page-locked memory is what CUDA copies fast from.
+        with save_on_cpu(pin_memory=torch.cuda.is_available()):
+            return checkpoint(*args, **kwargs)
+
+    return run

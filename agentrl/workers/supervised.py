@@ -39,6 +39,7 @@ class SupervisedWorker:
             max_tokens=self._max_tokens,
             total_steps=total_steps,
             gradient_checkpointing=config.model.enable_gradient_checkpointing,
+            activation_offload=config.model.enable_activation_offload,
         )
         self.state = WorkerState(self.learner.params, self.learner.optim)
 

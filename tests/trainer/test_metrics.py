@@ -182,3 +182,18 @@ def test_the_module_documents_every_name() -> None:
         prefix, _, last = stem.rpartition("/")
         assert f"`{stem}`" in documented or f"`/{last}`" in documented, f"{name} (as {stem}) is not documented"
         assert prefix
+
+
+def test_numbers_of_several_rollout_workers() -> None:
+    """Counts are added up, a worker that never called a tool counts in no mean."""
+    pytest.importorskip("ray")
+    from agentrl.trainer.ray_rollouts import merged
+
+    one = {"engine/servers_healthy": 2.0, "tool/search/retries": 3.0, "tool/search/queue_seconds_mean": 1.0}
+    other = {"engine/servers_healthy": 1.0, "tool/search/fault/timeout": 1.0, "tool/search/queue_seconds_mean": 2.0}
+    assert merged([one, other, {"engine/servers_healthy": 1.0}]) == {
+        "engine/servers_healthy": 4.0,
+        "tool/search/retries": 3.0,
+        "tool/search/fault/timeout": 1.0,
+        "tool/search/queue_seconds_mean": 1.5,
+    }

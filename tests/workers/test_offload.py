@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from agentrl.config.parallel import ActorFSDPConfig
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
 from agentrl.errors import TrainingError
+from agentrl.workers import offload
 from agentrl.workers.offload import Offload
 from agentrl.workers.optim import Optim
-from tests.workers.conftest import BatchMaker, WorkerMaker
+from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
 
 
 class NotedOffload(Offload):
@@ -70,6 +72,29 @@ def test_optimizer_state_goes_home_after_each_step(name: str) -> None:
     assert {value.device.type for value in plain.state().values()} == {"cpu"}
     home.load_state(plain.state())
     assert {value.device.type for value in home.state().values() if value.ndim} == {"meta"}
+
+
+def test_offloaded_activations_are_the_inputs_of_the_layers_and_change_nothing(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch()
+    config = ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=1e-2))
+    model = ModelConfig(path=str(tiny_policy), enable_gradient_checkpointing=True)
+    plain = make_worker(config, model)
+    saving = make_worker(config, model.model_copy(update={"enable_activation_offload": True}))
+    plain.update(batch, step=1)
+    copied: list[torch.Tensor] = []
+
+    def to_host(tensor: torch.Tensor) -> torch.Tensor:
+        copied.append(tensor.clone())
+        return copied[-1]
+
+    monkeypatch.setattr(offload, "save_on_cpu", lambda pin_memory: saved_tensors_hooks(to_host, lambda tensor: tensor))
+    saving.update(batch, step=1)
+    hidden, layers = saving.base.config.hidden_size, saving.base.config.num_hidden_layers
+    assert len(copied) == layers
+    assert {tensor.shape[-1] for tensor in copied} == {hidden}
+    assert same_weights(plain, saving)
 
 
 @pytest.mark.gpu
