@@ -361,8 +361,8 @@ class WorkersConfig(Section):
     """Devices of each of them (with device=cpu: processes). With one device in all, nothing but this process is used;
     with more, one Ray actor each."""
     max_worker_restarts: int = Field(0, ge=0)
-    """How often a run goes on by itself after a rank died, from its newest checkpoint with new ranks, and as often with a
-    new rollout worker after one died; 0: it ends, and the same command goes on. Only with several devices."""
+    """How often a run goes on by itself after a rank died, from its newest checkpoint with new ranks, and as often with
+    a new rollout worker after one died; 0: it ends, and the same command goes on. Only with several devices."""
     profile_steps: list[Annotated[int, Field(gt=0)]] | None = None
     """Steps in which the stages of the workers are profiled, e.g. [2,5]; their files are in profile/ of
     default_local_dir."""

@@ -227,9 +227,9 @@ def test_unclosed_openers_parse_in_linear_time(make_chat: Callable[..., Chat], n
     chat = make_chat(name)
     opener = chat._codec.encode(MARKED[name])
     for count in (10_000, 40_000):
-        begun = time.perf_counter()
+        begun = time.process_time()
         chat.parse(opener * count, TOOLS)
-        assert time.perf_counter() - begun < 1.0
+        assert time.process_time() - begun < 1.0
 
 
 @pytest.mark.parametrize("name", ["qwen3.5", "minimax-m2", "laguna-xs.2", "coder", "glm-4.5"])

@@ -77,7 +77,7 @@ def command(arguments: list[str], cwd: Path, timeout: float = 170) -> subprocess
         env=environment,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=timeout,
     )
 
 

@@ -93,6 +93,7 @@ def numbers(run: Path) -> list[dict[str, float]]:
     ]
 
 
+@pytest.mark.timeout(400)
 def test_a_training_is_repeated_without_its_servers(gamble: Overrides, tmp_path: Path) -> None:
     done = command(gamble("first", "tools.cassette=record"), tmp_path)
     assert done.returncode == 0, done.stderr

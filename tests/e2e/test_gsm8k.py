@@ -56,7 +56,7 @@ def test_gsm8k_rows_train_and_every_trajectory_keeps_the_invariants(
     run = tmp_path / "run"
     vocab = Chat.from_pretrained(str(policy_dir)).vocab_size
     files = sorted((run / "trajectories").glob("*.parquet"))
-    assert len(files) == 5, "validation at 0 and 3, training at 1, 2 and 3"
+    assert len(files) == 2 + 3 + 2, "validation at 0 and 3, sampled and greedy; training at 1, 2 and 3"
     trajectories = [trajectory for file in files for trajectory in read_trajectories(file)]
     assert len(trajectories) == 2 * (4 + 4) + 3 * 32
     assert [problem for t in trajectories for problem in check_trajectory(t, vocab_size=vocab)] == []
