@@ -197,7 +197,8 @@ class RayRollouts:
 
     def close(self) -> None:
         closing = [actor.close.remote() for actor in self._actors]
-        ray.wait(closing, num_returns=len(closing), timeout=CLOSED_WITHIN) if closing else None
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSED_WITHIN)
         for actor in self._actors:
             ray.kill(actor)
         for group in self._groups:
