@@ -22,6 +22,7 @@ from agentrl.config.schema import ActorConfig, ModelConfig
 from agentrl.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trainer.checkpoint import CheckpointManager
 from agentrl.trainer.loop import save_workers
+from agentrl.trainer.sealed import name_of
 from agentrl.workers import LocalWorkerGroup, PolicyWorker
 
 REPEATS = 4
@@ -80,7 +81,7 @@ class Run:
 
     def updates_until_published(self) -> list[float]:
         manager = self.managers[True]
-        final = manager.dir / f"step_{self.step:06d}"
+        final = manager.dir / name_of(self.step)
         seconds = []
         while not final.exists():
             seconds.append(self.update())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,9 +22,8 @@ from agentrl.errors import CheckpointError
 from agentrl.publish import flush_to_disk, is_disk_full
 from agentrl.trainer.display import Display
 from agentrl.trainer.object_store import ObjectStore
-from agentrl.trainer.sealed import BLOCK, DamagedCheckpointError, seal, verified, versions
+from agentrl.trainer.sealed import BLOCK, DamagedCheckpointError, name_of, seal, step_of, verified, versions
 
-_NAME = re.compile(r"step_(\d{6,})")
 # A save that is not published; a checkpoint that a new one of its step is about to replace; one being removed.
 _PARTIAL, _REPLACED, _REMOVED = ".partial", ".replaced", ".removed"
 
@@ -87,7 +85,7 @@ class CheckpointManager:
         up, and are removed with the old ones. Raises CheckpointError on a full disk, with the earlier ones intact.
         """
         self.settle()
-        final = self.dir / f"step_{step:06d}"
+        final = self.dir / name_of(step)
         partial = self.dir / f".{final.name}{_PARTIAL}"
         self.dir.mkdir(parents=True, exist_ok=True)
         free = self._check_room(final)
@@ -155,7 +153,7 @@ class CheckpointManager:
             return
         here = max((step for step, path in self._steps().items() if _is_whole(path)), default=-1)
         for step in sorted((step for step in self.store.steps() if step > here), reverse=True):
-            final = self.dir / f"step_{step:06d}"
+            final = self.dir / name_of(step)
             partial = self.dir / f".{final.name}{_PARTIAL}"
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -199,8 +197,8 @@ class CheckpointManager:
         return state
 
     def _steps(self) -> dict[int, Path]:
-        found = ((_NAME.fullmatch(path.name), path) for path in self.dir.glob("step_*") if path.is_dir())
-        return {int(match[1]): path for match, path in found if match}
+        found = ((step_of(path.name), path) for path in self.dir.glob("step_*") if path.is_dir())
+        return {step: path for step, path in found if step is not None}
 
     def _clean_up(self) -> None:
         """Undo or finish what a killed process was doing."""
@@ -228,7 +226,7 @@ class CheckpointManager:
         seal(going_on.partial, going_on.step, self.fingerprint, going_on.state)
         self._publish(going_on.partial, going_on.final, going_on.step)
         if self.store is not None:
-            self.store.upload(going_on.final, self.keep)
+            self.store.upload(going_on.final, going_on.step, self.keep)
 
     def _publish(self, partial: Path, final: Path, step: int) -> None:
         """Rename into place. What must never be resumed from again goes first, what is only old goes last."""

@@ -7,7 +7,6 @@ is removed.
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ import tenacity
 
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.trainer.display import Display, Stage
-from agentrl.trainer.sealed import STATE_FILE
+from agentrl.trainer.sealed import STATE_FILE, name_of, step_of
 
 TRIES = 5
 WAITS = tenacity.wait_random_exponential(multiplier=1, max=30)
@@ -31,7 +30,6 @@ AT_ONCE = 8
 BUCKETS = frozenset({"s3", "gs", "abfs", "oss", "oci"})
 """Stores without folders, where making one would make a bucket, also of a misspelt name."""
 
-_STEP = re.compile(r"step_(\d{6,})")
 _FINAL = (PermissionError, FileNotFoundError, IsADirectoryError)  # no try after them would end otherwise
 T = TypeVar("T")
 
@@ -74,14 +72,13 @@ class ObjectStore:
         except Exception as error:
             raise CheckpointError(f"{self.url} cannot be read: {_said(error)}") from error
 
-    def upload(self, checkpoint: Path, keep: int | None) -> None:
-        """The checkpoint `step_000012`, then remove those that are too old or of later steps. Warns when it fails."""
-        step = int(checkpoint.name.removeprefix("step_"))
+    def upload(self, checkpoint: Path, step: int, keep: int | None) -> None:
+        """The checkpoint of `step`, then remove those that are too old or of later steps. Warns when it fails."""
         try:
             for found, path in self._folders().items():
                 if found > step:
                     self._remove(path)
-            self._put_folder(checkpoint, f"{self._root}/checkpoints/{checkpoint.name}", STATE_FILE)
+            self._put_folder(checkpoint, f"{self._root}/checkpoints/{name_of(step)}", STATE_FILE)
             whole = self.steps()
             for found, path in self._folders().items():
                 if found not in (whole if keep is None else whole[-keep:]):
@@ -101,7 +98,7 @@ class ObjectStore:
 
     def download(self, step: int, into: Path, display: Display) -> None:
         """The checkpoint of `step` into the folder `into`. Raises CheckpointError."""
-        name = f"step_{step:06d}"
+        name = name_of(step)
         there = f"{self._root}/checkpoints/{name}"
         try:
             text = self._try(self._fs.cat_file, _state(there))
@@ -153,8 +150,8 @@ class ObjectStore:
             paths = self._try(self._fs.ls, f"{self._root}/checkpoints", detail=False)
         except FileNotFoundError:
             return {}
-        named = ((_STEP.fullmatch(PurePosixPath(path).name), path) for path in paths)
-        return {int(match[1]): path for match, path in named if match}
+        named = ((step_of(PurePosixPath(path).name), path) for path in paths)
+        return {step: path for step, path in named if step is not None}
 
     def _files(self, folder: str) -> set[str]:
         self._fs.invalidate_cache()

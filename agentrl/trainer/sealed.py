@@ -1,8 +1,9 @@
-"""The record of a checkpoint: `state.json`, written last, lists every file with its size and checksum."""
+"""A checkpoint's folder: its name, and its record `state.json`, written last, with every file's size and checksum."""
 
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,7 @@ from agentrl.publish import flush_to_disk
 
 FORMAT = 2
 STATE_FILE = "state.json"
+_NAME = re.compile(r"step_(\d{6,})")
 PACKAGES = ("agentrl", "torch", "transformers")
 BLOCK = 1 << 20
 SAMPLED_BLOCKS = 64
@@ -22,6 +24,17 @@ SAMPLED_BLOCKS = 64
 
 class DamagedCheckpointError(CheckpointError):
     """A checkpoint lacks a file or a file of it is not what was written."""
+
+
+def name_of(step: int) -> str:
+    """The folder of the checkpoint of a step: step_000012."""
+    return f"step_{step:06d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint's folder; None where it is named otherwise."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def seal(dir: Path, step: int, fingerprint: Mapping[str, Any], state: Mapping[str, Any]) -> None:
