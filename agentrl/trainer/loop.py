@@ -146,6 +146,7 @@ class Trainer:
         metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(outlines).items()}
 
         batch = rollout.batch
+        assert batch is not None
         tokens = batch.num_tokens
         with self.timed("old_log_prob"):
             logprobs, entropy = parts.policy.run("compute_log_probs", batch)

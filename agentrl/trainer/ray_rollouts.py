@@ -20,18 +20,17 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from agentrl.batch import RaggedBatch
 from agentrl.config import Config
 from agentrl.data.sample import Sample
 from agentrl.errors import WorkerDied
 from agentrl.ray_session import first_line
 from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trainer.display import Display, Stage
-from agentrl.trainer.rollouts import Rollout, Rollouts
-from agentrl.trajectory import Trajectory
+from agentrl.trainer.rollouts import Rollout, Rollouts, Task, responses, training, validation
+from agentrl.trajectory import Outline, Trajectory
 from agentrl.workers.ray_pool import placed, raised
 from agentrl.workers.ray_rank import Failure
-from agentrl.workers.stored import StoredBatch, put_batch
+from agentrl.workers.stored import Index, StoredBatch, put_batch
 
 LOOK_EVERY = 0.25
 """Seconds between two looks at how far the workers are."""
@@ -103,13 +102,14 @@ class RolloutWorker:
         return None
 
     def call(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """A method of the rollouts. A batch stays in the object store, and stands as its `Index` in the answer."""
+        """A method of the rollouts. Of a Rollout: what `joined` takes, with an `Index` for a batch, which is stored."""
         try:
             value = getattr(self.rollouts, method)(*arguments, **keywords)
             if isinstance(value, Rollout):
-                assert isinstance(value.batch, RaggedBatch)
-                read = None if value.conversations is None else put_batch(value.conversations.load())
-                return value.outlines, put_batch(value.batch), value.shown, read
+                stored = [
+                    None if part is None else put_batch(part.load()) for part in (value.batch, value.conversations)
+                ]
+                return value.outlines, *stored, value.shown
         except Exception as error:
             return Failure.of(error)
         return value
@@ -154,20 +154,17 @@ class RayRollouts:
             raise
 
     def train(self, samples: Sequence[Sample], step: int, *, show: bool = False) -> Rollout:
-        n = self.config.actor_rollout_ref.rollout.n
-        return self._rollout("train", samples, (step,), {"show": show}, "rollout", n)
+        return joined(self._shared(training(self.config, step), "train", samples, step, show=show))
 
     def validate(
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
     ) -> Rollout:
-        n = 1 if greedy else self.config.actor_rollout_ref.rollout.val_kwargs.n
-        keywords = {"greedy": greedy, "show": show}
-        title = f"validate ({'greedy' if greedy else 'sampled'})"
-        return self._rollout("validate", samples, (step,), keywords, title, n, first)
+        task = validation(self.config, step, greedy=greedy)
+        return joined(self._shared(task, "validate", samples, step, first=first, greedy=greedy, show=show))
 
     def generate(self, samples: Sequence[Sample], *, greedy: bool, first: int) -> list[Trajectory]:
-        n = 1 if greedy else self.config.actor_rollout_ref.rollout.n
-        answers = self._shared("generate", samples, (), {"greedy": greedy}, "responses", n, first)
+        task = responses(self.config, greedy=greedy)
+        answers = self._shared(task, "generate", samples, first=first, greedy=greedy)
         return list(itertools.chain.from_iterable(answers))
 
     def sync_weights(self, weights: Weights, version: int) -> SyncReport:
@@ -205,34 +202,8 @@ class RayRollouts:
             remove_placement_group(group)
         self._actors, self._groups = [], []
 
-    def _rollout(
-        self,
-        method: str,
-        samples: Sequence[Sample],
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-        title: str,
-        n: int,
-        first: int = 0,
-    ) -> Rollout:
-        answers = self._shared(method, samples, arguments, keywords, title, n, first)
-        outlines, batches, shown, read = zip(*answers, strict=True)
-        return Rollout(
-            list(itertools.chain.from_iterable(outlines)),
-            StoredBatch.of(batches),
-            next((trajectory for trajectory in shown if trajectory is not None), None),
-            None if read[0] is None else StoredBatch.of(read),
-        )
-
     def _shared(
-        self,
-        method: str,
-        samples: Sequence[Sample],
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-        title: str,
-        n: int,
-        first: int,
+        self, task: Task, method: str, samples: Sequence[Sample], *arguments: Any, first: int = 0, **keywords: Any
     ) -> list[Any]:
         """A method on every worker, each with its part of the samples."""
         count = len(self._actors)
@@ -241,8 +212,8 @@ class RayRollouts:
             (method, (samples[start:end], *arguments), {**keywords, "first": first + start})
             for start, end in itertools.pairwise(bounds)
         ]
-        with self.display.stage(title, total=len(samples) * n) as stage:
-            return self._asked("call", calls, what=title, stage=stage)
+        with self.display.stage(task.name, total=len(samples) * task.n) as stage:
+            return self._asked("call", calls, what=task.name, stage=stage)
 
     def _everyone(self, method: str, *arguments: Any) -> list[Any]:
         return self._asked("call", [(method, arguments, {})] * len(self._actors), what=method)
@@ -362,6 +333,17 @@ class RayRollouts:
             }
             for group in self._groups
         ]
+
+
+def joined(answers: Sequence[tuple[list[Outline], Index | None, Index | None, Trajectory | None]]) -> Rollout:
+    """The workers' parts of a rollout as one."""
+    outlines, batches, read, shown = zip(*answers, strict=True)
+    return Rollout(
+        list(itertools.chain.from_iterable(outlines)),
+        None if batches[0] is None else StoredBatch.of(batches),
+        next((trajectory for trajectory in shown if trajectory is not None), None),
+        None if read[0] is None else StoredBatch.of(read),
+    )
 
 
 COUNTED = ("/retries", "/faults", "/fault/", "/breaker_open", "/servers_healthy", "/failovers", "/restarts")

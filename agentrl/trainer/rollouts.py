@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from agentrl.agent_loop.limits import seed_of
 from agentrl.batch import Sequences
 from agentrl.batching import from_trajectories
 from agentrl.config import Config
+from agentrl.config.rollout import RolloutConfig, ValKwargs
 from agentrl.data.sample import Sample
 from agentrl.errors import TrainingError
 from agentrl.reward.model_input import ModelInput, conversations
@@ -23,6 +24,7 @@ from agentrl.trainer.record import write_trajectories
 from agentrl.trajectory import Outline, Trajectory
 
 STALL_SECONDS = 30.0
+GREEDY = SamplingParams(1, temperature=0.0)
 
 
 class Progress(Protocol):
@@ -47,12 +49,48 @@ class Rollout:
 
     outlines: list[Outline]
     """All of them, in the order of the prompts."""
-    batch: Sequences
-    """What can be trained on."""
+    batch: Sequences | None = None
+    """What can be trained on; None where nothing is to be."""
     shown: Trajectory | None = None
     """One of them, whole, where one was asked for."""
     conversations: Sequences | None = None
     """What the reward model reads of those that can be trained on, where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Which trajectories are asked for."""
+
+    name: str
+    """As the display shows it."""
+    n: int
+    """Trajectories of each prompt."""
+    params: SamplingParams
+    tag: str
+    """What their ids begin with."""
+    seeds: str
+    """What their seeds depend on, beside trainer.seed, prompt and number."""
+
+
+def training(config: Config, step: int) -> Task:
+    """n sampled trajectories a prompt."""
+    rollout = config.actor_rollout_ref.rollout
+    return Task("rollout", rollout.n, _sampled(rollout), f"train/{step}", f"train/{step}")
+
+
+def validation(config: Config, step: int, *, greedy: bool) -> Task:
+    """Greedy: one trajectory a prompt; else val_kwargs.n sampled ones, in every validation by the same seeds."""
+    if greedy:
+        return Task("validate (greedy)", 1, GREEDY, f"greedy/{step}", "greedy")
+    val = config.actor_rollout_ref.rollout.val_kwargs
+    return Task("validate (sampled)", val.n, _sampled(val), f"val/{step}", "val")
+
+
+def responses(config: Config, *, greedy: bool) -> Task:
+    """n sampled trajectories a prompt, or one greedy one."""
+    rollout = config.actor_rollout_ref.rollout
+    n, params = (1, GREEDY) if greedy else (rollout.n, _sampled(rollout))
+    return Task("responses", n, params, "generate", "generate")
 
 
 class Rollouts:
@@ -87,33 +125,24 @@ class Rollouts:
         """The engine's memory is lent to the policy."""
 
     def train(self, samples: Sequence[Sample], step: int, *, show: bool = False, first: int = 0) -> Rollout:
-        """n sampled trajectories a prompt; their order is that of the prompts, which are counted from `first`."""
-        rollout = self.config.actor_rollout_ref.rollout
-        params = SamplingParams(1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
-        trajectories = self._run(samples, rollout.n, params, f"train/{step}", "rollout", first)
-        return self._made(trajectories, "train", step, "", show, first * rollout.n)
+        """See `training`. The trajectories are in the order of the prompts, which are counted from `first`."""
+        task = training(self.config, step)
+        trajectories = self._run(samples, task, first)
+        rollout = self._kept(trajectories, "train", step, "", show, first * task.n)
+        coef = self.config.algorithm.turn_reward_coef
+        return replace(rollout, batch=from_trajectories(trajectories, turn_reward_coef=coef, first=first * task.n))
 
     def validate(
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
     ) -> Rollout:
-        """Greedy: one trajectory a prompt; else val_kwargs.n sampled ones. Prompts are counted from `first`."""
-        val = self.config.actor_rollout_ref.rollout.val_kwargs
+        """See `validation`. Prompts are counted from `first`."""
+        task = validation(self.config, step, greedy=greedy)
         part = f"_{'greedy' if greedy else 'sampled'}" + (f"_{first:06d}" if first else "")
-        if greedy:
-            params, n, tag, title = SamplingParams(1, temperature=0.0), 1, f"greedy/{step}", "validate (greedy)"
-        else:
-            # The seed leaves the step out: every validation asks the policy with the same random numbers.
-            params = SamplingParams(1, temperature=val.temperature, top_p=val.top_p, top_k=val.top_k)
-            n, tag, title = val.n, f"val/{step}", "validate (sampled)"
-        return self._made(self._run(samples, n, params, tag, title, first), "val", step, part, show, first * n)
+        return self._kept(self._run(samples, task, first), "val", step, part, show, first * task.n)
 
     def generate(self, samples: Sequence[Sample], *, greedy: bool, first: int) -> list[Trajectory]:
-        """n trajectories a prompt, or one greedy one. Groups are counted from `first`, and each has its own seeds."""
-        rollout = self.config.actor_rollout_ref.rollout
-        params = SamplingParams(1, temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
-        if greedy:
-            params = SamplingParams(1, temperature=0.0)
-        return self._run(samples, 1 if greedy else rollout.n, params, "generate", "responses", first)
+        """See `responses`. Prompts are counted from `first`, and each has its own seeds."""
+        return self._run(samples, responses(self.config, greedy=greedy), first)
 
     def sync_weights(self, weights: Weights, version: int) -> SyncReport:
         """Give the engine the policy's weights, and its memory back. Raises TrainingError when it cannot take them."""
@@ -147,38 +176,33 @@ class Rollouts:
     def revive(self) -> None:
         """Nothing can die here but the run itself."""
 
-    def _made(
+    def _kept(
         self, trajectories: list[Trajectory], split: str, step: int, part: str, show: bool, first: int
     ) -> Rollout:
+        """What is to be known of trajectories, after they were written to the disk."""
         read = None if self.reading is None else conversations(trajectories, self.reading, first)
         if self.config.trainer.save_trajectories in ("all", split):
             write_trajectories(self.record_dir, trajectories, step=step, split=split, part=part + self.part)
-        coef = self.config.algorithm.turn_reward_coef
         return Rollout(
             [trajectory.outline() for trajectory in trajectories],
-            from_trajectories(trajectories, turn_reward_coef=coef, first=first),
-            next((trajectory for trajectory in trajectories if trajectory.transcripts), None) if show else None,
-            read,
+            shown=next((trajectory for trajectory in trajectories if trajectory.transcripts), None) if show else None,
+            conversations=read,
         )
 
-    def _run(
-        self, samples: Sequence[Sample], n: int, params: SamplingParams, tag: str, title: str, first: int
-    ) -> list[Trajectory]:
-        kind = tag.partition("/")[0]
-        seed_tag = tag if kind == "train" else kind
+    def _run(self, samples: Sequence[Sample], task: Task, first: int) -> list[Trajectory]:
         requests = [
             Request(
-                uid=f"{tag}/{group}/{k}",
+                uid=f"{task.tag}/{group}/{k}",
                 group=group,
                 sample=sample,
-                params=params,
-                seed=seed_of(self.config.trainer.seed, seed_tag, group, k),
+                params=task.params,
+                seed=seed_of(self.config.trainer.seed, task.seeds, group, k),
                 count_drift=k == 0,
             )
             for group, sample in enumerate(samples, first)
-            for k in range(n)
+            for k in range(task.n)
         ]
-        return self.runner.run(self._run_all(requests, title))
+        return self.runner.run(self._run_all(requests, task.name))
 
     async def _run_all(self, requests: list[Request], title: str) -> list[Trajectory]:
         with self.audience.stage(title, total=len(requests)) as stage:
@@ -210,3 +234,7 @@ class Rollouts:
                     f"{title}: no trajectory ended in {STALL_SECONDS:g} s; waiting: {waiting or 'scoring'}"
                 )
             before = ended()
+
+
+def _sampled(keys: RolloutConfig | ValKwargs) -> SamplingParams:
+    return SamplingParams(1, temperature=keys.temperature, top_p=keys.top_p, top_k=keys.top_k)
