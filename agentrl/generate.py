@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.command import exit_status
 from agentrl.config import load_config
+from agentrl.config.checks import uses_ray
 from agentrl.config.keys import flatten, leaf_keys
 from agentrl.config.load import config_to_dict
 from agentrl.config.offline import GenerateConfig
@@ -98,7 +99,6 @@ def run(
     from agentrl.ray_session import ray_session
     from agentrl.trainer.build import open_rollouts, send_first_weights, show_first_prompts
     from agentrl.workers.device import resolve_device
-    from agentrl.workers.pools import uses_ray
 
     show_first_prompts(chat, context, display)
     device = resolve_device(config.trainer.device)

@@ -13,6 +13,7 @@ from pathlib import Path
 from agentrl.chat import Chat
 from agentrl.command import exit_status
 from agentrl.config import SFTConfig, load_config
+from agentrl.config.checks import uses_ray
 from agentrl.data.sft import SFTSample, load_transcripts
 from agentrl.trainer.display import Display
 
@@ -30,7 +31,7 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     from agentrl.trainer.tracking import Tracker
     from agentrl.workers.device import resolve_device
     from agentrl.workers.executor import open_executor
-    from agentrl.workers.pools import processes, uses_ray
+    from agentrl.workers.pools import processes
 
     model, trainer, out = config.model, config.trainer, Path(config.trainer.default_local_dir)
     device = resolve_device(trainer.device)

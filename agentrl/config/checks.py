@@ -54,6 +54,15 @@ def uses_quickstart(config: Config) -> bool:
     return "quickstart" in (config.data.train_files, config.data.val_files, config.actor_rollout_ref.model.path)
 
 
+def uses_ray(config: Config | SFTConfig) -> bool:
+    """Whether more than this process is asked for."""
+    if config.trainer.nnodes * config.trainer.n_gpus_per_node > 1:
+        return True
+    return isinstance(config, Config) and (
+        config.actor_rollout_ref.rollout.nnodes > 0 or config.reward_model.enable_resource_pool
+    )
+
+
 def lora_needs(prefix: str, model: Callable[[Any], ModelConfig]) -> Needs:
     keys = tuple(f"{prefix}.{name}" for name in ("lora_alpha", "target_modules", "lora_adapter_path"))
     return Needs(keys, f"{prefix}.lora_rank above 0", lambda c: model(c).lora_rank > 0)
@@ -118,11 +127,7 @@ TRAIN_NEEDS = (
         ("ray_init.*", "trainer.max_worker_restarts"),
         f"trainer.nnodes or trainer.n_gpus_per_node above 1, {ROLLOUT}.nnodes above 0, or "
         "reward_model.enable_resource_pool=true",
-        lambda c: (
-            c.trainer.nnodes * c.trainer.n_gpus_per_node > 1
-            or c.actor_rollout_ref.rollout.nnodes > 0
-            or c.reward_model.enable_resource_pool
-        ),
+        uses_ray,
     ),
     Needs(
         (f"{ROLLOUT}.n_gpus_per_node",), f"{ROLLOUT}.nnodes above 0", lambda c: c.actor_rollout_ref.rollout.nnodes > 0
@@ -291,7 +296,7 @@ SFT_NEEDS = (
     Needs(
         ("ray_init.*", "trainer.max_worker_restarts"),
         "trainer.nnodes or trainer.n_gpus_per_node above 1",
-        lambda c: c.trainer.nnodes * c.trainer.n_gpus_per_node > 1,
+        uses_ray,
     ),
     NEEDS_RESUME_PATH,
     Needs(("trainer.max_ckpt_to_keep",), "trainer.save_freq above 0", lambda c: c.trainer.save_freq > 0),

@@ -18,6 +18,7 @@ from agentrl.cassette import Cassette
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
 from agentrl.config import Config, SFTConfig, write_config
+from agentrl.config.checks import uses_ray
 from agentrl.config.offline import GenerateConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
@@ -44,7 +45,7 @@ from agentrl.trajectory import Message
 from agentrl.workers import WorkerGroup
 from agentrl.workers.device import resolve_device
 from agentrl.workers.executor import Executor, open_executor
-from agentrl.workers.pools import processes, uses_ray
+from agentrl.workers.pools import processes
 from agentrl.workers.roles import reference_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from threading import Lock
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -28,8 +27,9 @@ from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trainer.display import Display, Stage
 from agentrl.trainer.rollouts import Rollout, Rollouts, Task, responses, training, validation
 from agentrl.trajectory import Outline, Trajectory
-from agentrl.workers.ray_pool import placed, raised
+from agentrl.workers.ray_pool import WeightReader, placed, raised
 from agentrl.workers.ray_rank import Failure
+from agentrl.workers.ray_watch import GONE
 from agentrl.workers.stored import Index, StoredBatch, put_batch
 
 LOOK_EVERY = 0.25
@@ -189,7 +189,7 @@ class RayRollouts:
         for number, actor in enumerate(self._actors):
             try:
                 ray.get(actor.news.remote())
-            except RayActorError as error:
+            except GONE as error:
                 self._replace(number, f"rollout worker {number + 1} died: {first_line(error)}")
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class RayRollouts:
                 number = running.pop(call)
                 try:
                     answer = ray.get(call)
-                except RayActorError as error:
+                except GONE as error:
                     self._replace(number, f"rollout worker {number + 1} died in {what}: {first_line(error)}")
                     if method == "call":
                         running[self._actors[number].call.remote(*calls[number])] = number
@@ -259,7 +259,7 @@ class RayRollouts:
             number = self._asked_news.pop(call)
             try:
                 news: News = ray.get(call)
-            except RayActorError:
+            except GONE:
                 continue  # told where its answer is waited for
             for text in news.notes:
                 self.display.note(text)
@@ -278,10 +278,12 @@ class RayRollouts:
         self._asked_news = {call: other for call, other in self._asked_news.items() if other != number}
         opened = [self._actors[number].open.remote(*self._openings()[number])]
         if self._weights is not None:
+            if isinstance(self._weights[0].read, WeightReader):
+                self._weights[0].read.check()
             opened.append(self._actors[number].call.remote("sync_weights", self._weights, {}))
         try:
             answers = ray.get(opened)
-        except RayActorError as error:
+        except GONE as error:
             self._replace(number, f"rollout worker {number + 1} died at its start: {first_line(error)}")
             return
         for answer in answers:

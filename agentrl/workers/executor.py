@@ -12,8 +12,9 @@ import torch
 
 from agentrl.batch import RaggedBatch, Sequences
 from agentrl.config import Config, SFTConfig
+from agentrl.config.checks import uses_ray
 from agentrl.workers.group import LocalWorkerGroup, WorkerGroup
-from agentrl.workers.pools import pools_of, uses_ray
+from agentrl.workers.pools import pools_of
 from agentrl.workers.profiler import Profile, profiled
 from agentrl.workers.roles import Role, make_worker, roles_of
 from agentrl.workers.stall import STALL_SECONDS, watched

@@ -39,15 +39,6 @@ def pools_of(config: Config | SFTConfig) -> list[Pool]:
     return pools
 
 
-def uses_ray(config: Config | SFTConfig) -> bool:
-    """Whether more than this process is asked for."""
-    if config.trainer.nnodes * config.trainer.n_gpus_per_node > 1:
-        return True
-    return isinstance(config, Config) and (
-        config.actor_rollout_ref.rollout.nnodes > 0 or config.reward_model.enable_resource_pool
-    )
-
-
 def processes(config: Config | SFTConfig) -> int:
     """Ranks and rollout workers that a run has at once."""
     ranks = sum(pool.ranks for pool in pools_of(config))

@@ -15,7 +15,6 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -25,7 +24,7 @@ from agentrl.ray_session import first_line
 from agentrl.workers.pools import Pool
 from agentrl.workers.profiler import Profile
 from agentrl.workers.ray_rank import Failure, Place, Rank
-from agentrl.workers.ray_watch import CallWatch, Patience
+from agentrl.workers.ray_watch import GONE, CallWatch, Patience
 from agentrl.workers.roles import Role
 
 PLACED_WITHIN = 60.0
@@ -34,6 +33,8 @@ GRACE = 5.0
 """Seconds that the other ranks have after one failed: mostly they fail alike."""
 READ_BYTES = 256 << 20
 """Weights that travel at once."""
+READY_WITHIN = 60.0
+"""Seconds in which a rank ends the part of a reading that it was asked for."""
 ASK_AGAIN = 0.1
 """Seconds until a reader of weights asks again whether another has finished."""
 COLLECTIVE_GRACE = 60.0
@@ -95,12 +96,8 @@ class RankPool:
 
     def collect(self, calls: Sequence[Any], what: str) -> list[Any]:
         """The ranks' answers in their order; see `collect`. Where not each of them answered, all ranks are ended."""
-        try:
-            return collect(calls, what, CallWatch(what, self._actors[: len(calls)], self.places, self.patience))
-        except Unanswered as error:
-            self.stop()
-            assert isinstance(error.__cause__, UserError)
-            raise error.__cause__ from None
+        watch = CallWatch(what, self._actors[: len(calls)], self.places, self.patience)
+        return collect(calls, what, watch, abandon=self.stop)
 
     def _start(self) -> None:
         pool = self.pool
@@ -129,47 +126,47 @@ class RankPool:
             self.everyone("make", role)
 
 
-class Unanswered(TrainingError):
-    """Some calls have no answer and never will; the cause is what is to be raised."""
-
-
-def collect(calls: Sequence[Any], what: str, watch: CallWatch | None = None) -> list[Any]:
+def collect(
+    calls: Sequence[Any], what: str, watch: CallWatch | None = None, *, abandon: Callable[[], None] = lambda: None
+) -> list[Any]:
     """The ranks' answers in their order, watched by `watch` until they are there.
 
-    Raises what the first rank that failed raised, and WorkerDied when one is gone; where others still wait for it,
-    as the cause of an `Unanswered`.
+    Raises what the first rank that failed raised, and WorkerDied when one is gone; after `abandon()` where some have
+    not answered and never will, since they wait for the one that failed.
     """
     ranks = len(calls)
     answers: dict[int, Any] = {}
     waiting = {call: rank for rank, call in enumerate(calls)}
     ends: float | None = None
-    while waiting:
+    death: WorkerDied | None = None
+    while waiting and death is None:
         timeout = None if watch is None else watch.next()
         if ends is not None:
             timeout = max(0.0, ends - time.monotonic())
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout)
-        if not done and (watch is None or ends is not None):
+        if done:
+            rank = waiting.pop(done[0])
+            try:
+                answers[rank] = ray.get(done[0])
+            except GONE as error:
+                death = WorkerDied(f"rank {rank} of {ranks} died in {what}: {first_line(error)}")
+                continue
+            if isinstance(answers[rank], Failure) and ends is None:
+                ends = time.monotonic() + GRACE
+        elif watch is None or ends is not None:
             break
-        if not done and watch is not None:
+        else:
             try:
                 watch.look(sorted(waiting.values()))
             except WorkerDied as end:
-                raise Unanswered(str(end)) from end
-            continue
-        rank = waiting.pop(done[0])
-        try:
-            answers[rank] = ray.get(done[0])
-        except RayActorError as error:
-            death = WorkerDied(f"rank {rank} of {ranks} died in {what}: {first_line(error)}")
-            raise Unanswered(str(death)) from death
-        if isinstance(answers[rank], Failure) and ends is None:
-            ends = time.monotonic() + GRACE
+                death = end
+    if len(answers) < ranks:
+        abandon()
+    if death is not None:
+        raise death
     failed = next((rank for rank in sorted(answers) if isinstance(answers[rank], Failure)), None)
     if failed is not None:
-        fault = raised(answers[failed], f"rank {failed} of {ranks}, {what}")
-        if waiting:
-            raise Unanswered(str(fault)) from fault
-        raise fault
+        raise raised(answers[failed], f"rank {failed} of {ranks}, {what}")
     return [answers[rank] for rank in range(ranks)]
 
 
@@ -192,12 +189,16 @@ class WeightReader:
         finally:
             first.release.remote(me)
 
+    def check(self) -> None:
+        """After a reader died: raises WorkerDied when ranks wait for others that it did not get to ask."""
+        calls = [actor.ready.remote() for actor in self.actors]
+        _, waiting = ray.wait(calls, num_returns=len(calls), timeout=READY_WITHIN)
+        if waiting:
+            ranks = ", ".join(str(calls.index(call)) for call in waiting)
+            raise WorkerDied(f"a reader of the {self.role}'s weights died, and ranks still read for it: {ranks}")
+
     def _asked(self, calls: list[Any]) -> list[Any]:
-        try:
-            return collect(calls, f"{self.role}.weights")
-        except Unanswered as error:
-            assert error.__cause__ is not None
-            raise error.__cause__ from None
+        return collect(calls, f"{self.role}.weights")
 
 
 def placed(nodes: Sequence[list[dict[str, float]]], what: str) -> list[PlacementGroup]:

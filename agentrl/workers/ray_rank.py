@@ -165,6 +165,9 @@ class Rank:
         if self._reader == reader:
             self._reader = None
 
+    def ready(self) -> None:
+        """Answers when what was asked before is done."""
+
     def begin_reading(self, role: Role, reader: str) -> None:
         """Read the weights that the last `call` stood for, from the first one."""
         self._reading, self._reading_for = iter(self._weights[role].read()), reader

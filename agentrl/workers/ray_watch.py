@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from agentrl.errors import WorkerDied
 from agentrl.workers.stall import STALL_SECONDS, Position, Stall, report
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from agentrl.workers.ray_rank import Place
 
 logger = logging.getLogger(__name__)
+GONE = (RayActorError, ObjectLostError)
+"""What Ray raises in place of an answer when the process is dead, or the machine on which the answer lay."""
 SAYS_WITHIN = 5.0
 """Seconds that a rank has to say where it is."""
 
@@ -66,7 +68,7 @@ class CallWatch:
                 try:
                     position = ray.get(call)
                     why = "it has not begun"
-                except RayActorError:
+                except GONE:
                     why = "it is dead"
             if position is not None:
                 positions[rank] = position
