@@ -77,8 +77,8 @@ def test_sessions_are_read_from_a_runs_trajectories(tmp_path: Path) -> None:
         tmp_path, [Trajectory("train/1/3/0", 3, transcripts=[transcript], turns=turns)], step=1, split="train"
     )
     other = Trajectory("train/2/0/0", 0, transcripts=[transcript], turns=turns)
-    for part in ("_00", "_01"):
-        write_trajectories(tmp_path, [other], step=2, split="train", part=part)
+    for number in (1, 2):
+        write_trajectories(tmp_path, [other], step=2, split="train", share=(number, 2))
     (found,), of_two_workers = rollout_times.recorded(tmp_path)
     assert len(of_two_workers) == 2
     assert (found.group, found.prompt, found.context, found.left) == (3, 11, 11, 5)

@@ -186,7 +186,7 @@ def open_local_rollouts(
     context: ContextParts,
     run_dir: Path,
     audience: Audience,
-    part: str = "",
+    share: tuple[int, int] = (1, 1),
 ) -> Iterator[Rollouts]:
     """Start the engine, reach what tools and interactions need, and close all of it at the end. Raises UserError."""
     agent = config.actor_rollout_ref.rollout.agent
@@ -207,7 +207,7 @@ def open_local_rollouts(
         )
         stack.callback(lambda: runner.run(scheduler.close()))
         reading = reward_model_input(config)
-        yield Rollouts(config, scheduler, engine, runner, audience, run_dir / "trajectories", part, reading)
+        yield Rollouts(config, scheduler, engine, runner, audience, run_dir / "trajectories", share, reading)
 
 
 def uses_reward_model(config: Config) -> bool:

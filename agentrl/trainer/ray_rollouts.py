@@ -87,7 +87,7 @@ class RolloutWorker:
         self.stack = ExitStack()
         self.rollouts: Rollouts
 
-    def open(self, config: Config, device: str, run_dir: Path, part: str) -> Failure | None:
+    def open(self, config: Config, device: str, run_dir: Path, share: tuple[int, int]) -> Failure | None:
         """Start engine and tools."""
         from agentrl.trainer.build import build_tools, load_chat, open_local_rollouts
 
@@ -95,7 +95,7 @@ class RolloutWorker:
             chat = load_chat(config)
             scored = getattr(config.data, "output_scores", True)
             context = build_tools(config, chat, scored=scored)
-            opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, part)
+            opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, share)
             self.rollouts = self.stack.enter_context(opened)
         except Exception as error:
             return Failure.of(error)
@@ -303,12 +303,7 @@ class RayRollouts:
     def _openings(self) -> list[tuple[Any, ...]]:
         count = len(self._places)
         return [
-            (
-                part_of(self.config, number, count),
-                self.device,
-                self.run_dir,
-                f".{number + 1}of{count}" if count > 1 else "",
-            )
+            (part_of(self.config, number, count), self.device, self.run_dir, (number + 1, count))
             for number in range(count)
         ]
 

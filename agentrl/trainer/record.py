@@ -1,6 +1,7 @@
 """Trajectories as parquet: one row a trajectory, readable by pandas, and back to `Trajectory` objects.
 
-One file a step and split, `train_000012.parquet`; it is there whole or not at all, and a step done again replaces it.
+One file a step and split, `train_000012.parquet`, or of several rollout workers one each, `train_000012.1of2.parquet`;
+it is there whole or not at all, and a step done again replaces what is there of it.
 Log-probs are stored as float32, which is what engines compute. Text that is not valid Unicode (lone surrogates) is
 stored with U+FFFD in its place.
 """
@@ -90,12 +91,28 @@ SCHEMA = pa.schema(
 )
 
 
-def write_trajectories(dir: Path, trajectories: Sequence[Trajectory], *, step: int, split: str, part: str = "") -> Path:
-    """Write `dir/<split>_<step><part>.parquet` and return its path. Raises TrainingError on a full disk."""
-    path = dir / f"{split}_{step:06d}{part}.parquet"
+def write_trajectories(
+    dir: Path,
+    trajectories: Sequence[Trajectory],
+    *,
+    step: int,
+    split: str,
+    part: str = "",
+    share: tuple[int, int] = (1, 1),
+) -> Path:
+    """Write `dir/<split>_<step><part>.parquet` and return its path; of a `share` (number, count) its own file.
+
+    Files that another number of workers wrote of the same are removed. Raises TrainingError on a full disk.
+    """
+    stem, (number, count) = f"{split}_{step:06d}{part}", share
+    names = [f"{stem}.{one}of{count}.parquet" for one in range(1, count + 1)] if count > 1 else [f"{stem}.parquet"]
+    path = dir / names[number - 1]
     table = pa.Table.from_pylist([to_row(trajectory, step, split) for trajectory in trajectories], schema=SCHEMA)
     with published(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
+    for other in dir.glob(f"{stem}.*parquet"):
+        if other.name not in names:
+            other.unlink(missing_ok=True)
     return path
 
 

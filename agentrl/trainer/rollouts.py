@@ -98,7 +98,7 @@ class Rollouts:
 
     Args:
         record_dir: where trajectories are written.
-        part: goes into the names of the files, where several processes write theirs.
+        share: which of how many processes this is that write theirs.
         reading: makes what the reward model reads, where there is one.
     """
 
@@ -110,7 +110,7 @@ class Rollouts:
         runner: asyncio.Runner,
         audience: Audience,
         record_dir: Path,
-        part: str = "",
+        share: tuple[int, int] = (1, 1),
         reading: ModelInput | None = None,
     ) -> None:
         self.config = config
@@ -119,7 +119,7 @@ class Rollouts:
         self.audience = audience
         self.runner = runner
         self.record_dir = record_dir
-        self.part = part
+        self.share = share
         self.reading = reading
         self.resting = False
         """The engine's memory is lent to the policy."""
@@ -182,7 +182,7 @@ class Rollouts:
         """What is to be known of trajectories, after they were written to the disk."""
         read = None if self.reading is None else conversations(trajectories, self.reading, first)
         if self.config.trainer.save_trajectories in ("all", split):
-            write_trajectories(self.record_dir, trajectories, step=step, split=split, part=part + self.part)
+            write_trajectories(self.record_dir, trajectories, step=step, split=split, part=part, share=self.share)
         return Rollout(
             [trajectory.outline() for trajectory in trajectories],
             shown=next((trajectory for trajectory in trajectories if trajectory.transcripts), None) if show else None,

@@ -48,6 +48,19 @@ def test_round_trip(tmp_path: Path) -> None:
     assert back[1].status is Status.FAILED
 
 
+def test_a_step_that_another_number_of_workers_does_again_is_there_once(tmp_path: Path) -> None:
+    def names() -> list[str]:
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    for number in (1, 2):
+        write_trajectories(tmp_path, [], step=5, split="train", share=(number, 2))
+    write_trajectories(tmp_path, [], step=5, split="val", part="_greedy")
+    assert names() == ["train_000005.1of2.parquet", "train_000005.2of2.parquet", "val_000005_greedy.parquet"]
+    write_trajectories(tmp_path, [], step=5, split="train")
+    write_trajectories(tmp_path, [], step=5, split="val", part="_greedy_000096")
+    assert names() == ["train_000005.parquet", "val_000005_greedy.parquet", "val_000005_greedy_000096.parquet"]
+
+
 def test_pandas_reads_it(tmp_path: Path) -> None:
     frame = pd.read_parquet(write_trajectories(tmp_path, [full_trajectory()], step=3, split="val"))
     row = frame.iloc[0]

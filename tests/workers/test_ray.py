@@ -211,6 +211,18 @@ def test_what_goes_wrong_on_a_rank(
         again = trained(executor, with_returns(make_batch(prompts=7, n=1)), 1)
         assert again[0] == pytest.approx(expected[0], rel=1e-6)
 
+        # A reader of the weights that died (injected) before it had asked all ranks, and one that had.
+        monkeypatch.setattr("agentrl.workers.ray_pool.READY_WITHIN", 2.0)
+        reader = executor.groups["policy"].run("weights").read
+        ranks = executor.pools[0]
+        ranks.everyone("begin_reading", "policy", "dead")
+        ranks.everyone("read", 1, "dead")
+        reader.check()
+        waits = reader.actors[0].read.remote(1 << 30, "dead")
+        with pytest.raises(WorkerDied, match=r"a reader of the policy's weights died, and ranks still read for it: 0"):
+            reader.check()
+        ray.get([reader.actors[1].read.remote(1 << 30, "dead"), waits])
+
         # One that fails alone: the other, which would wait for it for ever, is ended.
         whole = with_returns(make_batch(prompts=7, n=1))
         whole.values = torch.zeros(whole.num_tokens)
