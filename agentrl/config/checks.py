@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.offline import EvaluateConfig, GenerateConfig
-from agentrl.config.schema import Config, ModelConfig, SFTConfig, SFTTrainerConfig, TrainerConfig
+from agentrl.config.schema import Config, ModelConfig, RunConfig, SFTConfig
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
 from agentrl.rollout.sglang.options import check_extra
@@ -464,7 +464,7 @@ def check_reward_model(config: Config) -> None:
         raise ConfigError("reward_model.enable=true needs reward_model.model.path, a sequence classification model")
 
 
-def check_trainer(trainer: TrainerConfig | SFTTrainerConfig) -> None:
+def check_trainer(trainer: RunConfig) -> None:
     if trainer.resume_mode == "resume_path" and trainer.resume_from_path is None:
         raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path, the checkpoint's folder")
 

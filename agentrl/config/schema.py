@@ -351,8 +351,8 @@ class AlgorithmConfig(Section):
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
 
 
-class WorkersConfig(Section):
-    """`trainer.*` of every training: its devices, and what is watched on them."""
+class RunConfig(Section):
+    """`trainer.*` of every training."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     nnodes: int = Field(1, gt=0)
@@ -366,20 +366,12 @@ class WorkersConfig(Section):
     profile_steps: list[Annotated[int, Field(gt=0)]] | None = None
     """Steps in which the stages of the workers are profiled, e.g. [2,5]; their files are in profile/ of
     default_local_dir."""
-
-
-class TrainerConfig(WorkersConfig):
-    """`trainer.*`"""
-
     project_name: str = "agentrl"
     """Project in wandb."""
     experiment_name: str = "quickstart"
     """Title of the plot, name of the run in wandb, and folder of the run unless default_local_dir says another."""
     default_local_dir: str = "runs/${trainer.experiment_name}"
     """Where everything the run writes goes. On several nodes: a file system that all of them share."""
-    default_remote_dir: str | None = None
-    """A folder in an object store, as fsspec names it (s3://bucket/run, gs://..., hdfs://..., file:///...): checkpoints
-    and the exported policy are uploaded to it, and a run without them in default_local_dir goes on from there."""
     total_epochs: int = Field(1, gt=0)
     total_training_steps: int | None = Field(None, gt=0)
     """null: as many as total_epochs gives."""
@@ -388,14 +380,22 @@ class TrainerConfig(WorkersConfig):
     """Checkpoint every so many steps, and at the end; -1: only at the end."""
     test_freq: int = -1
     """Validate every so many steps, and at the end; -1: only at the end."""
-    val_before_train: bool = True
-    val_only: bool = False
-    """Validate the policy of the checkpoint that is resumed from, or of the start, and train nothing."""
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
     """auto: go on from the newest checkpoint in default_local_dir, if there is one; disable: start anew, and move what
     is there aside; resume_path: go on from resume_from_path."""
     resume_from_path: str | None = None
     """Only with resume_mode=resume_path."""
+
+
+class TrainerConfig(RunConfig):
+    """`trainer.*`"""
+
+    default_remote_dir: str | None = None
+    """A folder in an object store, as fsspec names it (s3://bucket/run, gs://..., hdfs://..., file:///...): checkpoints
+    and the exported policy are uploaded to it, and a run without them in default_local_dir goes on from there."""
+    val_before_train: bool = True
+    val_only: bool = False
+    """Validate the policy of the checkpoint that is resumed from, or of the start, and train nothing."""
     max_actor_ckpt_to_keep: int | None = Field(2, gt=0)
     critic_warmup: int = Field(0, ge=0)
     """Steps in which only the critic learns; only with a critic."""
@@ -460,23 +460,13 @@ class SFTDataConfig(Section):
     seed: int = Field(1, ge=0)
 
 
-class SFTTrainerConfig(WorkersConfig):
+class SFTTrainerConfig(RunConfig):
     """`trainer.*` of `python -m agentrl.sft`."""
 
-    default_local_dir: str = "runs/sft"
-    total_epochs: int = Field(1, gt=0)
-    total_training_steps: int | None = Field(None, gt=0)
-    logger: Loggers = ["console", "jsonl"]
-    project_name: str = "agentrl"
     experiment_name: str = "sft"
+    """Name of the run in wandb, and its folder unless default_local_dir says another."""
     save_freq: int = -1
     """Checkpoint every so many steps, and at the end; -1: never, and the same command starts anew."""
-    test_freq: int = -1
-    """Validate every so many steps, and at the end; -1: only at the end."""
-    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
-    """As that of `python -m agentrl.train`."""
-    resume_from_path: str | None = None
-    """Only with resume_mode=resume_path."""
     max_ckpt_to_keep: int | None = Field(2, gt=0)
     """Only with save_freq."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from agentrl.config.schema import WorkersConfig
+from agentrl.config.schema import RunConfig
 from agentrl.publish import published
 
 STAGES = ("reward_model", "old_log_prob", "ref_log_prob", "values", "update_critic", "update_actor", "update")
@@ -37,7 +37,7 @@ class Profile:
     stage: str
 
 
-def profile_of(trainer: WorkersConfig, run_dir: Path, step: int, stage: str) -> Profile | None:
+def profile_of(trainer: RunConfig, run_dir: Path, step: int, stage: str) -> Profile | None:
     """How the config wants a stage of a step to be profiled; None: not at all."""
     if step not in (trainer.profile_steps or ()) or stage not in STAGES:
         return None
