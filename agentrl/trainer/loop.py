@@ -18,13 +18,14 @@ from agentrl.batch import Sequences
 from agentrl.batching import left_out
 from agentrl.config import config_to_dict
 from agentrl.config.checks import GROUP_ESTIMATORS
-from agentrl.errors import ConfigError, TrainingError, WorkerDied
-from agentrl.publish import published_directory
+from agentrl.errors import TrainingError, WorkerDied
 from agentrl.trainer.build import Parts
 from agentrl.trainer.checkpoint import Finish
+from agentrl.trainer.continuation import Continuation
 from agentrl.trainer.metrics import step_metrics
 from agentrl.trainer.model_scores import with_model_scores
 from agentrl.trainer.plot import plot
+from agentrl.trainer.policy_export import export_policy
 from agentrl.trainer.validation import validate
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.workers import WorkerGroup
@@ -32,8 +33,6 @@ from agentrl.workers.profiler import profile_of
 from agentrl.workers.state import all_seen
 
 Metrics = dict[str, float]
-STEP_FILE = "trained_steps"
-"""In the exported policy: how many steps it was trained for."""
 
 
 class Trainer:
@@ -44,9 +43,7 @@ class Trainer:
         self.config = parts.config
         self.display = parts.display
         self.step = 0
-        self.restarts = 0
-        self.resumed: Path | None = None
-        """The checkpoint that this process went on from."""
+        self.continuation = Continuation(self.config.trainer, parts.executor, parts.checkpoints, parts.display)
         self.seconds: Metrics = {}
         self.first = self.state()
 
@@ -90,31 +87,19 @@ class Trainer:
     def go_back(self, death: WorkerDied) -> None:
         """After a worker died: new workers, and what the newest checkpoint holds.
 
-        Raises `death` when the run has gone on often enough.
+        Raises WorkerDied when the run has gone on often enough.
         """
-        while True:
-            if self.restarts >= self.config.trainer.max_worker_restarts:
-                raise WorkerDied(
-                    f"{death}\nStart the same command again: it goes on from its newest checkpoint"
-                ) from death
-            self.restarts += 1
-            try:
-                self.parts.executor.restart()
-                self.parts.checkpoints.give_up()
-                self.parts.rollouts.revive()
-                self.return_to_checkpoint()
-                break
-            except WorkerDied as another:
-                death = another
+
+        def go_back_to(path: Path | None) -> None:
+            self.parts.rollouts.revive()
+            self.begin_again() if path is None else self.load(path)
+
+        death = self.continuation.after(death, go_back_to)
         self.display.warn(f"{death}; new workers go on after step {self.step}")
 
-    def return_to_checkpoint(self) -> None:
-        """Everything as the newest checkpoint of this process has it, or as it was when this process began."""
+    def begin_again(self) -> None:
+        """Everything as it was when this process began from no checkpoint, with workers that are new."""
         parts = self.parts
-        path = parts.checkpoints.latest() if parts.checkpoints.published else self.resumed
-        if path is not None:
-            self.load(path)
-            return
         self.step = 0
         parts.loader.load_state_dict(self.first["loader"])
         if parts.kl_controller is not None:
@@ -261,45 +246,19 @@ class Trainer:
         parts.rollouts.sync_weights(parts.policy.run("weights"), self.step)
 
     def resume(self) -> None:
-        """Load the checkpoint that `resume_mode` asks for, if there is one.
-
-        Raises ConfigError when it is the run's last and the policy of it has been exported, too.
-        """
+        """Load the checkpoint that `resume_mode` asks for, if there is one. Raises ConfigError (see `Continuation`)."""
         parts, config = self.parts, self.config.trainer
-        if config.resume_from_path is None:
-            parts.checkpoints.fetch(self.display)
-        path = Path(config.resume_from_path) if config.resume_from_path else parts.checkpoints.latest()
-        if path is None:
-            if not config.val_only:
-                parts.tracker.truncate_after(-1)
-            return
-        step = parts.checkpoints.load(path)["step"]
-        over = step - parts.total_steps
-        if not config.val_only and (over > 0 or (over == 0 and self.exported_step() == step)):
-            raise ConfigError(
-                f"{path} is of step {step}, and this run ends at step {parts.total_steps}: there is nothing left "
-                "to train. Raise trainer.total_training_steps or trainer.total_epochs, name another "
-                "trainer.experiment_name, or start over with trainer.resume_mode=disable"
-            )
-        self.load(path)
-        self.resumed = path
-        self.display.note(f"resumed from {path} (step {self.step})")
+        path = self.continuation.begin(None if config.val_only else parts.total_steps, parts.dir / "policy")
+        if path is not None:
+            self.load(path)
+            self.display.note(f"resumed from {path} (step {self.step})")
+        elif not config.val_only:
+            parts.tracker.truncate_after(-1)
 
     def export(self) -> None:
         """The policy in Hugging Face format, whole or not at all."""
-        with published_directory(self.parts.dir / "policy") as partial:
-            self.parts.policy.run("export", dir=partial, tokenizer=self.parts.chat.tokenizer)
-            if self.parts.chat.vision is not None:
-                self.parts.chat.vision.save(partial)
-            (partial / STEP_FILE).write_text(f"{self.step}\n")
-        if self.parts.checkpoints.store is not None:
-            with self.timed("upload"):
-                self.parts.checkpoints.store.upload_policy(self.parts.dir / "policy", STEP_FILE)
-
-    def exported_step(self) -> int | None:
-        """The step that the exported policy is of; None when there is none."""
-        file = self.parts.dir / "policy" / STEP_FILE
-        return int(file.read_text()) if file.exists() else None
+        parts = self.parts
+        export_policy(parts.policy, parts.chat, self.step, parts.dir / "policy", parts.checkpoints.store, self.display)
 
     @contextmanager
     def timed(self, name: str, *, shown: bool = True) -> Iterator[None]:

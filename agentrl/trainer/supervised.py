@@ -14,11 +14,12 @@ from pathlib import Path
 from agentrl.chat import Chat
 from agentrl.config import SFTConfig, config_to_dict
 from agentrl.data.sft import SFTSample
-from agentrl.errors import ConfigError, WorkerDied
-from agentrl.publish import published_directory
+from agentrl.errors import WorkerDied
 from agentrl.trainer.checkpoint import CheckpointManager
+from agentrl.trainer.continuation import Continuation
 from agentrl.trainer.display import Display
-from agentrl.trainer.loop import STEP_FILE, due, save_workers
+from agentrl.trainer.loop import due, save_workers
+from agentrl.trainer.policy_export import export_policy
 from agentrl.trainer.tracking import Tracker
 from agentrl.workers.executor import Executor
 from agentrl.workers.profiler import profile_of
@@ -51,9 +52,7 @@ class SupervisedTrainer:
             self.dir / CHECKPOINTS, keep=config.trainer.max_ckpt_to_keep, warn=display.warn
         )
         self.step = 0
-        self.restarts = 0
-        self.resumed: Path | None = None
-        """The checkpoint that this process went on from."""
+        self.continuation = Continuation(config.trainer, executor, self.checkpoints, display)
 
     def fit(self) -> Metrics:
         """Train, write the policy, and return the last step's metrics; none where no step was left."""
@@ -92,23 +91,11 @@ class SupervisedTrainer:
         return metrics
 
     def resume(self) -> None:
-        """Go on from the checkpoint that `resume_mode` asks for, if there is one.
-
-        Raises ConfigError when it is the run's last and the policy of it has been exported, too.
-        """
-        given = self.config.trainer.resume_from_path
-        path = Path(given) if given else self.checkpoints.latest()
-        if path is not None:
-            step = self.checkpoints.load(path)["step"]
-            if step > self.total or (step == self.total and self.exported_step() == step):
-                raise ConfigError(
-                    f"{path} is of step {step}, and this run ends at step {self.total}: there is nothing left to "
-                    "train. Raise trainer.total_training_steps or trainer.total_epochs, name another "
-                    "trainer.default_local_dir, or start over with trainer.resume_mode=disable"
-                )
-            self.display.note(f"resumed from {path} (step {step})")
-        self.resumed = path
+        """Load the checkpoint that `resume_mode` asks for, if there is one. Raises ConfigError (see `Continuation`)."""
+        path = self.continuation.begin(self.total, self.dir / POLICY)
         self.load(path)
+        if path is not None:
+            self.display.note(f"resumed from {path} (step {self.step})")
 
     def load(self, path: Path | None) -> None:
         """Everything as a checkpoint has it; None: as it is at the start, where new workers are."""
@@ -122,36 +109,14 @@ class SupervisedTrainer:
     def go_back(self, death: WorkerDied) -> None:
         """After a worker died: new workers, and what this process saved last, or began with.
 
-        Raises `death` when the run has gone on often enough.
+        Raises WorkerDied when the run has gone on often enough.
         """
-        while True:
-            if self.restarts >= self.config.trainer.max_worker_restarts:
-                raise WorkerDied(
-                    f"{death}\nStart the same command again: it goes on from its newest checkpoint, if it has one "
-                    "(trainer.save_freq)"
-                ) from death
-            self.restarts += 1
-            try:
-                self.checkpoints.give_up()
-                self.executor.restart()
-                self.load(self.checkpoints.latest() if self.checkpoints.published else self.resumed)
-                break
-            except WorkerDied as another:
-                death = another
+        death = self.continuation.after(death, self.load)
         self.display.warn(f"{death}; new workers go on after step {self.step}")
 
     def export(self) -> None:
         """The policy in Hugging Face format, whole or not at all. Raises TrainingError when the disk is full."""
-        with published_directory(self.dir / POLICY) as folder:
-            self.workers.run("export", dir=folder, tokenizer=self.chat.tokenizer)
-            if self.chat.vision is not None:
-                self.chat.vision.save(folder)
-            (folder / STEP_FILE).write_text(f"{self.step}\n")
-
-    def exported_step(self) -> int | None:
-        """The step that the exported policy is of; None when there is none."""
-        file = self.dir / POLICY / STEP_FILE
-        return int(file.read_text()) if file.exists() else None
+        export_policy(self.workers, self.chat, self.step, self.dir / POLICY, self.checkpoints.store, self.display)
 
 
 def steps_per_epoch(config: SFTConfig, samples: Sequence[SFTSample]) -> int:

@@ -13,7 +13,8 @@ import pytest
 
 from agentrl.errors import WorkerDied
 from agentrl.train import main
-from agentrl.trainer.loop import STEP_FILE, Trainer
+from agentrl.trainer.loop import Trainer
+from agentrl.trainer.policy_export import STEP_FILE
 from agentrl.trainer.record import read_trajectories
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_train import lines
@@ -185,7 +186,7 @@ def test_after_a_death_a_run_goes_back_to_what_it_was_resumed_from(
     def dies_at_first(trainer: Trainer) -> dict[str, float]:
         trained.append(trainer.step)
         if len(trained) == 1:
-            trainer.restarts = -1  # one is allowed, which a run on one device cannot be asked for
+            trainer.continuation.restarts = -1  # one is allowed, which a run on one device cannot be asked for
             raise WorkerDied("injected")
         return train_step(trainer)
 

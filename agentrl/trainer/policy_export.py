@@ -1,0 +1,37 @@
+"""The trained policy in Hugging Face format, and which step of a run it is of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.chat import Chat
+from agentrl.publish import published_directory
+from agentrl.trainer.display import Display
+from agentrl.trainer.object_store import ObjectStore
+from agentrl.workers import WorkerGroup
+
+STEP_FILE = "trained_steps"
+"""In the exported policy: how many steps it was trained for."""
+
+
+def export_policy(
+    workers: WorkerGroup, chat: Chat, step: int, folder: Path, store: ObjectStore | None, display: Display
+) -> None:
+    """Write what `workers` have learnt in `step` steps, whole or not at all, and upload it where there is a store.
+
+    Raises TrainingError when the disk is full.
+    """
+    with published_directory(folder) as partial:
+        workers.run("export", dir=partial, tokenizer=chat.tokenizer)
+        if chat.vision is not None:
+            chat.vision.save(partial)
+        (partial / STEP_FILE).write_text(f"{step}\n")
+    if store is not None:
+        with display.stage("upload"):
+            store.upload_policy(folder, STEP_FILE)
+
+
+def exported_step(folder: Path) -> int | None:
+    """The step that the exported policy is of; None when there is none."""
+    file = folder / STEP_FILE
+    return int(file.read_text()) if file.exists() else None
