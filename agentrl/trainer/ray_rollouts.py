@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from asyncio import CancelledError
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from agentrl.workers.stored import Index, StoredBatch, put_batch
 LOOK_EVERY = 0.25
 """Seconds between two looks at how far the workers are."""
 CLOSED_WITHIN = 30.0
-"""Seconds that a worker has to end its servers and tools."""
+"""Seconds that a worker has to end its rollouts, or its servers and tools."""
 
 
 @dataclass(slots=True)
@@ -110,13 +111,18 @@ class RolloutWorker:
                     None if part is None else put_batch(part.load()) for part in (value.batch, value.conversations)
                 ]
                 return value.outlines, *stored, value.shown
-        except Exception as error:
+        except (Exception, CancelledError) as error:
             return Failure.of(error)
         return value
 
     @ray.method(concurrency_group="news")
     def news(self) -> News:
         return self.relay.take()
+
+    @ray.method(concurrency_group="news")
+    def stop(self) -> None:
+        """End the rollouts that are going on, if there are any."""
+        self.rollouts.stop()
 
     def close(self) -> None:
         self.stack.close()
@@ -223,28 +229,36 @@ class RayRollouts:
     ) -> list[Any]:
         """The workers' answers. One that dies is replaced, and the new one is asked.
 
-        Raises what a worker raised, and WorkerDied when one died once more than trainer.max_worker_restarts allows.
+        Raises what a worker raised, and WorkerDied when one died once more than trainer.max_worker_restarts allows; the
+        others' work is ended then.
         """
         answers: dict[int, Any] = {}
         running = {
             getattr(actor, method).remote(*call): number
             for number, (actor, call) in enumerate(zip(self._actors, calls, strict=True))
         }
-        while running:
-            ready, _ = ray.wait(list(running), num_returns=len(running), timeout=LOOK_EVERY)
-            for call in ready:
-                number = running.pop(call)
-                try:
-                    answer = ray.get(call)
-                except GONE as error:
-                    self._replace(number, f"rollout worker {number + 1} died in {what}: {first_line(error)}")
-                    if method == "call":
-                        running[self._actors[number].call.remote(*calls[number])] = number
-                    continue
-                if isinstance(answer, Failure):
-                    raise raised(answer, f"rollout worker {number + 1} of {len(calls)}, {what}")
-                answers[number] = answer
-            self._tell(stage)
+        try:
+            while running:
+                ready, _ = ray.wait(list(running), num_returns=len(running), timeout=LOOK_EVERY)
+                for call in ready:
+                    number = running.pop(call)
+                    try:
+                        answer = ray.get(call)
+                    except GONE as error:
+                        self._replace(number, f"rollout worker {number + 1} died in {what}: {first_line(error)}")
+                        if method == "call":
+                            running[self._actors[number].call.remote(*calls[number])] = number
+                        continue
+                    if isinstance(answer, Failure):
+                        raise raised(answer, f"rollout worker {number + 1} of {len(calls)}, {what}")
+                    answers[number] = answer
+                self._tell(stage)
+        except BaseException:  # Ctrl-C among them
+            if running and method == "call":
+                for number in running.values():
+                    self._actors[number].stop.remote()
+                ray.wait(list(running), num_returns=len(running), timeout=CLOSED_WITHIN)
+            raise
         return [answers.get(number) for number in range(len(calls))]
 
     def _tell(self, stage: Stage | None) -> None:

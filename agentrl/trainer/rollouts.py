@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentrl.agent_loop import Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
@@ -123,6 +123,7 @@ class Rollouts:
         self.reading = reading
         self.resting = False
         """The engine's memory is lent to the policy."""
+        self._going_on: asyncio.Task[Any] | None = None
 
     def train(self, samples: Sequence[Sample], step: int, *, show: bool = False, first: int = 0) -> Rollout:
         """See `training`. The trajectories are in the order of the prompts, which are counted from `first`."""
@@ -173,6 +174,11 @@ class Rollouts:
             metrics |= self.scheduler.reward.take_metrics()
         return metrics
 
+    def stop(self) -> None:
+        """From any thread: whoever waits for trajectories gets CancelledError in their place."""
+        if self._going_on is not None:
+            self.runner.get_loop().call_soon_threadsafe(self._going_on.cancel)
+
     def revive(self) -> None:
         """Nothing can die here but the run itself."""
 
@@ -214,9 +220,11 @@ class Rollouts:
                 stage.advance(1)
 
             watch = asyncio.create_task(self._watch(lambda: ended, title))
+            self._going_on = asyncio.current_task()
             try:
                 trajectories = await self.scheduler.run(requests, on_end)
             finally:
+                self._going_on = None
                 watch.cancel()
         cassette = self.scheduler.context.tools.cassette
         if cassette is not None:
