@@ -54,7 +54,12 @@ def test_rollouts_that_nobody_wants_any_more_are_ended(
         Config(), cast(Scheduler, scheduler), cast(RolloutEngine, None), runner, worker.relay, tmp_path
     )
     worker.rollouts.stop()  # nothing is going on
-    stopping = threading.Thread(target=lambda: scheduler.begun.wait() and worker.rollouts.stop())
+
+    def stop() -> None:
+        scheduler.begun.wait()
+        worker.rollouts.stop()
+
+    stopping = threading.Thread(target=stop)
     stopping.start()
     answer = worker.call("train", ([Sample([], "test", "single_turn")], 1), {})
     stopping.join()
