@@ -265,20 +265,3 @@ def sync_bytes(shape: ModelShape, *, dtype: int = BFLOAT16) -> float:
 def checkpoint_bytes(trained: int) -> float:
     """Of the parameters that learn, and AdamW's moments."""
     return float(trained * (FLOAT32 + ADAMW))
-
-
-# Decoding
-
-
-def decode_step_seconds(
-    weight_bytes: float,
-    context_bytes: float,
-    flops: float,
-    *,
-    bandwidth: float,
-    rate: float,
-    fixed: float = 0.0,
-) -> float:
-    """One token for every running request: all weights and all keys and values are read once, while the products are
-    computed; whichever takes longer (the roofline model, doi:10.1145/1498765.1498785), and a fixed part."""
-    return fixed + max((weight_bytes + context_bytes) / bandwidth, flops / rate)

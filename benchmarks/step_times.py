@@ -40,8 +40,6 @@ class Cluster(Options):
     network: float = 400e9
     """Of a machine to others, one way, all its cards together."""
     pcie: float = 50e9
-    host_memory: float = 2e12
-    """Of a machine."""
     host_copy: float = 10e9
     """One copy in a machine's memory, as through Ray's object store."""
     disk: float = 2e9
@@ -212,8 +210,8 @@ class Training:
         return tokens
 
     def speed(self) -> Speed:
-        """Of one server: decoding reads all weights once a step, and the contexts of its requests; see
-        `sizing.decode_step_seconds`, whose FLOPs are counted by request here."""
+        """Of one server: a decoding step reads all weights once and the contexts of its requests, and then computes
+        each request's products, as if nothing of both overlapped."""
         cluster, plan, shape = self.cluster, self.plan, self.shape
         rate = cluster.bandwidth * cluster.bandwidth_used * plan.tp
         computing = cluster.flops * cluster.mfu_prefill * plan.tp

@@ -15,7 +15,6 @@ from benchmarks.sizing import (
     Work,
     activation_bytes,
     attention_flops,
-    decode_step_seconds,
     forward_flops,
     fsdp_bytes,
     gathered_bytes,
@@ -109,13 +108,6 @@ def test_bytes_that_travel_in_hand_worked_cases() -> None:
     assert fsdp_bytes(100, 4, 3, trained=True, dtype=2) == 3 * (2 * 150 + 300)
     # 12 tokens over 4 ranks: 3 each; queries and result 8 wide, keys and values 4; 3 of 4 parts leave; 2 layers.
     assert ulysses_bytes(SMALL, 12, 4, passes=1) == 2 * 3 * (8 + 4 + 4 + 8) * 2 * 3 / 4
-
-
-def test_decoding_is_bound_by_memory_until_the_batch_is_large() -> None:
-    few = decode_step_seconds(14e9, 1e9, 14e9 * 8, bandwidth=3e12, rate=1e15)
-    assert few == pytest.approx(15e9 / 3e12)
-    many = decode_step_seconds(14e9, 1e9, 14e9 * 1024, bandwidth=3e12, rate=1e15, fixed=0.001)
-    assert many == pytest.approx(0.001 + 14e9 * 1024 / 1e15)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
