@@ -19,11 +19,11 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from agentrl.config.files import configs_dir
 from agentrl.config.schema import (
     Config,
-    ModelConfig,
     OptimConfig,
     QuickstartConfig,
     SFTConfig,
     SFTDataConfig,
+    SFTModelConfig,
     SFTTrainerConfig,
 )
 from agentrl.sft import train_sft
@@ -142,7 +142,7 @@ def sft_config(conversations: Path, out: Path, warm_up: WarmUp, seed: int, devic
     """The conversations once, in the order of their file: solving first, going wrong last."""
     return SFTConfig(
         data=SFTDataConfig(train_files=str(conversations), train_batch_size=warm_up.batch_size, shuffle=False),
-        model=ModelConfig(path=str(out / "untrained")),
+        model=SFTModelConfig(path=str(out / "untrained")),
         optim=OptimConfig(
             name="muon",
             lr=warm_up.lr,

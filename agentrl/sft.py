@@ -26,7 +26,7 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     """
     # Imported late, so that --help and config errors do not wait for torch.
     from agentrl.ray_session import ray_session
-    from agentrl.trainer.build import prepare_run_dir
+    from agentrl.trainer.build import open_store, prepare_run_dir
     from agentrl.trainer.supervised import SupervisedTrainer, steps_per_epoch
     from agentrl.trainer.tracking import Tracker
     from agentrl.workers.device import resolve_device
@@ -45,6 +45,7 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     train = read(config.data.train_files, config, chat, display)
     validation = None if config.data.val_files is None else read(config.data.val_files, config, chat, display)
     total = trainer.total_training_steps or trainer.total_epochs * steps_per_epoch(config, train)
+    store = open_store(trainer, display)
     with ExitStack() as stack:
         if uses_ray(config):
             stack.enter_context(ray_session(config.ray_init, processes(config)))
@@ -52,9 +53,11 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
             executor = open_executor(config, device, total)
         stack.callback(executor.close)
         prepare_run_dir(config, display)
+        if store is not None:
+            store.begin(out / "config.yaml")
         tracker = Tracker(trainer.logger, out, config, trainer.project_name, trainer.experiment_name, display)
         stack.callback(tracker.close)
-        metrics = SupervisedTrainer(config, executor, chat, train, validation, total, tracker, display).fit()
+        metrics = SupervisedTrainer(config, executor, chat, train, validation, total, tracker, store, display).fit()
     display.note(f"{out / 'policy'}: trained on {len(train)} transcripts in {total} steps")
     return metrics
 

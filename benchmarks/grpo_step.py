@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.chat import Chat
-from agentrl.config.schema import ModelConfig, OptimConfig, SFTConfig, SFTDataConfig, SFTTrainerConfig
+from agentrl.config.schema import OptimConfig, SFTConfig, SFTDataConfig, SFTModelConfig, SFTTrainerConfig
 from agentrl.quickstart import write_untrained
 from agentrl.sft import train_sft
 from agentrl.tiny_policy import TinyShape
@@ -78,7 +78,7 @@ def warmed_up_policy(folder: Path) -> Path:
     write_untrained(folder / "untrained", conversations, 1, SHAPE)
     config = SFTConfig(
         data=SFTDataConfig(train_files=str(conversations), train_batch_size=WARM_UP_BATCH),
-        model=ModelConfig(path=str(folder / "untrained")),
+        model=SFTModelConfig(path=str(folder / "untrained")),
         optim=OptimConfig(
             name="muon", lr=0.02, adamw_lr=6e-3, betas=(0.9, 0.95), weight_decay=0.0, lr_scheduler_type="linear"
         ),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.offline import EvaluateConfig, GenerateConfig
+from agentrl.config.parallel import Parallel
 from agentrl.config.schema import Config, ModelConfig, RunConfig, SFTConfig
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
@@ -108,6 +109,12 @@ NEEDS_REWARD_PATH = Needs(
     "custom_reward_function.path",
     lambda c: c.custom_reward_function.path is not None,
 )
+NEEDS_DEVICE = Needs(("*.fsdp_config.param_offload",), "trainer.device=cuda", lambda c: c.trainer.device != "cpu")
+NEEDS_RANKS = Needs(
+    ("*ulysses_sequence_parallel_size", "*.fsdp_config.fsdp_size", "*.fsdp_config.tensor_parallel_size"),
+    "trainer.nnodes or trainer.n_gpus_per_node above 1",
+    lambda c: c.trainer.nnodes * c.trainer.n_gpus_per_node > 1,
+)
 NEEDS_RESUME_PATH = Needs(
     ("trainer.resume_from_path",),
     "trainer.resume_mode=resume_path",
@@ -116,7 +123,7 @@ NEEDS_RESUME_PATH = Needs(
 
 TRAIN_NEEDS = (
     *activation_needs("actor_rollout_ref.model", lambda c: c.actor_rollout_ref.model),
-    Needs((f"{ACTOR}.fsdp_config.param_offload",), "trainer.device=cuda", lambda c: c.trainer.device != "cpu"),
+    NEEDS_DEVICE,
     lora_needs("actor_rollout_ref.model", lambda c: c.actor_rollout_ref.model),
     Needs(
         ("tools.*",),
@@ -132,11 +139,7 @@ TRAIN_NEEDS = (
     Needs(
         (f"{ROLLOUT}.n_gpus_per_node",), f"{ROLLOUT}.nnodes above 0", lambda c: c.actor_rollout_ref.rollout.nnodes > 0
     ),
-    Needs(
-        ("*.ulysses_sequence_parallel_size", "*.fsdp_config.fsdp_size", "*.fsdp_config.tensor_parallel_size"),
-        "trainer.nnodes or trainer.n_gpus_per_node above 1",
-        lambda c: c.trainer.nnodes * c.trainer.n_gpus_per_node > 1,
-    ),
+    NEEDS_RANKS,
     Needs(("tools.cassette_path",), "tools.cassette=record or replay", lambda c: c.tools.cassette is not None),
     Needs(
         (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
@@ -293,13 +296,19 @@ TRAIN_NEEDS = (
 
 SFT_NEEDS = (
     *activation_needs("model", lambda c: c.model),
+    NEEDS_DEVICE,
+    NEEDS_RANKS,
     Needs(
         ("ray_init.*", "trainer.max_worker_restarts"),
         "trainer.nnodes or trainer.n_gpus_per_node above 1",
         uses_ray,
     ),
     NEEDS_RESUME_PATH,
-    Needs(("trainer.max_ckpt_to_keep",), "trainer.save_freq above 0", lambda c: c.trainer.save_freq > 0),
+    Needs(
+        ("trainer.max_ckpt_to_keep", "trainer.checkpoint.async_save"),
+        "trainer.save_freq above 0",
+        lambda c: c.trainer.save_freq > 0,
+    ),
     lora_needs("model", lambda c: c.model),
     Needs(("optim.adamw_lr",), "optim.name=muon", lambda c: c.optim.name == "muon"),
     Needs(
@@ -338,11 +347,11 @@ def check(config: Section, user_set: Mapping[str, Any]) -> None:
         check_tools(config)
         check_scorers(config)
         check_reward_model(config)
-        check_parallel(config)
         if config.trainer.val_only and config.data.val_files is None:
             raise ConfigError("trainer.val_only=true needs data.val_files")
     if isinstance(config, Config | SFTConfig):
         check_trainer(config.trainer)
+        check_parallel(config)
     if isinstance(config, GenerateConfig):
         check_generate(config)
     if isinstance(config, EvaluateConfig):
@@ -469,16 +478,24 @@ def check_trainer(trainer: RunConfig) -> None:
         raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path, the checkpoint's folder")
 
 
-def check_parallel(config: Config) -> None:
-    roles, ranks = config.actor_rollout_ref, config.trainer.nnodes * config.trainer.n_gpus_per_node
-    roles.actor.parallel.check(ranks, ACTOR)
-    roles.ref_parallel.check(ranks, "actor_rollout_ref.ref")
-    config.critic.parallel.check(ranks, "critic", "model.fsdp_config")
-    if roles.model.lora_rank and roles.actor.parallel.tensor > 1:
+def check_parallel(config: Config | SFTConfig) -> None:
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if isinstance(config, SFTConfig):
+        config.parallel.check(ranks, "", "model.fsdp_config")
+        check_adapters(config.model, "model", config.parallel, "model.fsdp_config")
+        return
+    roles = config.actor_rollout_ref
+    roles.actor.parallel.check(ranks, f"{ACTOR}.")
+    roles.ref_parallel.check(ranks, "actor_rollout_ref.ref.")
+    config.critic.parallel.check(ranks, "critic.", "model.fsdp_config")
+    check_adapters(roles.model, "actor_rollout_ref.model", roles.actor.parallel, f"{ACTOR}.fsdp_config")
+
+
+def check_adapters(model: ModelConfig, section: str, parallel: Parallel, fsdp_config: str) -> None:
+    if model.lora_rank and parallel.tensor > 1:
         raise ConfigError(
-            f"{ACTOR}.fsdp_config.tensor_parallel_size={roles.actor.parallel.tensor} conflicts with "
-            f"actor_rollout_ref.model.lora_rank={roles.model.lora_rank}: adapters are not split. Use fsdp_size and "
-            "ulysses_sequence_parallel_size"
+            f"{fsdp_config}.tensor_parallel_size={parallel.tensor} conflicts with {section}.lora_rank="
+            f"{model.lora_rank}: adapters are not split. Use fsdp_size and ulysses_sequence_parallel_size"
         )
 
 

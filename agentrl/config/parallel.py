@@ -22,7 +22,7 @@ class FSDPConfig(Section):
 
 
 class ActorFSDPConfig(FSDPConfig):
-    """`actor_rollout_ref.actor.fsdp_config.*`"""
+    """`actor_rollout_ref.actor.fsdp_config.*`, and `model.fsdp_config.*` of `python -m agentrl.sft`"""
 
     param_offload: bool = False
     """While a role (policy, reference, critic) does not work, its parameters are in host memory and not on its device;
@@ -53,16 +53,18 @@ class Parallel:
         return Parallel(sequence, fsdp.tensor_parallel_size, None if fsdp.fsdp_size == -1 else fsdp.fsdp_size)
 
     def check(self, ranks: int, section: str, fsdp_config: str = "fsdp_config") -> None:
-        """Raises ConfigError when `ranks` cannot be arranged so; `section` and `fsdp_config`: the keys' places."""
+        """Raises ConfigError when `ranks` cannot be arranged so; `section` (with its dot) and `fsdp_config`: where the
+        keys are.
+        """
         if ranks % self.copies:
             raise ConfigError(
-                f"{section}.ulysses_sequence_parallel_size={self.sequence} x {section}.{fsdp_config}."
+                f"{section}ulysses_sequence_parallel_size={self.sequence} x {section}{fsdp_config}."
                 f"tensor_parallel_size={self.tensor} must divide the {ranks} ranks of the role"
             )
         if self.shards is not None and (ranks // self.tensor) % self.shards:
             beside = "" if self.tensor == 1 else f" / tensor_parallel_size={self.tensor}"
             raise ConfigError(
-                f"{section}.{fsdp_config}.fsdp_size={self.shards} must divide the {ranks} ranks of the role{beside}; "
+                f"{section}{fsdp_config}.fsdp_size={self.shards} must divide the {ranks} ranks of the role{beside}; "
                 "-1 shards over all"
             )
 

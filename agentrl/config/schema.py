@@ -103,7 +103,7 @@ class PolicyLossConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """`actor_rollout_ref.actor.checkpoint.*`: of the run's checkpoints, which hold the critic, too."""
+    """`*.checkpoint.*`: of the run's checkpoints, which hold the critic, too."""
 
     async_save: bool = False
     """Go on with the next step when the weights are copied to host memory, and write them meanwhile."""
@@ -372,6 +372,9 @@ class RunConfig(Section):
     """Title of the plot, name of the run in wandb, and folder of the run unless default_local_dir says another."""
     default_local_dir: str = "runs/${trainer.experiment_name}"
     """Where everything the run writes goes. On several nodes: a file system that all of them share."""
+    default_remote_dir: str | None = None
+    """A folder in an object store, as fsspec names it (s3://bucket/run, gs://..., hdfs://..., file:///...): checkpoints
+    and the exported policy are uploaded to it, and a run without them in default_local_dir goes on from there."""
     total_epochs: int = Field(1, gt=0)
     total_training_steps: int | None = Field(None, gt=0)
     """null: as many as total_epochs gives."""
@@ -390,9 +393,6 @@ class RunConfig(Section):
 class TrainerConfig(RunConfig):
     """`trainer.*`"""
 
-    default_remote_dir: str | None = None
-    """A folder in an object store, as fsspec names it (s3://bucket/run, gs://..., hdfs://..., file:///...): checkpoints
-    and the exported policy are uploaded to it, and a run without them in default_local_dir goes on from there."""
     val_before_train: bool = True
     val_only: bool = False
     """Validate the policy of the checkpoint that is resumed from, or of the start, and train nothing."""
@@ -456,8 +456,16 @@ class SFTDataConfig(Section):
     truncation: Literal["error", "skip"] = "error"
     """What to do with a longer transcript."""
     max_token_len_per_gpu: int = Field(16384, gt=0)
+    """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
+    result."""
     shuffle: bool = True
     seed: int = Field(1, ge=0)
+
+
+class SFTModelConfig(ModelConfig):
+    """`model.*` of `python -m agentrl.sft`."""
+
+    fsdp_config: ActorFSDPConfig = ActorFSDPConfig()
 
 
 class SFTTrainerConfig(RunConfig):
@@ -469,16 +477,23 @@ class SFTTrainerConfig(RunConfig):
     """Checkpoint every so many steps, and at the end; -1: never, and the same command starts anew."""
     max_ckpt_to_keep: int | None = Field(2, gt=0)
     """Only with save_freq."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
 
 class SFTConfig(Section):
     """The whole config of `python -m agentrl.sft`."""
 
     data: SFTDataConfig
-    model: ModelConfig = ModelConfig()
+    model: SFTModelConfig = SFTModelConfig()
     format: str = "auto"
     """As `actor_rollout_ref.rollout.multi_turn.format`."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
     grad_clip: float = Field(1.0, gt=0)
+    ulysses_sequence_parallel_size: int = Field(1, gt=0)
+    """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     trainer: SFTTrainerConfig = SFTTrainerConfig()
     ray_init: RayInitConfig = RayInitConfig()
+
+    @property
+    def parallel(self) -> Parallel:
+        return Parallel.of(self.ulysses_sequence_parallel_size, self.model.fsdp_config)

@@ -20,6 +20,7 @@ from agentrl.chat.check import start_up_check
 from agentrl.config import Config, SFTConfig, write_config
 from agentrl.config.checks import uses_ray
 from agentrl.config.offline import GenerateConfig
+from agentrl.config.schema import RunConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
 from agentrl.data.sample import Sample
@@ -95,7 +96,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
     loader = Loader(train_data, config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed)
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch
     show_first_prompts(chat, context_parts, display)
-    store = open_store(config, display)
+    store = open_store(config.trainer, display)
     run_dir = prepare_run_dir(config, display)
     if store is not None:
         store.begin(run_dir / "config.yaml")
@@ -280,13 +281,13 @@ def prepare_run_dir(config: Config | SFTConfig, display: Display) -> Path:
     return run_dir
 
 
-def open_store(config: Config, display: Display) -> ObjectStore | None:
+def open_store(config: RunConfig, display: Display) -> ObjectStore | None:
     """Where checkpoints are uploaded to. Raises ConfigError when a run that starts anew would mix with an older one."""
-    url = config.trainer.default_remote_dir
+    url = config.default_remote_dir
     if url is None:
         return None
     store = ObjectStore(url, warn=display.warn)
-    if config.trainer.resume_mode == "disable" and (steps := store.steps()):
+    if config.resume_mode == "disable" and (steps := store.steps()):
         raise ConfigError(
             f"trainer.resume_mode=disable starts anew, and trainer.default_remote_dir={url} holds checkpoints of steps "
             f"{steps}: name another folder, or remove them"

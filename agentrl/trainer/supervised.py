@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from agentrl.trainer.checkpoint import CheckpointManager
 from agentrl.trainer.continuation import Continuation
 from agentrl.trainer.display import Display
 from agentrl.trainer.loop import due, save_workers
+from agentrl.trainer.object_store import ObjectStore
 from agentrl.trainer.policy_export import export_policy
 from agentrl.trainer.tracking import Tracker
 from agentrl.workers.executor import Executor
@@ -41,6 +43,7 @@ class SupervisedTrainer:
         validation: Sequence[SFTSample] | None,
         total: int,
         tracker: Tracker,
+        store: ObjectStore | None,
         display: Display,
     ) -> None:
         self.config, self.executor, self.chat, self.display, self.tracker = config, executor, chat, display, tracker
@@ -49,7 +52,11 @@ class SupervisedTrainer:
         self.dir = Path(config.trainer.default_local_dir)
         self.workers = executor.groups["sft"]
         self.checkpoints = CheckpointManager(
-            self.dir / CHECKPOINTS, keep=config.trainer.max_ckpt_to_keep, warn=display.warn
+            self.dir / CHECKPOINTS,
+            keep=config.trainer.max_ckpt_to_keep,
+            background=config.trainer.checkpoint.async_save,
+            store=store,
+            warn=display.warn,
         )
         self.step = 0
         self.continuation = Continuation(config.trainer, executor, self.checkpoints, display)
@@ -63,6 +70,7 @@ class SupervisedTrainer:
                 done = self.step
                 try:
                     if done == self.total:
+                        self.checkpoints.settle()
                         self.export()
                         return metrics
                     metrics = self.train_step()
@@ -70,6 +78,10 @@ class SupervisedTrainer:
                 except WorkerDied as death:
                     self.go_back(death)
                     stage.advance(self.step - done)
+                except Exception:
+                    with suppress(Exception):  # the error that ended the run is the one to tell
+                        self.checkpoints.settle()
+                    raise
 
     def train_step(self) -> Metrics:
         """The next step: an update, and validation and a checkpoint where they are due."""
@@ -85,6 +97,7 @@ class SupervisedTrainer:
             metrics |= self.workers.run("mean_loss", self.executor.keep(to_batch(self.validation)))
             self.display.validation(self.step, metrics)
         self.tracker.log(metrics, self.step)
+        self.checkpoints.settle(wait=False)
         if trainer.save_freq > 0 and due(trainer.save_freq, self.step, self.total):
             writers = {POLICY: partial(save_workers, self.workers, self.checkpoints.background)}
             self.checkpoints.save(self.step, writers, {"step": self.step, "config": config_to_dict(self.config)})

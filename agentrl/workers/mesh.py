@@ -18,7 +18,7 @@ class Mesh:
     def __init__(self, parallel: Parallel, device: str | torch.device) -> None:
         """Raises ConfigError when the ranks cannot be arranged so."""
         ranks = world_size()
-        parallel.check(ranks, "*")
+        parallel.check(ranks, "*.")
         self.parallel = parallel
         self.data = ranks // parallel.copies
         """Ranks, or blocks of them, that work on sequences of their own."""

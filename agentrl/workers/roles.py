@@ -51,7 +51,7 @@ def roles_of(config: Config | SFTConfig) -> list[Role]:
 def parallel_of(config: Config | SFTConfig, role: Role) -> Parallel:
     """How a role's ranks share its work."""
     if isinstance(config, SFTConfig):
-        return Parallel()
+        return config.parallel
     roles = config.actor_rollout_ref
     of: dict[Role, Parallel] = {
         "policy": roles.actor.parallel,

@@ -11,7 +11,6 @@ import torch
 
 from agentrl.algorithms.losses import LossScale, aggregate
 from agentrl.batch import RaggedBatch, Sequences
-from agentrl.config.parallel import Parallel
 from agentrl.config.schema import SFTConfig
 from agentrl.data.sft import SFTSample
 from agentrl.workers.export import export_model
@@ -19,6 +18,7 @@ from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, forward_tokens
 from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import load_policy
+from agentrl.workers.offload import Offload, at_work
 from agentrl.workers.state import WorkerState
 
 
@@ -29,20 +29,23 @@ class SupervisedWorker:
         """Sharded over the ranks of the process group, if there is one. Raises ConfigError."""
         self.device = torch.device(device)
         self.dtype = getattr(torch, config.model.dtype)
-        self.model = load_policy(config.model, device=device, seed=config.data.seed)
-        self._max_tokens = config.data.max_token_len_per_gpu
+        mesh = Mesh(config.parallel, device)
+        self.model = load_policy(config.model, device=device, seed=config.data.seed, group=mesh.sequence)
         self.learner = Learner(
             self.model,
             config.optim,
-            Mesh(Parallel(), device),
+            mesh,
             grad_clip=config.grad_clip,
-            max_tokens=self._max_tokens,
+            max_tokens=config.data.max_token_len_per_gpu,
             total_steps=total_steps,
             gradient_checkpointing=config.model.enable_gradient_checkpointing,
             activation_offload=config.model.enable_activation_offload,
+            optimizer_offload=config.model.fsdp_config.param_offload,
         )
+        self.offload = Offload(self.model, self.device, enabled=config.model.fsdp_config.param_offload)
         self.state = WorkerState(self.learner.params, self.learner.optim)
 
+    @at_work
     def update(self, batch: Sequences, step: int) -> dict[str, float]:
         """One optimizer step; `step` counts from 1. Returns sft/loss, sft/grad_norm and sft/lr.
 
@@ -57,13 +60,15 @@ class SupervisedWorker:
         return {"sft/loss": report.loss, "sft/grad_norm": report.grad_norm, "sft/lr": report.lr}
 
     @by_share
+    @at_work
     def mean_loss(self, batch: RaggedBatch) -> dict[str, float]:
         """val/loss: the loss over all tokens of all ranks' shares, without learning."""
-        logprobs = forward_tokens(self._logprobs, batch, self._max_tokens, self.device)[batch.mask].double()
+        logprobs = forward_tokens(self._logprobs, batch, self.learner.max_tokens, self.device)[batch.mask].double()
         sums = torch.stack([-logprobs.sum(), batch.mask.sum().double()]).to(self.device)
         total, tokens = self.learner.mesh.sum(sums).tolist()
         return {"val/loss": total / tokens}
 
+    @at_work
     def save(self, dir: Path, background: bool = False) -> None:
         """As `PolicyWorker.save`."""
         self.state.save(Path(dir), self.model.mark(self.learner.tensors), background=background)
@@ -72,10 +77,12 @@ class SupervisedWorker:
         """As `PolicyWorker.finish_save`."""
         return {"written": float(self.state.finish(wait=wait))}
 
+    @at_work
     def load(self, dir: Path) -> None:
         """As `PolicyWorker.load`."""
         self.state.load(Path(dir), self.model.mark(self.learner.tensors))
 
+    @at_work
     def export(self, dir: Path, tokenizer: Any) -> None:
         """As `PolicyWorker.export`."""
         export_model(self.model, self.learner.tensors, self.dtype, Path(dir), tokenizer)

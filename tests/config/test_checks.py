@@ -110,9 +110,30 @@ def test_load_config_checks() -> None:
         load_config([*OWN, "critic.ppo_epochs=2"])
 
 
-def test_load_config_checks_sft_too() -> None:
-    with pytest.raises(ConfigError, match=r"model\.lora_alpha=32 has no effect: it needs model\.lora_rank above 0"):
-        load_config(["data.train_files=a.parquet", "model.lora_alpha=32"], "sft", SFTConfig)
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.lora_alpha=32"], r"model\.lora_alpha=32 has no effect: it needs model\.lora_rank above 0"),
+        (["ulysses_sequence_parallel_size=2"], r"size=2 has no effect: it needs trainer\.nnodes or"),
+        (["model.fsdp_config.fsdp_size=2"], r"size=2 has no effect: it needs trainer\.nnodes or"),
+        (
+            ["trainer.device=cpu", "model.fsdp_config.param_offload=true"],
+            r"offload=True has no effect: it needs trainer\.device=cuda",
+        ),
+        (["trainer.checkpoint.async_save=true"], r"save=True has no effect: it needs trainer\.save_freq above 0"),
+        (
+            ["trainer.n_gpus_per_node=8", "ulysses_sequence_parallel_size=3"],
+            r"^ulysses_sequence_parallel_size=3 x model\.fsdp_config\.tensor_parallel_size=1 must divide the 8 ranks",
+        ),
+        (
+            ["trainer.n_gpus_per_node=8", "model.fsdp_config.tensor_parallel_size=2", "model.lora_rank=8"],
+            r"^model\.fsdp_config\.tensor_parallel_size=2 conflicts with model\.lora_rank=8",
+        ),
+    ],
+)
+def test_supervised_training_is_checked_too(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(["data.train_files=a.parquet", *overrides], "sft", SFTConfig)
 
 
 def test_what_the_recipes_set_is_not_held_against_the_user() -> None:

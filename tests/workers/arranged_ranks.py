@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from agentrl.algorithms.advantages import compute_advantages
 from agentrl.batch import RaggedBatch
-from agentrl.config import Config
+from agentrl.config import Config, SFTConfig
 from agentrl.config.parallel import Parallel
 from agentrl.images import Images
 from agentrl.model.packed import token_logprobs, use_packed_attention
@@ -75,13 +75,23 @@ def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]],
     return metrics, run
 
 
+def supervised(config: SFTConfig, batch: RaggedBatch) -> tuple[list[dict[str, float]], Any]:
+    """STEPS steps on one batch, and the loss after each; their metrics, and the worker."""
+    worker, size = make_worker("sft", config, "cpu", 10), copies(config, "sft")
+    mine = batch.select(shares(batch.lengths.tolist(), world_size() // size)[rank() // size])
+    return [worker.update(batch, step=step) | worker.mean_loss(mine) for step in range(1, STEPS + 1)], worker
+
+
 def train(name: str, trees: dict[str, Any], work: Path) -> None:
     """Train by each of an arrangement's configs, and write down what came of it."""
     batch = RaggedBatch(**torch.load(work / "batch.pt", weights_only=True))
     for kind, tree in trees.items():
-        metrics, run = trained(Config.model_validate(tree), batch)
-        policy = run.roles["policy"]
-        weights = {key: tensor.clone() for key, tensor in policy.named_tensors()}
+        if kind == "sft":
+            metrics, policy = supervised(SFTConfig.model_validate(tree), batch)
+        else:
+            metrics, run = trained(Config.model_validate(tree), batch)
+            policy = run.roles["policy"]
+        weights = {key: tensor.clone() for key, tensor in policy.model.named_tensors(policy.learner.tensors)}
         if rank() == 0:
             (work / f"{name}-{kind}.json").write_text(json.dumps(metrics))
             save_file(weights, work / f"{name}-{kind}.safetensors")

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agentrl.config import Config
+from agentrl.config import Config, SFTConfig
 from agentrl.config.parallel import Parallel
 from agentrl.errors import ConfigError
 from agentrl.tiny_policy import TinyShape, make_tiny_policy
@@ -27,22 +27,28 @@ from tests.workers.conftest import BatchMaker
 
 SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=4, kv_heads=2, intermediate=66)
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
-    "one": (1, ("grpo", "ppo", "lora", "bfloat16"), {}),
-    "fsdp 2": (2, ("grpo", "ppo", "bfloat16"), {"budget": 60}),
-    "sequence 2": (2, ("grpo", "ppo", "lora"), {"sequence": 2}),
-    "tensor 2": (2, ("grpo", "ppo"), {"tensor": 2}),
+    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16"), {}),
+    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16"), {"budget": 60}),
+    "sequence 2": (2, ("grpo", "ppo", "sft", "lora"), {"sequence": 2}),
+    "tensor 2": (2, ("grpo", "ppo", "sft"), {"tensor": 2}),
     "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),
-    "data 2 x sequence 2": (4, ("grpo", "ppo"), {"sequence": 2, "budget": 30}),
+    "data 2 x sequence 2": (4, ("grpo", "ppo", "sft"), {"sequence": 2, "budget": 30}),
 }
 """Ranks, what is trained on them, and how they are arranged."""
 
 
-def config_of(policy: Path, kind: str, *, sequence: int = 1, tensor: int = 1, shards: int = -1, budget: int) -> Config:
+def config_of(
+    policy: Path, kind: str, *, sequence: int = 1, tensor: int = 1, shards: int = -1, budget: int
+) -> Config | SFTConfig:
     """Muon and AdamW, one optimizer step an update or two, KL and entropy in the loss, with and without recomputing."""
     ppo = kind == "ppo"
     optim: dict[str, Any] = {"lr": 3e-4} if ppo else {"name": "muon", "lr": 1e-2, "adamw_lr": 1e-3}
     parallel = {"ulysses_sequence_parallel_size": sequence}
     sharding = {"fsdp_size": shards, "tensor_parallel_size": tensor}
+    if kind == "sft":
+        data = {"train_files": "none", "max_token_len_per_gpu": budget}
+        sharded = {"path": str(policy), "fsdp_config": sharding}
+        return SFTConfig.model_validate({"data": data, "model": sharded, "optim": optim, **parallel})
     actor = {
         "ppo_mini_batch_size": 2 if ppo else 4,
         "ppo_max_token_len_per_gpu": budget,

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import threading
@@ -287,43 +288,46 @@ def test_ranks_that_do_not_answer_are_told_apart_and_ended(
 
 
 @pytest.mark.timeout(200)
-def test_supervised_training_on_two_ranks_equals_one_process(cluster: None, tiny_policy: Path, tmp_path: Path) -> None:
-    """Through the command: an odd number of transcripts, validation, a checkpoint of two ranks, a profile of each."""
+def test_supervised_training_on_ranks_equals_one_process(cluster: None, tiny_policy: Path, tmp_path: Path) -> None:
+    """Through the command: an odd number of transcripts, validation, checkpoints in the background and in a remote
+    folder, a profile of each rank.
+
+    Two steps on 2 ranks that split the tokens, one in this process.
+    """
     talk = [
         [{"role": "user", "content": "hi " * n}, {"role": "assistant", "content": "ho " * (7 - n)}] for n in range(1, 6)
     ]
     pq.write_table(pa.Table.from_pylist([{"messages": messages} for messages in talk]), tmp_path / "talk.parquet")
-    common = [f"data.train_files={tmp_path}/talk.parquet", f"data.val_files={tmp_path}/talk.parquet"]
-    common += [f"model.path={tiny_policy}", "data.train_batch_size=3", "data.max_token_len_per_gpu=40"]
-    common += ["optim.name=muon", "optim.lr=1e-2", "optim.adamw_lr=1e-3", "trainer.device=cpu", "trainer.test_freq=1"]
+    given = {"data.train_files": f"{tmp_path}/talk.parquet", "data.val_files": f"{tmp_path}/talk.parquet"}
+    given |= {"model.path": str(tiny_policy), "data.train_batch_size": "3", "data.max_token_len_per_gpu": "40"}
+    given |= {"optim.name": "muon", "optim.lr": "1e-2", "optim.adamw_lr": "1e-3"}
+    given |= {"trainer.device": "cpu", "trainer.test_freq": "1"}
+
+    def run(folder: Path, steps: int, **more: str) -> None:
+        keys = given | {"trainer.total_training_steps": str(steps), "trainer.default_local_dir": str(folder)} | more
+        assert sft([f"{key}={value}" for key, value in keys.items()]) == 0
+
+    one, several = tmp_path / "one", tmp_path / "several"
+    run(one, 3)
     words = shlex.split(commands("docs/sft.md")[1])
     assert words[:3] == ["python", "-m", "agentrl.sft"]
-    several = {word.partition("=")[0]: word for word in words[3:]}
-    several |= {"trainer.n_gpus_per_node": "trainer.n_gpus_per_node=2", "trainer.save_freq": "trainer.save_freq=2"}
-    given = {word.partition("=")[0] for word in common}
-    more = [word for key, word in several.items() if key not in given and key != "trainer.default_local_dir"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert sft([*common, "trainer.total_training_steps=3", f"trainer.default_local_dir={one}"]) == 0
-    assert (
-        sft(
-            [
-                *common,
-                *more,
-                "trainer.total_training_steps=2",
-                "trainer.profile_steps=[2]",
-                f"trainer.default_local_dir={two}",
-            ]
-        )
-        == 0
-    )
-    profiles = sorted(path.name for path in (two / "profile" / "step_000002").iterdir())
+    documented = dict(word.split("=", 1) for word in words[3:])
+    saving = {key: value for key, value in documented.items() if key not in {**given, "trainer.default_local_dir": ""}}
+    assert saving["ulysses_sequence_parallel_size"] == "2" and saving["trainer.checkpoint.async_save"] == "true"
+    remote = f"file://{tmp_path}/remote"
+    saving |= {"trainer.save_freq": "1", "trainer.default_remote_dir": remote}
+    ranks = {"trainer.n_gpus_per_node": "2", "trainer.profile_steps": "[2]"}
+    run(several, 2, **saving | ranks)
+    profiles = sorted(path.name for path in (several / "profile" / "step_000002").iterdir())
     assert profiles == [f"rank{rank}_update.{kind}" for rank in (0, 1) for kind in ("json.gz", "txt")]
-    assert "c10d::" in (two / "profile" / "step_000002" / "rank1_update.txt").read_text()
-    # One device goes on from what two have saved.
-    assert sft([*common, "trainer.total_training_steps=3", f"trainer.default_local_dir={two}"]) == 0
-    found, expected = ([json.loads(line) for line in (run / "metrics.jsonl").open()] for run in (two, one))
+    assert "c10d::" in (several / "profile" / "step_000002" / "rank1_update.txt").read_text()
+    assert sorted(path.name for path in (several / "checkpoints").iterdir()) == ["step_000001", "step_000002"]
+    shutil.rmtree(several / "checkpoints")  # as if this were another machine
+    run(several, 3, **{"trainer.save_freq": "1", "trainer.default_remote_dir": remote})
+    found, expected = ([json.loads(line) for line in (folder / "metrics.jsonl").open()] for folder in (several, one))
     for mine, theirs in zip(found, expected, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
-    weights = [load_file(run / "policy" / "model.safetensors") for run in (two, one)]
+    weights = [load_file(folder / "policy" / "model.safetensors") for folder in (several, one)]
     for name, tensor in weights[0].items():
         assert torch.allclose(tensor, weights[1][name], rtol=0, atol=1e-5), name
+    assert (tmp_path / "remote" / "policy" / "trained_steps").read_text() == "3\n"
