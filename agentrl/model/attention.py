@@ -9,6 +9,7 @@ transformers makes no mask at all.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ LAYOUT = "agentrl_layout"
 
 # Keyword arguments of attention functions that change the result and that this one does not implement.
 _UNSUPPORTED = ("position_bias", "indices")
+
+# torch 2.11 takes fewer heads of keys than of queries as they come; later ones have to be told of them.
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -119,6 +123,7 @@ class PackedAttention:
     def __init__(self, layout: PackedLayout) -> None:
         self.layout = layout
         self._block_masks: dict[int | None, BlockMask] = {}
+        self._offsets: torch.Tensor | None = None
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
@@ -126,38 +131,39 @@ class PackedAttention:
         if rule.window is not None and rule.window >= self.layout.longest:
             rule = Rule(rule.scale, None, rule.softcap, rule.sinks)
         if query.is_cuda and query.dtype != torch.float32 and self.layout.is_flat:
-            if rule.softcap is None and rule.sinks is None:
-                return _attend_cuda(self.layout, query, key, value, rule)
-            return attend_flex(query, key, value, rule, self._block_mask(rule.window, query.device), _compiled_flex())
+            if rule.softcap is not None or rule.sinks is not None:
+                mask = self._block_mask(rule.window, query.device)
+                return attend_flex(query, key, value, rule, mask, _compiled_flex())
+            if query.shape[-1] % 8 == 0 and query.shape[-1] <= 256:  # what the kernel takes
+                return self._attend_cuda(query, key, value, rule)
         if query.is_cuda or rule.window is not None or rule.softcap is not None:
             return attend_by_node(self.layout, query, key, value, rule)
         return _TreeAttention.apply(query, key, value, rule.sinks, self.layout, rule.scale)
+
+    def _attend_cuda(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule) -> torch.Tensor:
+        layout = self.layout
+        if self._offsets is None:  # once for all layers: the copy waits until the device has done all work before it
+            ends = [end for _, end in layout.spans]
+            self._offsets = torch.tensor([0, *ends], dtype=torch.int32, device=query.device)
+        output = varlen_attn(
+            query.transpose(0, 1),
+            key.transpose(0, 1),
+            value.transpose(0, 1),
+            self._offsets,
+            self._offsets,
+            layout.longest,
+            layout.longest,
+            scale=rule.scale,
+            window_size=(-1 if rule.window is None else rule.window - 1, 0),
+            **_GROUPED,
+        )
+        assert isinstance(output, torch.Tensor)
+        return output
 
     def _block_mask(self, window: int | None, device: torch.device) -> BlockMask:
         if window not in self._block_masks:
             self._block_masks[window] = flat_block_mask(self.layout, window, device)
         return self._block_masks[window]
-
-
-def _attend_cuda(
-    layout: PackedLayout, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
-) -> torch.Tensor:
-    ends = [end for _, end in layout.spans]
-    offsets = torch.tensor([0, *ends], dtype=torch.int32, device=query.device)
-    output = varlen_attn(
-        query.transpose(0, 1),
-        key.transpose(0, 1),
-        value.transpose(0, 1),
-        offsets,
-        offsets,
-        layout.longest,
-        layout.longest,
-        scale=rule.scale,
-        window_size=(-1 if rule.window is None else rule.window - 1, 0),
-        enable_gqa=query.shape[0] != key.shape[0],
-    )
-    assert isinstance(output, torch.Tensor)
-    return output
 
 
 def flat_block_mask(layout: PackedLayout, window: int | None, device: torch.device) -> BlockMask:
@@ -228,6 +234,9 @@ def attend_tail(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rul
     """The last Q of L tokens of one sequence attend causally. query [H, Q, D], key and value [K, L, D] -> [H, Q, D]."""
     new, total = query.shape[1], key.shape[1]
     groups = query.shape[0] // key.shape[0]
+    if query.is_cuda:  # with fewer heads of keys, float32 or a mask would have torch keep all scores in memory
+        key, value = (x.repeat_interleave(groups, dim=0) for x in (key, value))
+        groups = 1
     mask = None
     if new != total or not rule.is_plain:
         distance = torch.arange(total - new, total, device=query.device)[:, None]
