@@ -110,6 +110,7 @@ class Trainer:
     def train_step(self) -> Metrics:
         """One step: rollouts, log-probs, advantages, update, weights to the engine."""
         parts, algorithm = self.parts, self.config.algorithm
+        metrics = {name: spent for name, spent in self.seconds.items() if name == "time/save"}  # after the step before
         self.seconds = {}
         began = time.perf_counter()
 
@@ -118,7 +119,7 @@ class Trainer:
         with self.timed("rollout", shown=False):
             show = frequency > 0 and (self.step - 1) % frequency == 0
             rollout = parts.rollouts.train(samples, self.step, show=show)
-        metrics = parts.rollouts.metrics()
+        metrics |= parts.rollouts.metrics()
         parts.rollouts.rest()
         self.show(rollout.shown, "train")
         self.check_failures(rollout.outlines)

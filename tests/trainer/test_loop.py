@@ -180,6 +180,7 @@ def test_after_a_death_a_run_goes_back_to_what_it_was_resumed_from(
 ) -> None:
     """Not to a newer checkpoint of the continuation that it gave up."""
     assert main(small_run("trainer.total_training_steps=3")) == 0
+    assert ["time/save" in line for line in lines(tmp_path / "run")] == [False, False, True, True]
     trained: list[int] = []
     train_step = Trainer.train_step
 
