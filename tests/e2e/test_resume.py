@@ -31,22 +31,28 @@ def numbers(run: Path) -> list[dict[str, float]]:
     ]
 
 
-def kill_after(arguments: list[str], cwd: Path, seconds: float) -> bool:
-    """Start a run and SIGKILL it; returns whether it was still running."""
+def kill_after(arguments: list[str], run: Path, seconds: float, last: int) -> bool:
+    """Start a run and SIGKILL it after `seconds`, or after its step `last`; returns whether it was still running."""
     process = subprocess.Popen(
         [sys.executable, "-m", "agentrl.train", *arguments],
-        cwd=cwd,
+        cwd=run.parent,
         env={**os.environ, "PYTHONPATH": str(PROJECT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and process.poll() is None and steps_logged(run) < last:
         time.sleep(0.01)
     running = process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.wait()
     return running
+
+
+def steps_logged(run: Path) -> int:
+    """By the metrics, whose first line is of step 0."""
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") - 1 if file.exists() else 0
 
 
 @pytest.mark.timeout(600)
@@ -66,12 +72,14 @@ def test_killed_and_resumed_equals_undisturbed(small_run: Overrides, tmp_path: P
     seconds = time.monotonic() - began
     assert whole.returncode == 0, whole.stderr
     rng = random.Random(algorithm)
-    kills = sum(kill_after(overrides("killed"), tmp_path, rng.uniform(0.3, 1.0) * seconds) for _ in range(3))
-    assert kills > 0, "every run ended before it could be killed"
+    killed = tmp_path / "killed"
+    for last in (STEPS - 1, STEPS + 1, STEPS + 1):  # a first run that is much faster than the one before is killed, too
+        was_running = kill_after(overrides("killed"), killed, rng.uniform(0.3, 1.0) * seconds, last)
+        assert was_running or last > STEPS
     resumed = command(overrides("killed"), cwd=tmp_path)
     if "nothing left to train" not in resumed.stderr:
         assert resumed.returncode == 0, resumed.stderr
-    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+    assert numbers(killed) == numbers(tmp_path / "whole")
     one, other = (load_file(tmp_path / name / "policy" / "model.safetensors") for name in ("whole", "killed"))
     assert one.keys() == other.keys()
     assert all((one[name] == other[name]).all() for name in one)
