@@ -100,15 +100,15 @@ async def test_a_server_that_hangs_is_given_up_and_taken_back(
     async with engine_over(pair, reference, ours=False, told=told) as engine:
         first, second = list(engine._supervisor.servers)
         tasks = [asyncio.ensure_future(request) for request in requests(engine, 12, 100)]
-        await in_the_middle(engine, 0, 3)
         pid = pair[0].pid
         assert pid is not None
         stopped = list(living(pid))
+        await in_the_middle(engine, 0, 3)
         for process in stopped:
             os.kill(process, signal.SIGSTOP)
         try:
             assert_right(list(await asyncio.gather(*tasks)), reference, 100)
-            assert engine._supervisor.fleet.state(first) is FleetState.DEAD
+            await until(lambda: engine._supervisor.fleet.state(first) is FleetState.DEAD, 20)
             assert engine._supervisor.fleet.serving == [second]
         finally:
             for process in stopped:
