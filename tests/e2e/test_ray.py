@@ -59,7 +59,7 @@ def start(overrides: list[str], cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_killed(
     two_ranks: Overrides, small_run: Overrides, tmp_path: Path
 ) -> None:
@@ -80,7 +80,7 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
             found = actors_of(process, kind)
             assert len(found) == count
             found[1].kill()
-        said, _ = process.communicate(timeout=300)
+        said, _ = process.communicate(timeout=800)
     finally:
         process.kill()
     assert process.returncode == 0, said
@@ -102,7 +102,7 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
         assert profiles == sorted(expected)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_run_that_is_killed_takes_its_ray_with_it(two_ranks: Overrides, tmp_path: Path) -> None:
     """Nor does a rollout worker beside the ranks need a CPU that they leave over."""
     process = start(two_ranks("run", "trainer.total_training_steps=1000", "ray_init.num_cpus=2"), tmp_path)

@@ -106,7 +106,7 @@ def weights(executor: Executor) -> dict[str, torch.Tensor]:
     return read
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_ranks_equal_one_process_and_checkpoints_fit_any_number(
     cluster: None, configure: Configure, make_batch: BatchMaker, tmp_path: Path
 ) -> None:
@@ -173,7 +173,7 @@ def go_on_from(checkpoint: Path, executor: Executor, make_batch: BatchMaker, exp
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_what_goes_wrong_on_a_rank(
     cluster: None, configure: Configure, make_batch: BatchMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,7 +255,7 @@ def test_a_cluster_without_room_is_named(cluster: None, configure: Configure, mo
         open_executor(configure(99), "cpu", 10)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_ranks_that_do_not_answer_are_told_apart_and_ended(
     cluster: None,
     configure: Configure,
@@ -287,7 +287,7 @@ def test_ranks_that_do_not_answer_are_told_apart_and_ended(
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_supervised_training_on_ranks_equals_one_process(cluster: None, tiny_policy: Path, tmp_path: Path) -> None:
     """Through the command: an odd number of transcripts, validation, checkpoints in the background and in a remote
     folder, a profile of each rank.
