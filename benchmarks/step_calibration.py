@@ -155,7 +155,7 @@ def measured_cluster(policy: Path, shape: ModelShape) -> Cluster:
         updates.append(cpu_seconds(lambda batch=batch: worker.update(batch, step=1)))
         rows = range(groups * GROUP)
         sessions = [Session(f"{row // GROUP}/{row}", row // GROUP, PROMPT, [answer], [], []) for row in rows]
-        plan = Plan(prompts=groups, n=GROUP, dtype="float32", recompute=False, share_prompts=True)
+        plan = Plan(prompts=groups, n=GROUP, dtype="float32", recompute=False, share_prompts=True, chunk_logits=1 << 24)
         work, _ = Training(Cluster(gpus_per_node=1), plan, shape).work(sessions)
         attention = sizing.attention_flops(shape, work)
         by_linear.append(sizing.forward_flops(shape, work) - attention)
@@ -276,6 +276,7 @@ def foretold(
             recompute=False,
             share_prompts=True,
             common_tokens=common,
+            chunk_logits=1 << 24,
         )
         training = Training(cluster, plan, shape)
         sessions = [session for trajectory in trajectories for session in rollout_times.of_trajectory(trajectory)]

@@ -103,7 +103,7 @@ class Plan(Options):
     transport: Literal["tensor", "distributed", "disk"] = "tensor"
     save_every: int = 20
     """Steps from one checkpoint to the next."""
-    chunk_logits: int = 1 << 24
+    chunk_logits: int = 1 << 27
     """Logits alive at once."""
     share_prompts: bool = False
     """The trajectories of a prompt compute it once, as the CPU's attention does."""

@@ -37,8 +37,10 @@ from agentrl.model.vision import (
     told_apart,
 )
 
-_CHUNK_LOGITS = 1 << 24
-"""Logits kept for the backward pass at once (64 MiB in fp32); more are computed in chunks and again in backward."""
+_CHUNK_LOGITS, _CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
+"""Logits kept for the backward pass at once (64 MiB in fp32, on a GPU 512 MiB); more are computed in chunks and again in
+backward. Each chunk reads all weights of the head and adds up a gradient as large, which for small chunks would take a
+GPU longer than the products."""
 
 
 def load_model(
@@ -325,7 +327,7 @@ def token_logprobs(
         ids: [T] int64. offsets: [N + 1] int64.
         temperature: above 0; 0 stands for greedy sampling, whose log-probs are those of temperature 1.
         needed: [T] bool, the tokens whose log-prob is wanted; None: all. Others cost no vocabulary projection.
-        chunk_tokens: tokens whose logits are alive at once; None: as many as 64 MiB hold.
+        chunk_tokens: tokens whose logits are alive at once; None: as `_CHUNK_LOGITS` says.
         images: of the sequences, if they have any.
         group: the ranks that split the tokens; all must call it with the same, and all get the whole result.
 
@@ -341,7 +343,8 @@ def token_logprobs(
     if group is not None:
         mine = part.holds(rows)
         places, rows = places[mine], rows[mine] - part.first
-    size = chunk_tokens or max(1, _CHUNK_LOGITS // model.config.get_text_config().vocab_size)
+    logits = _CHUNK_LOGITS_ON_GPU if hidden.is_cuda else _CHUNK_LOGITS
+    size = chunk_tokens or max(1, logits // model.config.get_text_config().vocab_size)
     single = len(places) <= size
     parts = []
     chosen = hidden.index_select(0, rows)  # once: in backward each selection costs as much as all of `hidden`
