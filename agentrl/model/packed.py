@@ -38,9 +38,9 @@ from agentrl.model.vision import (
 )
 
 _CHUNK_LOGITS, _CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
-"""Logits kept for the backward pass at once (64 MiB in fp32, on a GPU 512 MiB); more are computed in chunks and again in
-backward. Each chunk reads all weights of the head and adds up a gradient as large, which for small chunks would take a
-GPU longer than the products."""
+"""Logits kept for the backward pass at once (64 MiB in fp32, on a GPU 512 MiB); more are computed in chunks and again
+in backward. Each chunk reads all weights of the head and adds up a gradient as large, which for small chunks would take
+a GPU longer than the products."""
 
 
 def load_model(
