@@ -20,8 +20,9 @@ from pathlib import Path
 import psutil
 
 KINDS = ("ray::Rank", "ray::RolloutWorker")
-PAUSE = (1.0, 12.0)
-"""Seconds between two kills: from the middle of a restart to several steps later."""
+PAUSE = 0.3
+"""Of the undisturbed run's time, the longest pause between two kills, from which a restart takes its part; the shortest
+is a second: in the middle of a restart."""
 
 
 def start(folder: Path, assets: Path, steps: int) -> subprocess.Popen[bytes]:
@@ -74,11 +75,12 @@ def main() -> int:
         if start(alone, given.assets, given.steps).wait() != 0:
             print((alone / "log").read_text()[-2000:])
             return 1
-        print(f"left alone: {time.monotonic() - began:.0f} s", flush=True)
+        undisturbed = time.monotonic() - began
+        print(f"left alone: {undisturbed:.0f} s", flush=True)
         began, kills = time.monotonic(), 0
         process = start(killed, given.assets, given.steps)
         while process.poll() is None:
-            time.sleep(choose.uniform(*PAUSE))
+            time.sleep(choose.uniform(1.0, PAUSE * undisturbed))
             if kills < given.kills and steps_done(killed) and (found := actors(process)):
                 victim = choose.choice(found)
                 try:
