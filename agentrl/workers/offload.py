@@ -18,7 +18,8 @@ R = TypeVar("R")
 class Offload:
     """A context in which the parameters of `root` are on `device`; outside of it they are in host memory.
 
-    Contexts may be nested. Without `enabled`, or where the device is the host, nothing moves.
+    Contexts may be nested. Without `enabled`, or where the device is the host, nothing moves. In any case what torch
+    keeps of a GPU's memory for later use is given back at the end: a server on the same GPU may take it when it wakes.
     """
 
     def __init__(self, root: nn.Module, device: torch.device, *, enabled: bool) -> None:
@@ -36,14 +37,16 @@ class Offload:
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
-        if self._enabled and self._depth == 0:
+        if self._depth == 0:
             self._leave()
 
     def _leave(self) -> None:
-        if isinstance(self._root, FSDPModule):
-            self._root.reshard()  # the outermost module keeps what it gathered until its backward pass
-        self._move(torch.device("cpu"))
-        torch.cuda.empty_cache()  # for other processes on the device
+        if self._enabled:
+            if isinstance(self._root, FSDPModule):
+                self._root.reshard()  # the outermost module keeps what it gathered until its backward pass
+            self._move(torch.device("cpu"))
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _move(self, device: torch.device) -> None:
         self._root.to(device)

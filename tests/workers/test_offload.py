@@ -22,9 +22,9 @@ from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
 class NotedOffload(Offload):
     """Notes where parameters would go, and leaves them where they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, enabled: bool = True) -> None:
         self.moves: list[str] = []
-        super().__init__(nn.Linear(1, 1), torch.device("cuda"), enabled=True)
+        super().__init__(nn.Linear(1, 1), torch.device("cuda"), enabled=enabled)
 
     def _move(self, device: torch.device) -> None:
         self.moves.append(device.type)
@@ -55,6 +55,22 @@ def test_parameters_are_on_the_device_while_the_role_works(
     assert noted.moves == ["cuda", "cpu"]
     with noted, noted:
         assert noted.moves[2:] == ["cuda"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_devices_memory_is_given_back_when_a_role_has_worked(
+    enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("back"))
+    context = NotedOffload(enabled=enabled)
+    given.clear()
+    with context:
+        with context:
+            pass
+        assert not given
+    assert given == ["back"]
+    assert context.moves == (["cpu", "cuda", "cpu"] if enabled else [])
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
