@@ -21,10 +21,14 @@ if __name__ == "__main__":
 
 from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig
+from agentrl.images import Images
 from agentrl.model.packed import load_model
+from agentrl.model.vision import sample_image
 from agentrl.rollout.embedded import EmbeddedEngine
 from agentrl.rollout.engine import SamplingParams
+from agentrl.trajectory import PlacedImage
 from agentrl.workers import CriticWorker, PolicyWorker
+from tests.vision.tiny import make_tiny_vision_policy
 
 OPTIM = OptimConfig(lr=1e-2)
 
@@ -50,10 +54,10 @@ def batch_of(vocab: int) -> RaggedBatch:
 def policy(path: str, dtype: str, model: dict[str, Any] | None = None, **actor: Any) -> PolicyWorker:
     return PolicyWorker(
         ModelConfig(path=path, dtype=dtype, **(model or {})),
-        ActorConfig(**{"ppo_mini_batch_size": 2, "ppo_max_token_len_per_gpu": 64, "optim": OPTIM} | actor),
+        ActorConfig(**{"ppo_mini_batch_size": 2, "ppo_max_token_len_per_gpu": 80, "optim": OPTIM} | actor),
         device=pretend_device.NAME,
         temperature=0.7,
-        log_prob_max_tokens=64,
+        log_prob_max_tokens=200,
         total_steps=10,
         seed=1,
     )
@@ -98,7 +102,7 @@ def update_with_everything_offloaded(path: str, batch: RaggedBatch) -> None:
     again = {"enable_gradient_checkpointing": True, "enable_activation_offload": True}
     worker = policy(path, "float32", again, fsdp_config={"param_offload": True})
     for step in (1, 2):
-        worker.update(replace(batch, old_logprobs=worker.compute_log_probs(batch)[0]), step=step)
+        worker.update(batch, step=step)
     held = [*worker.learner.tensors.values(), *worker.learner.optim.state().values()]
     assert not any(tensor.is_cuda for tensor in held if tensor.ndim)
     torch.__future__.set_swap_module_params_on_conversion(False)
@@ -114,7 +118,7 @@ def update_of_adapters(path: str, batch: RaggedBatch) -> None:
 def critic(path: str, batch: RaggedBatch) -> None:
     worker = CriticWorker(
         ModelConfig(path=path, dtype="bfloat16"),
-        CriticConfig(optim=OPTIM, ppo_max_token_len_per_gpu=64),
+        CriticConfig(optim=OPTIM, ppo_max_token_len_per_gpu=200),
         ActorConfig(ppo_mini_batch_size=2),
         device=pretend_device.NAME,
         total_steps=10,
@@ -122,6 +126,20 @@ def critic(path: str, batch: RaggedBatch) -> None:
     )
     values = worker.compute_values(batch)
     worker.update(replace(batch, values=values, returns=torch.ones_like(values)), step=1)
+
+
+def update_with_images(path: str, batch: RaggedBatch) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        worker = policy(str(make_tiny_vision_policy(Path(folder))), "bfloat16")
+    image = sample_image(worker.base)
+    at = [int(batch.offsets[sequence]) + 4 for sequence in (1, 3)]
+    ids, mask = batch.ids.clone(), batch.mask.clone()
+    for start in at:
+        ids[start : start + image.tokens] = worker.base.config.image_token_id
+        mask[start : start + image.tokens] = False
+    placed = [PlacedImage(4, image)]
+    seen = replace(batch, ids=ids, mask=mask, images=Images.of([[], placed, [], placed]))
+    worker.update(replace(seen, old_logprobs=worker.compute_log_probs(seen)[0]), step=1)
 
 
 def engine(path: str, batch: RaggedBatch) -> None:
@@ -149,6 +167,7 @@ CHECKS: tuple[Callable[[str, RaggedBatch], None], ...] = (
     update,
     update_with_everything_offloaded,
     update_of_adapters,
+    update_with_images,
     critic,
     engine,
 )
