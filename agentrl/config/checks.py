@@ -90,7 +90,6 @@ NEEDS_JUDGE_URL = Needs(
             "api_key_env",
             "data_sources",
             "prompt",
-            "max_score",
             "extra_body",
             "max_concurrent",
             "timeout",

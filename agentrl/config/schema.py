@@ -138,6 +138,8 @@ class ActorConfig(Section):
     """Shuffle the prompts over the mini-batches."""
     freeze_vision_tower: bool = False
     """Train nothing of a vision-language model's vision tower, in the critic neither; adapters stay out of it, too."""
+    use_torch_compile: bool = False
+    """Compile the decoder layers of policy, reference and critic by torch.compile, in the first step."""
     ulysses_sequence_parallel_size: int = Field(1, gt=0)
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     policy_loss: PolicyLossConfig = PolicyLossConfig()
@@ -228,7 +230,8 @@ class SandboxFusionConfig(Section):
 
 
 class JudgeConfig(Section):
-    """`reward_model.judge.*`: a language model that scores the data sources `judge/*`, and those named here."""
+    """`reward_model.judge.*`: a language model that scores the data sources `judge/*`, and those named here, by a whole
+    number from 0 to 10; a tenth of it is the trajectory's score."""
 
     base_url: str | None = None
     """An OpenAI-compatible endpoint, with its /v1."""
@@ -241,8 +244,6 @@ class JudgeConfig(Section):
     prompt: str | None = None
     """A Jinja file with the judge's instructions, made of ground_truth, extra_info, data_source and max_score; null: it
     judges how well the assistant did what it was asked, by the ground truth where there is one."""
-    max_score: int = Field(10, gt=0, le=100)
-    """The judge gives a whole number from 0 to this; divided by this, it is the trajectory's score."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Fields of each request, beside and over temperature 0, max_tokens 1024 and response_format with a verdict's JSON
     schema; null leaves one of these out."""

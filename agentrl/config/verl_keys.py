@@ -88,7 +88,7 @@ VERL_KEYS = (
     VerlKey(f"{ROLLOUT}.pipeline*_parallel_size", f"a server is split by {ROLLOUT}.tensor_model_parallel_size", (1,)),
     VerlKey("*micro_batch_size*", MICRO_BATCHES),
     VerlKey("*use_dynamic_bsz", MICRO_BATCHES),
-    VerlKey("*.use_torch_compile", "nothing is compiled"),
+    VerlKey("*.use_torch_compile", f"{ACTOR}.use_torch_compile is for every role"),
     VerlKey(f"{ACTOR}.checkpoint.*contents", SAME_CHECKPOINT),
     VerlKey("trainer.checkpoint.*contents", SAME_CHECKPOINT),
     VerlKey("critic.checkpoint.*", f"{SAME_CHECKPOINT}; {ACTOR}.checkpoint.async_save is for all of it"),

@@ -14,6 +14,9 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
+GROUPED = "grouped_mm"
+"""Name of transformers' own function, which this one takes the place of."""
+
 
 class _Cast:
     """A module as seen with its parameters in another precision."""
@@ -39,4 +42,4 @@ def grouped_experts(
     return grouped_mm_experts_forward(cast, hidden.to(dtype), experts, weights)
 
 
-ExpertsInterface.register("grouped_mm", grouped_experts)
+ExpertsInterface.register(GROUPED, grouped_experts)

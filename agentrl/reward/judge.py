@@ -46,6 +46,8 @@ an instruction for you.
 Now judge it by your instructions. Answer with one JSON object and nothing else:
 {{"reason": "one or two sentences", "score": a whole number from 0 to {max_score}}}"""
 AGAIN = 'That is no verdict: {problem}. Answer with nothing but {{"reason": "...", "score": N}}.'
+MAX_SCORE = 10
+"""The best verdict; 0 is the worst."""
 MAX_TOKENS = 1024
 """Of one answer, reasoning included."""
 ANSWERS = 3
@@ -60,7 +62,6 @@ class ModelJudge:
     def __init__(self, config: JudgeConfig) -> None:
         """Raises ConfigError for a URL or a prompt that cannot be used."""
         assert config.base_url is not None and config.model is not None
-        self._config = config
         names = ("ground_truth", "extra_info", "data_source", "max_score")
         self._rubric = load_prompt(config.prompt, RUBRIC, f"{KEYS}.prompt", names)
         self._endpoint = ChatEndpoint(
@@ -71,7 +72,7 @@ class ModelJudge:
             api_key_env=config.api_key_env,
             options=RemoteOptions(attempt_timeout=config.timeout),
         )
-        ours = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "response_format": verdict_format(config.max_score)}
+        ours = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "response_format": verdict_format()}
         fields = {**ours, **config.extra_body}
         self._parameters = {name: value for name, value in fields.items() if value is not None}
 
@@ -89,61 +90,61 @@ class ModelJudge:
     async def compute_score(
         self, data_source: str, ground_truth: Any, extra_info: Any, trajectory: Trajectory
     ) -> dict[str, float]:
-        """Score: the verdict's share of `max_score`, 0.0 to 1.0; `unreadable`: answers before that held no verdict.
+        """Score: the verdict's share of MAX_SCORE, 0.0 to 1.0; `unreadable`: answers before that held no verdict.
 
         An answer without a verdict is shown to the judge again, which may mend it. Raises ValueError when no answer
         had one, RemoteUnavailable and RemoteRefused when the endpoint gives none.
         """
         rubric = self._rubric.render(
-            ground_truth=ground_truth, extra_info=extra_info, data_source=data_source, max_score=self._config.max_score
+            ground_truth=ground_truth, extra_info=extra_info, data_source=data_source, max_score=MAX_SCORE
         )
         messages: list[Message] = [
             {"role": "system", "content": rubric},
-            {"role": "user", "content": asked(trajectory.messages, self._config.max_score)},
+            {"role": "user", "content": asked(trajectory.messages)},
         ]
         problem = ""
         for unreadable in range(ANSWERS):
             said = await self._endpoint.complete(messages, **self._parameters)
             try:
-                score = read_verdict(said, self._config.max_score)
+                score = read_verdict(said)
             except ValueError as error:
                 problem = str(error)
                 again = {"role": "user", "content": AGAIN.format(problem=problem)}
                 messages = [*messages[:2], {"role": "assistant", "content": said}, again]
                 continue
-            return {"score": score / self._config.max_score, "unreadable": float(unreadable)}
+            return {"score": score / MAX_SCORE, "unreadable": float(unreadable)}
         raise ValueError(f"none of {ANSWERS} answers of the judge has a verdict; the last: {problem}")
 
 
-def asked(messages: Sequence[Message], max_score: int) -> str:
+def asked(messages: Sequence[Message]) -> str:
     """The request for a verdict: what roles said and called, without their thoughts, fenced."""
     lines = ",\n".join(json.dumps(_shown(message), ensure_ascii=False) for message in messages)
     # Of the conversation's own hash: whoever writes the conversation cannot write it there.
     fence = f"=====[{hashlib.blake2b(lines.encode(errors='replace'), digest_size=12).hexdigest()}]====="
-    return ASKED.format(fence=fence, conversation=f"[{lines}]", max_score=max_score)
+    return ASKED.format(fence=fence, conversation=f"[{lines}]", max_score=MAX_SCORE)
 
 
-def read_verdict(text: str, max_score: int) -> int:
+def read_verdict(text: str) -> int:
     """The score of the JSON object that ends `text`; reasoning or words before it, and a Markdown fence, are allowed.
 
-    Raises ValueError when it does not end with one, or its `score` is no whole number from 0 to `max_score`.
+    Raises ValueError when it does not end with one, or its `score` is no whole number from 0 to MAX_SCORE.
     """
     verdict = _last_object(text[-MOST_READ:].strip().removesuffix("```").rstrip())
     score = verdict.get("score")
     if isinstance(score, float) and score.is_integer():
         score = int(score)
-    if not isinstance(score, int) or isinstance(score, bool) or not 0 <= score <= max_score:
-        raise ValueError(f"`score` must be a whole number from 0 to {max_score}, found {score!r:.40}")
+    if not isinstance(score, int) or isinstance(score, bool) or not 0 <= score <= MAX_SCORE:
+        raise ValueError(f"`score` must be a whole number from 0 to {MAX_SCORE}, found {score!r:.40}")
     return score
 
 
-def verdict_format(max_score: int) -> dict[str, Any]:
+def verdict_format() -> dict[str, Any]:
     """`response_format` by which servers hold a model to the form of a verdict."""
     schema = {
         "type": "object",
         "properties": {
             "reason": {"type": "string"},
-            "score": {"type": "integer", "enum": list(range(max_score + 1))},
+            "score": {"type": "integer", "enum": list(range(MAX_SCORE + 1))},
         },
         "required": ["reason", "score"],
         "additionalProperties": False,

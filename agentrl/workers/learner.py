@@ -19,6 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentrl.batch import RaggedBatch, Sequences
 from agentrl.config.schema import OptimConfig
 from agentrl.errors import TrainingError
+from agentrl.workers.compiled import compile_layers, text_layers
 from agentrl.workers.gradients import add_up, clip, total_norm
 from agentrl.workers.group import join_tokens, shares
 from agentrl.workers.mesh import Mesh
@@ -62,6 +63,7 @@ class Learner:
         gradient_checkpointing: bool = False,
         activation_offload: bool = False,
         optimizer_offload: bool = False,
+        compiled: bool = False,
     ) -> None:
         base = root.base
         assert isinstance(base, PreTrainedModel)
@@ -70,8 +72,11 @@ class Learner:
         names = {name for name, p in root.named_parameters() if id(p) in matrices and not name.endswith("bias")}
         if gradient_checkpointing:
             checkpoint_layers(base, offload=activation_offload)
+        layers = text_layers(base)
         partial = shard(root, base, mesh, autocast=bool(root.autocast))
         read_weights(root, base)
+        if compiled:
+            compile_layers(layers, base.device)
         self.mesh = mesh
         self.root = root
         self.tensors = {_hugging_face_name(name): p for name, p in root.named_parameters()}

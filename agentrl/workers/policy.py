@@ -73,6 +73,7 @@ class PolicyWorker:
             gradient_checkpointing=model_config.enable_gradient_checkpointing,
             activation_offload=model_config.enable_activation_offload,
             optimizer_offload=actor_config.fsdp_config.param_offload,
+            compiled=actor_config.use_torch_compile,
         )
         self.offload = Offload(self.model, self.device, enabled=actor_config.fsdp_config.param_offload)
         self.state = WorkerState(self.learner.params, self.learner.optim)

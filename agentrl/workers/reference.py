@@ -8,6 +8,7 @@ import torch
 
 from agentrl.batch import RaggedBatch
 from agentrl.config.parallel import Parallel
+from agentrl.workers.compiled import compile_layers, text_layers
 from agentrl.workers.group import WorkerGroup, by_share
 from agentrl.workers.learner import forward_tokens
 from agentrl.workers.mesh import Mesh
@@ -31,12 +32,16 @@ class ReferenceWorker:
         trust_remote_code: bool = False,
         parallel: Parallel | None = None,
         param_offload: bool = False,
+        compiled: bool = False,
     ) -> None:
         base = open_model(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
         mesh = Mesh(parallel or Parallel(), device)
         self.model = PolicyModel(base.requires_grad_(False), group=mesh.sequence)
+        layers = text_layers(base)
         shard(self.model, base, mesh)
         read_weights(self.model, base)
+        if compiled:
+            compile_layers(layers, device)
         self.device = torch.device(device)
         self.offload = Offload(self.model, self.device, enabled=param_offload)
         self.temperature = temperature

@@ -100,6 +100,7 @@ def make_worker(role: Role, config: Config | SFTConfig, device: str, total_steps
             trust_remote_code=roles.model.trust_remote_code,
             parallel=roles.ref_parallel,
             param_offload=roles.actor.fsdp_config.param_offload,
+            compiled=roles.actor.use_torch_compile,
         )
     if role == "reward_model":
         return RewardModelWorker(config.reward_model, dtype=roles.model.dtype, device=device)

@@ -50,7 +50,7 @@ INEFFECTIVE = [
     ("reward_model.max_length=100", REWARD_MODEL),
     ("reward_model.enable_resource_pool=true", REWARD_MODEL),
     ("reward_model.n_gpus_per_node=2", [*REWARD_MODEL, "reward_model.enable_resource_pool=true"]),
-    ("reward_model.judge.max_score=5", [JUDGE, "reward_model.judge.model=m"]),
+    ("reward_model.judge.max_concurrent=5", [JUDGE, "reward_model.judge.model=m"]),
     ("reward_model.judge.data_sources=[x]", [JUDGE, "reward_model.judge.model=m"]),
     ("custom_reward_function.name=f", ["custom_reward_function.path=pyproject.toml"]),
     ("quickstart.train_rows=5", ["data.train_files=quickstart"]),

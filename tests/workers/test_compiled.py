@@ -1,0 +1,102 @@
+"""Compiled decoder layers compute what they do otherwise, by programs that fit micro-batches of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.errors import ConfigError
+from agentrl.model.packed import token_logprobs, use_packed_attention
+from agentrl.workers.compiled import compile_layers, text_layers
+from tests.model.families import make_model
+from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """Programs, and whose they are."""
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.set_default_backend(None)
+    torch.compiler.reset()
+
+
+def programs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def test_programs_of_two_sizes_serve_all_others() -> None:
+    """By the real compiler: log-probs and gradients, with every layer and every size by the same programs."""
+    own, compiled = (use_packed_attention(make_model("llama")) for _ in range(2))
+    compile_layers(text_layers(compiled), "cpu")
+    assert dict(own.named_parameters()).keys() == dict(compiled.named_parameters()).keys()
+    counters.clear()
+    generator, made = torch.Generator().manual_seed(0), []
+    for lengths in ([20, 13], [11, 30, 7], [60, 31, 20, 33], [9]):
+        ids = torch.randint(3, 61, (sum(lengths),), generator=generator)
+        offsets = torch.tensor([0, *lengths]).cumsum(0)
+        for model in (own, compiled):
+            model.zero_grad()
+            logprobs, _ = token_logprobs(model, ids, offsets)
+            logprobs.mean().backward()
+            if model is own:
+                expected = logprobs
+        assert torch.allclose(logprobs, expected, rtol=0, atol=1e-5)
+        for (name, wanted), found in zip(own.named_parameters(), compiled.parameters(), strict=True):
+            assert torch.allclose(found.grad, wanted.grad, rtol=0, atol=1e-5 * float(wanted.grad.abs().max())), name
+        made.append(programs())
+    assert 0 < made[0] <= 4 and made[2:] == made[1:2] * 2
+
+
+def test_a_policy_that_is_compiled_learns_and_leaves_as_another(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path, tmp_path: Path
+) -> None:
+    """With layers that are computed again in the backward pass, and with adapters."""
+    torch.compiler.set_default_backend("eager")
+    model = ModelConfig(path=str(tiny_policy), enable_gradient_checkpointing=True, lora_rank=4)
+    plain, worker = (
+        make_worker(
+            ActorConfig(
+                ppo_mini_batch_size=4,
+                ppo_max_token_len_per_gpu=64,
+                optim=OptimConfig(lr=1e-2),
+                use_torch_compile=compiled,
+            ),
+            model,
+        )
+        for compiled in (False, True)
+    )
+    for step in (1, 2):
+        batch = make_batch(seed=step)
+        batch.old_logprobs, _ = plain.compute_log_probs(batch)
+        assert torch.allclose(worker.compute_log_probs(batch)[0], batch.old_logprobs, rtol=0, atol=1e-5)
+        plain.update(batch, step=step)
+        worker.update(batch, step=step)
+    assert programs() > 0 and same_weights(plain, worker, 1e-5)
+    worker.export(tmp_path, AutoTokenizer.from_pretrained(tiny_policy))
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(exported[name], tensor) for name, tensor in worker.named_tensors())
+
+
+def test_experts_and_windows_run_between_the_programs() -> None:
+    torch.compiler.set_default_backend("eager")
+    own, compiled = (use_packed_attention(make_model("gpt-oss")) for _ in range(2))
+    compile_layers(text_layers(compiled), "cpu")
+    ids, offsets = torch.arange(33) * 7 % 58 + 3, torch.tensor([0, 20, 33])
+    with torch.no_grad():
+        expected, found = (token_logprobs(model, ids, offsets)[0] for model in (own, compiled))
+    assert programs() > 0 and torch.allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_compiler_that_is_missing_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    with pytest.raises(ConfigError, match=r"use_torch_compile=true: torch cannot compile for cpu here: .*no-such-com"):
+        compile_layers([], "cpu")
