@@ -488,6 +488,12 @@ def check_parallel(config: Config | SFTConfig) -> None:
     roles.ref_parallel.check(ranks, "actor_rollout_ref.ref.")
     config.critic.parallel.check(ranks, "critic.", "model.fsdp_config")
     check_adapters(roles.model, "actor_rollout_ref.model", roles.actor.parallel, f"{ACTOR}.fsdp_config")
+    tensor = max(role.tensor for role in (roles.actor.parallel, roles.ref_parallel, config.critic.parallel))
+    if roles.actor.use_torch_compile and tensor > 1:
+        raise ConfigError(
+            f"{ACTOR}.use_torch_compile=true conflicts with fsdp_config.tensor_parallel_size={tensor}: layers whose "
+            "matrices are split cannot be compiled. Use fsdp_size and ulysses_sequence_parallel_size"
+        )
 
 
 def check_adapters(model: ModelConfig, section: str, parallel: Parallel, fsdp_config: str) -> None:

@@ -229,6 +229,10 @@ def test_what_is_missing_beside_a_key(overrides: list[str], says: str) -> None:
             [f"{ACTOR}.fsdp_config.tensor_parallel_size=2", "actor_rollout_ref.model.lora_rank=8"],
             r"tensor_parallel_size=2 conflicts with actor_rollout_ref\.model\.lora_rank=8",
         ),
+        (
+            [GAE, f"{ACTOR}.use_torch_compile=true", "critic.model.fsdp_config.tensor_parallel_size=2"],
+            r"use_torch_compile=true conflicts with fsdp_config\.tensor_parallel_size=2",
+        ),
     ],
 )
 def test_ranks_that_cannot_be_arranged_so(overrides: list[str], says: str) -> None:

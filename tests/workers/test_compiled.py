@@ -50,6 +50,7 @@ def test_programs_of_two_sizes_serve_all_others() -> None:
                 expected = logprobs
         assert torch.allclose(logprobs, expected, rtol=0, atol=1e-5)
         for (name, wanted), found in zip(own.named_parameters(), compiled.parameters(), strict=True):
+            assert found.grad is not None and wanted.grad is not None
             assert torch.allclose(found.grad, wanted.grad, rtol=0, atol=1e-5 * float(wanted.grad.abs().max())), name
         made.append(programs())
     assert 0 < made[0] <= 4 and made[2:] == made[1:2] * 2
