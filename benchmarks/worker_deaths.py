@@ -3,7 +3,7 @@
     python -m benchmarks.worker_deaths [--kills 20] [--steps 40] [--assets runs/quickstart-assets]
 
 The quickstart's data and policy, PPO on two ranks with a rollout worker, a checkpoint each step. In the second run
-ranks and rollout workers get SIGKILL at random moments. Prints where each kill fell, and whether the final weights are
+ranks and rollout workers get SIGKILL at random moments all over it. Prints where each kill fell, and whether the final weights are
 bit for bit those of the first run; exits with 1 where they are not.
 """
 
@@ -20,9 +20,10 @@ from pathlib import Path
 import psutil
 
 KINDS = ("ray::Rank", "ray::RolloutWorker")
-PAUSE = 0.3
-"""Of the undisturbed run's time, the longest pause between two kills, from which a restart takes its part; the shortest
-is a second: in the middle of a restart."""
+PAUSE = (0.5, 5.0)
+"""Seconds that are waited before a kill."""
+AT_ONCE = 0.25
+"""Part of the kills that follow the one before it without a step between them: they fall into a restart."""
 
 
 def start(folder: Path, assets: Path, steps: int) -> subprocess.Popen[bytes]:
@@ -75,13 +76,12 @@ def main() -> int:
         if start(alone, given.assets, given.steps).wait() != 0:
             print((alone / "log").read_text()[-2000:])
             return 1
-        undisturbed = time.monotonic() - began
-        print(f"left alone: {undisturbed:.0f} s", flush=True)
-        began, kills = time.monotonic(), 0
+        print(f"left alone: {time.monotonic() - began:.0f} s", flush=True)
+        began, kills, after = time.monotonic(), 0, 0
         process = start(killed, given.assets, given.steps)
         while process.poll() is None:
-            time.sleep(choose.uniform(1.0, PAUSE * undisturbed))
-            if kills < given.kills and steps_done(killed) and (found := actors(process)):
+            time.sleep(choose.uniform(*PAUSE))
+            if kills < given.kills and steps_done(killed) > after and (found := actors(process)):
                 victim = choose.choice(found)
                 try:
                     kind = victim.cmdline()[0]
@@ -89,6 +89,7 @@ def main() -> int:
                 except psutil.NoSuchProcess:
                     continue
                 kills += 1
+                after = 0 if choose.random() < AT_ONCE else given.steps * kills // given.kills
                 print(f"{time.monotonic() - began:5.0f} s, after step {steps_done(killed)}: {kind}", flush=True)
         policies = [run / "policy" / "model.safetensors" for run in (alone, killed)]
         if process.returncode != 0:
