@@ -3,8 +3,8 @@
     python -m benchmarks.worker_deaths [--kills 20] [--steps 40] [--assets runs/quickstart-assets]
 
 The quickstart's data and policy, PPO on two ranks with a rollout worker, a checkpoint each step. In the second run
-ranks and rollout workers get SIGKILL at random moments all over it. Prints where each kill fell, and whether the final weights are
-bit for bit those of the first run; exits with 1 where they are not.
+ranks and rollout workers get SIGKILL at random moments all over it. Prints where each kill fell, and whether the final
+weights are bit for bit those of the first run; exits with 1 where they are not.
 """
 
 from __future__ import annotations
