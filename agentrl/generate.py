@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.command import exit_status
 from agentrl.config import load_config
-from agentrl.config.checks import uses_ray
 from agentrl.config.keys import flatten, leaf_keys
 from agentrl.config.load import config_to_dict
+from agentrl.config.needs import uses_ray
 from agentrl.config.offline import GenerateConfig
 from agentrl.data.responses import InputRows, Parts, check_output
 from agentrl.errors import TrainingError

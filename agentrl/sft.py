@@ -13,7 +13,7 @@ from pathlib import Path
 from agentrl.chat import Chat
 from agentrl.command import exit_status
 from agentrl.config import SFTConfig, load_config
-from agentrl.config.checks import uses_ray
+from agentrl.config.needs import uses_ray
 from agentrl.data.sft import SFTSample, load_transcripts
 from agentrl.trainer.display import Display
 

@@ -18,7 +18,7 @@ from agentrl.cassette import Cassette
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
 from agentrl.config import Config, SFTConfig, write_config
-from agentrl.config.checks import uses_ray
+from agentrl.config.needs import uses_ray
 from agentrl.config.offline import GenerateConfig
 from agentrl.config.schema import RunConfig
 from agentrl.data.dataset import ParquetDataset

@@ -17,7 +17,7 @@ from agentrl.algorithms.estimate import estimate
 from agentrl.batch import Sequences
 from agentrl.batching import left_out
 from agentrl.config import config_to_dict
-from agentrl.config.checks import GROUP_ESTIMATORS
+from agentrl.config.needs import GROUP_ESTIMATORS
 from agentrl.errors import TrainingError, WorkerDied
 from agentrl.trainer.build import Parts
 from agentrl.trainer.checkpoint import Finish

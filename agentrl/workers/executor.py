@@ -12,7 +12,7 @@ import torch
 
 from agentrl.batch import RaggedBatch, Sequences
 from agentrl.config import Config, SFTConfig
-from agentrl.config.checks import uses_ray
+from agentrl.config.needs import uses_ray
 from agentrl.workers.group import LocalWorkerGroup, WorkerGroup
 from agentrl.workers.pools import pools_of
 from agentrl.workers.profiler import Profile, profiled

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from agentrl.config import Config, SFTConfig
-from agentrl.config.checks import NEEDS_CRITIC
+from agentrl.config.needs import NEEDS_CRITIC
 from agentrl.config.parallel import Parallel
 from agentrl.workers.critic import CriticWorker
 from agentrl.workers.group import WorkerGroup

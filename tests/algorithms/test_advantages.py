@@ -16,7 +16,7 @@ from agentrl.algorithms.advantages import (
     informative_sequences,
 )
 from agentrl.batch import RaggedBatch
-from agentrl.config.checks import GROUP_ESTIMATORS, NEEDS_CRITIC
+from agentrl.config.needs import GROUP_ESTIMATORS, NEEDS_CRITIC
 from agentrl.config.schema import AlgorithmConfig
 from tests.algorithms.batches import Row, algorithm, batch_of
 
