@@ -304,7 +304,10 @@ def token_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     """[M, H] -> [M, V] float32 logits by the model's head."""
     config = model.config.get_text_config()
     logits = model.get_output_embeddings()(hidden).float()
-    logits = logits * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+    if (factor := getattr(config, "logit_scale", 1.0)) != 1.0:  # each pass over the logits costs as the softmax does
+        logits = logits * factor
+    if (divisor := getattr(config, "logits_scaling", 1.0)) != 1.0:
+        logits = logits / divisor
     softcap = getattr(config, "final_logit_softcapping", None)
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
