@@ -177,10 +177,10 @@ def gathered_bytes(shape: ModelShape, *, dtype: int = FLOAT32, trained: bool = T
     one in use and one that is gathered ahead; with a gradient for one layer where it learns.
 
     Args:
-        dtype: bytes a parameter that travels.
+        dtype: bytes a parameter of a layer that travels; the embedding and the head travel in float32.
         cast: autocast keeps a bfloat16 copy of the layer in use, too.
     """
-    root = shape.head_params * (1 if shape.tied else 2) * dtype
+    root = shape.head_params * (1 if shape.tied else 2) * FLOAT32
     layer = shape.layer_params
     return root + 2 * layer * dtype + (layer * FLOAT32 if trained else 0) + (layer * BFLOAT16 if cast else 0)
 

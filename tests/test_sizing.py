@@ -95,6 +95,7 @@ def test_memory_of_hand_worked_cases() -> None:
     assert kv_bytes(SEVEN) == 57_344  # 2 x 28 x 4 x 128 x 2
     assert kv_bytes(SEVENTY) == 327_680
     assert gathered_bytes(SMALL, cast=False) == 160 * 4 + 2 * 576 * 4 + 576 * 4
+    assert gathered_bytes(SMALL, dtype=2, cast=False) == 160 * 4 + 2 * 576 * 2 + 576 * 4
     assert logits_bytes(SEVEN, 32768, 1 << 24) == 3 * 64 * 2**20
     assert logits_bytes(SEVEN, 32768, None) == 3 * 4 * 152064 * 32768
     layer = layer_activation_bytes(SMALL, autocast=False)

@@ -7,6 +7,7 @@ import itertools
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from agentrl.config.parallel import Parallel
 from agentrl.workers.shard import all_sum, rank, world_size
@@ -45,7 +46,16 @@ class Mesh:
             starts = itertools.product(range(0, ranks, parallel.copies), range(parallel.tensor))
             blocks = [list(range(block + place, block + parallel.copies, parallel.tensor)) for block, place in starts]
             self.sequence, _ = dist.new_subgroups_by_enumeration(blocks)
+        for group in [*whole.get_all_groups(), *([self.sequence] if self.sequence is not None else [])]:
+            _wait_as_long_as_all(group, torch.device(device))
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of `values` over the blocks, on every rank."""
         return all_sum(values if self.first else torch.zeros_like(values))
+
+
+def _wait_as_long_as_all(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Give `group` the time limit of the default one, and not torch's own: 10 minutes with NCCL."""
+    world = dist.group.WORLD
+    assert world is not None
+    _set_pg_timeout(world._get_backend(device).options._timeout, group)

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from tests.vision import test_model as vision
 from tests.vision import tiny
 
 STEPS = 5
+LIMIT = timedelta(seconds=321)
+"""Of a collective call, in every group."""
 
 
 class Workers:
@@ -139,6 +142,8 @@ def compare(
     weights = torch.randn(len(ids), generator=torch.Generator().manual_seed(0))
     (expected[0] @ weights + expected[1].sum()).backward()
     mesh = Mesh(parallel, "cpu")
+    for group in (mesh.sequence, *(part.get_group() for part in (mesh.fsdp, mesh.tensor) if part and part.ndim == 1)):
+        assert group is None or group._get_backend(torch.device("cpu")).options._timeout == LIMIT
     model = PolicyModel(use_packed_attention(base), group=mesh.sequence)
     shard(model, base, mesh)
     everything = torch.ones_like(ids, dtype=torch.bool)
@@ -162,7 +167,7 @@ def on_ranks(name: str, ranks: int, task: Callable[[], None], work: Path) -> Non
             try:
                 if ranks > 1:
                     meeting = f"file://{work / name}.rendezvous"
-                    dist.init_process_group("gloo", init_method=meeting, rank=number, world_size=ranks)
+                    dist.init_process_group("gloo", init_method=meeting, timeout=LIMIT, rank=number, world_size=ranks)
                 task()
                 status = 0
             except BaseException:
