@@ -172,15 +172,18 @@ def state_bytes(params: int, ranks: int, *, trained: bool, frozen_dtype: int = B
     }
 
 
-def gathered_bytes(shape: ModelShape, *, dtype: int = FLOAT32, trained: bool = True, cast: bool = True) -> float:
+def gathered_bytes(
+    shape: ModelShape, *, dtype: int = FLOAT32, outer: int = FLOAT32, trained: bool = True, cast: bool = True
+) -> float:
     """Whole weights that a rank has at the worst moment: embedding and head for the length of a pass, and two layers,
     one in use and one that is gathered ahead; with a gradient for one layer where it learns.
 
     Args:
-        dtype: bytes a parameter of a layer that travels; the embedding and the head travel in float32.
+        dtype: bytes a parameter of a layer that travels.
+        outer: bytes a parameter of the embedding and the head, which travel as they are held.
         cast: autocast keeps a bfloat16 copy of the layer in use, too.
     """
-    root = shape.head_params * (1 if shape.tied else 2) * FLOAT32
+    root = shape.head_params * (1 if shape.tied else 2) * outer
     layer = shape.layer_params
     return root + 2 * layer * dtype + (layer * FLOAT32 if trained else 0) + (layer * BFLOAT16 if cast else 0)
 

@@ -364,8 +364,11 @@ class Training:
         logits = sizing.logits_bytes(shape, tokens, plan.chunk_logits)
         awake = {"weights": own["weights"], **base}
         cast = autocast and self.gathered_dtype == FLOAT32
-        gathered = sizing.gathered_bytes(shape, dtype=self.gathered_dtype, trained=not lora, cast=cast)
-        reading = sizing.gathered_bytes(shape, dtype=self.gathered_dtype, trained=False, cast=cast)
+        outer = plan.bytes if lora else FLOAT32
+        gathered, reading = (
+            sizing.gathered_bytes(shape, dtype=self.gathered_dtype, outer=outer, trained=trained, cast=cast)
+            for trained in (not lora, False)
+        )
         kept = sizing.activation_bytes(shape, tokens, autocast=autocast, recompute=plan.recompute)
         layer = sizing.layer_activation_bytes(shape, autocast=autocast) * tokens
         update = {"gradients": own["gradients"], "gathered": gathered, "activations": kept, "logits": logits}
