@@ -6,7 +6,8 @@ A policy of random weights in one of Qwen2.5's shapes learns from made-up sequen
 in micro-batches of `--tokens`, with AdamW, gradient checkpointing and, on a GPU, bfloat16. FLOPs are those of the
 model, once forward and twice backward (arXiv:2001.08361), without what is computed again; the peak is the GPU's, or
 what one large matrix product reaches on a CPU. Padded is transformers' own forward with an attention mask over the same
-sequences, as many a micro-batch as fit into its tokens. `--profile` also writes a trace and says which kernels lead.
+sequences, as many a micro-batch as fit into its tokens; it scores all tokens, where the policy's pass scores those that
+it sampled, and their entropies. `--profile` also writes a trace and says which kernels lead.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SHAPES = {
     "1.5B": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, tied=True),
     "7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064),
 }
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+PEAKS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bfloat16 FLOPs a second, by what a GPU's name contains (NVIDIA's data sheets)."""
 MICRO_BATCHES = 4
 KERNELS = 12
@@ -147,7 +148,7 @@ def measured(
     with peak_memory() as host:
         updates = [seconds(partial(worker.update, batch, step=step), device) for step in steps]
     memory = host.bytes if device == "cpu" else torch.cuda.max_memory_allocated()
-    print(f"memory: {memory / 1e9:.3g} GB{' more than at rest' if device == 'cpu' else ''}")
+    print(f"memory: {memory / 1e9:.3f} GB{' more than at rest' if device == 'cpu' else ''}")
     if args.profile is not None:
         with profiled(Profile(args.profile, "update_actor"), 0):
             worker.update(batch, step=steps.stop)

@@ -139,7 +139,7 @@ class ActorConfig(Section):
     freeze_vision_tower: bool = False
     """Train nothing of a vision-language model's vision tower, in the critic neither; adapters stay out of it, too."""
     use_torch_compile: bool = False
-    """Compile the decoder layers of policy, reference and critic by torch.compile, in the first step."""
+    """Compile the decoder layers of policy, reference and critic by torch.compile, in the first steps."""
     ulysses_sequence_parallel_size: int = Field(1, gt=0)
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     policy_loss: PolicyLossConfig = PolicyLossConfig()

@@ -28,7 +28,6 @@ class VerlKey:
 OFF = (False, None)
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MICRO_BATCHES = "micro-batches go by tokens (ppo_max_token_len_per_gpu, log_prob_max_token_len_per_gpu)"
-ONE_DEVICE = "this version trains on one device: nothing is sharded, parallel or offloaded"
 SERVER_ARGUMENT = (
     "the engine decides that itself; SGLang's own arguments: actor_rollout_ref.rollout.engine_kwargs.sglang"
 )

@@ -234,7 +234,7 @@ def attend_tail(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rul
     """The last Q of L tokens of one sequence attend causally. query [H, Q, D], key and value [K, L, D] -> [H, Q, D]."""
     new, total = query.shape[1], key.shape[1]
     groups = query.shape[0] // key.shape[0]
-    if query.is_cuda:  # with fewer heads of keys, float32 or a mask would have torch keep all scores in memory
+    if query.is_cuda and groups > 1:  # in float32 or with a mask torch would keep all scores in memory
         key, value = (x.repeat_interleave(groups, dim=0) for x in (key, value))
         groups = 1
     mask = None

@@ -41,7 +41,7 @@ class Continuation:
                 raise ConfigError(
                     f"{path} is of step {step}, and this run ends at step {last_step}: there is nothing left to train. "
                     "Raise trainer.total_training_steps or trainer.total_epochs, name another "
-                    "trainer.experiment_name, or start over with trainer.resume_mode=disable"
+                    "trainer.experiment_name or default_local_dir, or start over with trainer.resume_mode=disable"
                 )
         self._begun_from = path
         return path

@@ -166,7 +166,8 @@ class RayRollouts:
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
     ) -> Rollout:
         task = validation(self.config, step, greedy=greedy)
-        return joined(self._shared(task, "validate", samples, step, first=first, greedy=greedy, show=show))
+        keywords = {"greedy": greedy, "show": show, "file": first}
+        return joined(self._shared(task, "validate", samples, step, first=first, **keywords))
 
     def generate(self, samples: Sequence[Sample], *, greedy: bool, first: int) -> list[Trajectory]:
         task = responses(self.config, greedy=greedy)
@@ -194,7 +195,7 @@ class RayRollouts:
         self._weights = None
         for number, actor in enumerate(self._actors):
             try:
-                ray.get(actor.news.remote())
+                self._pass_on(number, ray.get(actor.news.remote()), None)
             except GONE as error:
                 self._replace(number, f"rollout worker {number + 1} died: {first_line(error)}")
 
@@ -272,28 +273,31 @@ class RayRollouts:
         for call in ready:
             number = self._asked_news.pop(call)
             try:
-                news: News = ray.get(call)
+                self._pass_on(number, ray.get(call), stage)
             except GONE:
                 continue  # told where its answer is waited for
-            for text in news.notes:
-                self.display.note(text)
-            for text in news.warnings:
-                self.display.warn(text)
-            if stage is not None:
-                stage.advance(news.done - self._done[number])
-            self._done[number] = news.done
+
+    def _pass_on(self, number: int, news: News, stage: Stage | None) -> None:
+        for text in news.notes:
+            self.display.note(text)
+        for text in news.warnings:
+            self.display.warn(text)
+        if stage is not None:
+            stage.advance(news.done - self._done[number])
+        self._done[number] = news.done
 
     def _replace(self, number: int, death: str) -> None:
         if self._restarts == 0:
             raise WorkerDied(death)
         self._restarts -= 1
+        if self._weights is not None and isinstance(self._weights[0].read, WeightReader):
+            self._weights[0].read.check()
         self.display.warn(f"{death}; a new one takes its place")
+        ray.kill(self._actors[number])  # an answer that is lost with its machine does not say that the process is dead
         self._actors[number], self._done[number] = self._actor(number), 0
         self._asked_news = {call: other for call, other in self._asked_news.items() if other != number}
         opened = [self._actors[number].open.remote(*self._openings()[number])]
         if self._weights is not None:
-            if isinstance(self._weights[0].read, WeightReader):
-                self._weights[0].read.check()
             opened.append(self._actors[number].call.remote("sync_weights", self._weights, {}))
         try:
             answers = ray.get(opened)

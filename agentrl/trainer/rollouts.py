@@ -134,11 +134,19 @@ class Rollouts:
         return replace(rollout, batch=from_trajectories(trajectories, turn_reward_coef=coef, first=first * task.n))
 
     def validate(
-        self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
+        self,
+        samples: Sequence[Sample],
+        step: int,
+        *,
+        greedy: bool,
+        show: bool = False,
+        first: int = 0,
+        file: int | None = None,
     ) -> Rollout:
-        """See `validation`. Prompts are counted from `first`."""
+        """See `validation`. Prompts are counted from `first`; `file`: the first one of all processes' parts."""
         task = validation(self.config, step, greedy=greedy)
-        part = f"_{'greedy' if greedy else 'sampled'}" + (f"_{first:06d}" if first else "")
+        begins = first if file is None else file
+        part = f"_{'greedy' if greedy else 'sampled'}" + (f"_{begins:06d}" if begins else "")
         return self._kept(self._run(samples, task, first), "val", step, part, show, first * task.n)
 
     def generate(self, samples: Sequence[Sample], *, greedy: bool, first: int) -> list[Trajectory]:
@@ -176,8 +184,9 @@ class Rollouts:
 
     def stop(self) -> None:
         """From any thread: whoever waits for trajectories gets CancelledError in their place."""
-        if self._going_on is not None:
-            self.runner.get_loop().call_soon_threadsafe(self._going_on.cancel)
+        task = self._going_on
+        if task is not None:
+            self.runner.get_loop().call_soon_threadsafe(task.cancel)
 
     def revive(self) -> None:
         """Nothing can die here but the run itself."""

@@ -18,8 +18,7 @@ R = TypeVar("R")
 class Offload:
     """A context in which the parameters of `root` are on `device`; outside of it they are in host memory.
 
-    Contexts may be nested. Without `enabled`, or where the device is the host, nothing moves. In any case what torch
-    keeps of a GPU's memory for later use is given back at the end: a server on the same GPU may take it when it wakes.
+    Contexts may be nested. Without `enabled`, or where the device is the host, nothing moves.
     """
 
     def __init__(self, root: nn.Module, device: torch.device, *, enabled: bool) -> None:
@@ -45,11 +44,16 @@ class Offload:
             if isinstance(self._root, FSDPModule):
                 self._root.reshard()  # the outermost module keeps what it gathered until its backward pass
             self._move(torch.device("cpu"))
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+            give_back(self._device)
 
     def _move(self, device: torch.device) -> None:
         self._root.to(device)
+
+
+def give_back(device: torch.device) -> None:
+    """Let others have what torch keeps of a GPU's memory for later use: a server on the same GPU, when it wakes."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 class HasOffload(Protocol):

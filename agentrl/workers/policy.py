@@ -19,7 +19,7 @@ from agentrl.workers.group import by_share
 from agentrl.workers.learner import Learner, StepReport, forward_tokens
 from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import load_policy
-from agentrl.workers.offload import Offload, at_work
+from agentrl.workers.offload import Offload, at_work, give_back
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.state import WorkerState
 
@@ -134,6 +134,7 @@ class PolicyWorker:
 
     def weights(self) -> Weights:
         """`named_tensors` for an engine. Where the policy is sharded, every rank must read them together."""
+        give_back(self.device)
         return Weights(self.model.shapes(self.learner.tensors), self.named_tensors)
 
     @at_work

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,9 +15,11 @@ from agentrl.agent_loop import Scheduler
 from agentrl.config import Config
 from agentrl.data.sample import Sample
 from agentrl.rollout.engine import RolloutEngine
-from agentrl.trainer.rollouts import Rollouts
+from agentrl.trainer.rollouts import Audience, Rollouts
 
 pytest.importorskip("ray")
+from agentrl.trainer.ray_rollouts import Relay, RolloutWorker
+from agentrl.workers.ray_rank import Failure
 
 
 class EndlessScheduler:
@@ -35,6 +38,15 @@ class EndlessScheduler:
             raise
 
 
+class EmptyScheduler:
+    """Stands for one whose trajectories do not matter."""
+
+    context = SimpleNamespace(tools=SimpleNamespace(cassette=None))
+
+    async def run(self, requests: Any, on_end: Any) -> list[Any]:
+        return []
+
+
 @pytest.fixture
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
@@ -45,9 +57,6 @@ def runner() -> Iterator[asyncio.Runner]:
 def test_rollouts_that_nobody_wants_any_more_are_ended(
     runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agentrl.trainer.ray_rollouts import RolloutWorker
-    from agentrl.workers.ray_rank import Failure
-
     monkeypatch.chdir(tmp_path)  # a worker goes to the folder it is given
     worker, scheduler = RolloutWorker(str(tmp_path)), EndlessScheduler()
     worker.rollouts = Rollouts(
@@ -65,3 +74,25 @@ def test_rollouts_that_nobody_wants_any_more_are_ended(
     stopping.join()
     assert isinstance(answer, Failure) and answer.message.startswith("CancelledError")
     assert scheduler.cancelled
+
+
+def test_all_workers_parts_of_a_validation_have_one_name(runner: asyncio.Runner, tmp_path: Path) -> None:
+    """Of one that is done again by another number of workers, too."""
+
+    def validate(number: int, count: int, first: int, file: int) -> None:
+        scheduler, engine = cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None)
+        audience = cast(Audience, Relay())
+        rollouts = Rollouts(Config(), scheduler, engine, runner, audience, tmp_path, share=(number, count))
+        rollouts.validate([], 3, greedy=True, first=first, file=file)
+
+    for number in (1, 2):
+        validate(number, 2, 48 * (number - 1), 0)
+        validate(number, 2, 96 + 48 * (number - 1), 96)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"val_000003_greedy{part}.{k}of2.parquet" for part in ("", "_000096") for k in (1, 2)}
+    validate(1, 1, 0, 0)
+    validate(1, 1, 96, 96)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "val_000003_greedy.parquet",
+        "val_000003_greedy_000096.parquet",
+    }

@@ -58,7 +58,7 @@ def test_parameters_are_on_the_device_while_the_role_works(
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_devices_memory_is_given_back_when_a_role_has_worked(
+def test_the_devices_memory_is_given_back_when_parameters_leave_it(
     enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = []
@@ -69,8 +69,20 @@ def test_the_devices_memory_is_given_back_when_a_role_has_worked(
         with context:
             pass
         assert not given
-    assert given == ["back"]
+    assert given == (["back"] if enabled else [])
     assert context.moves == (["cpu", "cuda", "cpu"] if enabled else [])
+
+
+def test_a_server_that_wakes_for_new_weights_finds_the_devices_memory(
+    make_worker: WorkerMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, given = make_worker(), []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("back"))
+    worker.weights()
+    assert not given
+    worker.device = torch.device("cuda")
+    worker.weights()
+    assert given == ["back"]
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
