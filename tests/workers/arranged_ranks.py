@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch._dynamo.utils import counters
 from transformers import AutoTokenizer, PreTrainedModel
 
 from agentrl.algorithms.advantages import compute_advantages
@@ -88,12 +89,15 @@ def supervised(config: SFTConfig, batch: RaggedBatch) -> tuple[list[dict[str, fl
 def train(name: str, trees: dict[str, Any], work: Path) -> None:
     """Train by each of an arrangement's configs, and write down what came of it."""
     batch = RaggedBatch(**torch.load(work / "batch.pt", weights_only=True))
+    torch.compiler.set_default_backend("eager")
     for kind, tree in trees.items():
+        counters.clear()
         if kind == "sft":
             metrics, policy = supervised(SFTConfig.model_validate(tree), batch)
         else:
             metrics, run = trained(Config.model_validate(tree), batch)
             policy = run.roles["policy"]
+        assert (counters["stats"]["unique_graphs"] > 0) == (kind == "compiled")
         weights = {key: tensor.clone() for key, tensor in policy.model.named_tensors(policy.learner.tensors)}
         if rank() == 0:
             (work / f"{name}-{kind}.json").write_text(json.dumps(metrics))
