@@ -9,8 +9,6 @@ ARGS ?=
 
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check
-# Tens of thousands of modules come along; those that are imported are compiled then.
-INSTALL := $(PIP) install --no-compile
 STAMP := $(VENV)/.setup-$(notdir $(CONSTRAINTS))
 SGLANG_CPU := constraints/sglang-cpu.txt
 SGLANG_STAMP := $(VENV)/.setup-sglang-$(notdir $(CONSTRAINTS))
@@ -56,16 +54,16 @@ clean:
 
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/pip
 	rm -f $(VENV)/.setup-*
-	$(if $(CONSTRAINTS),$(INSTALL) --no-deps --retries 1 -c $(CONSTRAINTS) --extra-index-url $(TORCH_INDEX) torch)
-	$(INSTALL) $(if $(CONSTRAINTS),-c $(CONSTRAINTS),--upgrade --upgrade-strategy eager) -e '.[dev]'
+	$(if $(CONSTRAINTS),$(PIP) install --no-deps --retries 1 -c $(CONSTRAINTS) --extra-index-url $(TORCH_INDEX) torch)
+	$(PIP) install $(if $(CONSTRAINTS),-c $(CONSTRAINTS),--upgrade --upgrade-strategy eager) -e '.[dev]'
 	touch $@
 
 $(SGLANG_STAMP): $(STAMP) $(SGLANG_CPU)
 ifeq ($(CONSTRAINTS),)
-	$(INSTALL) -e '.[dev,sglang]'
+	$(PIP) install -e '.[dev,sglang]'
 else
-	$(INSTALL) -c $(CONSTRAINTS) -e '.[dev,sglang-cpu]'
-	$(INSTALL) --no-deps -r $(SGLANG_CPU)
+	$(PIP) install -c $(CONSTRAINTS) -e '.[dev,sglang-cpu]'
+	$(PIP) install --no-deps -r $(SGLANG_CPU)
 endif
 	touch $@
 

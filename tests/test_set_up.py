@@ -55,8 +55,8 @@ def test_make_installs_sglang_without_what_brings_cuda_or_with_all_of_it(tmp_pat
     plan = make("-n", "test-sglang", "ARGS=-k contract", f"VENV={tmp_path}/venv").stdout.splitlines()
     assert plan[-1] == f"{tmp_path}/venv/bin/python -m pytest tests/sglang -k contract"
     first, second = (line.split(" install ")[1] for line in plan if "sglang-cpu" in line and " install " in line)
-    assert first == "--no-compile -c constraints/cpu.txt -e '.[dev,sglang-cpu]'"
-    assert second == "--no-compile --no-deps -r constraints/sglang-cpu.txt"
+    assert first == "-c constraints/cpu.txt -e '.[dev,sglang-cpu]'"
+    assert second == "--no-deps -r constraints/sglang-cpu.txt"
     on_gpus = make("-n", "setup-sglang", "CONSTRAINTS=", f"VENV={tmp_path}/venv").stdout
     assert "-e '.[dev,sglang]'" in on_gpus and "sglang-cpu" not in on_gpus
 
