@@ -10,6 +10,10 @@ from contextlib import asynccontextmanager
 from agentrl.remote.faults import RemoteFault
 
 
+class StillOpen(Exception):
+    """No attempt was made: the server was left alone all the time."""
+
+
 class CircuitBreaker:
     """Closed: attempts go through. Open, after `failures` in a row: they wait. After `seconds` one of them goes as a
     probe; its success lets all others go, its failure makes them wait again.
@@ -32,9 +36,16 @@ class CircuitBreaker:
         return self._open_until is not None
 
     @asynccontextmanager
-    async def attempt(self) -> AsyncIterator[None]:
-        """Waits until an attempt may be made; how it ends decides over the next ones."""
-        probe = await self._admitted()
+    async def attempt(self, until: float) -> AsyncIterator[None]:
+        """Waits until an attempt may be made; how it ends decides over the next ones.
+
+        Raises StillOpen when the event loop's clock says `until`, and none may.
+        """
+        try:
+            async with asyncio.timeout_at(until):
+                probe = await self._admitted()
+        except TimeoutError:
+            raise StillOpen from None
         try:
             yield
         except RemoteFault as fault:

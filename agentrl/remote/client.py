@@ -21,7 +21,7 @@ import tenacity
 
 from agentrl.deadline import seconds_left
 from agentrl.http import allow_many_files, http_client
-from agentrl.remote.breaker import CircuitBreaker
+from agentrl.remote.breaker import CircuitBreaker, StillOpen
 from agentrl.remote.faults import FaultKind, RemoteFault, RemoteRefused, RemoteUnavailable
 
 T = TypeVar("T")
@@ -119,10 +119,11 @@ class RemoteClient:
 
         async def once() -> T:
             try:
-                async with self._breaker.attempt():
-                    left = ends - asyncio.get_running_loop().time()
-                    # What would not be asked again gains nothing from being given up early.
-                    return await _within(attempt, min(self.options.attempt_timeout, left) if safe else left)
+                async with self._breaker.attempt(ends):
+                    left, most = ends - asyncio.get_running_loop().time(), self.options.attempt_timeout
+                    if safe and most < left:  # what would not be asked again gains nothing from being given up early
+                        return await _within(attempt, most, f"no answer within {most:.3g} s")
+                    return await _within(attempt, left, f"no answer within {deadline:.3g} s")
             except RemoteFault as fault:
                 faults.append(fault)
                 self._counts[f"fault/{fault.kind}"] += 1
@@ -135,13 +136,10 @@ class RemoteClient:
             reraise=True,
         )
         try:
-            async with asyncio.timeout(deadline) as timeout:
-                return await retrying(once)
+            return await retrying(once)
         except RemoteFault as fault:
             raise RemoteUnavailable(fault.kind, self._said(faults)) from fault
-        except TimeoutError as error:
-            if not timeout.expired():
-                raise
+        except StillOpen as error:
             kind = faults[-1].kind if faults else FaultKind.TIMEOUT
             raise RemoteUnavailable(kind, f"{self._said(faults)}; the deadline of {deadline:.3g} s is over") from error
         finally:
@@ -208,7 +206,7 @@ class RemoteClient:
             self._connections = http_client()
 
 
-async def _within(attempt: Callable[[float], Awaitable[T]], seconds: float) -> T:
+async def _within(attempt: Callable[[float], Awaitable[T]], seconds: float, said: str) -> T:
     timeout = asyncio.timeout(seconds)
     try:
         async with timeout:
@@ -216,7 +214,7 @@ async def _within(attempt: Callable[[float], Awaitable[T]], seconds: float) -> T
     except TimeoutError as error:
         if not timeout.expired():
             raise
-        raise RemoteFault(FaultKind.TIMEOUT, f"no answer within {seconds:.3g} s") from error
+        raise RemoteFault(FaultKind.TIMEOUT, said) from error
 
 
 def _worth_another(error: BaseException, safe: bool) -> bool:

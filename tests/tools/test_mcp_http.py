@@ -263,7 +263,7 @@ async def test_a_call_that_is_given_up_leaves_no_connection(tmp_path: Path, old:
     gone = asyncio.Event()
     async with running(tools) as session:
         old.faults = [hangs(kind, gone)]
-        with pytest.raises(ToolInfrastructureError, match=r"the deadline of .* is over"):
+        with pytest.raises(ToolInfrastructureError, match=r"no answer within 1\.[789]\d* s"):
             await session.call("count", {})
         assert await told(session, "count") == "1"
         async with asyncio.timeout(10):

@@ -147,9 +147,9 @@ async def test_what_a_server_may_write(tmp_path: Path, caplog: pytest.LogCapture
 async def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
     tools = load(tmp_path, {"command": FAULTY, "timeout": 1.0})
     async with running(tools) as session:
-        with pytest.raises(ToolInfrastructureError, match=r"silence: .*the deadline of 0\.[89]\d* s is over"):
+        with pytest.raises(ToolInfrastructureError, match=r"silence: .*no answer within 0\.[89]\d* s"):
             await session.call("silence", {})
-        with pytest.raises(ToolInfrastructureError, match=r"change: .*the deadline of 0\.[89]\d* s is over"):
+        with pytest.raises(ToolInfrastructureError, match=r"change: .*no answer within 0\.[89]\d* s"):
             await session.call("change", {"seconds": 1.2})
         await asyncio.sleep(0.5)  # its answer comes, and nobody waits for it
         assert await told(session, "echo", text="x") == "x"
