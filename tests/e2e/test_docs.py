@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from aiohttp import web
 from agentrl.toolset import ToolSet
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_train import lines
+from tests.forked import forked
 
 SMALL = [
     "data.train_batch_size=4",
@@ -55,10 +54,7 @@ def commands(document: str) -> list[str]:
 
 
 def run(arguments: list[str], cwd: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{PROJECT}"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=240
-    )
+    done = forked(arguments, cwd, timeout=240)
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr}"
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from agentrl.config import load_config, write_config
 from agentrl.generate import main
 from agentrl.trainer.invariants import check_trajectory
 from agentrl.trainer.record import from_row
-from tests.e2e.conftest import PROJECT
+from tests.forked import forked
 
 Arguments = Callable[..., list[str]]
 
@@ -94,11 +91,8 @@ def test_a_killed_run_goes_on_to_the_same_file(
     arguments: Arguments, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments(f"data.output_path={tmp_path}/whole.parquet")) == 0
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, *arguments()],
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-    )
+    (tmp_path / "killed.py").write_text(KILLED)
+    done = forked([tmp_path / "killed.py", *arguments()], tmp_path)
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "out.parquet").exists()
     capsys.readouterr()

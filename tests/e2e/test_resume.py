@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.conftest import PROJECT, command
 from tests.e2e.test_train import lines
+from tests.forked import ForkedPython, forked
 
 Overrides = Callable[..., list[str]]
 
@@ -33,20 +30,12 @@ def numbers(run: Path) -> list[dict[str, float]]:
 
 def kill_after(arguments: list[str], run: Path, seconds: float, last: int) -> bool:
     """Start a run and SIGKILL it after `seconds`, or after its step `last`; returns whether it was still running."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "agentrl.train", *arguments],
-        cwd=run.parent,
-        env={**os.environ, "PYTHONPATH": str(PROJECT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    started = ForkedPython(["-m", "agentrl.train", *arguments], run.parent)
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and process.poll() is None and steps_logged(run) < last:
+    while time.monotonic() < deadline and started.process.is_alive() and steps_logged(run) < last:
         time.sleep(0.01)
-    running = process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    return running
+    started.process.kill()
+    return started.wait(30).returncode == -signal.SIGKILL
 
 
 def steps_logged(run: Path) -> int:
@@ -68,7 +57,7 @@ def test_killed_and_resumed_equals_undisturbed(small_run: Overrides, tmp_path: P
         ]
 
     began = time.monotonic()
-    whole = command(overrides("whole"), cwd=tmp_path)
+    whole = forked(["-m", "agentrl.train", *overrides("whole")], tmp_path)
     seconds = time.monotonic() - began
     assert whole.returncode == 0, whole.stderr
     rng = random.Random(algorithm)
@@ -76,7 +65,7 @@ def test_killed_and_resumed_equals_undisturbed(small_run: Overrides, tmp_path: P
     for last in (STEPS - 1, STEPS + 1):  # a first run that is much faster than the one before is killed, too
         was_running = kill_after(overrides("killed"), killed, rng.uniform(0.3, 1.0) * seconds, last)
         assert was_running or last > STEPS
-    resumed = command(overrides("killed"), cwd=tmp_path)
+    resumed = forked(["-m", "agentrl.train", *overrides("killed")], tmp_path)
     if "nothing left to train" not in resumed.stderr:
         assert resumed.returncode == 0, resumed.stderr
     assert numbers(killed) == numbers(tmp_path / "whole")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.workers.roles import make_worker
 from agentrl.workers.tensor_parallel import split_layers
-from tests.conftest import PROJECT
+from tests.forked import ForkedPython
 from tests.model.families import make_model
 from tests.workers.conftest import BatchMaker
 
@@ -92,15 +89,9 @@ def work(tmp_path_factory: pytest.TempPathFactory, make_batch: BatchMaker) -> Pa
         for name, (ranks, kinds, sizes) in ARRANGEMENTS.items()
     }
     (work / "arrangements.json").write_text(json.dumps(arrangements))
-    ran = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("arranged_ranks.py")), str(work)],
-        env=os.environ | {"PYTHONPATH": str(PROJECT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=280,
-    )
-    assert ran.returncode == 0, ran.stdout[-8000:]
+    script = Path(__file__).with_name("arranged_ranks.py")
+    ran = ForkedPython([script, work], environment={"GLOO_SOCKET_IFNAME": "lo"}).wait(280)
+    assert ran.returncode == 0, ran.stderr[-8000:]
     return work
 
 

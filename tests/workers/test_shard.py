@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimC
 from agentrl.workers import CriticWorker
 from agentrl.workers.group import join_tokens, shares
 from agentrl.workers.reward_model import RewardModelWorker
-from tests.conftest import PROJECT
+from tests.forked import ForkedPython
 from tests.model.families import make_model
 from tests.reward.tiny_reward_model import make_reward_model
 from tests.vision.sharded import updated
@@ -33,25 +30,11 @@ RANKS = 2
 
 def run_ranks(work: Path, program: str = "one_of_two_ranks.py") -> None:
     """Start the ranks and wait for both; fails with what they wrote when one does."""
-    script = str(Path(__file__).with_name(program))
-    environment = os.environ | {"PYTHONPATH": str(PROJECT), "GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(RANKS), str(work)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        for process in started:
-            output, _ = process.communicate(timeout=150)
-            assert process.returncode == 0, output
-    finally:
-        for process in started:
-            process.kill()
+    script = Path(__file__).with_name(program)
+    on_loopback = {"GLOO_SOCKET_IFNAME": "lo"}
+    for rank in [ForkedPython([script, rank, RANKS, work], environment=on_loopback) for rank in range(RANKS)]:
+        ended = rank.wait(150)
+        assert ended.returncode == 0, ended.stderr
 
 
 def test_two_ranks_equal_one(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from agentrl.errors import CheckpointError
-from tests.conftest import PROJECT
+from tests.forked import forked
 from tests.workers.ranks_of_state import Part, same
 
 SHARDINGS = ("two", "four", "replicas", "tensor")
@@ -26,14 +23,7 @@ SHARDINGS = ("two", "four", "replicas", "tensor")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ranks_of_state.py, which checks its own loads, wrote: one state in several shardings."""
     work = tmp_path_factory.mktemp("sharded")
-    script = PROJECT / "tests" / "workers" / "ranks_of_state.py"
-    ran = subprocess.run(
-        [sys.executable, str(script), str(work)],
-        env=os.environ | {"PYTHONPATH": str(PROJECT)},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
+    ran = forked([Path(__file__).with_name("ranks_of_state.py"), work], timeout=150)
     assert ran.returncode == 0, ran.stderr
     return work
 
