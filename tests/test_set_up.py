@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-PROJECT = Path(__file__).resolve().parent.parent
+from tests.conftest import PROJECT
+from tests.forked import ForkedPython
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -62,15 +63,11 @@ def test_make_installs_sglang_without_what_brings_cuda_or_with_all_of_it(tmp_pat
 
 
 @pytest.mark.parametrize(("ci", "status", "says"), [("1", 1, "skipped in continuous integration"), ("0", 0, "skipped")])
-def test_without_sglang_its_tests_say_so_and_ci_fails(ci: str, status: int, says: str) -> None:
-    program = "import sys, pytest; sys.modules['sglang'] = None; sys.exit(pytest.main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "-q", "-p", "no:cacheprovider", "tests/sglang/test_process.py"],
-        cwd=PROJECT,
-        env={**os.environ, "AGENTRL_CI": ci},
-        capture_output=True,
-        text=True,
-    )
+def test_without_sglang_its_tests_say_so_and_ci_fails(tmp_path: Path, ci: str, status: int, says: str) -> None:
+    program = tmp_path / "without_sglang.py"
+    program.write_text("import sys, pytest; sys.modules['sglang'] = None; sys.exit(pytest.main(sys.argv[1:]))")
+    words = [program, "-q", "-p", "no:cacheprovider", "tests/sglang/test_process.py"]
+    done = ForkedPython(words, environment={"AGENTRL_CI": ci}).wait(100)
     assert (done.returncode, says in done.stdout) == (status, True), done.stdout + done.stderr
     assert "needs SGLang: make test-sglang" in done.stdout
     assert "passed" not in done.stdout

@@ -35,6 +35,10 @@ def test_the_pages_agents_are_trained(
     words = [word.replace("Qwen/Qwen3-0.6B", str(policy_dir)) for word in words[1:]]
     more = [
         *SMALL,
+        "data.train_batch_size=2",
+        "data.val_max_samples=1",
+        "trainer.val_before_train=false",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         f"custom_reward_function.path={reward_file}",
         "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3",
         "actor_rollout_ref.rollout.multi_turn.tool_config_path=null",

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 from transformers import AutoTokenizer, PreTrainedModel
 
@@ -105,7 +105,12 @@ def train(name: str, trees: dict[str, Any], work: Path) -> None:
         if kind == "grpo":
             policy.save(work / f"{name}-{kind}")
             policy.export(work / f"{name}-{kind}-export", AutoTokenizer.from_pretrained(work / "policy"))
-            policy.load(work / "one-grpo")  # of one process
+            for saved in ("one-grpo", "fsdp 2-grpo"):  # of one process, and of two
+                if (work / saved).exists():
+                    policy.load(work / saved)
+                    expected = load_file(work / f"{saved}.safetensors")
+                    for key, tensor in policy.model.named_tensors(policy.learner.tensors):
+                        assert torch.equal(tensor, expected[key]), (saved, key)
 
 
 SPLIT = {
