@@ -240,27 +240,27 @@ class RayRollouts:
         }
         try:
             while running:
-                ready, _ = ray.wait(list(running), num_returns=len(running), timeout=LOOK_EVERY)
-                for call in ready:
+                for call in ray.wait(list(running), num_returns=len(running), timeout=LOOK_EVERY)[0]:
                     number = running.pop(call)
                     try:
-                        answer = ray.get(call)
+                        answers[number] = answer_of(call, f"rollout worker {number + 1} of {len(calls)}, {what}")
                     except GONE as error:
                         self._replace(number, f"rollout worker {number + 1} died in {what}: {first_line(error)}")
                         if method == "call":
                             running[self._actors[number].call.remote(*calls[number])] = number
-                        continue
-                    if isinstance(answer, Failure):
-                        raise raised(answer, f"rollout worker {number + 1} of {len(calls)}, {what}")
-                    answers[number] = answer
                 self._tell(stage)
         except BaseException:  # Ctrl-C among them
-            if running and method == "call":
-                for number in running.values():
-                    self._actors[number].stop.remote()
-                ray.wait(list(running), num_returns=len(running), timeout=CLOSED_WITHIN)
+            if method == "call":
+                self._stop(running)
             raise
         return [answers.get(number) for number in range(len(calls))]
+
+    def _stop(self, running: Mapping[Any, int]) -> None:
+        """End the work of those that still do it."""
+        for number in running.values():
+            self._actors[number].stop.remote()
+        if running:
+            ray.wait(list(running), num_returns=len(running), timeout=CLOSED_WITHIN)
 
     def _tell(self, stage: Stage | None) -> None:
         """Pass on what the workers have to tell."""
@@ -300,13 +300,10 @@ class RayRollouts:
         if self._weights is not None:
             opened.append(self._actors[number].call.remote("sync_weights", self._weights, {}))
         try:
-            answers = ray.get(opened)
+            for call in opened:
+                answer_of(call, f"rollout worker {number + 1}, its start")
         except GONE as error:
             self._replace(number, f"rollout worker {number + 1} died at its start: {first_line(error)}")
-            return
-        for answer in answers:
-            if isinstance(answer, Failure):
-                raise raised(answer, f"rollout worker {number + 1}, its start")
 
     def _actor(self, number: int) -> Any:
         variables = {
@@ -348,6 +345,14 @@ class RayRollouts:
             }
             for group in self._groups
         ]
+
+
+def answer_of(call: Any, worker: str) -> Any:
+    """Wait for a worker's answer. Raises the error that it met, or one of `GONE`."""
+    answer = ray.get(call)
+    if isinstance(answer, Failure):
+        raise raised(answer, worker)
+    return answer
 
 
 def joined(answers: Sequence[tuple[list[Outline], Index | None, Index | None, Trajectory | None]]) -> Rollout:

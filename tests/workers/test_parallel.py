@@ -25,7 +25,7 @@ from tests.workers.conftest import BatchMaker
 SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=4, kv_heads=2, intermediate=66)
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
     "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16"), {}),
-    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", "compiled"), {"budget": 60}),
+    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16"), {"budget": 60}),
     "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled"), {"sequence": 2}),
     "tensor 2": (2, ("grpo", "ppo", "sft"), {"tensor": 2}),
     "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),
