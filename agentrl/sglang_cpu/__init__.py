@@ -2,13 +2,15 @@
 
 SGLang imports triton, torchvision and its own compiled kernels wherever it runs. On a CPU without a build of those
 kernels it computes everything in plain torch, and only the names have to be there. `install()` puts them there, in
-this process only. Facts: SGLang 0.5.23; `tests/sglang/test_cpu_canary.py` says which names another version misses.
+this process and those that it forks. Facts: SGLang 0.5.23; `tests/sglang/test_cpu_canary.py` says which names another
+version misses.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import multiprocessing
 import os
 import sys
 
@@ -23,7 +25,10 @@ ENVIRONMENT = {
 
 
 def install() -> None:
-    """Make `import sglang.srt` work without a GPU. Must be called before SGLang is imported."""
+    """Make `import sglang.srt` work without a GPU, and SGLang fork its processes. Must be called before it is imported.
+
+    It would spawn them, as CUDA needs it, and each would import all of SGLang again: ten seconds of a start.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Imported first, torch's own compiler finds out that there is no Triton, and remembers.
@@ -33,6 +38,9 @@ def install() -> None:
     missing = {name for name in ("triton", "torchvision") if importlib.util.find_spec(name) is None}
     sys.meta_path.append(StandInFinder(missing))
     sys.modules["sgl_kernel"] = kernels
+
+    multiprocessing.set_start_method("fork")
+    multiprocessing.set_start_method = lambda *_, **__: None
 
 
 def allow_seeds() -> None:

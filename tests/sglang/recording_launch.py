@@ -77,10 +77,8 @@ def install() -> None:
     sglang_cpu.allow_seeds()
 
 
-if __name__ in ("__main__", "__mp_main__"):
-    install()
-
 if __name__ == "__main__":
+    install()
     from agentrl.rollout.sglang.launch import main
 
     main()

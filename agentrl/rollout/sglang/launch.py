@@ -1,7 +1,6 @@
 """Main of an SGLang server process: `python -m agentrl.rollout.sglang.launch ARGUMENTS`, ARGUMENTS as SGLang's own.
 
-The server's child processes are spawned, and import this module again before anything else: what its top level does is
-done in each of them. With `--device cpu`, and no kernels of SGLang's own installed, that is the CPU stand-ins.
+With `--device cpu`, and no kernels of SGLang's own installed, it runs with the CPU stand-ins.
 
 Started by `ServerProcess`, it ends with its starter, however that one ends (SIGKILL too): stdin is a pipe whose other
 end only the starter holds, and the parent's id changes when it is gone. PR_SET_PDEATHSIG would not do: it fires when
@@ -55,14 +54,12 @@ def main() -> None:
         kill_process_tree(os.getpid(), include_parent=False)
 
 
-if __name__ == "__main__" and STARTER in os.environ:  # before the imports, which take seconds
-    threading.Thread(target=end_with, args=(int(os.environ[STARTER]),), daemon=True).start()
-
-if __name__ in ("__main__", "__mp_main__") and needs_stand_ins(sys.argv[1:]):
-    from agentrl import sglang_cpu
-
-    sglang_cpu.install()
-    sglang_cpu.allow_seeds()
-
 if __name__ == "__main__":
+    if STARTER in os.environ:  # before the imports, which take seconds
+        threading.Thread(target=end_with, args=(int(os.environ[STARTER]),), daemon=True).start()
+    if needs_stand_ins(sys.argv[1:]):
+        from agentrl import sglang_cpu
+
+        sglang_cpu.install()
+        sglang_cpu.allow_seeds()
     main()
