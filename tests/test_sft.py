@@ -27,6 +27,7 @@ from agentrl.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trainer.display import Display
 from agentrl.trainer.supervised import batches
 from agentrl.workers.supervised import SupervisedWorker, to_batch
+from tests.e2e.test_resume import numbers
 
 CALCULATOR = {
     "type": "function",
@@ -99,6 +100,7 @@ def test_transcripts_are_memorised_and_generated_again(policy: Path, chat: Chat,
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 91))
     assert lines[0]["sft/loss"] > 4 > 0.05 > lines[-1]["sft/loss"]
+    assert all(line["time/step"] > 0 and line["perf/tokens_per_second"] > 100 for line in lines)
     assert lines[0]["sft/lr"] == pytest.approx(0.02)
     assert lines[-1]["sft/lr"] == pytest.approx(0.02 / 90)
     validated = [line["step"] for line in lines if "val/loss" in line]
@@ -152,10 +154,6 @@ def test_a_run_repeats_itself(policy: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "one" / "metrics.jsonl").read_text().splitlines()) == 4  # two epochs of 2 + 1 transcripts
 
 
-def steps(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,7 +176,7 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(
     ]
     assert run("parts", 6, "trainer.save_freq=3") == 0
     assert "resumed from" in capsys.readouterr().out
-    whole, parts = steps(tmp_path / "whole"), steps(tmp_path / "parts")
+    whole, parts = numbers(tmp_path / "whole"), numbers(tmp_path / "parts")
     assert [line["step"] for line in parts] == [1, 2, 3, 4, 5, 6]
     assert [line["sft/loss"] for line in parts] == [line["sft/loss"] for line in whole]
     weights = [(tmp_path / name / "policy" / "model.safetensors").read_bytes() for name in ("whole", "parts")]
@@ -191,9 +189,9 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(
     assert (tmp_path / "parts" / "policy" / "model.safetensors").read_bytes() == weights[0]
     earlier = tmp_path / "parts" / "checkpoints" / "step_000004"
     assert run("again", 5, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}") == 0
-    assert steps(tmp_path / "again") == [{**whole[4], "val/loss": ANY}]
+    assert numbers(tmp_path / "again") == [{**whole[4], "val/loss": ANY}]
     assert run("parts", 1, "trainer.resume_mode=disable") == 0
-    assert len(steps(tmp_path / "parts")) == 1 and len(steps(tmp_path / "parts.1")) == 6
+    assert len(numbers(tmp_path / "parts")) == 1 and len(numbers(tmp_path / "parts.1")) == 6
 
 
 def test_a_dead_worker_costs_what_came_after_the_checkpoint(
@@ -222,7 +220,7 @@ def test_a_dead_worker_costs_what_came_after_the_checkpoint(
         train_sft(config("undisturbed"), display)
         monkeypatch.setattr(SupervisedWorker, "update", lambda worker, batch, step: dying(worker, batch, step))
         train_sft(config("disturbed", max_worker_restarts=1, save_freq=2), display)
-        assert steps(tmp_path / "disturbed") == steps(tmp_path / "undisturbed")
+        assert numbers(tmp_path / "disturbed") == numbers(tmp_path / "undisturbed")
         with pytest.raises(WorkerDied, match="Start the same command again"):
             deaths.append(1)
             train_sft(config("given up"), display)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -85,14 +86,17 @@ class SupervisedTrainer:
 
     def train_step(self) -> Metrics:
         """The next step: an update, and validation and a checkpoint where they are due."""
-        samples = next(self.batches)
+        began = time.perf_counter()
+        batch = to_batch(next(self.batches))
         self.step += 1
         trainer = self.config.trainer
         self.executor.profile_with(profile_of(trainer, self.dir, self.step, "update"))
         try:
-            metrics: Metrics = self.workers.run("update", self.executor.keep(to_batch(samples)), step=self.step)
+            metrics: Metrics = self.workers.run("update", self.executor.keep(batch), step=self.step)
         finally:
             self.executor.profile_with(None)
+        seconds = time.perf_counter() - began
+        metrics |= {"time/step": seconds, "perf/tokens_per_second": batch.num_tokens / seconds}
         if self.validation is not None and due(trainer.test_freq, self.step, self.total):
             metrics |= self.workers.run("mean_loss", self.executor.keep(to_batch(self.validation)))
             self.display.validation(self.step, metrics)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -36,6 +35,7 @@ from agentrl.workers.ray_watch import Patience
 from agentrl.workers.roles import Role
 from agentrl.workers.stored import StoredBatch, put_batch, put_column
 from tests.e2e.test_docs import commands
+from tests.e2e.test_resume import numbers
 from tests.workers.conftest import BatchMaker
 from tests.workers.sleepy_rank import SleepyRank
 
@@ -312,7 +312,7 @@ def test_supervised_training_on_ranks_equals_one_process(cluster: None, tiny_pol
     assert sorted(path.name for path in (several / "checkpoints").iterdir()) == ["step_000001", "step_000002"]
     shutil.rmtree(several / "checkpoints")  # as if this were another machine
     run(several, 3, **{"trainer.save_freq": "1", "trainer.default_remote_dir": remote})
-    found, expected = ([json.loads(line) for line in (folder / "metrics.jsonl").open()] for folder in (several, one))
+    found, expected = (numbers(folder) for folder in (several, one))
     for mine, theirs in zip(found, expected, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
     weights = [load_file(folder / "policy" / "model.safetensors") for folder in (several, one)]
