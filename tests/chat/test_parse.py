@@ -244,9 +244,9 @@ def test_unclosed_tags_in_a_closed_call_parse_in_linear_time(
     head = '<invoke name="f">' if name == "minimax-m2" else "<function=f>"
     ids = chat._codec.encode(opener + head) + chat._codec.encode(tag) * 4000
     ids += chat._codec.encode(opener.replace("<", "</"))
-    begun = time.perf_counter()
+    begun = time.process_time()
     chat.parse(ids, TOOLS)
-    assert time.perf_counter() - begun < 1.0
+    assert time.process_time() - begun < 1.0
 
 
 @pytest.mark.parametrize("name", [*FAMILY_TOKENS, "hermes", "coder", "mistral", "llama", "header_ends_turn"])

@@ -175,7 +175,7 @@ async def test_anything_else_fails_that_trajectory_only(tmp_path: Path, kind: st
 @pytest.mark.parametrize(
     "wait",
     [
-        "def compute_score(solution_str):\n  import time; time.sleep(1)",
+        "def compute_score(solution_str):\n  import time; time.sleep(3)",
         "async def compute_score(solution_str):\n  import asyncio; await asyncio.sleep(30)",
     ],
 )
@@ -183,7 +183,7 @@ async def test_a_deadline_ends_the_wait(tmp_path: Path, wait: str) -> None:
     manager = custom(tmp_path, wait, timeout=0.1)
     begun = time.monotonic()
     trajectory = await scored(said("x"), manager=manager)
-    assert time.monotonic() - begun < 0.8
+    assert time.monotonic() - begun < 2.5
     assert (trajectory.status, trajectory.failure) == (
         Status.FAILED,
         "scorer: no score within reward_model.timeout=0.1 s",
@@ -197,10 +197,10 @@ async def test_at_most_max_concurrent_run_and_waiting_is_not_charged(tmp_path: P
         "async def compute_score(solution_str):\n"
         "    global running, peak\n"
         "    running += 1; peak = max(peak, running)\n"
-        "    await asyncio.sleep(0.05)\n"
+        "    await asyncio.sleep(0.2)\n"
         "    running -= 1\n"
         "    return peak\n",
-        timeout=0.15,
+        timeout=0.8,
         max_concurrent=3,
     )
     trajectories = await asyncio.gather(*(scored(said("x"), manager=manager) for _ in range(15)))
@@ -212,7 +212,7 @@ async def test_blocking_scorers_run_beside_each_other_and_the_loop(tmp_path: Pat
     begun = time.monotonic()
     trajectories = await asyncio.gather(*(scored(said("x"), manager=manager) for _ in range(20)))
     assert all(trajectory.score == 1.0 for trajectory in trajectories)
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 3.0
 
 
 async def test_failed_trajectories_are_not_scored() -> None:
