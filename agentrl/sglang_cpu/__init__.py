@@ -39,7 +39,7 @@ def install() -> None:
     sys.meta_path.append(StandInFinder(missing))
     sys.modules["sgl_kernel"] = kernels
 
-    multiprocessing.set_start_method("fork")
+    multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *_, **__: None
 
 
