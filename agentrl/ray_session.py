@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError
@@ -53,6 +54,15 @@ def start_ray(address: str | None, num_cpus: int | None) -> bool:
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(f"ray_init.address={address}: {first_line(error)}") from error
     return True
+
+
+def work_in(folder: str) -> None:
+    """In a process of Ray: make `folder`, the driver's, its working directory, for relative paths of the config.
+
+    Its own is the one in which Ray was started. It stays there where the machine has no such folder.
+    """
+    if Path(folder).is_dir():
+        os.chdir(folder)
 
 
 def first_line(error: Exception) -> str:

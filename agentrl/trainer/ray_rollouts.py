@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from agentrl.config import Config
 from agentrl.data.sample import Sample
 from agentrl.errors import WorkerDied
-from agentrl.ray_session import first_line
+from agentrl.ray_session import first_line, work_in
 from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trainer.display import Display, Stage
 from agentrl.trainer.rollouts import Rollout, Rollouts, Task, responses, training, validation
@@ -82,8 +82,7 @@ class RolloutWorker:
     """A Ray actor around `Rollouts`. Every method returns what the driver is to see: a value, or a Failure."""
 
     def __init__(self, folder: str) -> None:
-        if Path(folder).is_dir():
-            os.chdir(folder)  # relative paths of the config are the driver's
+        work_in(folder)
         self.relay = Relay()
         self.stack = ExitStack()
         self.rollouts: Rollouts

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -121,7 +122,7 @@ class RankPool:
             )
             self._actors.append(options.remote(rank, self.ranks, self.device, self._make_worker))
         limit = self.patience.timeout + COLLECTIVE_GRACE
-        self.places = self.everyone("connect", self.first("address"), limit)
+        self.places = self.everyone("connect", self.first("address"), limit, str(Path.cwd()))
         for role in pool.roles:
             self.everyone("make", role)
 

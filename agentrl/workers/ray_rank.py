@@ -20,6 +20,7 @@ from ray.exceptions import ObjectLostError
 
 from agentrl.batch import RaggedBatch
 from agentrl.errors import TrainingError, UserError, WorkerDied
+from agentrl.ray_session import work_in
 from agentrl.rollout.weights import Weights
 from agentrl.workers.profiler import Profile, profiled
 from agentrl.workers.roles import Role
@@ -91,8 +92,9 @@ class Rank:
             free.bind((host, 0))
             return f"tcp://{host}:{free.getsockname()[1]}"
 
-    def connect(self, address: str, timeout: float) -> Failure | Place:
-        """Join the process group, in which a collective call may take `timeout` seconds."""
+    def connect(self, address: str, timeout: float, folder: str) -> Failure | Place:
+        """Join the process group, in which a collective call may take `timeout` seconds. `folder`: see `work_in`."""
+        work_in(folder)
         self._thread = threading.get_ident()  # in which Ray runs every method but `where`
         try:
             if self.device == "cuda":

@@ -276,9 +276,11 @@ def test_ranks_that_do_not_answer_are_told_apart_and_ended(
 
 
 @pytest.mark.timeout(400)
-def test_supervised_training_on_ranks_equals_one_process(cluster: None, tiny_policy: Path, tmp_path: Path) -> None:
+def test_supervised_training_on_ranks_equals_one_process(
+    cluster: None, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through the command: an odd number of transcripts, validation, checkpoints in the background and in a remote
-    folder, a profile of each rank.
+    folder, a profile of each rank. From another directory than that in which Ray was started.
 
     Two steps on 2 ranks that split the tokens, one in this process.
     """
@@ -291,8 +293,11 @@ def test_supervised_training_on_ranks_equals_one_process(cluster: None, tiny_pol
     given |= {"optim.name": "muon", "optim.lr": "1e-2", "optim.adamw_lr": "1e-3"}
     given |= {"trainer.device": "cpu", "trainer.test_freq": "1"}
 
+    monkeypatch.chdir(tmp_path)
+
     def run(folder: Path, steps: int, **more: str) -> None:
-        keys = given | {"trainer.total_training_steps": str(steps), "trainer.default_local_dir": str(folder)} | more
+        relative = str(folder.relative_to(tmp_path))
+        keys = given | {"trainer.total_training_steps": str(steps), "trainer.default_local_dir": relative} | more
         assert sft([f"{key}={value}" for key, value in keys.items()]) == 0
 
     one, several = tmp_path / "one", tmp_path / "several"
