@@ -32,9 +32,14 @@ def run_ranks(work: Path, program: str = "one_of_two_ranks.py") -> None:
     """Start the ranks and wait for both; fails with what they wrote when one does."""
     script = Path(__file__).with_name(program)
     on_loopback = {"GLOO_SOCKET_IFNAME": "lo"}
-    for rank in [ForkedPython([script, rank, RANKS, work], environment=on_loopback) for rank in range(RANKS)]:
-        ended = rank.wait(150)
-        assert ended.returncode == 0, ended.stderr
+    ranks = [ForkedPython([script, rank, RANKS, work], environment=on_loopback) for rank in range(RANKS)]
+    try:
+        for rank in ranks:
+            ended = rank.wait(150)
+            assert ended.returncode == 0, ended.stderr
+    finally:
+        for rank in ranks:
+            rank.process.kill()
 
 
 def test_two_ranks_equal_one(
