@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -174,6 +175,12 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(
         "step_000003",
         "step_000004",
     ]
+    for changed, said in (
+        ("data.train_batch_size=2", r"data\.train_batch_size: 1 in the checkpoint, 2 in this run"),
+        (f"data.train_files=[{data},{data}]", r"data\.train_files: \"3 transcripts .*, \"6 transcripts .* in this run"),
+    ):
+        assert run("parts", 6, "trainer.save_freq=3", changed) == 2
+        assert re.search(said, capsys.readouterr().err)
     assert run("parts", 6, "trainer.save_freq=3") == 0
     assert "resumed from" in capsys.readouterr().out
     whole, parts = numbers(tmp_path / "whole"), numbers(tmp_path / "parts")

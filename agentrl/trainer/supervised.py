@@ -1,6 +1,7 @@
 """The loop of supervised training: steps, validation, checkpoints, the policy at the end.
 
-The order of the data follows from (data.seed, epoch), so a checkpoint's step says which batch comes next.
+The order of the data follows from (data.seed, epoch), so a checkpoint's step says which batch comes next. A run that
+would order them otherwise does not go on from it.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import itertools
 import random
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agentrl.chat import Chat
 from agentrl.config import SFTConfig, config_to_dict
@@ -55,6 +58,7 @@ class SupervisedTrainer:
         self.checkpoints = CheckpointManager(
             self.dir / CHECKPOINTS,
             keep=config.trainer.max_ckpt_to_keep,
+            fingerprint=order_of(config, train),
             background=config.trainer.checkpoint.async_save,
             store=store,
             warn=display.warn,
@@ -134,6 +138,19 @@ class SupervisedTrainer:
     def export(self) -> None:
         """The policy in Hugging Face format, whole or not at all. Raises TrainingError when the disk is full."""
         export_policy(self.workers, self.chat, self.step, self.dir / POLICY, self.checkpoints.store, self.display)
+
+
+def order_of(config: SFTConfig, samples: Sequence[SFTSample]) -> dict[str, Any]:
+    """What decides which transcripts each step takes, by the config's keys."""
+    checksum = 0
+    for sample in samples:
+        checksum = zlib.crc32(sample.mask.tobytes(), zlib.crc32(sample.ids.tobytes(), checksum))
+    return {
+        "data.train_files": f"{len(samples)} transcripts with checksum {checksum:08x}",
+        "data.train_batch_size": config.data.train_batch_size,
+        "data.shuffle": config.data.shuffle,
+        "data.seed": config.data.seed,
+    }
 
 
 def steps_per_epoch(config: SFTConfig, samples: Sequence[SFTSample]) -> int:
