@@ -14,6 +14,8 @@ from agentrl.errors import ConfigError
 if TYPE_CHECKING:
     from agentrl.config.schema import RayInitConfig
 
+logger = logging.getLogger(__name__)
+
 
 @contextmanager
 def ray_session(config: RayInitConfig, processes: int) -> Iterator[None]:
@@ -30,9 +32,20 @@ def ray_session(config: RayInitConfig, processes: int) -> Iterator[None]:
         yield
     finally:
         if config.timeline_json_file is not None and ray.is_initialized():
-            ray.timeline(config.timeline_json_file)
+            _write_timeline(Path(config.timeline_json_file))
         if started:
             ray.shutdown()
+
+
+def _write_timeline(file: Path) -> None:
+    """Warns where it cannot be written: a run does not fail of it, and an error that ended one is the one to tell."""
+    import ray
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        ray.timeline(str(file))
+    except OSError as error:
+        logger.warning("ray_init.timeline_json_file: %s", error)
 
 
 def start_ray(address: str | None, num_cpus: int | None) -> bool:

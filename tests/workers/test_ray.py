@@ -25,7 +25,9 @@ from safetensors.torch import load_file
 
 from agentrl.batch import RaggedBatch
 from agentrl.config import Config
+from agentrl.config.schema import RayInitConfig
 from agentrl.errors import ConfigError, TrainingError, WorkerDied
+from agentrl.ray_session import ray_session
 from agentrl.rollout.weights import Weights
 from agentrl.sft import main as sft
 from agentrl.workers.executor import Executor, open_executor
@@ -241,6 +243,19 @@ def test_a_cluster_without_room_is_named(cluster: None, configure: Configure, mo
         ConfigError, match=r"no room for trainer\.nnodes=1 x trainer\.n_gpus_per_node=99 .* it has CPU 5"
     ):
         open_executor(configure(99), "cpu", 10)
+
+
+def test_a_timeline_is_written_and_hides_no_error(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "not yet there" / "timeline.json"
+    with ray_session(RayInitConfig(timeline_json_file=str(file)), 1):
+        pass
+    assert file.read_text().startswith("[")
+    nowhere = RayInitConfig(timeline_json_file=str(file / "below a file"))
+    with pytest.raises(TrainingError, match="the run's own"), ray_session(nowhere, 1):
+        raise TrainingError("the run's own")
+    assert "ray_init.timeline_json_file: [Errno" in caplog.text
 
 
 @pytest.mark.timeout(400)
