@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from transformers.utils import CONFIG_NAME
+
 from agentrl.chat import Chat
 from agentrl.publish import published_directory
 from agentrl.trainer.display import Display
 from agentrl.trainer.object_store import ObjectStore
 from agentrl.workers import WorkerGroup
+from agentrl.workers.state import wait_until_seen
 
 STEP_FILE = "trained_steps"
 """In the exported policy: how many steps it was trained for."""
@@ -19,10 +22,11 @@ def export_policy(
 ) -> None:
     """Write what `workers` have learnt in `step` steps, whole or not at all, and upload it where there is a store.
 
-    Raises TrainingError when the disk is full.
+    Raises TrainingError when the disk is full, CheckpointError when it was written on another machine's disk.
     """
     with published_directory(folder) as partial:
         workers.run("export", dir=partial, tokenizer=chat.tokenizer)
+        wait_until_seen(partial, lambda folder: None if (folder / CONFIG_NAME).exists() else CONFIG_NAME)
         if chat.vision is not None:
             chat.vision.save(partial)
         (partial / STEP_FILE).write_text(f"{step}\n")

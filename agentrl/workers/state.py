@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -167,17 +167,25 @@ def all_seen(directory: Path, *, wait: bool = True) -> bool:
 
     Raises CheckpointError when some do not appear within SEEN_WITHIN seconds.
     """
+    if not wait:
+        return _first_missing(directory) is None
+    wait_until_seen(directory, _first_missing)
+    return True
+
+
+def wait_until_seen(directory: Path, first_missing: Callable[[Path], str | None]) -> None:
+    """Until `first_missing` names no file that ranks wrote into `directory`.
+
+    Raises CheckpointError when some do not appear within SEEN_WITHIN seconds.
+    """
     ends = time.monotonic() + SEEN_WITHIN
-    while (missing := _first_missing(directory)) is not None:
-        if not wait:
-            return False
+    while (missing := first_missing(directory)) is not None:
         if time.monotonic() >= ends:
             raise CheckpointError(
                 f"{directory / missing} was written by its rank, and cannot be seen from the process of the training "
                 "loop: trainer.default_local_dir must be on a file system that all nodes share"
             )
         time.sleep(0.1)
-    return True
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, list[int]]]:
