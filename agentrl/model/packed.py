@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
@@ -50,10 +51,14 @@ def load_model(
 
     Raises ConfigError when there is no such model, or when its packed forward does not equal its own.
     """
-    with _loading(path):
+    with loading(path):
         config = _plain_config(path, trust_remote_code)
         model = auto_class(config).from_pretrained(
-            path, config=config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+            path,
+            config=config,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
         )
     model.to(device)
     return use_packed_attention(model)
@@ -64,7 +69,7 @@ def empty_model(path: str, *, dtype: str = "float32", trust_remote_code: bool = 
 
     Once it has its weights, `check_packed_attention` is to be called. Raises ConfigError when there is no such model.
     """
-    with _loading(path), torch.device("meta"):
+    with loading(path), torch.device("meta"):
         config = _plain_config(path, trust_remote_code)
         model = auto_class(config).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
     _without_dropout(model)
@@ -85,10 +90,11 @@ def _plain_config(path: str, trust_remote_code: bool) -> PretrainedConfig:
 
 
 @contextlib.contextmanager
-def _loading(path: str) -> Iterator[None]:
+def loading(path: str) -> Iterator[None]:
+    """What goes wrong with the model at `path` inside the block becomes a ConfigError."""
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(
             f"cannot load a causal language model from {path!r}: {error}\n"
             "Give a directory with config.json and safetensors weights (actor_rollout_ref.model.path)."

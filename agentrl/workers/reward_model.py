@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
@@ -70,16 +71,23 @@ def open_classifier(config: ScoreModelConfig, dtype: str, device: str | torch.de
     try:
         made = AutoConfig.from_pretrained(path, trust_remote_code=trust)
         if made.num_labels != 1:
-            raise ConfigError(f"{key}: a reward model has one label, and this one {made.num_labels}")
+            raise ConfigError(
+                f"{key}: a reward model has one label, and this one {made.num_labels} ({made.architectures})"
+            )
         if world_size() == 1:
             classifier, report = AutoModelForSequenceClassification.from_pretrained(
-                path, config=made, dtype=kind, trust_remote_code=trust, output_loading_info=True
+                path,
+                config=made,
+                dtype=kind,
+                trust_remote_code=trust,
+                output_loading_info=True,
+                use_safetensors=True,
             )
             missing = report["missing_keys"]
         else:
             with torch.device("meta"):
                 classifier = AutoModelForSequenceClassification.from_config(made, dtype=kind, trust_remote_code=trust)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(f"{key}: expected a sequence classification model of transformers: {error}") from error
     if missing:
         raise ConfigError(f"{key} is no reward model: it has no weights for {', '.join(sorted(missing))}")

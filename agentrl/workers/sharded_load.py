@@ -28,7 +28,7 @@ from transformers.core_model_loading import (
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from agentrl.errors import ConfigError
-from agentrl.model.packed import empty_model, load_model
+from agentrl.model.packed import empty_model, load_model, loading
 from agentrl.workers.shard import world_size
 
 
@@ -47,8 +47,8 @@ def open_model(
 def read_weights(root: nn.Module, model: PreTrainedModel) -> None:
     """Read into `root`, a sharded module around `model`, those weights that are on `meta`; no-op without any.
 
-    Every rank must call it. Raises ConfigError when the checkpoint lacks a weight, or when the model cannot be run on
-    packed sequences.
+    Every rank must call it. Raises ConfigError when the checkpoint cannot be read or lacks a weight, or when the
+    model cannot be run on packed sequences.
     """
     wanted = {_plain(name): param for name, param in model.named_parameters() if param.is_meta}
     if not wanted:
@@ -98,14 +98,16 @@ def _read_shell(model: PreTrainedModel, wanted: Mapping[str, nn.Parameter]) -> P
     if model is model.base_model:
         attributes["_keys_to_ignore_on_load_unexpected"] = [".*"]  # the head of a whole model
     reader: Any = type(kind.__name__, (kind,), attributes)
-    path = model.config.name_or_path
-    shell, report = reader.from_pretrained(
-        path,
-        config=model.config,
-        dtype=next(iter(wanted.values())).dtype,
-        distributed_config=DistributedConfig(),
-        output_loading_info=True,
-    )
+    path = str(model.config.name_or_path)
+    with loading(path):
+        shell, report = reader.from_pretrained(
+            path,
+            config=model.config,
+            dtype=next(iter(wanted.values())).dtype,
+            distributed_config=DistributedConfig(),
+            output_loading_info=True,
+            use_safetensors=True,
+        )
     lost = sorted(set(report["missing_keys"]) & set(wanted))
     if lost:
         raise ConfigError(f"{path}: the checkpoint has no {lost[0]} ({len(lost)} weights of the model are missing)")

@@ -37,7 +37,8 @@ def main(rank: int, ranks: int, work: Path) -> None:
         whole.clear()
         found[folder.name] = compare(folder) | {"read whole": len(whole)}
     found["critic"] = compare_critic(work / "models" / "llama, bfloat16")
-    found["lost"] = {"error": message(work / "lost")}
+    for broken in ("lost", "no file", "cut short", "pickle"):
+        found[broken] = {"error": message(work / broken)}
     (work / f"found-{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from agentrl.errors import ConfigError
+from agentrl.model.packed import load_model
 from tests.workers.test_shard import run_ranks
 
 SIZES: dict[str, Any] = {
@@ -52,6 +55,12 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = load_file(lost / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, lost / "model.safetensors", metadata={"format": "pt"})
+    for broken in ("no file", "cut short", "pickle"):
+        (folder := work / broken).mkdir()
+        shutil.copy(lost / "config.json", folder)
+    whole = (lost / "model.safetensors").read_bytes()
+    (work / "cut short" / "model.safetensors").write_bytes(whole[:100])
+    torch.save(weights, work / "pickle" / "pytorch_model.bin")
     run_ranks(work, "one_of_two_reading_ranks.py")
     return work
 
@@ -81,3 +90,13 @@ def test_a_weight_that_the_checkpoint_lacks_is_named(found: dict[str, Any], work
     assert found["lost"]["error"] == (
         f"{work / 'lost'}: the checkpoint has no model.norm.weight (1 weights of the model are missing)"
     )
+
+
+@pytest.mark.parametrize("broken", ["no file", "cut short", "pickle"])
+def test_weights_that_cannot_be_read_are_the_users_to_mend(found: dict[str, Any], work: Path, broken: str) -> None:
+    """On ranks, and in one process (nothing is unpickled)."""
+    with pytest.raises(ConfigError) as alone:
+        load_model(str(work / broken))
+    for message in (found[broken]["error"], str(alone.value)):
+        assert str(work / broken) in message
+        assert "safetensors weights (actor_rollout_ref.model.path)" in message
