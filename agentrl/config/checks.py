@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.config.needs import ACTOR, ROLLOUT, refuse_ineffective
-from agentrl.config.offline import EvaluateConfig, GenerateConfig
+from agentrl.config.offline import EvaluateConfig, EvaluateRayConfig, GenerateConfig
 from agentrl.config.parallel import Parallel
-from agentrl.config.schema import Config, ModelConfig, RunConfig, SFTConfig
+from agentrl.config.schema import Config, ModelConfig, RayInitConfig, RunConfig, SFTConfig
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
 from agentrl.rollout.sglang.options import check_extra
@@ -32,6 +32,8 @@ def check(config: Section, user_set: Mapping[str, Any]) -> None:
     if isinstance(config, Config | SFTConfig):
         check_trainer(config.trainer)
         check_parallel(config)
+    if isinstance(config, Config | SFTConfig | EvaluateConfig):
+        check_ray(config.ray_init)
     if isinstance(config, GenerateConfig):
         check_generate(config)
     if isinstance(config, EvaluateConfig):
@@ -152,6 +154,14 @@ def check_trainer(trainer: RunConfig) -> None:
         raise ConfigError("trainer.resume_mode=resume_path needs trainer.resume_from_path, the checkpoint's folder")
 
 
+def check_ray(ray_init: RayInitConfig | EvaluateRayConfig) -> None:
+    if ray_init.address is not None and ray_init.num_cpus is not None:
+        raise ConfigError(
+            f"ray_init.num_cpus={ray_init.num_cpus} conflicts with ray_init.address={ray_init.address}: "
+            "a cluster that runs has its CPUs already. Set one of them to null"
+        )
+
+
 def check_parallel(config: Config | SFTConfig) -> None:
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     if isinstance(config, SFTConfig):
@@ -202,8 +212,3 @@ def check_generate(config: GenerateConfig) -> None:
 
 def check_evaluate(config: EvaluateConfig) -> None:
     check_scorers(config)
-    if config.ray_init.address is not None and config.ray_init.num_cpus is not None:
-        raise ConfigError(
-            f"ray_init.num_cpus={config.ray_init.num_cpus} conflicts with ray_init.address={config.ray_init.address}: "
-            "a cluster that runs has its CPUs already. Set one of them to null"
-        )

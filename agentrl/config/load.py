@@ -106,6 +106,8 @@ def normalise(text: str, folder: Path, schema: type[Section]) -> str:
         raise ConfigError(f"{text}: one value is expected; a list is written {override.key_or_group}=[a,b]")
     key = override.key_or_group
     is_group = any((place / key).is_dir() for place in (folder, configs_dir()))
+    if is_group and not override.is_delete() and not isinstance(override.value(), str | list):
+        raise ConfigError(f"{text}: {key} is a section; set the keys under it, or leave it out")
     if is_group or "/" in key:
         return text
     if override.is_delete():

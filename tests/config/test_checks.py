@@ -238,3 +238,8 @@ def test_what_is_missing_beside_a_key(overrides: list[str], says: str) -> None:
 def test_ranks_that_cannot_be_arranged_so(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load(*OWN, "trainer.nnodes=2", "trainer.n_gpus_per_node=4", *overrides)
+
+
+def test_a_cluster_that_runs_has_its_cpus() -> None:
+    with pytest.raises(ConfigError, match=r"ray_init\.num_cpus=2 conflicts with ray_init\.address=auto"):
+        load("trainer.n_gpus_per_node=2", "ray_init.num_cpus=2", "ray_init.address=auto")

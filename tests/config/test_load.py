@@ -25,6 +25,11 @@ def refused(*argv: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.parametrize("text", ["trainer=null", "actor_rollout_ref.rollout=3", "actor_rollout_ref={}"])
+def test_a_section_takes_no_value(text: str) -> None:
+    assert text.partition("=")[0] in refused(text)
+
+
 def test_at_most_two_hundred_keys() -> None:
     assert 100 < len(leaf_keys(Config)) <= 200
 
