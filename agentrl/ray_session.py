@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from agentrl.config.schema import RayInitConfig
 
 logger = logging.getLogger(__name__)
+
+REACHED_WITHIN = 10.0
+"""Seconds in which the machine of a cluster's address answers."""
 
 
 @contextmanager
@@ -59,6 +63,7 @@ def start_ray(address: str | None, num_cpus: int | None) -> bool:
         return False
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is not None:
+        check_reachable(address)
         options["address"] = address
     else:
         options |= {"num_cpus": num_cpus, "include_dashboard": False}
@@ -76,6 +81,24 @@ def work_in(folder: str) -> None:
     """
     if Path(folder).is_dir():
         os.chdir(folder)
+
+
+def check_reachable(address: str) -> None:
+    """Raises ConfigError when nobody listens at a cluster's `host:port`, for which Ray would wait for minutes."""
+    import ray
+
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return  # a word such as auto, which Ray looks up at once
+    if host in ("localhost", "127.0.0.1") and not address.startswith("ray://"):
+        host = ray.util.get_node_ip_address()  # as Ray does
+    try:
+        socket.create_connection((host, int(port)), REACHED_WITHIN).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"ray_init.address={address}: nobody listens there ({error}). Start Ray (ray start --head), name its "
+            "address, or leave the key out: then it is started on this machine"
+        ) from error
 
 
 def first_line(error: Exception) -> str:
