@@ -32,6 +32,7 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     from agentrl.workers.device import resolve_device
     from agentrl.workers.executor import open_executor
     from agentrl.workers.pools import processes
+    from agentrl.workers.profiler import check_profile_steps
 
     model, trainer, out = config.model, config.trainer, Path(config.trainer.default_local_dir)
     device = resolve_device(trainer.device)
@@ -45,16 +46,17 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     train = read(config.data.train_files, config, chat, display)
     validation = None if config.data.val_files is None else read(config.data.val_files, config, chat, display)
     total = trainer.total_training_steps or trainer.total_epochs * steps_per_epoch(config, train)
+    check_profile_steps(trainer, total)
     store = open_store(trainer, display)
+    prepare_run_dir(config, display)
+    if store is not None:
+        store.begin(out / "config.yaml")
     with ExitStack() as stack:
         if uses_ray(config):
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load model"):
             executor = open_executor(config, device, total)
         stack.callback(executor.close)
-        prepare_run_dir(config, display)
-        if store is not None:
-            store.begin(out / "config.yaml")
         tracker = Tracker(trainer.logger, out, config, trainer.project_name, trainer.experiment_name, display)
         stack.callback(tracker.close)
         metrics = SupervisedTrainer(config, executor, chat, train, validation, total, tracker, store, display).fit()

@@ -239,7 +239,7 @@ def expand(files: str | Sequence[str]) -> list[str]:
             raise DataError(f"no data file matches the pattern {name} (working directory {Path.cwd()})")
         found += matches
     if not found:
-        raise DataError("no data file is given: set data.train_files")
+        raise DataError("no data file is given: a key data.*_files or data.path is an empty list; no validation: null")
     return found
 
 

@@ -24,11 +24,12 @@ from agentrl.config.schema import RunConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
 from agentrl.data.sample import Sample
-from agentrl.errors import ConfigError, DataError, TrainingError
+from agentrl.errors import CheckpointError, ConfigError, DataError, TrainingError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction_cassette import OnCassette
 from agentrl.model.packed import load_model
 from agentrl.picture import pictures_in
+from agentrl.publish import is_disk_full
 from agentrl.ray_session import ray_session
 from agentrl.reward import RewardManager
 from agentrl.reward.model_input import ModelInput
@@ -41,12 +42,14 @@ from agentrl.trainer.checkpoint import CheckpointManager
 from agentrl.trainer.display import Display
 from agentrl.trainer.object_store import ObjectStore
 from agentrl.trainer.rollouts import Audience, Rollouts
+from agentrl.trainer.sealed import STATE_FILE
 from agentrl.trainer.tracking import Tracker
 from agentrl.trajectory import Message
 from agentrl.workers import WorkerGroup
 from agentrl.workers.device import resolve_device
 from agentrl.workers.executor import Executor, open_executor
 from agentrl.workers.pools import processes
+from agentrl.workers.profiler import check_profile_steps
 from agentrl.workers.roles import reference_of
 
 if TYPE_CHECKING:
@@ -95,6 +98,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
     train_data, val_data = build_data(config, chat, context_parts, display)
     loader = Loader(train_data, config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed)
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch
+    check_profile_steps(config.trainer, total_steps)
     show_first_prompts(chat, context_parts, display)
     store = open_store(config.trainer, display)
     run_dir = prepare_run_dir(config, display)
@@ -269,15 +273,31 @@ def build_engine(
 
 
 def prepare_run_dir(config: Config | SFTConfig, display: Display) -> Path:
-    """The run's directory, with the resolved config in it. With resume_mode=disable an older run is moved aside."""
-    run_dir = Path(config.trainer.default_local_dir)
-    if config.trainer.resume_mode == "disable" and run_dir.exists():
-        number = next(n for n in range(1, 10**6) if not run_dir.with_name(f"{run_dir.name}.{n}").exists())
-        aside = run_dir.with_name(f"{run_dir.name}.{number}")
-        run_dir.rename(aside)
-        display.note(f"resume_mode=disable: the run that was in {run_dir} is now in {aside}")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_config(config, run_dir / "config.yaml")
+    """The run's directory, with the resolved config in it. With resume_mode=disable an older run is moved aside.
+
+    Raises ConfigError where it cannot be made or written, and CheckpointError when resume_from_path is no checkpoint.
+    """
+    run_dir, given = Path(config.trainer.default_local_dir), config.trainer.resume_from_path
+    if given is not None and not (Path(given) / STATE_FILE).is_file():
+        raise CheckpointError(
+            f"trainer.resume_from_path={given} is no whole checkpoint: it has no {STATE_FILE}. Name a folder such as "
+            f"{run_dir}/checkpoints/step_000012"
+        )
+    try:
+        if config.trainer.resume_mode == "disable" and run_dir.exists():
+            number = next(n for n in range(1, 10**6) if not run_dir.with_name(f"{run_dir.name}.{n}").exists())
+            aside = run_dir.with_name(f"{run_dir.name}.{number}")
+            run_dir.rename(aside)
+            display.note(f"resume_mode=disable: the run that was in {run_dir} is now in {aside}")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_config(config, run_dir / "config.yaml")
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        raise ConfigError(
+            f"trainer.default_local_dir={run_dir} cannot be written ({error.strerror}): name a folder in which this "
+            "user may make files"
+        ) from error
     return run_dir
 
 

@@ -18,6 +18,7 @@ import fsspec
 import tenacity
 
 from agentrl.errors import CheckpointError, ConfigError
+from agentrl.ray_session import first_line
 from agentrl.trainer.display import Display, Stage
 from agentrl.trainer.sealed import STATE_FILE, name_of, step_of
 
@@ -45,10 +46,10 @@ class ObjectStore:
             raise ConfigError(f"trainer.default_remote_dir={url} is no URL: give one such as s3://bucket/run")
         try:
             self._fs, root = fsspec.url_to_fs(url)
-        except (ImportError, ValueError) as error:
+        except (ImportError, ValueError, OSError) as error:
             raise ConfigError(
-                f"trainer.default_remote_dir={url}: {error}. S3 needs: pip install 'agentrl[s3]'; other stores: "
-                "fsspec's package for them"
+                f"trainer.default_remote_dir={url}: {first_line(error)}. S3 needs: pip install 'agentrl[s3]'; HDFS: "
+                "Java and Hadoop's libhdfs (JAVA_HOME, HADOOP_HOME); other stores: fsspec's package for them"
             ) from error
         self._has_no_folders = not BUCKETS.isdisjoint(self._fs.protocol)
         self.url = url.rstrip("/")

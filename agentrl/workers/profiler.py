@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from agentrl.config.schema import RunConfig
+from agentrl.errors import ConfigError
 from agentrl.publish import published
 
 STAGES = ("reward_model", "old_log_prob", "ref_log_prob", "values", "update_critic", "update_actor", "update")
@@ -42,6 +43,13 @@ def profile_of(trainer: RunConfig, run_dir: Path, step: int, stage: str) -> Prof
     if step not in (trainer.profile_steps or ()) or stage not in STAGES:
         return None
     return Profile(run_dir.absolute() / "profile" / f"step_{step:06d}", stage)
+
+
+def check_profile_steps(trainer: RunConfig, total_steps: int) -> None:
+    """Raises ConfigError for a step that the run does not have."""
+    beyond = [step for step in trainer.profile_steps or () if step > total_steps]
+    if beyond:
+        raise ConfigError(f"trainer.profile_steps names step {beyond[0]}, and the run ends at step {total_steps}")
 
 
 @contextmanager

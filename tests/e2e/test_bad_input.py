@@ -146,3 +146,26 @@ def test_a_nan_loss_stops_with_weights_and_metrics_intact(
     fails(small_run("actor_rollout_ref.actor.optim.lr=1e30", "trainer.save_freq=1"), capsys, "step", "finite")
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         json.loads(line)
+
+
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_run_folder_that_cannot_be_made(
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str], below: str
+) -> None:
+    (tmp_path / "file").write_text("of mine")
+    fails(small_run(run_dir=tmp_path / "file" / below), capsys, "trainer.default_local_dir=", "cannot be written")
+    assert (tmp_path / "file").read_text() == "of mine"
+
+
+@pytest.mark.parametrize("what", ["nothing", "file", "folder"])
+def test_what_is_no_checkpoint_is_told_before_models_are_loaded(
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    given = f"trainer.resume_from_path={tmp_path / what}"
+    assert main(small_run("trainer.resume_mode=resume_path", given)) == 2
+    told = capsys.readouterr()
+    assert f"{given} is no whole checkpoint" in told.err
+    assert "load models" not in told.out
+    assert not (tmp_path / "run").exists()

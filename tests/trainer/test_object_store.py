@@ -194,6 +194,7 @@ def test_a_store_that_is_down_costs_a_warning(
     [
         ("bucket/run", "is no URL"),
         ("s4://bucket/run", "Protocol not known: s4"),
+        ("hdfs://127.0.0.1:1/run", "JAVA_HOME|cannot be written"),
         ("s3://no-such-bucket/run", "no-such-bucket/run cannot be written: .*AWS_ENDPOINT_URL"),
     ],
 )

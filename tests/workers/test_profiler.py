@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from agentrl.config.schema import TrainerConfig
-from agentrl.workers.profiler import Profile, profile_of, profiled
+from agentrl.errors import ConfigError
+from agentrl.workers.profiler import Profile, check_profile_steps, profile_of, profiled
 from tests.workers.conftest import BatchMaker, WorkerMaker
 
 
@@ -34,6 +35,12 @@ def test_a_profile_shows_the_update_and_appears_whole(
     assert {"aten::mm", "autograd::engine::evaluate_function: MmBackward0"} <= names
     assert "aten::mm" in (folder / "rank0_update_actor.txt").read_text()
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_step_after_the_last_is_refused() -> None:
+    check_profile_steps(TrainerConfig(profile_steps=[3]), 3)
+    with pytest.raises(ConfigError, match=r"profile_steps names step 4, and the run ends at step 3"):
+        check_profile_steps(TrainerConfig(profile_steps=[3, 4]), 3)
 
 
 def test_nothing_is_written_of_what_failed(tmp_path: Path) -> None:
