@@ -215,6 +215,8 @@ class CheckpointManager:
             yield
         except BaseException as error:
             self._going_on = None
+            if going_on.publishing is not None and not going_on.publishing.done():
+                raise  # Ctrl-C: the thread goes on with these files, and the process ends when it has published them
             full = is_disk_full(error) or shutil.disk_usage(self.dir).free < BLOCK
             written = sum(path.stat().st_size for path in going_on.partial.rglob("*") if path.is_file())
             shutil.rmtree(going_on.partial, ignore_errors=True)

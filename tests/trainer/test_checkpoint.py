@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +116,25 @@ def test_what_goes_wrong_in_the_background_is_told_and_earlier_ones_stay(tmp_pat
     checkpoints.give_up()  # the writers are gone
     assert names(tmp_path) == ["step_000001"]
     checkpoints.settle()
+
+
+def test_interrupted_while_it_is_published_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the wait for the thread that publishes, and not the thread: its files are not to go from under it."""
+    checkpoints, gone_on = manager(tmp_path, keep=1), threading.Event()
+    checkpoints.save(1, filled("a"), {"step": 1})
+
+    def interrupted(*arguments: Any) -> None:
+        sealed.seal(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        gone_on.wait(10.0)
+
+    monkeypatch.setattr("agentrl.trainer.checkpoint.seal", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(2, filled("b"), {"step": 2})
+    gone_on.set()
+    checkpoints._thread.shutdown()  # as when the process ends
+    assert names(tmp_path) == ["step_000002"]
+    assert manager(tmp_path).load(tmp_path / "step_000002") == {"step": 2}
 
 
 def test_the_newest_are_kept_by_number(tmp_path: Path) -> None:
