@@ -53,7 +53,7 @@ class Trainer:
         validation: Metrics = {}
         self.resume()
         if config.val_only or (self.step == 0 and config.val_before_train):
-            validation = self.validate()
+            validation = self.validate_first()
             self.log(validation)
         if config.val_only:
             return validation
@@ -83,6 +83,14 @@ class Trainer:
                         self.parts.checkpoints.settle()
                     raise
                 stage.advance(self.step - done)
+
+    def validate_first(self) -> Metrics:
+        """Validate before any step; by new workers when some die."""
+        while True:
+            try:
+                return self.validate()
+            except WorkerDied as death:
+                self.go_back(death)
 
     def go_back(self, death: WorkerDied) -> None:
         """After a worker died: new workers, and what the newest checkpoint holds.

@@ -198,6 +198,26 @@ def test_after_a_death_a_run_goes_back_to_what_it_was_resumed_from(
     assert trained == [3, 3]
 
 
+def test_a_death_in_the_first_validation_does_not_end_the_run(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    validated: list[int] = []
+    validate = Trainer.validate
+
+    def dies_at_first(trainer: Trainer) -> dict[str, float]:
+        validated.append(trainer.step)
+        if len(validated) == 1:
+            trainer.continuation.restarts = -1  # one is allowed, which a run on one device cannot be asked for
+            raise WorkerDied("injected")
+        return validate(trainer)
+
+    monkeypatch.setattr(Trainer, "validate", dies_at_first)
+    assert main(small_run("trainer.val_only=true")) == 0
+    assert validated == [0, 0] and [line["step"] for line in lines(tmp_path / "run")] == [0]
+
+
 def test_a_data_fault_leaves_an_older_run_where_it_is(
     small_run: Overrides,  # noqa: F811
     tmp_path: Path,
