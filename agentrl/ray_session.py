@@ -102,5 +102,6 @@ def check_reachable(address: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Ray's messages go on for pages."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Ray's messages go on for pages. Where a process could not start, their last line says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return f"its process could not start: {lines[-1]}" if "its creation task" in lines[0] else lines[0]

@@ -32,6 +32,7 @@ from agentrl.rollout.weights import Weights
 from agentrl.sft import main as sft
 from agentrl.workers.executor import Executor, open_executor
 from agentrl.workers.ray_executor import RayExecutor
+from agentrl.workers.ray_pool import collect
 from agentrl.workers.ray_rank import Failure, Rank
 from agentrl.workers.ray_watch import Patience
 from agentrl.workers.roles import Role
@@ -339,3 +340,17 @@ def test_supervised_training_on_ranks_equals_one_process(
     for name, tensor in weights[0].items():
         assert torch.allclose(tensor, weights[1][name], rtol=0, atol=1e-5), name
     assert (tmp_path / "remote" / "policy" / "trained_steps").read_text() == "3\n"
+
+
+class Unstartable:
+    """Stands for a rank on a machine that lacks a package."""
+
+    def __init__(self) -> None:
+        raise ModuleNotFoundError("No module named 'agentrl'")
+
+    def make(self) -> None: ...
+
+
+def test_why_a_rank_could_not_start_is_told(cluster: None) -> None:
+    with pytest.raises(WorkerDied, match=r"rank 0 of 1 died in make: .*No module named 'agentrl'$"):
+        collect([ray.remote(Unstartable).remote().make.remote()], "make")
