@@ -70,7 +70,8 @@ def start_ray(address: str | None, num_cpus: int | None) -> bool:
     try:
         ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"ray_init.address={address}: {first_line(error)}") from error
+        causes = [first_line(cause) for cause in (error, error.__cause__) if isinstance(cause, Exception)]
+        raise ConfigError(f"ray_init.address={address}: {': '.join(causes)}") from error
     return True
 
 

@@ -23,3 +23,13 @@ def test_an_address_where_nobody_listens_is_told_at_once(address: str) -> None:
         with pytest.raises(ConfigError, match=rf"ray_init\.address={at}: nobody listens there"):
             start_ray(at, None)
     assert not ray.is_initialized()
+
+
+def test_a_cluster_that_asks_for_a_token_is_told_so_fault_injected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**options: object) -> None:
+        refusal = ray.exceptions.AuthenticationError("InvalidAuthToken: RAY_AUTH_MODE is currently 'disabled'")
+        raise ConnectionError("Failed to connect to Ray cluster") from refusal
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ConfigError, match=r"ray_init\.address=auto: Failed to connect .*RAY_AUTH_MODE is currently"):
+        start_ray("auto", None)
