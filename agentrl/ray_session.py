@@ -70,8 +70,8 @@ def start_ray(address: str | None, num_cpus: int | None) -> bool:
     try:
         ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        causes = [first_line(cause) for cause in (error, error.__cause__) if isinstance(cause, Exception)]
-        raise ConfigError(f"ray_init.address={address}: {': '.join(causes)}") from error
+        cause = str(error.__cause__ or "").strip().splitlines()[-1:]  # a traceback, whose last line is what to do
+        raise ConfigError(f"ray_init.address={address}: {': '.join([first_line(error), *cause])}") from error
     return True
 
 

@@ -27,9 +27,11 @@ def test_an_address_where_nobody_listens_is_told_at_once(address: str) -> None:
 
 def test_a_cluster_that_asks_for_a_token_is_told_so_fault_injected(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**options: object) -> None:
-        refusal = ray.exceptions.AuthenticationError("InvalidAuthToken: RAY_AUTH_MODE is currently 'disabled'")
-        raise ConnectionError("Failed to connect to Ray cluster") from refusal
+        text = (
+            "Failed to connect to GCS. Traceback:\n  File x\nInvalidAuthToken: RAY_AUTH_MODE is currently 'disabled'\n"
+        )
+        raise ConnectionError("Failed to connect to Ray cluster") from RuntimeError(text)
 
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(ConfigError, match=r"ray_init\.address=auto: Failed to connect .*RAY_AUTH_MODE is currently"):
+    with pytest.raises(ConfigError, match=r"ray_init\.address=auto: Failed to connect .*: InvalidAuthToken: RAY_AUTH"):
         start_ray("auto", None)
