@@ -129,8 +129,12 @@ def test_interrupted_while_it_is_published_it_is_whole(tmp_path: Path, monkeypat
         gone_on.wait(10.0)
 
     monkeypatch.setattr("agentrl.trainer.checkpoint.seal", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        checkpoints.save(2, filled("b"), {"step": 2})
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save(2, filled("b"), {"step": 2})
+    finally:
+        signal.signal(signal.SIGINT, before)
     gone_on.set()
     checkpoints._thread.shutdown()  # as when the process ends
     assert names(tmp_path) == ["step_000002"]
