@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.tiny_policy import make_tiny_policy
+from tests.forked import forked
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -79,6 +80,11 @@ def command(arguments: list[str], cwd: Path, timeout: float = 170) -> subprocess
         text=True,
         timeout=timeout,
     )
+
+
+def forked_command(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same in a forked process, which begins at once."""
+    return forked(["-m", "agentrl.train", *arguments], cwd)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.e2e.conftest import forked_command
 from tests.e2e.test_train import lines
-from tests.forked import forked
 
 Overrides = Callable[..., list[str]]
 
@@ -94,20 +93,16 @@ def numbers(run: Path) -> list[dict[str, float]]:
     ]
 
 
-def train(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    return forked(["-m", "agentrl.train", *arguments], cwd)
-
-
 @pytest.mark.timeout(400)
 def test_a_training_is_repeated_without_its_servers(gamble: Overrides, tmp_path: Path) -> None:
-    done = train(gamble("first", "tools.cassette=record"), tmp_path)
+    done = forked_command(gamble("first", "tools.cassette=record"), tmp_path)
     assert done.returncode == 0, done.stderr
     (tmp_path / "server").unlink()
-    done = train(gamble("again", "tools.cassette=replay"), tmp_path)
+    done = forked_command(gamble("again", "tools.cassette=replay"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert numbers(tmp_path / "again") == numbers(tmp_path / "first")
 
-    done = train(gamble("other", "tools.cassette=replay", "trainer.seed=2"), tmp_path)
+    done = forked_command(gamble("other", "tools.cassette=replay", "trainer.seed=2"), tmp_path)
     assert done.returncode == 2, done.stdout
     assert "answers.jsonl holds no answer of" in done.stderr and "tools.cassette=record" in done.stderr
     assert "Traceback" not in done.stderr

@@ -15,10 +15,9 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.conftest import PROJECT
+from tests.e2e.conftest import PROJECT, forked_command
 from tests.e2e.test_docs import commands
 from tests.e2e.test_resume import numbers
-from tests.forked import forked
 from tests.reward.tiny_reward_model import make_reward_model
 
 pytest.importorskip("ray")
@@ -70,7 +69,7 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
     path = make_reward_model(tmp_path / "reward-model", template=None)
     scored = ["reward_model.enable=true", f"reward_model.model.path={path}"]
     alone = [*scored, *profiled, "trainer.device=cpu", "data.val_files=null"]
-    one = forked(["-m", "agentrl.train", *small_run(run_dir=tmp_path / "one"), *alone], tmp_path)
+    one = forked_command([*small_run(run_dir=tmp_path / "one"), *alone], tmp_path)
     assert one.returncode == 0, one.stderr
     apart = [*scored, "reward_model.enable_resource_pool=true", "actor_rollout_ref.rollout.nnodes=2"]
     process = start(two_ranks("two", "trainer.max_worker_restarts=3", *apart, *profiled), tmp_path)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.e2e.conftest import forked_command
 from tests.e2e.test_train import lines
-from tests.forked import ForkedPython, forked
+from tests.forked import ForkedPython
 
 Overrides = Callable[..., list[str]]
 
@@ -57,7 +58,7 @@ def test_killed_and_resumed_equals_undisturbed(small_run: Overrides, tmp_path: P
         ]
 
     began = time.monotonic()
-    whole = forked(["-m", "agentrl.train", *overrides("whole")], tmp_path)
+    whole = forked_command(overrides("whole"), tmp_path)
     seconds = time.monotonic() - began
     assert whole.returncode == 0, whole.stderr
     rng = random.Random(algorithm)
@@ -65,7 +66,7 @@ def test_killed_and_resumed_equals_undisturbed(small_run: Overrides, tmp_path: P
     for last in (STEPS - 1, STEPS + 1):  # a first run that is much faster than the one before is killed, too
         was_running = kill_after(overrides("killed"), killed, rng.uniform(0.3, 1.0) * seconds, last)
         assert was_running or last > STEPS
-    resumed = forked(["-m", "agentrl.train", *overrides("killed")], tmp_path)
+    resumed = forked_command(overrides("killed"), tmp_path)
     if "nothing left to train" not in resumed.stderr:
         assert resumed.returncode == 0, resumed.stderr
     assert numbers(killed) == numbers(tmp_path / "whole")

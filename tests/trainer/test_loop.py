@@ -173,6 +173,23 @@ def test_a_run_killed_before_its_export_exports_when_started_again(
     assert "nothing left to train" in capsys.readouterr().err
 
 
+def dies_at_first(monkeypatch: pytest.MonkeyPatch, method: str) -> list[int]:
+    """The trainer's method ends as if a worker had died when it is called first; the steps of all its calls."""
+    called: list[int] = []
+    original = getattr(Trainer, method)
+
+    def dying(trainer: Trainer) -> dict[str, float]:
+        called.append(trainer.step)
+        if len(called) == 1:
+            trainer.continuation.restarts = -1  # one is allowed, which a run on one device cannot be asked for
+            raise WorkerDied("injected")
+        metrics: dict[str, float] = original(trainer)
+        return metrics
+
+    monkeypatch.setattr(Trainer, method, dying)
+    return called
+
+
 def test_after_a_death_a_run_goes_back_to_what_it_was_resumed_from(
     small_run: Overrides,  # noqa: F811
     tmp_path: Path,
@@ -181,17 +198,7 @@ def test_after_a_death_a_run_goes_back_to_what_it_was_resumed_from(
     """Not to a newer checkpoint of the continuation that it gave up."""
     assert main(small_run("trainer.total_training_steps=3")) == 0
     assert ["time/save" in line for line in lines(tmp_path / "run")] == [False, False, True, True]
-    trained: list[int] = []
-    train_step = Trainer.train_step
-
-    def dies_at_first(trainer: Trainer) -> dict[str, float]:
-        trained.append(trainer.step)
-        if len(trained) == 1:
-            trainer.continuation.restarts = -1  # one is allowed, which a run on one device cannot be asked for
-            raise WorkerDied("injected")
-        return train_step(trainer)
-
-    monkeypatch.setattr(Trainer, "train_step", dies_at_first)
+    trained = dies_at_first(monkeypatch, "train_step")
     begin = tmp_path / "run" / "checkpoints" / "step_000002"
     again = ["trainer.total_training_steps=3", "trainer.resume_mode=resume_path", f"trainer.resume_from_path={begin}"]
     assert main(small_run(*again)) == 0
@@ -203,17 +210,7 @@ def test_a_death_in_the_first_validation_does_not_end_the_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    validated: list[int] = []
-    validate = Trainer.validate
-
-    def dies_at_first(trainer: Trainer) -> dict[str, float]:
-        validated.append(trainer.step)
-        if len(validated) == 1:
-            trainer.continuation.restarts = -1  # one is allowed, which a run on one device cannot be asked for
-            raise WorkerDied("injected")
-        return validate(trainer)
-
-    monkeypatch.setattr(Trainer, "validate", dies_at_first)
+    validated = dies_at_first(monkeypatch, "validate")
     assert main(small_run("trainer.val_only=true")) == 0
     assert validated == [0, 0] and [line["step"] for line in lines(tmp_path / "run")] == [0]
 
