@@ -27,3 +27,8 @@ class TrainingError(UserError):
 
 class WorkerDied(TrainingError):
     """A worker's process is gone, and with it what it had learnt since the last checkpoint."""
+
+
+def first_line(error: Exception) -> str:
+    """Of messages that go on for pages."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

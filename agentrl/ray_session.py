@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
     from agentrl.config.schema import RayInitConfig
@@ -102,7 +102,9 @@ def check_reachable(address: str) -> None:
         ) from error
 
 
-def first_line(error: Exception) -> str:
-    """Ray's messages go on for pages. Where a process could not start, their last line says why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return f"its process could not start: {lines[-1]}" if "its creation task" in lines[0] else lines[0]
+def death_of(error: Exception) -> str:
+    """What Ray says of a process that is gone, in one line: the first, or the last where it could not start."""
+    said = first_line(error)
+    if "its creation task" in said:
+        return f"its process could not start: {str(error).strip().splitlines()[-1].strip()}"
+    return said

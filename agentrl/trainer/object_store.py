@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import fsspec
 import tenacity
 
-from agentrl.errors import CheckpointError, ConfigError
-from agentrl.ray_session import first_line
+from agentrl.errors import CheckpointError, ConfigError, first_line
 from agentrl.trainer.display import Display, Stage
 from agentrl.trainer.sealed import STATE_FILE, name_of, step_of
 

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from agentrl.config import Config
 from agentrl.data.sample import Sample
 from agentrl.errors import WorkerDied
-from agentrl.ray_session import first_line, work_in
+from agentrl.ray_session import death_of, work_in
 from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trainer.display import Display, Stage
 from agentrl.trainer.rollouts import Rollout, Rollouts, Task, responses, training, validation
@@ -196,7 +196,7 @@ class RayRollouts:
             try:
                 self._pass_on(number, ray.get(actor.news.remote()), None)
             except GONE as error:
-                self._replace(number, f"rollout worker {number + 1} died: {first_line(error)}")
+                self._replace(number, f"rollout worker {number + 1} died: {death_of(error)}")
 
     def close(self) -> None:
         closing = [actor.close.remote() for actor in self._actors]
@@ -244,7 +244,7 @@ class RayRollouts:
                     try:
                         answers[number] = answer_of(call, f"rollout worker {number + 1} of {len(calls)}, {what}")
                     except GONE as error:
-                        self._replace(number, f"rollout worker {number + 1} died in {what}: {first_line(error)}")
+                        self._replace(number, f"rollout worker {number + 1} died in {what}: {death_of(error)}")
                         if method == "call":
                             running[self._actors[number].call.remote(*calls[number])] = number
                 self._tell(stage)
@@ -302,7 +302,7 @@ class RayRollouts:
             for call in opened:
                 answer_of(call, f"rollout worker {number + 1}, its start")
         except GONE as error:
-            self._replace(number, f"rollout worker {number + 1} died at its start: {first_line(error)}")
+            self._replace(number, f"rollout worker {number + 1} died at its start: {death_of(error)}")
 
     def _actor(self, number: int) -> Any:
         variables = {

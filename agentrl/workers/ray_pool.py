@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl import errors
 from agentrl.errors import ConfigError, TrainingError, UserError, WorkerDied
-from agentrl.ray_session import first_line
+from agentrl.ray_session import death_of
 from agentrl.workers.pools import Pool
 from agentrl.workers.profiler import Profile
 from agentrl.workers.ray_rank import Failure, Place, Rank
@@ -150,7 +150,7 @@ def collect(
             try:
                 answers[rank] = ray.get(done[0])
             except GONE as error:
-                death = WorkerDied(f"rank {rank} of {ranks} died in {what}: {first_line(error)}")
+                death = WorkerDied(f"rank {rank} of {ranks} died in {what}: {death_of(error)}")
                 continue
             if isinstance(answers[rank], Failure) and ends is None:
                 ends = time.monotonic() + GRACE
