@@ -6,6 +6,8 @@ CONSTRAINTS ?= constraints/cpu.txt
 # Where the constrained torch comes from: builds for the CPU (a tenth of the size). Unreachable, the package index serves.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
+# Processes that share the tests: `logical` is one a core.
+PROCESSES ?= logical
 
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check
@@ -14,12 +16,13 @@ SGLANG_CPU := constraints/sglang-cpu.txt
 SGLANG_STAMP := $(VENV)/.setup-sglang-$(notdir $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sglang train test test-sglang lint format clean
+.PHONY: help setup setup-sglang train test test-all test-sglang lint format clean
 
 help:
 	@echo "make train              set up, then run the quickstart: data, warm-up, GRPO, plot (python -m agentrl.train)"
 	@echo "make train ARGS='...'   the same job with overrides, e.g. ARGS='trainer.seed=2 trainer.total_training_steps=5'"
-	@echo "make test  ARGS='...'   set up, then run the tests (pytest)"
+	@echo "make test  ARGS='...'   set up, then run the tests (pytest): of each long family a slice"
+	@echo "make test-all           set up SGLang too, then run every test and soak; ended and begun again, it goes on"
 	@echo "make test-sglang        set up SGLang too, then run the tests that start its servers, on the CPU"
 	@echo "make lint               ruff and mypy"
 	@echo "make setup              only the environment in $(VENV)/; runs again when pyproject.toml or constraints change"
@@ -35,7 +38,11 @@ train: $(STAMP)
 	$(RUN) -m agentrl.train $(ARGS)
 
 test: $(STAMP)
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-all: $(STAMP)
+	@$(MAKE) setup-sglang VENV=.venv-sglang
+	$(RUN) -m tests.whole --sglang-python .venv-sglang/bin/python $(ARGS)
 
 test-sglang: $(SGLANG_STAMP)
 	$(RUN) -m pytest tests/sglang $(ARGS)

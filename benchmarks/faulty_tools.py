@@ -7,7 +7,8 @@ real tools, their HTTP client, the scheduler and the scorer. Of the requests 5 %
 killed once and started again two seconds later (`benchmarks.faulty_server`). The same without faults is run first.
 
 Prints how many trajectories were lost or had a score other than their answer's, how often one was tried again, what is
-left of tasks, sockets and sessions, and the ratio of the seconds of both runs.
+left of tasks, sockets and sessions, and the ratio of the seconds of both runs. Exits with 1 where anything was lost,
+scored falsely or left.
 """
 
 from __future__ import annotations
@@ -181,4 +182,7 @@ def measure(trajectories: int = 2000, failing: float = 0.05, hanging: float = 0.
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faulty_tools")
     parser.add_argument("--trajectories", type=int, default=2000)
-    print(json.dumps(measure(parser.parse_args().trajectories), indent=2))
+    measured = measure(parser.parse_args().trajectories)
+    print(json.dumps(measured, indent=2))
+    harm = ("lost", "false_score", "tasks_left", "files_left", "sessions_left")
+    sys.exit(any(measured[run][name] for run in ("quiet", "faulty") for name in harm))

@@ -2,7 +2,8 @@
 
 p50 and p99 of a call, runs a second and CPU-milliseconds a run at 1, 8 and 64 at once, over HTTP to a real server,
 against a bare `subprocess.run([python, "-c", ...])` of the same program in the same run. With
-`--runs 0 --soak N`, N hostile programs instead, and what they leave behind.
+`--runs 0 --soak N`, N hostile programs instead, and what they leave behind: exits with 1 where that
+is more than memory.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def server_cpu(server: Server) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-async def main() -> None:
+async def main() -> bool:
+    """Whether all went well."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--soak", type=int, default=0)
@@ -113,8 +115,7 @@ async def main() -> None:
 
             print(f"tier {(await client.get('/health')).json()['tier']}, load {os.getloadavg()[0]:.1f}")
             if not asked.runs:
-                await soak(server, client, asked.soak)
-                return
+                return await soak(server, client, asked.soak)
             print("| program | at once | | p50 ms | p99 ms | runs/s | CPU ms |\n|---|---|---|---|---|---|---|")
             for name, program in PROGRAMS.items():
                 for concurrency in (1, 8, 64):
@@ -129,10 +130,11 @@ async def main() -> None:
                     )
                     print(f"| `{name}` | {concurrency} | sandbox | {warm.cells()} |")
                     print(f"| | | bare | {plain.cells()} |", flush=True)
+    return True
 
 
-async def soak(server: Server, client: httpx.AsyncClient, runs: int) -> None:
-    """`runs` hostile programs, every tenth of them in a session; what there is of everything before and after."""
+async def soak(server: Server, client: httpx.AsyncClient, runs: int) -> bool:
+    """Whether `runs` hostile programs, every tenth in a session, leave no process, file or control group behind."""
 
     async def one(place: int) -> None:
         code = HOSTILE[place % len(HOSTILE)]
@@ -162,6 +164,7 @@ async def soak(server: Server, client: httpx.AsyncClient, runs: int) -> None:
     print(f"soak: {runs} hostile runs in {time.perf_counter() - started:.0f} s")
     for name, value in before.items():
         print(f"  {name}: {value} before, {after[name]} after")
+    return all(after[name] <= value for name, value in before.items() if name != "MiB")
 
 
 def held(server: Server) -> dict[str, int]:
@@ -179,4 +182,4 @@ def held(server: Server) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(not asyncio.run(main()))

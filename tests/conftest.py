@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import pytest_addoption, pytest_collection_modifyitems, pytest_report_header
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_report_header"]  # hooks
+
 # Before torch is imported by any test: the test machine has two cores, and spinning OpenMP threads would eat them.
 os.environ.update(
     OMP_NUM_THREADS="1",

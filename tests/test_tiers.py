@@ -1,0 +1,125 @@
+"""Which tests `make test` leaves to `make test-all`, and how that goes on after an interruption."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import whole
+from tests.conftest import PROJECT
+from tests.tiers import KINDS, draw
+
+FAMILY = """
+import pytest
+
+@pytest.mark.slice(2, "matrix")
+@pytest.mark.parametrize("case", range(9))
+def test_family(case):
+    assert case < 9
+
+@pytest.mark.parametrize("case", range(3))
+def test_others(case):
+    assert case < 3
+"""
+FILE = """
+import pytest
+
+pytestmark = pytest.mark.slice(1, "kill")
+
+def test_one(): pass
+def test_two(): pass
+
+@pytest.mark.slice(0, "soak")
+def test_three(): pass
+"""
+
+
+BARE = {"PYTHONPATH": str(PROJECT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+def collected(folder: Path, *options: str) -> list[str]:
+    """Ids of the tests that a pytest of its own would run."""
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "tests.tiers", "-p", "no:cacheprovider"]
+    done = subprocess.run([*words, *options], cwd=folder, capture_output=True, text=True, env=BARE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+@pytest.fixture
+def families(tmp_path: Path) -> Path:
+    (tmp_path / "test_family.py").write_text(FAMILY)
+    (tmp_path / "test_file.py").write_text(FILE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slice(keep, kind): a family\n")
+    return tmp_path
+
+
+def test_a_slice_is_drawn_by_its_seed_and_the_whole_has_every_test(families: Path) -> None:
+    slice_of = collected(families)
+    kept = [name for name in slice_of if "test_family[" in name]
+    assert len(kept) == 2 and sum("test_others" in name for name in slice_of) == 3
+    assert sum("test_file" in name for name in slice_of) == 1 and not any("test_three" in name for name in slice_of)
+    assert collected(families, "--slice-seed=other", "test_file.py") != []
+    assert len(collected(families, "--whole")) == 15
+    assert len(collected(families, "test_file.py::test_three", "test_family.py::test_family[3]")) == 2
+
+
+def test_seeds_draw_every_member_sooner_or_later() -> None:
+    members = [f"test[{case}]" for case in range(9)]
+    assert set().union(*(draw(members, 2, str(seed)) for seed in range(60))) == set(members)
+    assert draw(members, 2, "0") == draw(members[::-1], 2, "0")
+    assert draw(members, 20, "0") == set(members)
+
+
+def test_a_mark_without_a_known_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "test_wrong.py").write_text('import pytest\n\n@pytest.mark.slice(1, "slow")\ndef test_x(): pass\n')
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.tiers", "-W", "ignore"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=BARE)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "test_wrong.py::test_x: want slice(keep, kind)" in done.stdout + done.stderr and "matrix" in KINDS
+
+
+def test_every_folder_of_tests_is_a_part() -> None:
+    known = {part.name for part in whole.parts("python", "python", 1)}
+    folders = {file.relative_to(PROJECT / "tests").parts[0] for file in (PROJECT / "tests").glob("*/**/test_*.py")}
+    assert folders <= known and {"loose files", *whole.SOAKS} <= known
+
+
+def test_what_has_passed_on_the_same_files_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ran = tmp_path / "ran"
+    count = f"open({str(ran)!r}, 'a').write('x')"
+    good = whole.Part("good", [sys.executable, "-c", count], False)
+    bad = whole.Part("bad", [sys.executable, "-c", f"{count}; raise SystemExit(3)"], False)
+    monkeypatch.setattr(whole, "parts", lambda *_: [good, bad])
+    monkeypatch.setattr(whole, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(whole, "state_of_files", lambda: ("tree", "abc"))
+    assert whole.main([]) == 1 and ran.read_text() == "xx"
+    assert whole.main([]) == 1 and ran.read_text() == "xxx", "only what failed"
+    assert "bad (exit status 3)" in capfd.readouterr().out
+    monkeypatch.setattr(whole, "state_of_files", lambda: ("another tree", "def"))
+    assert whole.main(["good"]) == 0 and ran.read_text() == "xxxx"
+    assert json.loads((tmp_path / "results" / "good.json").read_text())["commit"] == "def"
+
+
+def test_the_state_of_files_follows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *words], cwd=tmp_path, check=True)
+
+    git("init", "-q")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-qm", "a")
+    monkeypatch.setattr(whole, "PROJECT", tmp_path)
+    committed, name = whole.state_of_files()
+    assert not name.endswith("+")
+    (tmp_path / "b").write_text("not added")
+    changed, name = whole.state_of_files()
+    assert changed != committed and name.endswith("+")
+    assert subprocess.run(["git", "diff", "--cached", "--quiet"], cwd=tmp_path).returncode == 0, (
+        "the index is as it was"
+    )

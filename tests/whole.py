@@ -1,0 +1,213 @@
+"""Every test and soak, part by part: `make test-all`, or `python -m tests.whole [PART ...]`.
+
+A part that has passed on the present state of the files is not run again, so that a run that was ended goes on where
+it was. Prints one table at the end; `--document` writes it, with its commit, into docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+RESULTS = PROJECT / ".test-all"
+PAGE = PROJECT / "docs" / "performance.md"
+MARKS = ("<!-- make test-all -->", "<!-- end of make test-all -->")
+
+SOAKS = {
+    "faulty-tools": ["-m", "benchmarks.faulty_tools"],
+    "sandbox-soak": ["-m", "benchmarks.sandbox_latency", "--runs", "0", "--soak", "5000"],
+    "worker-deaths": ["-m", "benchmarks.worker_deaths", "--kills", "20"],
+}
+"""Programs that exit with 1 when what they try does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A command that passes or fails. `pytest` is True where it writes a JUnit report of its tests."""
+
+    name: str
+    command: list[str]
+    pytest: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a part: `tree` is the git tree of all files it ran on, times are in seconds."""
+
+    tree: str
+    commit: str
+    status: int
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+    cpu_seconds: float
+
+
+def parts(python: str, sglang_python: str | None, processes: int) -> list[Part]:
+    """All parts, by name: a folder of tests each, the loose files, SGLang's where there is an interpreter, soaks."""
+    tests = PROJECT / "tests"
+    run = ["-m", "pytest", "--whole", "-q", "-n", str(processes), "--dist", "loadfile"]
+    folders = sorted({file.relative_to(tests).parts[0] for file in tests.glob("*/**/test_*.py")} - {"sglang"})
+    found = [Part(name, [python, *run, f"tests/{name}"], True) for name in folders]
+    loose = sorted(str(file.relative_to(PROJECT)) for file in tests.glob("test_*.py"))
+    found.append(Part("loose files", [python, *run, *loose], True))
+    if sglang_python is not None:
+        found.append(Part("sglang", [sglang_python, "-m", "pytest", "--whole", "-q", "tests/sglang"], True))
+    found += [Part(name, [python, *words], False) for name, words in SOAKS.items()]
+    return found
+
+
+def state_of_files() -> tuple[str, str]:
+    """(git tree of all files that git does not ignore, as they are now; abbreviated commit, with + where they differ).
+
+    Raises CalledProcessError outside a checkout.
+    """
+
+    def git(*words: str, index: str | None = None) -> str:
+        environment = os.environ if index is None else {**os.environ, "GIT_INDEX_FILE": index}
+        done = subprocess.run(["git", *words], cwd=PROJECT, env=environment, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    with tempfile.TemporaryDirectory() as folder:
+        index = f"{folder}/index"
+        git("add", "--all", index=index)
+        tree = git("write-tree", index=index)
+    changed = "" if tree == git("rev-parse", "HEAD^{tree}") else "+"
+    return tree, git("rev-parse", "--short", "HEAD") + changed
+
+
+def run(part: Part, tree: str, commit: str) -> Result:
+    """Run a part, its output on this terminal and in `.test-all/<part>.log`, and keep its result."""
+    report = RESULTS / f"{part.name}.xml"
+    report.unlink(missing_ok=True)
+    command = [*part.command, f"--junitxml={report}"] if part.pytest else part.command
+    began, cpu = time.monotonic(), children_cpu_seconds()
+    with (RESULTS / f"{part.name}.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert process.stdout is not None
+        with ended(process):
+            for line in process.stdout:
+                log.write(line)
+                sys.stdout.buffer.write(line)
+                sys.stdout.flush()
+    passed, failed, skipped = counts(report) if report.exists() else (0, 0, 0)
+    seconds, cpu_seconds = time.monotonic() - began, children_cpu_seconds() - cpu
+    result = Result(tree, commit, process.returncode, passed, failed, skipped, round(seconds, 1), round(cpu_seconds, 1))
+    kept(part).write_text(json.dumps(asdict(result)))
+    return result
+
+
+@contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Wait for `process` at the end, or end it where this one is interrupted."""
+    try:
+        yield
+        process.wait()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def children_cpu_seconds() -> float:
+    """CPU-seconds of all child processes that have ended and were waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def counts(report: Path) -> tuple[int, int, int]:
+    """(passed, failed, skipped) of a JUnit report that pytest wrote."""
+    suites = ET.parse(report).getroot().iter("testsuite")
+    total = failed = skipped = 0
+    for suite in suites:
+        total += int(suite.get("tests", 0))
+        failed += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        skipped += int(suite.get("skipped", 0))
+    return total - failed - skipped, failed, skipped
+
+
+def kept(part: Part) -> Path:
+    return RESULTS / f"{part.name}.json"
+
+
+def known(part: Part) -> Result | None:
+    """The part's last result, if there is one."""
+    return Result(**json.loads(kept(part).read_text())) if kept(part).exists() else None
+
+
+def table(results: dict[str, Result]) -> str:
+    """A Markdown table of results, with their sum."""
+    lines = ["| part | passed | failed | skipped | minutes | CPU-minutes | commit |", "|---|---|---|---|---|---|---|"]
+    for name, one in results.items():
+        ended_well = "" if one.status == 0 else f" (exit status {one.status})"
+        lines.append(
+            f"| {name}{ended_well} | {one.passed or ''} | {one.failed or ''} | {one.skipped or ''} "
+            f"| {one.seconds / 60:.1f} | {one.cpu_seconds / 60:.1f} | {one.commit} |"
+        )
+    everything = results.values()
+    lines.append(
+        f"| all | {sum(one.passed for one in everything)} | {sum(one.failed for one in everything)} "
+        f"| {sum(one.skipped for one in everything)} | {sum(one.seconds for one in everything) / 60:.1f} "
+        f"| {sum(one.cpu_seconds for one in everything) / 60:.1f} | |"
+    )
+    return "\n".join(lines)
+
+
+def document(text: str) -> None:
+    """Put `text` between the two marks of docs/performance.md."""
+    before, _, rest = PAGE.read_text().partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    PAGE.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.whole", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="only these; without any, all")
+    parser.add_argument("--list", action="store_true", help="print the parts and what is known of them")
+    parser.add_argument("--again", action="store_true", help="run parts again that have passed on these files")
+    parser.add_argument("--document", action="store_true", help="write the table into docs/performance.md")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that share a part's tests")
+    parser.add_argument("--sglang-python", help="an interpreter with SGLang; without one its tests are left out")
+    asked = parser.parse_args(arguments)
+    everything = {part.name: part for part in parts(sys.executable, asked.sglang_python, asked.processes)}
+    if unknown := set(asked.parts) - set(everything):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are: {', '.join(everything)}")
+    RESULTS.mkdir(exist_ok=True)
+    tree, commit = state_of_files()
+    if not asked.list:
+        for name in asked.parts or everything:
+            last = known(everything[name])
+            if last is not None and last.status == 0 and last.tree == tree and not asked.again:
+                print(f"=== {name}: passed on these files already", flush=True)
+                continue
+            print(f"=== {name}", flush=True)
+            one = run(everything[name], tree, commit)
+            print(f"=== {name}: exit status {one.status} after {timedelta(seconds=int(one.seconds))}", flush=True)
+    results = {name: last for name, part in everything.items() if (last := known(part)) is not None}
+    print(table(results))
+    if asked.document:
+        document(table(results))
+    missing = [name for name in everything if name not in results or results[name].tree != tree]
+    if missing:
+        print(f"not run on the present files: {', '.join(missing)}")
+    failed = [name for name in asked.parts or everything if name in results and results[name].status != 0]
+    if failed:
+        print(f"failed: {', '.join(failed)}; their output is in {RESULTS}/PART.log")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
