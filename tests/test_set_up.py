@@ -84,6 +84,7 @@ def test_reads_nothing():
 """
 
 
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize(
     ("ci", "shared", "status", "summary"),
     [("1", True, 1, "1 failed, 1 skipped"), ("0", True, 0, "2 skipped"), ("1", False, 0, "2 skipped")],

@@ -82,6 +82,21 @@ def test_a_mark_without_a_known_kind_is_refused(tmp_path: Path) -> None:
     assert "test_wrong.py::test_x: want slice(keep, kind)" in done.stdout + done.stderr and "matrix" in KINDS
 
 
+def test_files_with_long_tests_come_first(families: Path) -> None:
+    long = "import pytest\n\n@pytest.mark.timeout(900)\ndef test_long(): pass\ndef test_short(): pass\n"
+    (families / "test_z.py").write_text(long)
+    assert [name.partition("::")[0] for name in collected(families)][:3] == ["test_z.py", "test_z.py", "test_family.py"]
+
+
+@pytest.mark.slice(0, "documents")
+def test_the_page_lists_every_family() -> None:
+    page = (PROJECT / "docs" / "testing.md").read_text()
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--families", "tests", "tests/sglang"]
+    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(rows) > 10 and rows == [line for line in page.splitlines() if line.startswith("|")]
+
+
 def test_every_folder_of_tests_is_a_part() -> None:
     known = {part.name for part in whole.parts("python", "python", 1)}
     folders = {file.relative_to(PROJECT / "tests").parts[0] for file in (PROJECT / "tests").glob("*/**/test_*.py")}

@@ -18,8 +18,6 @@ KINDS = {
     "kill": "processes that are killed, disks that fill up",
     "soak": "many rounds of the same",
     "long run": "a training to its end",
-    "engine": "servers of another engine",
-    "browser": "pages in a real browser",
     "hostile": "programs and texts that attack",
     "documents": "commands and examples of the documents",
     "cluster": "real Ray, several processes",
@@ -29,6 +27,7 @@ KINDS = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--whole", action="store_true", help="run all tests, also those that `slice` marks leave out")
+    group.addoption("--families", action="store_true", help="with --collect-only -q: print them as a table")
     group.addoption("--slice-seed", default="0", help="draws the tests of a family that run without --whole")
 
 
@@ -40,14 +39,26 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     families = collect_families(items)
+    if config.getoption("families"):
+        print(table(items))
+    longest_first(items)
     if takes_all(config):
         return
     left_out: set[str] = set()
-    for name, (keep, _, members) in families.items():
-        left_out.update(set(members) - draw(members, keep, f"{config.getoption('slice_seed')} {name}"))
+    for keep, _, members in families.values():
+        left_out.update(set(members) - draw(members, keep, config.getoption("slice_seed")))
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Sort by file: those with the largest `timeout` marks first, so that no long one is left to a single process."""
+    limits: dict[object, float] = defaultdict(float)
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        limits[item.path] = max(limits[item.path], mark.args[0] if mark is not None else 0.0)
+    items.sort(key=lambda item: -limits[item.path])
 
 
 def takes_all(config: pytest.Config) -> bool:
@@ -72,13 +83,20 @@ def collect_families(items: Sequence[pytest.Item]) -> dict[str, tuple[int, str, 
 
 
 def draw(members: Sequence[str], keep: int, seed: str) -> set[str]:
-    """`keep` of a family's tests, the same ones for the same seed whatever order they were collected in."""
+    """`keep` of a family's tests, the same ones for the same seed whatever order they were collected in.
+
+    Families of the same size draw the same places, so that those over one fixture's parameters share its servers.
+    """
     return set(random.Random(seed).sample(sorted(members), min(keep, len(members))))
 
 
-def kinds_left_out(items: Sequence[pytest.Item]) -> dict[str, int]:
-    """How many tests of each kind only `make test-all` runs."""
-    counts: dict[str, int] = defaultdict(int)
-    for keep, kind, members in collect_families(items).values():
-        counts[kind] += max(len(members) - keep, 0)
-    return dict(counts)
+def table(items: Sequence[pytest.Item]) -> str:
+    """A Markdown table of the families of which `make test` leaves something out."""
+    families = sorted(collect_families(items).items())
+    lines = ["| family | kind | in `make test` | in `make test-all` |", "|---|---|---|---|"]
+    lines += [
+        f"| `{name.removeprefix('tests/')}` | {kind} | {keep or 'none'} | {len(members)} |"
+        for name, (keep, kind, members) in families
+        if keep < len(members)
+    ]
+    return "\n".join(lines)

@@ -63,6 +63,7 @@ def script(agent: str, keeps: bool) -> Script:
     return say
 
 
+@pytest.mark.slice(1, "soak")
 @pytest.mark.parametrize("agent", ["tool_agent", "retool"])
 @pytest.mark.parametrize("keeps", [False, True])
 async def test_many_trajectories_at_once(
@@ -82,6 +83,7 @@ async def test_many_trajectories_at_once(
     assert (health["sessions"], health["running"], health["waiting"]) == (0, 0, 0)
 
 
+@pytest.mark.slice(1, "kill")
 @pytest.mark.parametrize("keeps", [False, True])
 async def test_a_server_killed_among_them_costs_no_trajectory(bench: MakeBench, tmp_path: Path, keeps: bool) -> None:
     """It comes back: stateless programs are run again, trajectories that lost their session begin again."""

@@ -249,6 +249,7 @@ def test_unclosed_tags_in_a_closed_call_parse_in_linear_time(
     assert time.process_time() - begun < 1.0
 
 
+@pytest.mark.slice(8, "hostile")
 @pytest.mark.parametrize("name", [*FAMILY_TOKENS, "hermes", "coder", "mistral", "llama", "header_ends_turn"])
 def test_nothing_that_a_policy_samples_raises(make_chat: Callable[..., Chat], name: str) -> None:
     chat = make_chat(name)

@@ -128,6 +128,7 @@ def test_every_link_and_picture_of_the_documents_is_there() -> None:
     assert [(str(document), link) for document, link in links if not (document.parent / link).exists()] == []
 
 
+@pytest.mark.slice(1, "documents")
 @pytest.mark.parametrize(
     ("row", "keys"),
     [

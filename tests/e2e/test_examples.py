@@ -42,6 +42,7 @@ def on_port(project: Path, example: str, usual: int) -> None:
             file.write_text(file.read_text().replace(str(usual), str(port)))
 
 
+@pytest.mark.slice(1, "long run")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_tiny_version_runs_whole(example: str, project: Path) -> None:

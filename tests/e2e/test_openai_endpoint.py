@@ -22,6 +22,7 @@ ROW = {
 }
 
 
+@pytest.mark.slice(1, "documents")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [0, 1], ids=["function", "command"])
 def test_the_pages_agents_are_trained(

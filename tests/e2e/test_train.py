@@ -54,6 +54,7 @@ def test_what_a_run_leaves_behind(small_run: Overrides, tmp_path: Path, policy_d
     assert "nothing left to train" in again.stderr
 
 
+@pytest.mark.slice(2, "matrix")
 @pytest.mark.parametrize(
     "changes",
     [

@@ -100,6 +100,7 @@ def grouped_batch() -> RaggedBatch:
     )
 
 
+@pytest.mark.slice(6, "matrix")
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_generated_trained_and_saved(name: str, tmp_path: Path) -> None:
     own = make_model(name)

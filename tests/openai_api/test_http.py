@@ -234,6 +234,7 @@ async def test_a_slow_stream_is_kept_alive(chat: Chat, monkeypatch: pytest.Monke
         assert "".join(json.loads(e)["choices"][0]["delta"].get("content") or "" for e in events[:-1]) == "slow"
 
 
+@pytest.mark.slice(0, "soak")
 @pytest.mark.timeout(120)
 async def test_two_hundred_sessions_at_once(chat: Chat, tiny_dir: Path) -> None:
     async with embedded(chat, tiny_dir) as service:

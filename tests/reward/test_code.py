@@ -138,6 +138,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.slice(5, "hostile")
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_nothing_is_paid_for_an_attack(sandbox: str, name: str) -> None:
     test = f"import colorsys\nassert colorsys.rgb_to_hsv(1, 1, 1) == (0.0, 0.0, 1)\nassert f() == {SECRET}"

@@ -127,6 +127,7 @@ def setting(request: pytest.FixtureRequest) -> Iterator[Setting]:
         yield Setting(server, tier, bool(how.get("nobody")))
 
 
+@pytest.mark.slice(2, "hostile")
 async def test_sessions_and_notebooks_work_and_are_held(setting: Setting) -> None:
     server = setting.server
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
@@ -158,6 +159,7 @@ async def test_sessions_and_notebooks_work_and_are_held(setting: Setting) -> Non
         assert await settled(server, processes) == set()
 
 
+@pytest.mark.slice(2, "hostile")
 async def test_all_attacks_are_stopped(setting: Setting) -> None:
     server, tier = setting.server, setting.tier
     chosen = [attack for attack in ATTACKS if tier in attack.tiers]

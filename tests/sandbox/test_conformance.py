@@ -85,6 +85,7 @@ async def differences(server: Server, submissions: list[Submission], folder: Pat
     return [difference for difference in judged if difference], passed
 
 
+@pytest.mark.slice(0, "soak")
 async def test_verdicts_are_those_of_running_a_program_directly(server: Server, tmp_path: Path) -> None:
     assert len(SUBMISSIONS) == 30
     different, passed = await differences(server, SUBMISSIONS, tmp_path)
@@ -146,6 +147,7 @@ async def test_sandboxfusions_client_understands_every_answer(server: Server) ->
     assert notebook.cells[0].display == [{"text/plain": "2"}]
 
 
+@pytest.mark.slice(1, "hostile")
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_the_server_does_what_its_openapi_says(server: Server, mode: GenerationMode) -> None:
     """Requests that the schema allows, and that it forbids: status codes and answers are those that it names."""

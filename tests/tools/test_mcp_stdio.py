@@ -155,6 +155,7 @@ async def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
         assert await told(session, "echo", text="x") == "x"
 
 
+@pytest.mark.slice(0, "kill")
 async def test_a_hung_server_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SILENCE", 0.3)
     tools = load(tmp_path, {"command": FAULTY, "attempt_timeout": 0.5, "attempts": 50}, 15.0)

@@ -32,6 +32,7 @@ def programs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slice(0, "matrix")
 def test_programs_of_two_sizes_serve_all_others() -> None:
     """By the real compiler: log-probs and gradients, with every layer and every size by the same programs."""
     own, compiled = (use_packed_attention(make_model("llama")) for _ in range(2))

@@ -259,6 +259,7 @@ def test_a_timeline_is_written_and_hides_no_error(
     assert "ray_init.timeline_json_file: [Errno" in caplog.text
 
 
+@pytest.mark.slice(0, "cluster")
 @pytest.mark.timeout(400)
 def test_ranks_that_do_not_answer_are_told_apart_and_ended(
     cluster: None,
