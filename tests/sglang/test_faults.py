@@ -93,6 +93,7 @@ def assert_right(results: list[Generation], reference: PreTrainedModel, tokens: 
         assert len(result.logprobs) == tokens and result.finish_reason.kind == "length"
 
 
+@pytest.mark.slice(0, "kill")
 async def test_a_server_that_hangs_is_given_up_and_taken_back(
     pair: tuple[ServerProcess, ServerProcess], reference: PreTrainedModel
 ) -> None:
@@ -177,6 +178,7 @@ async def test_memory_is_lent_until_new_weights_have_come(
         assert (after.ids, after.versions[0].version, after.cached_tokens) == (before.ids, 2, 0)
 
 
+@pytest.mark.slice(0, "kill")
 @pytest.mark.timeout(400)  # two starts of servers, beside whatever else the machine does
 async def test_a_killed_server_is_started_again_and_has_the_weights_before_it_serves(
     pair: tuple[ServerProcess, ServerProcess], reference: PreTrainedModel, model_dir: Path

@@ -90,6 +90,7 @@ async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: Server
     process.stop()
 
 
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -127,6 +127,7 @@ def test_a_server_is_killed_in_the_middle_of_a_step(train: Train, tmp_path: Path
     assert "is dead" in run.stdout and "go on elsewhere" in run.stdout
 
 
+@pytest.mark.slice(0, "kill")
 def test_interrupted_gone_on_with_and_killed(train: Train, tmp_path: Path) -> None:
     run = train("trainer.total_training_steps=30")
     run.until(lambda: (tmp_path / "run" / "checkpoints" / "step_000001").exists())
@@ -149,6 +150,7 @@ def test_interrupted_gone_on_with_and_killed(train: Train, tmp_path: Path) -> No
     assert_trained(tmp_path, range(1, done + 3))
 
 
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize("transport", ["tensor", "distributed", "disk"])
 def test_attached_to_a_server_that_runs(train: Train, server: ServerProcess, tmp_path: Path, transport: str) -> None:
     run = train(
