@@ -10,7 +10,7 @@ import torch
 
 from agentrl.batch import RaggedBatch
 from agentrl.images import Images
-from agentrl.trajectory import Outline, Status, Trajectory
+from agentrl.trajectory import Outline, Trajectory, exclusion
 
 
 def from_trajectories(trajectories: Sequence[Trajectory], *, turn_reward_coef: float, first: int = 0) -> RaggedBatch:
@@ -45,15 +45,6 @@ def from_trajectories(trajectories: Sequence[Trajectory], *, turn_reward_coef: f
     )
 
 
-def exclusion(trajectory: Trajectory | Outline) -> str | None:
-    """Why a trajectory cannot be trained on: `failed`, `unscored`, `no_policy_tokens`; None when it can."""
-    if trajectory.status is Status.FAILED:
-        return "failed"
-    if trajectory.score is None:
-        return "unscored"
-    return None if trajectory.num_sampled else "no_policy_tokens"
-
-
 def left_out(trajectories: Sequence[Trajectory | Outline]) -> dict[str, int]:
     """How many trajectories `from_trajectories` leaves out, by cause: failed, unscored, no_policy_tokens."""
     counts = {"failed": 0, "unscored": 0, "no_policy_tokens": 0}
@@ -65,11 +56,12 @@ def left_out(trajectories: Sequence[Trajectory | Outline]) -> dict[str, int]:
 
 
 def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[float]]:
-    """A reward for every token of every transcript, each on a policy token.
+    """A reward for every token of every transcript, each on a policy token. Their sum is `Outline.reward`.
 
     The score is on the trajectory's last policy token, not on a tool answer behind it. A turn's reward, times
     `turn_reward_coef`, is on the last policy token before that turn's end: an assistant turn's own, or that of the
-    policy turn which an observed turn answers. One from before the policy wrote anything is on its first token.
+    policy turn which an observed turn answers. One from before the policy wrote anything is on its first token. What
+    the score counts of turn rewards lies on their turns, and is left out at the end.
 
     Raises ValueError when there is no score or no policy token.
     """
@@ -82,7 +74,7 @@ def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[
         raise ValueError(f"trajectory {trajectory.uid} has no rewards: {exclusion(trajectory)}")
     rewards = [[0.0] * len(transcript) for transcript in trajectory.transcripts]
     number, position = policy[-1]
-    rewards[number][position] += trajectory.score
+    rewards[number][position] += trajectory.score - turn_reward_coef * trajectory.counted_turn_reward
     for turn in trajectory.turns:
         if turn.reward is not None:
             number, position = policy[max(bisect_left(policy, (turn.transcript, turn.end)) - 1, 0)]

@@ -21,8 +21,9 @@ class InteractionResponse:
     should_end: bool
     """True: the dialogue is over and `text` is not shown to the policy."""
     text: str
-    score: float
-    """Turn score: it belongs to the assistant turn just judged."""
+    score: float = 0.0
+    """Turn score: a reward for the assistant turn just judged, beside that of the row's scorer. So 0 where that scorer
+    judges the same."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Its finite numbers become metrics of the trajectory, `score/<name>`; a later turn's replace an earlier one's."""
     history: list[Message] | None = None
@@ -91,7 +92,9 @@ class Interaction(ABC):
         """
 
     async def calculate_score(self, instance_id: str) -> float | None:
-        """A score for the whole dialogue, or None. Asked once, before `finalize_interaction`."""
+        """A score for the whole dialogue, that of its turns included, or None. Asked once, before
+        `finalize_interaction`.
+        """
         return None
 
     async def finalize_interaction(self, instance_id: str) -> None:

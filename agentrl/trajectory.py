@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+COUNTED = "counted_turn_reward"
+"""The name, among a scorer's further numbers, of the turn rewards that its score counts already: these are paid by the
+score, and not again beside it."""
+
 Message = dict[str, Any]
 """An OpenAI-style chat message: role, content, and optionally tool_calls, tool_call_id, name."""
 
@@ -221,6 +225,16 @@ class Trajectory:
         return [turn.reward for turn in self.turns if turn.reward is not None]
 
     @property
+    def counted_turn_reward(self) -> float:
+        """The part of the turn rewards that the score counts already."""
+        return self.score_extra.get(COUNTED, 0.0)
+
+    @property
+    def turn_reward(self) -> float:
+        """The sum of its turn rewards, without what the score counts already."""
+        return sum(self.turn_rewards) - self.counted_turn_reward
+
+    @property
     def num_sampled(self) -> int:
         return sum(transcript.sampled_length for transcript in self.transcripts)
 
@@ -238,7 +252,7 @@ class Trajectory:
             failure=self.failure,
             score=self.score,
             score_extra=self.score_extra,
-            turn_reward=sum(self.turn_rewards),
+            turn_reward=self.turn_reward,
             metrics=self.metrics,
             calls=[
                 ToolCallRecord(call.name, None, "", call.error, call.reward, call.seconds, call.truncated)
@@ -263,7 +277,7 @@ class Outline:
     score: float | None
     score_extra: dict[str, float]
     turn_reward: float
-    """The sum of its turn rewards."""
+    """As `Trajectory.turn_reward`."""
     metrics: dict[str, float]
     calls: list[ToolCallRecord]
     """Without arguments and responses."""
@@ -275,3 +289,22 @@ class Outline:
     num_sampled: int
     model_reward: float = 0.0
     """What a reward model adds to its reward."""
+
+    def reward(self, turn_reward_coef: float) -> float | None:
+        """What it is trained on as a whole: score + turn_reward_coef * turn_reward + model_reward.
+
+        The sum of its tokens' rewards, before algorithm.use_kl_in_reward takes from each token. None where it is not
+        trained on (see `exclusion`).
+        """
+        if self.score is None or exclusion(self) is not None:
+            return None
+        return self.score + turn_reward_coef * self.turn_reward + self.model_reward
+
+
+def exclusion(trajectory: Trajectory | Outline) -> str | None:
+    """Why a trajectory cannot be trained on: `failed`, `unscored`, `no_policy_tokens`; None when it can."""
+    if trajectory.status is Status.FAILED:
+        return "failed"
+    if trajectory.score is None:
+        return "unscored"
+    return None if trajectory.num_sampled else "no_policy_tokens"

@@ -175,7 +175,7 @@ class EnvironmentInteraction(Interaction):
         try:
             action = self._parse(text, play.environment)
         except ValueError as error:
-            return InteractionResponse(should_end=False, text=f"This is not a valid action: {error}", score=0.0)
+            return InteractionResponse(should_end=False, text=f"This is not a valid action: {error}")
         observation, reward, terminated, truncated, _ = play.environment.step(action)
         play.steps += 1
         play.total += float(reward)

@@ -24,7 +24,8 @@ class NoOptions(pydantic.BaseModel):
 class Gsm8kInteraction(Interaction):
     """Row: `interaction_kwargs: {name: gsm8k, ground_truth: "72"}`; further keys are ignored.
 
-    Turn score: 1.0 for the right answer, else 0.0. Score of the dialogue: that of the last answer (1, 0.1 or 0).
+    Turns have no score: answers are judged by the row's scorer, and a right one is paid once. Score of the dialogue:
+    that of the last answer (1, 0.1 or 0).
     """
 
     config_model = NoOptions
@@ -46,9 +47,9 @@ class Gsm8kInteraction(Interaction):
         score = compute_score("gsm8k", answer, self._ground_truth[instance_id])
         self._score[instance_id] = score
         if score == 1.0:
-            return InteractionResponse(should_end=True, text=RIGHT, score=1.0)
+            return InteractionResponse(should_end=True, text=RIGHT)
         text = WRONG if extract(answer) is not None else NO_ANSWER
-        return InteractionResponse(should_end=False, text=text, score=0.0)
+        return InteractionResponse(should_end=False, text=text)
 
     async def calculate_score(self, instance_id: str) -> float:
         return self._score[instance_id]

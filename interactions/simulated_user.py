@@ -126,7 +126,7 @@ class SimulatedUser(Interaction):
         text = await self._say(user.row, messages, _seed(f"{instance_id}/{user.turns}"))
         reached, given_up = self.options.stop in text, self.options.give_up in text
         extra = {"goal_reached": reached and not given_up}
-        return InteractionResponse(should_end=reached or given_up, text=text, score=0.0, extra=extra)
+        return InteractionResponse(should_end=reached or given_up, text=text, extra=extra)
 
     async def finalize_interaction(self, instance_id: str) -> None:
         del self._users[instance_id]

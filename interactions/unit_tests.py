@@ -62,7 +62,8 @@ class UnitTestRow(pydantic.BaseModel):
 class UnitTestInteraction(Interaction):
     """Runs the last Python block of each answer against the row's tests. When all pass, the dialogue ends.
 
-    Turn score and score of the dialogue: 1 when all tests pass, else 0. The number `pass_fraction` is the last one.
+    Turns have no score: programs are judged by the row's scorer, and a right one is paid once. Score of the dialogue: 1
+    when all tests pass, else 0. The number `pass_fraction` is the last one.
 
     Row: `interaction_kwargs: {name: ..., tests: ...}`.
     """
@@ -101,17 +102,17 @@ class UnitTestInteraction(Interaction):
         tests, answer = self._tests[instance_id], str(messages[-1].get("content") or "")
         program = extract(answer).encode(errors="replace").decode()
         outcomes = await self._judge.outcomes(program, tests)
-        self._score[instance_id] = score = float(all(outcomes))
+        self._score[instance_id] = float(all(outcomes))
         extra = {"pass_fraction": sum(outcomes) / len(outcomes)}
         if all(outcomes):
-            return InteractionResponse(should_end=True, text=RIGHT, score=score, extra=extra)
+            return InteractionResponse(should_end=True, text=RIGHT, extra=extra)
         number = outcomes.index(False)
         if isinstance(tests, AssertTests):
             said = await self._failed_assert(program, tests, number)
         else:
             said = await self._failed_case(program, tests.tests[number])
         count = f"{outcomes.count(False)} of {len(outcomes)} tests failed. Test {number + 1}: "
-        return InteractionResponse(should_end=False, text=f"{count}{said}\n{AGAIN}", score=score, extra=extra)
+        return InteractionResponse(should_end=False, text=f"{count}{said}\n{AGAIN}", extra=extra)
 
     async def calculate_score(self, instance_id: str) -> float:
         return self._score[instance_id]

@@ -24,6 +24,8 @@ class Dialogue:
     interaction: Interaction | None
     turns: int = 0
     """User turns asked for."""
+    turn_score: float = 0.0
+    """The sum of the turns' scores."""
 
     @staticmethod
     @contextlib.asynccontextmanager
@@ -44,7 +46,8 @@ class Dialogue:
         async with within(timeout):
             await interaction.start_interaction(episode.session, **kwargs)
         try:
-            yield Dialogue(episode, interaction)
+            dialogue = Dialogue(episode, interaction)
+            yield dialogue
             async with within(timeout):
                 score = await interaction.calculate_score(episode.session)
         except BaseException:
@@ -53,7 +56,9 @@ class Dialogue:
             raise
         await finalize()
         if score is not None:
-            episode.trajectory.score_extra["interaction_score"] = _finite(interaction, score)
+            extra = episode.trajectory.score_extra
+            extra["interaction_score"] = _finite(interaction, score)
+            extra["interaction_turn_score"] = dialogue.turn_score
 
     async def opening(self, prompt: list[Message]) -> list[Message]:
         """The prompt with what the interaction says first: in its last message where that is the user's already."""
@@ -78,7 +83,9 @@ class Dialogue:
         async with within(episode.context.limits.call_timeout):
             answer = await self.interaction.generate_response(episode.session, list(episode.messages))
         self.turns += 1
-        turn.reward = _finite(self.interaction, answer.score) + (turn.reward or 0.0)
+        score = _finite(self.interaction, answer.score)
+        self.turn_score += score
+        turn.reward = score + (turn.reward or 0.0)
         for name, value in answer.extra.items():
             if isinstance(value, numbers.Real) and math.isfinite(value):
                 trajectory.score_extra[name] = float(value)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import COUNTED, Trajectory
 
 
-def compute_score(trajectory: Trajectory) -> float:
-    """What `Interaction.calculate_score` returned. Raises LookupError when the row has no interaction, or it none."""
-    score = trajectory.score_extra.get("interaction_score")
-    if score is None:
+def compute_score(trajectory: Trajectory) -> dict[str, float]:
+    """What `Interaction.calculate_score` returned, in which the scores of its turns are counted.
+
+    Raises LookupError when the row has no interaction, or it none.
+    """
+    numbers = trajectory.score_extra
+    if "interaction_score" not in numbers:
         raise LookupError("data_source interaction/*: the row has no interaction that scores the dialogue")
-    return score
+    return {"score": numbers["interaction_score"], COUNTED: numbers.get("interaction_turn_score", 0.0)}

@@ -16,12 +16,11 @@ from jinja2 import TemplateError
 from transformers import AutoConfig
 
 from agentrl.batch import RaggedBatch
-from agentrl.batching import exclusion
 from agentrl.chat.codec import Codec
 from agentrl.chat.load import load_tokenizer
 from agentrl.chat.message import content_text, normalise
 from agentrl.errors import ConfigError
-from agentrl.trajectory import Message, Status, Trajectory
+from agentrl.trajectory import Message, Status, Trajectory, exclusion
 
 CALL, ANSWER = "AgentrlCallMark", "AgentrlAnswerMark"
 PROBE: tuple[Message, ...] = (

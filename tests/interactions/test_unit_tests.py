@@ -59,7 +59,7 @@ async def test_a_program_is_mended_until_its_tests_pass(bench: MakeBench, sandbo
         "1 of 3 tests failed. Test 3: `add('a', 'b')` raised ValueError: invalid literal for int() with base 10: 'a' "
         f"(line 2 of your program).\n{AGAIN}",
     ]
-    assert t.turn_rewards == [0.0, 0.0, 1.0]
+    assert t.turn_rewards == [0.0, 0.0, 0.0], "the score pays"
     assert t.score == t.score_extra["interaction_score"] == t.score_extra["pass_fraction"] == 1.0
     assert not judge._tests
 
@@ -130,7 +130,7 @@ async def test_what_is_not_revealed_cannot_be_found_by_the_program(sandbox: str)
 async def test_cases_of_input_and_output(sandbox: str) -> None:
     tests = StdioTests(tests=[Case(input="1 2", output="3"), Case(input="4 5", output="9")])
     right = await feedback(sandbox, "a, b = map(int, input().split())\nprint(a + b)", tests)
-    assert (right.should_end, right.score, right.text) == (True, 1.0, RIGHT)
+    assert (right.should_end, right.score, right.text) == (True, 0.0, RIGHT)
     wrong = await feedback(sandbox, "a, b = map(int, input().split())\nprint(b + 1)", tests, reveal=True)
     assert wrong.text == (
         f"1 of 2 tests failed. Test 2: on the input\n4 5\nyour program printed\n6\n\nand not\n9\n{AGAIN}"
