@@ -43,18 +43,23 @@ def evaluate(config: EvaluateConfig, display: Display) -> dict[str, Summary]:
     from agentrl.evaluation.scores import ResponseFiles, check_sources
     from agentrl.evaluation.summary import Summary
     from agentrl.reward import RewardManager
+    from agentrl.reward.prompt_scores import PromptScores
 
     if config.data.output_path is not None:
         check_folder(Path(config.data.output_path))
     rows = ResponseFiles(expand(config.data.path), config)
     reward = RewardManager(config.reward_model, config.custom_reward_function)
     check_sources(reward, rows.sources())
-    everything, by_source = Summary(), dict[str, Summary]()
+
+    def summary() -> Summary:
+        return Summary(PromptScores(config.reward_model.success_threshold))
+
+    everything, by_source = summary(), dict[str, Summary]()
     with display.stage("score", total=rows.rows) as stage:
         for scores in score_all(iter(rows), reward, config):
             for row in scores:
                 everything.add(row)
-                by_source.setdefault(row.data_source, Summary()).add(row)
+                by_source.setdefault(row.data_source, summary()).add(row)
             stage.advance(len(scores), failures=everything.failures)
     for cause, count in everything.causes.most_common(SHOWN_CAUSES):
         display.warn(f"{count} responses have no score: {cause}")

@@ -260,6 +260,9 @@ class RewardConfig(Section):
     """Deadline of scoring one trajectory."""
     max_concurrent: int = Field(64, gt=0)
     """Scorers that run at once."""
+    success_threshold: float = 1.0
+    """A trajectory whose score is at least this is a success: in success rates and pass@k, never in what is trained on.
+    """
     sandbox_fusion: SandboxFusionConfig = SandboxFusionConfig()
     judge: JudgeConfig = JudgeConfig()
 

@@ -56,6 +56,19 @@ VALIDATION_COLUMNS = (
     Column("sampled", ("val/success_sampled",), ".1%", 2),
     Column("greedy", ("val/success_greedy",), ".1%", 1),
 )
+"""Success rates."""
+SCORE_COLUMNS = (
+    Column("score sampled", ("val/score_sampled",), ".3f", 2),
+    Column("score greedy", ("val/score_greedy",), ".3f", 1),
+)
+"""Mean scores, which are shown where they are not the success rates: where scores are graded."""
+
+
+def score_columns(metrics: Mapping[str, float]) -> tuple[Column, ...]:
+    """SCORE_COLUMNS where a validation's scores are graded, else none."""
+    pairs = zip(SCORE_COLUMNS, VALIDATION_COLUMNS, strict=True)
+    graded = any(metrics.get(score.keys[0]) != metrics.get(success.keys[0]) for score, success in pairs)
+    return SCORE_COLUMNS if graded else ()
 
 
 def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -118,7 +118,7 @@ def headline(trajectory: Trajectory) -> str:
     if trajectory.score is not None:
         parts.append(f"score {trajectory.score:g}")
     if trajectory.turn_rewards:
-        parts.append(f"turn rewards {sum(trajectory.turn_rewards):g}")
+        parts.append(f"turn rewards {trajectory.turn_reward:g}")
     turns = sum(turn.role == "assistant" for turn in trajectory.turns)
     calls = len(trajectory.tool_calls)
     parts.extend((f"turns {turns}", f"calls {calls}", f"{trajectory.num_sampled} tokens sampled"))

@@ -136,7 +136,11 @@ class Trainer:
             with self.timed("reward_model"):
                 outlines = with_model_scores(parts, rollout)
             further_rewards = {number: outline.model_reward for number, outline in enumerate(outlines)}
-        metrics |= step_metrics(outlines, turn_reward_coef=algorithm.turn_reward_coef)
+        metrics |= step_metrics(
+            outlines,
+            turn_reward_coef=algorithm.turn_reward_coef,
+            success_threshold=self.config.reward_model.success_threshold,
+        )
         metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(outlines).items()}
 
         batch = rollout.batch

@@ -17,6 +17,7 @@ from agentrl.trainer.tracking import read_metrics
 REWARD = "reward/mean"
 SAMPLED = "val/success_sampled"
 GREEDY = "val/success_greedy"
+GRADED = "val/reward_sampled"
 # Told apart by people who see few colours, too (the Okabe-Ito palette).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 UNIT = (-0.03, 1.03)
@@ -25,19 +26,24 @@ Lines = list[dict[str, Any]]
 
 
 def plot(metrics_path: Path, out: Path, title: str) -> None:
-    """Training reward (left axis) and validation success (right axis) against the step, as a PNG."""
+    """Training reward (left axis) and validation success (right axis) against the step, as a PNG.
+
+    Where rewards are graded, so that success does not tell the reward, validation's is on the left axis, too.
+    """
     lines = _read(metrics_path)
     figure, axes = _figure(title, panels=1)
     reward, success = axes[0], axes[0].twinx()
+    graded = any(line.get(GRADED) != line.get(SAMPLED) for line in lines)
     drawn = [
         *_draw(reward, lines, REWARD, label="training reward", color=COLOURS[0], linewidth=1.6),
+        *_draw(reward, lines if graded else [], GRADED, label="validation reward", color=COLOURS[3], marker="."),
         *_draw(success, lines, SAMPLED, label="validation success, sampled", color=COLOURS[1], marker="o"),
         *_draw(
             success, lines, GREEDY, label="validation success, greedy", color=COLOURS[2], marker="s", linestyle="--"
         ),
     ]
     _share_scale(reward)
-    reward.set_ylabel("mean training reward", color=COLOURS[0])
+    reward.set_ylabel("mean reward", color=COLOURS[0])
     _percent_axis(success, "validation success")
     success.grid(False)
     if drawn:

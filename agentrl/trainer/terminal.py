@@ -34,6 +34,7 @@ from agentrl.trainer.display import (
     Display,
     Stage,
     duration,
+    score_columns,
     stage_seconds,
 )
 from agentrl.trainer.excerpt import Kind, Piece, cut, headline, pieces, visible
@@ -107,6 +108,7 @@ class RichDisplay(Display):
             self._validations.append((step, dict(metrics)))
         line = Text.assemble(("✓ ", GREEN), (f"validation at step {step}", "bold"))
         numbers = [(f"success {column.label}", column.text(metrics)) for column in VALIDATION_COLUMNS]
+        numbers += [(column.label, column.text(metrics)) for column in score_columns(metrics)]
         if not any(text for _, text in numbers):
             named = [(name.removeprefix("val/"), value) for name, value in metrics.items() if name.startswith("val/")]
             numbers = [(visible(name), f"{value:.4g}") for name, value in named[: self.VALIDATION_NUMBERS]]
@@ -272,7 +274,7 @@ class RichDisplay(Display):
             return []
         (first_step, first), (last_step, last) = self._validations[0], self._validations[-1]
         line = Text("valid.  ", style=GREY, no_wrap=True, overflow="ellipsis")
-        for column in VALIDATION_COLUMNS:
+        for column in (*VALIDATION_COLUMNS, *score_columns(last)):
             before, now = column.text(first), column.text(last)
             if before is None or now is None:
                 continue

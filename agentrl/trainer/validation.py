@@ -25,4 +25,10 @@ def validate(parts: Parts, step: int, *, show: bool) -> tuple[dict[str, float], 
                 )
                 kept += with_model_scores(parts, rollout, start * (1 if is_greedy else val.n))
                 shown = shown or rollout.shown
-    return validation_metrics(sampled, greedy, turn_reward_coef=parts.config.algorithm.turn_reward_coef), shown
+    metrics = validation_metrics(
+        sampled,
+        greedy,
+        turn_reward_coef=parts.config.algorithm.turn_reward_coef,
+        success_threshold=parts.config.reward_model.success_threshold,
+    )
+    return metrics, shown

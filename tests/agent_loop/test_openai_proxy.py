@@ -169,7 +169,7 @@ return {"reward": 1.0}
         for r in range(6)
     ]
     assert values == [{0.5}] * 3 + [{-0.5}] * 3, "the mean is over trajectories, not over transcripts"
-    metrics = step_metrics([first.outline(), second.outline()])
+    metrics = step_metrics([first.outline(), second.outline()], turn_reward_coef=1.0, success_threshold=1.0)
     assert (metrics["turns/mean"], metrics["trajectory/openai_calls"]) == (4.0, 4.0)
 
 

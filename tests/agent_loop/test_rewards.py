@@ -111,7 +111,9 @@ async def test_faults_of_tools_are_counted_by_tool_and_kind(bench: MakeBench) ->
     script = [call("broken", x=1), call("broken", x="a"), call("brokn"), "#### 5"]
     b = bench(script, [broken], max_malformed=5)
     trajectories = await b.scheduler.run([Request("t/0", 0, sample(), SamplingParams(1), seed=0)])
-    metrics = step_metrics([trajectory.outline() for trajectory in trajectories])
+    metrics = step_metrics(
+        [trajectory.outline() for trajectory in trajectories], turn_reward_coef=1.0, success_threshold=1.0
+    )
     assert metrics["tool/calls_mean"] == 3
     for kind in (ErrorKind.EXECUTION, ErrorKind.ARGUMENTS, ErrorKind.UNKNOWN_TOOL):
         assert metrics[f"tool/error/{kind}"] == 1 / 3

@@ -20,7 +20,7 @@ from rich.color import Color
 from rich.console import Console
 
 from agentrl.trainer import terminal
-from agentrl.trainer.display import STEP_COLUMNS, Column, Display, PlainDisplay, duration, stage_seconds
+from agentrl.trainer.display import STEP_COLUMNS, Column, Display, PlainDisplay, duration, score_columns, stage_seconds
 from agentrl.trainer.terminal import RichDisplay, sparkline
 from tests.trainer.written import Writer, decode, tool_trajectory
 
@@ -271,6 +271,18 @@ def test_validations_with_and_without_success_rates() -> None:
     display.validation(4, {"val/loss": 0.1234567, "sft/loss": 9.0})
     text = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", output.getvalue())
     assert text == "✓ validation at step 3   success greedy 50.0%\n✓ validation at step 4   loss 0.1235\n"
+
+
+def test_graded_scores_are_shown_beside_success() -> None:
+    display, output = rich(120, 40)
+    display.validation(0, {"val/success_sampled": 0.0, "val/score_sampled": 0.25, "val/score_greedy": 0.3})
+    display.validation(3, {"val/success_sampled": 0.0, "val/score_sampled": 0.5, "val/score_greedy": 0.4})
+    text = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", output.getvalue())
+    assert "success sampled 0.0%   score sampled 0.500   score greedy 0.400" in text
+    display.step(3, 3, METRICS)
+    assert "sampled 0.0% → 0.0%   score sampled 0.250 → 0.500" in "\n".join(frame(display))
+    binary = {"val/success_sampled": 0.5, "val/score_sampled": 0.5}
+    assert score_columns(binary) == ()
 
 
 def test_a_narrow_table_keeps_the_most_important_columns() -> None:

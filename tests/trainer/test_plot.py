@@ -35,6 +35,17 @@ def test_all_three_curves_are_drawn(tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["reward.png"]
 
 
+def test_graded_rewards_of_validation_are_drawn(tmp_path: Path) -> None:
+    path = run(tmp_path / "metrics.jsonl", 41)
+    plot(path, tmp_path / "success.png", "scores of 0 and 1")
+    assert pixels(tmp_path / "success.png", COLOURS[3]) == 0
+    path.write_text(
+        path.read_text().replace('"val/success_sampled"', '"val/reward_sampled": 0.4, "val/success_sampled"')
+    )
+    plot(path, tmp_path / "graded.png", "a judge's scores")
+    assert pixels(tmp_path / "graded.png", COLOURS[3]) > 150
+
+
 def test_one_point_is_visible(tmp_path: Path) -> None:
     plot(run(tmp_path / "metrics.jsonl", 1), tmp_path / "one.png", "one")
     assert min(pixels(tmp_path / "one.png", colour) for colour in COLOURS[:3]) > 20
