@@ -159,7 +159,7 @@ def with_responses(rows: pa.Table, trajectories: Sequence[Trajectory], config: G
     if config.data.output_scores:
         columns["response_score"] = (pa.float64(), [one.score for one in trajectories])
     if config.data.output_trajectories:
-        columns["trajectories"] = (record, [to_row(one, 0, "generate") for one in trajectories])
+        columns["trajectories"] = (record, [to_row(one, 0, "generate", None) for one in trajectories])
     each = config.actor_rollout_ref.rollout.n
     for name, (kind, values) in columns.items():
         lists = [values[start : start + each] for start in range(0, len(values), each)]

@@ -112,7 +112,7 @@ def test_records_reach_the_scorer(tmp_path: Path) -> None:
         {
             "responses": pa.array([["It is 51.", "It is 51."]]),
             "trajectories": pa.array(
-                [[to_row(one, 0, "x") for one in trajectories]], pa.list_(pa.struct(list(SCHEMA)))
+                [[to_row(one, 0, "x", 1.0) for one in trajectories]], pa.list_(pa.struct(list(SCHEMA)))
             ),
         }
     )

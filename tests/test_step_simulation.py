@@ -74,11 +74,15 @@ def test_sessions_are_read_from_a_runs_trajectories(tmp_path: Path) -> None:
     calls = [ToolCallRecord("search", {}, "", seconds=0.5), ToolCallRecord("search", {}, "", seconds=2.0)]
     turns = [Turn("assistant", "", 0, 11, 16, calls), Turn("tool", "", 0, 16, 20), Turn("assistant", "", 0, 20, 26)]
     write_trajectories(
-        tmp_path, [Trajectory("train/1/3/0", 3, transcripts=[transcript], turns=turns)], step=1, split="train"
+        tmp_path,
+        [Trajectory("train/1/3/0", 3, transcripts=[transcript], turns=turns)],
+        step=1,
+        split="train",
+        turn_reward_coef=1.0,
     )
     other = Trajectory("train/2/0/0", 0, transcripts=[transcript], turns=turns)
     for number in (1, 2):
-        write_trajectories(tmp_path, [other], step=2, split="train", share=(number, 2))
+        write_trajectories(tmp_path, [other], step=2, split="train", share=(number, 2), turn_reward_coef=1.0)
     (found,), of_two_workers = rollout_times.recorded(tmp_path)
     assert len(of_two_workers) == 2
     assert (found.group, found.prompt, found.context, found.left) == (3, 11, 11, 5)

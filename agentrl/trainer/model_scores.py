@@ -22,14 +22,17 @@ def with_model_scores(parts: Parts, rollout: Rollout, first: int = 0) -> list[Ou
     """The outlines of a rollout, of which `first` is the first one's number, with the reward model's part of rewards.
 
     Where there is no reward model, or it read nothing of a trajectory (a failed one, say), an outline is as it was.
+    The files of the trajectories are told their rewards.
     """
     read = rollout.conversations
-    if parts.reward_model is None or read is None or not len(read):
+    if parts.reward_model is None or read is None:
         return rollout.outlines
-    read = read.with_fields(rewards=parts.reward_model.run("compute_scores", read))
-    _, scores = parts.executor.compute(scores_by_trajectory, read)
+    scores: dict[int, float] = {}
+    if len(read):
+        read = read.with_fields(rewards=parts.reward_model.run("compute_scores", read))
+        _, scores = parts.executor.compute(scores_by_trajectory, read)
     coef = parts.config.reward_model.model.coef
-    return [
+    outlines = [
         outline
         if number not in scores
         else replace(
@@ -39,6 +42,8 @@ def with_model_scores(parts: Parts, rollout: Rollout, first: int = 0) -> list[Ou
         )
         for number, outline in enumerate(rollout.outlines, first)
     ]
+    parts.rollouts.fill_rewards(rollout.files, outlines)
+    return outlines
 
 
 def scores_by_trajectory(batch: RaggedBatch) -> tuple[dict[str, torch.Tensor], dict[int, float]]:

@@ -109,7 +109,7 @@ class RolloutWorker:
                 stored = [
                     None if part is None else put_batch(part.load()) for part in (value.batch, value.conversations)
                 ]
-                return value.outlines, *stored, value.shown
+                return value.outlines, *stored, value.shown, value.files
         except (Exception, CancelledError) as error:
             return Failure.of(error)
         return value
@@ -172,6 +172,15 @@ class RayRollouts:
         task = responses(self.config, greedy=greedy)
         answers = self._shared(task, "generate", samples, first=first, greedy=greedy)
         return list(itertools.chain.from_iterable(answers))
+
+    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
+        """Every worker fills in the file that it wrote."""
+        ends = list(itertools.accumulate(count for _, count in files))
+        calls: list[tuple[Any, ...]] = [
+            ("fill_rewards", ([file], outlines[end - file[1] : end]), {}) for file, end in zip(files, ends, strict=True)
+        ]
+        if calls:
+            self._asked("call", calls, what="filling in rewards")
 
     def sync_weights(self, weights: Weights, version: int) -> SyncReport:
         """Every worker reads the weights from the ranks that hold them."""
@@ -354,14 +363,19 @@ def answer_of(call: Any, worker: str) -> Any:
     return answer
 
 
-def joined(answers: Sequence[tuple[list[Outline], Index | None, Index | None, Trajectory | None]]) -> Rollout:
+Answer = tuple[list[Outline], Index | None, Index | None, Trajectory | None, list[tuple[Path, int]]]
+"""A worker's part of a rollout."""
+
+
+def joined(answers: Sequence[Answer]) -> Rollout:
     """The workers' parts of a rollout as one."""
-    outlines, batches, read, shown = zip(*answers, strict=True)
+    outlines, batches, read, shown, files = zip(*answers, strict=True)
     return Rollout(
         list(itertools.chain.from_iterable(outlines)),
         None if batches[0] is None else StoredBatch.of(batches),
         next((trajectory for trajectory in shown if trajectory is not None), None),
         None if read[0] is None else StoredBatch.of(read),
+        list(itertools.chain.from_iterable(files)),
     )
 
 

@@ -18,7 +18,17 @@ import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
 from agentrl.publish import published
-from agentrl.trajectory import Message, PlacedImage, Status, ToolCallRecord, Trajectory, Transcript, Turn, VersionSpan
+from agentrl.trajectory import (
+    Message,
+    Outline,
+    PlacedImage,
+    Status,
+    ToolCallRecord,
+    Trajectory,
+    Transcript,
+    Turn,
+    VersionSpan,
+)
 
 _MESSAGE = pa.struct(
     {
@@ -72,7 +82,8 @@ SCHEMA = pa.schema(
         "status": pa.string(),
         "failure": pa.string(),
         "score": pa.float64(),
-        "reward": pa.float64(),  # score plus turn rewards, each with weight 1; null without a score
+        "reward": pa.float64(),  # `Outline.reward`: what it is trained on as a whole; null where it is not
+        "model_reward": pa.float64(),  # the reward model's part of it; null without one
         "turn_rewards": pa.list_(pa.float64()),
         "num_turns": pa.int32(),  # assistant turns
         "messages": pa.list_(_MESSAGE),
@@ -99,21 +110,46 @@ def write_trajectories(
     split: str,
     part: str = "",
     share: tuple[int, int] = (1, 1),
+    turn_reward_coef: float | None,
 ) -> Path:
     """Write `dir/<split>_<step><part>.parquet` and return its path; of a `share` (number, count) its own file.
 
+    Without `turn_reward_coef` no reward is in it: a reward model has yet to score, and `fill_rewards` comes after it.
     Files that another number of workers wrote of the same are removed. Raises TrainingError on a full disk.
     """
     stem, (number, count) = f"{split}_{step:06d}{part}", share
     names = [f"{stem}.{one}of{count}.parquet" for one in range(1, count + 1)] if count > 1 else [f"{stem}.parquet"]
     path = dir / names[number - 1]
-    table = pa.Table.from_pylist([to_row(trajectory, step, split) for trajectory in trajectories], schema=SCHEMA)
+    rows = [to_row(trajectory, step, split, turn_reward_coef) for trajectory in trajectories]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
     with published(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
     for other in dir.glob(f"{stem}.*parquet"):
         if other.name not in names:
             other.unlink(missing_ok=True)
     return path
+
+
+def fill_rewards(path: Path, outlines: Sequence[Outline], turn_reward_coef: float) -> None:
+    """Write the rewards of trajectories that a reward model has scored into their file, in whose order they are.
+
+    Raises DataError when it is not their file, TrainingError on a full disk.
+    """
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: the rewards cannot be filled in, for it cannot be read: {error}") from error
+    if table["uid"].to_pylist() != [_text(outline.uid) for outline in outlines]:
+        raise DataError(f"{path}: the rewards cannot be filled in, for it holds other trajectories than were scored")
+    columns = {
+        "reward": [outline.reward(turn_reward_coef) for outline in outlines],
+        "model_reward": [None if outline.score is None else outline.model_reward for outline in outlines],
+    }
+    for name, values in columns.items():
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), pa.array(values, pa.float64()))
+    with published(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
@@ -128,8 +164,8 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     return [from_row(row) for row in table.to_pylist(maps_as_pydicts="strict")]
 
 
-def to_row(trajectory: Trajectory, step: int, split: str) -> dict[str, Any]:
-    """The values of SCHEMA's columns."""
+def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: float | None) -> dict[str, Any]:
+    """The values of SCHEMA's columns; see `write_trajectories`."""
     return {
         "step": step,
         "split": split,
@@ -140,7 +176,8 @@ def to_row(trajectory: Trajectory, step: int, split: str) -> dict[str, Any]:
         "status": trajectory.status.value,
         "failure": _text(trajectory.failure),
         "score": trajectory.score,
-        "reward": None if trajectory.score is None else trajectory.score + sum(trajectory.turn_rewards),
+        "reward": None if turn_reward_coef is None else trajectory.outline().reward(turn_reward_coef),
+        "model_reward": None,
         "turn_rewards": trajectory.turn_rewards,
         "num_turns": sum(turn.role == "assistant" for turn in trajectory.turns),
         "messages": [_message_row(message) for message in trajectory.messages],

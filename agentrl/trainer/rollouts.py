@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from agentrl.errors import TrainingError
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollout.engine import EngineError, RolloutEngine, SamplingParams
 from agentrl.rollout.weights import SyncReport, Weights
-from agentrl.trainer.record import write_trajectories
+from agentrl.trainer.record import fill_rewards, write_trajectories
 from agentrl.trajectory import Outline, Trajectory
 
 STALL_SECONDS = 30.0
@@ -55,6 +55,8 @@ class Rollout:
     """One of them, whole, where one was asked for."""
     conversations: Sequences | None = None
     """What the reward model reads of those that can be trained on, where there is one."""
+    files: list[tuple[Path, int]] = field(default_factory=list)
+    """Where they were written, and how many of the outlines are in each file, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class Rollouts:
         self.record_dir = record_dir
         self.share = share
         self.reading = reading
+        self.turn_reward_coef = config.algorithm.turn_reward_coef
         self.resting = False
         """The engine's memory is lent to the policy."""
         self._going_on: asyncio.Task[Any] | None = None
@@ -130,8 +133,8 @@ class Rollouts:
         task = training(self.config, step)
         trajectories = self._run(samples, task, first)
         rollout = self._kept(trajectories, "train", step, "", show, first * task.n)
-        coef = self.config.algorithm.turn_reward_coef
-        return replace(rollout, batch=from_trajectories(trajectories, turn_reward_coef=coef, first=first * task.n))
+        batch = from_trajectories(trajectories, turn_reward_coef=self.turn_reward_coef, first=first * task.n)
+        return replace(rollout, batch=batch)
 
     def validate(
         self,
@@ -152,6 +155,13 @@ class Rollouts:
     def generate(self, samples: Sequence[Sample], *, greedy: bool, first: int) -> list[Trajectory]:
         """See `responses`. Prompts are counted from `first`, and each has its own seeds."""
         return self._run(samples, responses(self.config, greedy=greedy), first)
+
+    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
+        """Write what the reward model made of rewards into the files of a rollout, whose outlines these are."""
+        done = 0
+        for path, count in files:
+            fill_rewards(path, outlines[done : done + count], self.turn_reward_coef)
+            done += count
 
     def sync_weights(self, weights: Weights, version: int) -> SyncReport:
         """Give the engine the policy's weights, and its memory back. Raises TrainingError when it cannot take them."""
@@ -196,13 +206,23 @@ class Rollouts:
     ) -> Rollout:
         """What is to be known of trajectories, after they were written to the disk."""
         read = None if self.reading is None else conversations(trajectories, self.reading, first)
-        if self.config.trainer.save_trajectories in ("all", split):
-            write_trajectories(self.record_dir, trajectories, step=step, split=split, part=part, share=self.share)
-        return Rollout(
+        rollout = Rollout(
             [trajectory.outline() for trajectory in trajectories],
             shown=next((trajectory for trajectory in trajectories if trajectory.transcripts), None) if show else None,
             conversations=read,
         )
+        if self.config.trainer.save_trajectories in ("all", split):
+            path = write_trajectories(
+                self.record_dir,
+                trajectories,
+                step=step,
+                split=split,
+                part=part,
+                share=self.share,
+                turn_reward_coef=self.turn_reward_coef if self.reading is None else None,
+            )
+            rollout.files.append((path, len(trajectories)))
+        return rollout
 
     def _run(self, samples: Sequence[Sample], task: Task, first: int) -> list[Trajectory]:
         requests = [

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
@@ -88,6 +90,10 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
     assert re.search(r"rollout worker \d died in .*; a new one takes its place", said), said
     files = sorted(path.name for path in (tmp_path / "two" / "trajectories").glob("train_000001*"))
     assert files == ["train_000001.1of2.parquet", "train_000001.2of2.parquet"]
+    for logged in [line for line in numbers(tmp_path / "two") if "reward/mean" in line]:
+        of_step = (tmp_path / "two" / "trajectories").glob(f"train_{int(logged['step']):06d}*")
+        rewards = pq.read_table(sorted(of_step), columns=["reward"])["reward"]
+        assert not rewards.null_count and pc.mean(rewards).as_py() == pytest.approx(logged["reward/mean"], abs=1e-9)
     for mine, theirs in zip(numbers(tmp_path / "two"), numbers(tmp_path / "one"), strict=True):
         if "sync/bytes" in theirs:
             theirs["sync/bytes"] *= 2  # two engines

@@ -26,7 +26,9 @@ def test_a_failed_trajectory_without_tokens_is_sound() -> None:
 
 
 def test_what_was_written_to_disk_is_still_sound(tmp_path: Path) -> None:
-    (back,) = read_trajectories(write_trajectories(tmp_path, [tool_trajectory()], step=1, split="train"))
+    (back,) = read_trajectories(
+        write_trajectories(tmp_path, [tool_trajectory()], step=1, split="train", turn_reward_coef=1.0)
+    )
     assert check_trajectory(back, VOCAB_SIZE) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
@@ -58,7 +59,12 @@ def test_its_scores_are_trained_on(small_run: Overrides, tmp_path: Path) -> None
     folder = tmp_path / "run" / "trajectories"
     (file,) = folder.glob("train_*1*")
     assert steps[0]["score/reward_model"] == pytest.approx(mean_score(file), abs=1e-5)
+    written = pq.read_table(file, columns=["score", "reward", "model_reward"]).to_pandas()
+    assert written["reward"].mean() == pytest.approx(steps[0]["reward/mean"], abs=1e-9)
+    assert (written["reward"] == written["score"] + written["model_reward"]).all(), "turns have no weight here"
+    validated = pq.read_table(sorted(folder.glob("val_000000_*")), columns=["reward"])["reward"]
+    assert len(validated) == 6 * (2 + 1) and not validated.null_count
     greedy = [mean_score(file) for file in sorted(folder.glob("val_*0_greedy*"))]
     expected = (4 * greedy[0] + 2 * greedy[1]) / 6
     assert first["val/reward_greedy"] == pytest.approx(0.25 + 2 * expected, abs=1e-5)
-    assert first["val/success_greedy"] == 0
+    assert (first["val/success_greedy"], first["val/score_greedy"]) == (0, 0.25)

@@ -38,7 +38,7 @@ def full_trajectory() -> Trajectory:
 
 def test_round_trip(tmp_path: Path) -> None:
     failed = Trajectory("u2", 7, status=Status.FAILED, failure="EngineError: gone")
-    path = write_trajectories(tmp_path, [full_trajectory(), failed], step=12, split="train")
+    path = write_trajectories(tmp_path, [full_trajectory(), failed], step=12, split="train", turn_reward_coef=1.0)
     assert path.name == "train_000012.parquet"
     back = read_trajectories(path)
     assert [dataclasses.asdict(one) for one in back] == [
@@ -53,16 +53,18 @@ def test_a_step_that_another_number_of_workers_does_again_is_there_once(tmp_path
         return sorted(path.name for path in tmp_path.iterdir())
 
     for number in (1, 2):
-        write_trajectories(tmp_path, [], step=5, split="train", share=(number, 2))
-    write_trajectories(tmp_path, [], step=5, split="val", part="_greedy")
+        write_trajectories(tmp_path, [], step=5, split="train", share=(number, 2), turn_reward_coef=1.0)
+    write_trajectories(tmp_path, [], step=5, split="val", part="_greedy", turn_reward_coef=1.0)
     assert names() == ["train_000005.1of2.parquet", "train_000005.2of2.parquet", "val_000005_greedy.parquet"]
-    write_trajectories(tmp_path, [], step=5, split="train")
-    write_trajectories(tmp_path, [], step=5, split="val", part="_greedy_000096")
+    write_trajectories(tmp_path, [], step=5, split="train", turn_reward_coef=1.0)
+    write_trajectories(tmp_path, [], step=5, split="val", part="_greedy_000096", turn_reward_coef=1.0)
     assert names() == ["train_000005.parquet", "val_000005_greedy.parquet", "val_000005_greedy_000096.parquet"]
 
 
 def test_pandas_reads_it(tmp_path: Path) -> None:
-    frame = pd.read_parquet(write_trajectories(tmp_path, [full_trajectory()], step=3, split="val"))
+    frame = pd.read_parquet(
+        write_trajectories(tmp_path, [full_trajectory()], step=3, split="val", turn_reward_coef=1.0)
+    )
     row = frame.iloc[0]
     assert (row["step"], row["split"], row["status"], row["num_turns"]) == (3, "val", "completed", 3)
     assert (row["score"], row["reward"]) == (1.0, 1.5)
@@ -74,7 +76,7 @@ def test_pandas_reads_it(tmp_path: Path) -> None:
 
 
 def test_no_trajectories_is_a_table_without_rows(tmp_path: Path) -> None:
-    assert read_trajectories(write_trajectories(tmp_path, [], step=0, split="val")) == []
+    assert read_trajectories(write_trajectories(tmp_path, [], step=0, split="val", turn_reward_coef=1.0)) == []
 
 
 def test_text_that_is_not_unicode_is_made_so(tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_text_that_is_not_unicode_is_made_so(tmp_path: Path) -> None:
     trajectory = Writer("p").says("a", call).ends(0.0)
     trajectory.messages[0]["content"] = "\udfff"
     trajectory.metrics = {"\ud800": 1.0}
-    (back,) = read_trajectories(write_trajectories(tmp_path, [trajectory], step=1, split="train"))
+    (back,) = read_trajectories(write_trajectories(tmp_path, [trajectory], step=1, split="train", turn_reward_coef=1.0))
     assert back.tool_calls[0].response == "😀 and � alone"
     assert back.tool_calls[0].arguments == {"x": "�"}
     assert back.messages[0]["content"] == "�"
@@ -90,19 +92,26 @@ def test_text_that_is_not_unicode_is_made_so(tmp_path: Path) -> None:
 
 
 def test_a_step_done_again_replaces_its_file_and_leaves_nothing_else(tmp_path: Path) -> None:
-    write_trajectories(tmp_path, [tool_trajectory()] * 5, step=1, split="train")
-    path = write_trajectories(tmp_path, [tool_trajectory()], step=1, split="train")
+    write_trajectories(tmp_path, [tool_trajectory()] * 5, step=1, split="train", turn_reward_coef=1.0)
+    path = write_trajectories(tmp_path, [tool_trajectory()], step=1, split="train", turn_reward_coef=1.0)
     assert len(read_trajectories(path)) == 1
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_same_trajectories_make_the_same_bytes(tmp_path: Path) -> None:
-    first = write_trajectories(tmp_path / "a", [full_trajectory()], step=1, split="train").read_bytes()
-    assert write_trajectories(tmp_path / "b", [full_trajectory()], step=1, split="train").read_bytes() == first
+    first = write_trajectories(
+        tmp_path / "a", [full_trajectory()], step=1, split="train", turn_reward_coef=1.0
+    ).read_bytes()
+    assert (
+        write_trajectories(
+            tmp_path / "b", [full_trajectory()], step=1, split="train", turn_reward_coef=1.0
+        ).read_bytes()
+        == first
+    )
 
 
 def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
-    torn = write_trajectories(tmp_path, [tool_trajectory()], step=1, split="train")
+    torn = write_trajectories(tmp_path, [tool_trajectory()], step=1, split="train", turn_reward_coef=1.0)
     torn.write_bytes(torn.read_bytes()[:-50])
     with pytest.raises(DataError, match=r"train_000001\.parquet.*cannot be read"):
         read_trajectories(torn)
