@@ -1,38 +1,90 @@
-"""Deadlines that what runs inside them can see, to give up in good order and to tell a server how long it has."""
+"""Deadlines that what runs inside them can see, to give up in good order and to tell a server how long it has, and
+whose clock stands still while it waits for its turn.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from contextvars import ContextVar, Token
 from types import TracebackType
 
-_end: ContextVar[float | None] = ContextVar("agentrl_deadline", default=None)
-"""Of the innermost `within`, or of one around it that ends sooner: in the event loop's time."""
-
 
 class within:
-    """`async with within(seconds)` is `asyncio.timeout(seconds)`, and `seconds_left` inside knows of it."""
+    """`async with within(seconds)` is `asyncio.timeout(seconds)`, and `seconds_left` and `uncounted` inside know of
+    it.
+    """
 
-    __slots__ = ("_end", "_timeout", "_token")
-    _token: Token[float | None]
+    __slots__ = ("_end", "_left", "_outer", "_running", "_timeout", "_token", "_waiting")
+    _token: Token[within | None]
 
     def __init__(self, seconds: float) -> None:
-        end, outer = asyncio.get_running_loop().time() + seconds, _end.get()
+        self._outer = _innermost.get()
         self._timeout = asyncio.timeout(seconds)
-        self._end = end if outer is None else min(end, outer)
+        self._end = asyncio.get_running_loop().time() + seconds
+        self._left = seconds
+        """When the clock was stopped; counts while `_waiting`."""
+        self._waiting = 0
+        """How many wait inside: the clock goes on with the last of them."""
+        self._running = True
 
     async def __aenter__(self) -> asyncio.Timeout:
-        self._token = _end.set(self._end)
+        self._token = _innermost.set(self)
         return await self._timeout.__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _end.reset(self._token)
+        self._running = False
+        _innermost.reset(self._token)
         await self._timeout.__aexit__(kind, error, trace)
+
+    def _seconds_left(self) -> float:
+        """Of this one and those around it."""
+        own = self._left if self._waiting else self._end - asyncio.get_running_loop().time()
+        return own if self._outer is None else min(own, self._outer._seconds_left())
+
+    def _stop(self) -> None:
+        self._waiting += 1
+        if self._waiting == 1:
+            self._left = self._end - asyncio.get_running_loop().time()
+            self._reschedule(None)
+
+    def _go_on(self) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            self._end = asyncio.get_running_loop().time() + self._left
+            self._reschedule(self._end)
+
+    def _reschedule(self, when: float | None) -> None:
+        if self._running and not self._timeout.expired():
+            self._timeout.reschedule(when)
+
+
+_innermost: ContextVar[within | None] = ContextVar("agentrl_deadline", default=None)
 
 
 def seconds_left(default: float) -> float:
-    """Until the deadline around the caller; `default` when there is none. Never below 0."""
-    end = _end.get()
-    return default if end is None else max(0.0, end - asyncio.get_running_loop().time())
+    """Until the deadlines around the caller; `default` when there is none. Never below 0."""
+    innermost = _innermost.get()
+    return default if innermost is None else max(0.0, innermost._seconds_left())
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """Stop the clocks of all `within` around the caller: a queue is nobody's time.
+
+    What is inside needs an end of its own. `seconds_left` stays what it is.
+    """
+    stopped: list[within] = []
+    one = _innermost.get()
+    while one is not None:
+        one._stop()
+        stopped.append(one)
+        one = one._outer
+    try:
+        yield
+    finally:
+        for one in stopped:
+            one._go_on()

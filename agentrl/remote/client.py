@@ -29,13 +29,13 @@ T = TypeVar("T")
 CLIENT_HEADER = "x-client-id"
 """Names the run, so that servers can share their capacity fairly between runs."""
 TIMEOUT_HEADER = "x-request-timeout-ms"
-"""Milliseconds that the caller goes on waiting: a request that has not begun by then need not begin at all."""
+"""Milliseconds within which a request has to begin: one begun later would end when nobody waits for it any more."""
 MAX_ANSWER_BYTES = 16 << 20
 NO_DEADLINE = 30.0
 """Seconds of a call that has no deadline around it."""
 _MOST_DETAIL = 300
 _REFUSED_CREDENTIALS = (401, 403, 407)
-_LATER = (408, 425)
+_LATER = (408, 425, 504)
 _OVERLOADED = (429, 503)
 
 
@@ -85,11 +85,12 @@ class RemoteClient:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
+        runs: float = 0.0,
     ) -> Answer:
         """Ask over HTTP; `body` is JSON, unless `headers` say otherwise.
 
         `safe`: the request may be repeated, whatever became of it; else it is repeated only when it surely was not
-        begun (no connection, 429, 503).
+        begun (no connection, 429, 503). `runs`: seconds that it may take once the server has begun with it.
 
         Raises RemoteRefused for 4xx, RemoteUnavailable for everything else that is not 2xx within the deadline.
         """
@@ -98,7 +99,7 @@ class RemoteClient:
             sent = {
                 "Accept-Encoding": "identity",
                 CLIENT_HEADER: self.run,
-                TIMEOUT_HEADER: str(int(1000 * seconds)),
+                TIMEOUT_HEADER: str(int(1000 * max(seconds - runs, seconds / 4))),
                 **({"Content-Type": "application/json"} if body is not None else {}),
                 **(headers or {}),
             }

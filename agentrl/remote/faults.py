@@ -17,7 +17,7 @@ class FaultKind(StrEnum):
     BROKEN = "broken"
     """The connection ended before the answer did."""
     OVERLOADED = "overloaded"
-    """It refuses for now (429, 503)."""
+    """It refuses for now (429, 503), or has not begun in time (504)."""
     SERVER = "server"
     """It failed (5xx)."""
     ANSWER = "answer"

@@ -6,6 +6,7 @@ The program is hostile: it is written by what is rewarded for passing. So expect
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import secrets
@@ -16,13 +17,17 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from agentrl.config.schema import SandboxFusionConfig
-from agentrl.deadline import within
+from agentrl.deadline import uncounted, within
 from agentrl.errors import ConfigError
-from agentrl.remote import FaultKind, RemoteClient, RemoteOptions, RemoteRefused, RemoteUnavailable, checked_url
+from agentrl.remote import Answer, FaultKind, RemoteClient, RemoteOptions, RemoteRefused, RemoteUnavailable, checked_url
 
 HARNESS = Path(__file__).with_name("code_harness.py")
 QUEUE_SECONDS = 15.0
-"""That a request may take beyond the program's own time before it is made again."""
+"""That a request may wait in the server's queue before it is made again."""
+AROUND_SECONDS = 5.0
+"""That the server may take before and after the program's own time."""
+MOST_QUEUED = 600.0
+"""Seconds after which a server that only says that it is busy is taken for broken."""
 START_SECONDS = 10.0
 """That a server has to answer when a run begins."""
 TOLERANCE = 1e-6
@@ -71,7 +76,7 @@ class CodeJudge:
         self._url = parts.geturl().rstrip("/").removesuffix("/run_code") + "/run_code"
         self._config, self._key = sandbox, key
         self._harness = HARNESS.read_text(encoding="utf-8")
-        options = RemoteOptions(attempt_timeout=sandbox.timeout + QUEUE_SECONDS)
+        options = RemoteOptions(attempt_timeout=QUEUE_SECONDS + sandbox.timeout + AROUND_SECONDS)
         self._client = RemoteClient(f"the sandbox of {key}", options)
 
     async def start(self, run: str) -> None:
@@ -136,7 +141,12 @@ class CodeJudge:
         return outcomes
 
     async def run(self, code: str, stdin: str, seconds: float) -> dict[str, Any]:
-        """The `run_result` of a Python program, with all keys. Raises RemoteUnavailable and RemoteRefused."""
+        """The `run_result` of a Python program, with all keys.
+
+        No deadline around it counts a run that comes to its end, or the server's queue before it: the program's time is
+        the server's to end, and who waits there waits for the programs of others. Raises RemoteUnavailable when the
+        server does not answer within the deadline, RemoteRefused.
+        """
         asked = {
             "code": code,
             "language": "python",
@@ -144,7 +154,8 @@ class CodeJudge:
             "run_timeout": seconds,
             "memory_limit_MB": self._config.memory_limit_mb,
         }
-        answer = await self._client.request("POST", self._url, body=json.dumps(asked).encode(), safe=True)
+        with uncounted():
+            answer = await self._in_turn(json.dumps(asked).encode(), seconds + AROUND_SECONDS)
         try:
             said = json.loads(answer.body)
             run = said["run_result"]
@@ -154,6 +165,15 @@ class CodeJudge:
         except (ValueError, LookupError, TypeError) as error:
             problem = f"answered {answer.body[:80]!r} ({type(error).__name__}: {error})"
         raise RemoteUnavailable(FaultKind.ANSWER, f"{self._url}: {problem}")
+
+    async def _in_turn(self, body: bytes, runs: float) -> Answer:
+        until = asyncio.get_running_loop().time() + MOST_QUEUED
+        while True:
+            try:
+                return await self._client.request("POST", self._url, body=body, safe=True, runs=runs)
+            except RemoteUnavailable as error:
+                if error.kind is not FaultKind.OVERLOADED or asyncio.get_running_loop().time() > until:
+                    raise
 
 
 def read_tests(ground_truth: Any) -> Tests:

@@ -1,97 +1,119 @@
-"""Mathematical answers, compared as formulas by math-verify, in processes that can be killed."""
+"""Mathematical answers, compared as formulas by math-verify, in processes that bound what an answer can cost.
+
+An answer pays for itself: waiting for a process is nobody's time, and one that takes too much is wrong. So deadlines
+around `compute_score` do not count here; an answer's own is SECONDS of processor time, which no other work changes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
-from agentrl.threads import DaemonThreads
+from agentrl.deadline import uncounted
 
-DEADLINE = 20.0
-"""Seconds of one verdict; the worker's own deadlines end most long ones before."""
+SECONDS = 4.0
+"""Processor time of one verdict; half of it for reading the answer, or for comparing it in one way."""
+STALLED = 120.0
+"""Seconds after which a worker that says nothing is lost: starting takes one or two, a verdict SECONDS and a bit."""
 
 
 class MathJudges:
-    """Worker processes, started when first needed and kept. Their number bounds the memory (about 100 MB each).
-
-    A worker that does not answer in time, or dies over an answer, is replaced; that answer is wrong.
+    """Worker processes, started when first needed and kept. Their number bounds processors and memory: less than
+    0.1 GB each, and up to 1 GiB more while an answer is judged.
     """
 
-    def __init__(self, workers: int) -> None:
-        self._places = threading.BoundedSemaphore(workers)
-        self._idle: list[subprocess.Popen[str]] = []
+    def __init__(self, workers: int, seconds: float = SECONDS) -> None:
+        self._most, self._seconds = workers, seconds
+        self._idle: list[_Worker] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._places = asyncio.Semaphore(workers)
 
-    def judge(self, solution: str, ground_truth: str, deadline: float = DEADLINE) -> dict[str, float]:
-        """Blocks. {"score": 1.0 or 0.0, "unjudged": 1.0 when no verdict could be reached}.
+    async def judge(self, solution: str, ground_truth: str) -> dict[str, float]:
+        """{"score": 1.0 or 0.0, "unjudged": 1.0 when no verdict could be reached within time and memory, else 0.0}.
 
-        Raises ValueError when the ground truth cannot be read, RuntimeError when workers cannot start.
+        Raises ValueError when the ground truth cannot be read, RuntimeError when workers do not start or do not stay.
         """
-        with self._places:
-            worker = self._take()
-            verdict = _ask(worker, {"solution": solution, "ground_truth": ground_truth}, deadline)
-            if verdict is None:
-                return {"score": 0.0, "unjudged": 1.0}
-            self._idle.append(worker)
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._loop, self._places = loop, asyncio.Semaphore(self._most)
+        request = {"solution": solution, "ground_truth": ground_truth, "seconds": self._seconds}
+        with uncounted():
+            async with self._places:
+                verdict = await self._ask(json.dumps(request).encode() + b"\n")
         if "error" in verdict:
             raise ValueError(verdict["error"])
-        return {"score": float(verdict["score"]), "unjudged": 0.0}
+        return {name: float(value) for name, value in verdict.items()}
 
-    def _take(self) -> subprocess.Popen[str]:
-        """An idle worker that lives, else a new one."""
-        while True:
+    async def _ask(self, line: bytes) -> dict[str, Any]:
+        for _ in range(2):  # an idle one may have been killed, and its answer must not be lost by that
+            worker = self._idle.pop() if self._idle else _Worker()
             try:
-                worker = self._idle.pop()
-            except IndexError:  # not asked for before: other threads take workers too
-                return self._start()
-            if worker.poll() is None:
-                return worker
+                verdict = await worker.verdict(line)
+            except BaseException:
+                worker.kill()
+                raise
+            if verdict is not None:
+                self._idle.append(worker)
+                return verdict
+            worker.kill()
+        raise RuntimeError("the math-verify process ended, twice, without a verdict: see its messages above")
 
-    def _start(self) -> subprocess.Popen[str]:
+
+class _Worker:
+    """A process that runs `math_worker.py`."""
+
+    def __init__(self) -> None:
         # -P: the folder of the script, which holds a module called `math`, stays out of the import path.
         command = [sys.executable, "-P", str(Path(__file__).with_name("math_worker.py"))]
-        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
-        verdict = _ask(worker, None, 120.0)
-        if verdict is None or "error" in verdict:
-            worker.kill()
-            raise RuntimeError(f"the math-verify process did not start: {verdict or 'see its messages above'}")
-        return worker
+        self._socket, theirs = socket.socketpair()  # of no event loop, unlike asyncio's own pipes
+        with theirs:
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
+        self._socket.setblocking(False)
+        self._started = False
 
+    async def verdict(self, line: bytes) -> dict[str, Any] | None:
+        """None when the process has ended. Raises RuntimeError when it cannot judge."""
+        try:
+            async with asyncio.timeout(STALLED):
+                if not self._started and (trial := await self._line()) is not None:
+                    if "error" in trial:
+                        raise RuntimeError(f"the math-verify process did not start: {trial['error']}")
+                    self._started = True
+                await asyncio.get_running_loop().sock_sendall(self._socket, line)
+                return await self._line()
+        except ConnectionError:
+            return None
+        except TimeoutError as error:
+            raise RuntimeError(f"the math-verify process said nothing for {STALLED:g} s") from error
 
-def _ask(worker: subprocess.Popen[str], request: dict[str, str] | None, deadline: float) -> dict[str, Any] | None:
-    """The verdict, or None when there is none in time; the worker is dead then."""
-    assert worker.stdin is not None and worker.stdout is not None
-    killer = threading.Timer(deadline, worker.kill)
-    killer.daemon = True
-    killer.start()
-    try:
-        if request is not None:
-            worker.stdin.write(json.dumps(request) + "\n")
-            worker.stdin.flush()
-        line = worker.stdout.readline()
-    except OSError:
-        line = ""
-    finally:
-        killer.cancel()
-    if line.endswith("\n"):
-        verdict: dict[str, Any] = json.loads(line)
+    async def _line(self) -> dict[str, Any] | None:
+        said = b""
+        while not said.endswith(b"\n"):
+            part = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16)
+            if not part:
+                return None
+            said += part
+        verdict: dict[str, Any] = json.loads(said)
         return verdict
-    worker.kill()
-    worker.wait()
-    worker.stdout.close()
-    return None
+
+    def kill(self) -> None:
+        self._socket.close()
+        self.process.kill()
+        self.process.wait()
 
 
-_judges = MathJudges(workers=min(4, os.cpu_count() or 1))
-_threads = DaemonThreads("math scorer")
+_judges = MathJudges(workers=min(8, os.cpu_count() or 1))
 
 
 async def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
 ) -> dict[str, float]:
-    """Score 1.0 when the last formula or number equals the ground truth, else 0.0; `unjudged` counts kills."""
-    return await _threads.run(_judges.judge, solution_str, str(ground_truth))
+    """Score 1.0 when the last formula or number equals the ground truth, else 0.0; `unjudged` counts answers that took
+    too much time or memory.
+    """
+    return await _judges.judge(solution_str, str(ground_truth))

@@ -1,37 +1,160 @@
 """The process that judges mathematical answers: one JSON request a line in, one JSON verdict a line out.
 
-Run as a file, by `agentrl.reward.math`: it imports math-verify and nothing of ours. A process of its own, because
-comparing two formulas may take any time and memory: math-verify's own deadline works only in a main thread, and what
-hangs outside the interpreter can only be killed.
+Run as a file, by `agentrl.reward.math`: it imports math-verify and nothing of ours. Comparing two formulas may take any
+time and memory, and much of that where no exception reaches it. So answers are judged in a fork, which the kernel ends
+when one of them has had its share. The next fork takes milliseconds, where starting anew takes a second.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import itertools
 import json
 import logging
 import os
 import resource
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn, TextIO
 
-MEMORY_BYTES = 4 << 30
-SECONDS = 4
-"""Of each of the three steps: reading the ground truth, reading the answer, comparing."""
+MEMORY_BYTES = 1 << 30
+"""Address space of a fork; 0.1 GiB of it are the libraries'."""
+_MOST_KEPT = 256 << 20
+"""Bytes that a fork may have held at the end of an answer to judge the next one, too."""
+_GOLD_READ = "gold read\n"
+"""What a fork says before it looks at the answer: what happens from then on is the answer's own doing."""
+_USUAL = (
+    ("1", "1"),
+    (r"so \boxed{\frac{x^2-1}{x+1}}", "x-1"),
+    (r"$x \in (-\infty, \sqrt{2}]$", r"(-\infty,\sqrt{2}]"),
+    (r"\boxed{\begin{pmatrix} 1 \\ \sin 2 \end{pmatrix}}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    ("Answer: 3.5%", "0.035"),
+    (r"\boxed{x = 2 + 3i}", "x = 2"),
+)
+"""Judged once before all forks, which then have what the libraries import and build when it is first needed."""
 
 
-def judge(solution: str, ground_truth: str) -> float:
-    """1.0 when the last formula or number of `solution` equals `ground_truth`, else 0.0.
-
-    Raises ValueError when the ground truth cannot be read.
-    """
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+def read_gold(ground_truth: str) -> list[object]:
+    """The formulas of a ground truth. Raises ValueError when it holds none."""
+    from math_verify import LatexExtractionConfig, parse
 
     boxed = ground_truth if "\\boxed" in ground_truth else f"\\boxed{{{ground_truth.strip().strip('$')}}}"
-    gold = parse(boxed, [LatexExtractionConfig()], parsing_timeout=SECONDS)
+    # Without math-verify's own deadlines, here and below: they count wall time, so that verdicts would depend on what
+    # else the machine does.
+    gold: list[object] = parse(boxed, [LatexExtractionConfig()], parsing_timeout=None)
     if not gold:
         raise ValueError(f"the ground truth {ground_truth!r} is not mathematics that can be read")
-    answer = parse(solution, [LatexExtractionConfig(), ExprExtractionConfig()], parsing_timeout=SECONDS)
-    return float(bool(answer) and verify(gold, answer, timeout_seconds=SECONDS))
+    return gold
+
+
+def is_right(solution: str, gold: list[object]) -> bool:
+    """Whether the last formula or number of `solution` equals `gold`."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    ways = [LatexExtractionConfig(), ExprExtractionConfig()]
+    answer = parse(solution, ways, parsing_timeout=None)
+    return bool(answer) and bool(verify(gold, answer, timeout_seconds=None))
+
+
+class Fork:
+    """A process that judges one answer after another until one of them ends or spoils it."""
+
+    def __init__(self) -> None:
+        inwards, requests = os.pipe()
+        verdicts, outwards = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(requests)
+            os.close(verdicts)
+            _judge_all(inwards, outwards)
+        os.close(inwards)
+        os.close(outwards)
+        self._requests, self._verdicts = os.fdopen(requests, "w"), os.fdopen(verdicts)
+        self.spent = False
+        """The next answer needs another fork."""
+
+    def judge(self, line: str) -> dict[str, object]:
+        """The verdict on a request: {"score": 1.0 or 0.0, "unjudged": 0.0}.
+
+        {"score": 0.0, "unjudged": 1.0} when the answer takes more than its time or MEMORY_BYTES, or crashes the fork;
+        {"error": ...} when the ground truth does, or cannot be read.
+        """
+        self._requests.write(line)
+        self._requests.flush()
+        said = self._verdicts.readline()
+        if gold_read := said == _GOLD_READ:
+            said = self._verdicts.readline()
+        if said.endswith("\n"):
+            verdict: dict[str, object] = json.loads(said)
+            self.spent = bool(verdict.pop("spent"))
+            return verdict
+        self.spent = True
+        if gold_read:
+            return {"score": 0.0, "unjudged": 1.0}
+        truth = json.loads(line)["ground_truth"]
+        return {"error": f"the ground truth {truth!r:.300} takes too long to read, or too much memory"}
+
+    def end(self) -> None:
+        self._requests.close()
+        self._verdicts.close()
+        os.waitpid(self._pid, 0)
+
+
+class _Late:
+    """Whether an answer has been at one thing for half of its time."""
+
+    said = False
+
+    def say(self, number: int, frame: FrameType | None) -> None:
+        from math_verify.errors import TimeoutException
+
+        self.said = True
+        raise TimeoutException  # math-verify goes on with the next formula
+
+
+def _judge_all(inwards: int, outwards: int) -> NoReturn:
+    """In the fork, until there are no more requests, or an answer ends it."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the fork ends with the process that asks it
+        os.dup2(1, 2)  # nowhere: the last words of libraries that give up
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        late = _Late()
+        signal.signal(signal.SIGVTALRM, late.say)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, wherever it is
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGVTALRM, signal.SIGPROF))
+        with open(inwards) as requests, open(outwards, "w") as verdicts:
+            for line in requests:
+                verdict = _judge(late, verdicts, **json.loads(line))
+                used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+                verdicts.write(json.dumps({**verdict, "spent": late.said or used > _MOST_KEPT}) + "\n")
+                verdicts.flush()
+    finally:
+        os._exit(1)
+
+
+def _judge(late: _Late, verdicts: TextIO, solution: str, ground_truth: str, seconds: float) -> dict[str, object]:
+    """Raises what judging the answer raises."""
+    from math_verify.errors import TimeoutException
+
+    gold = None
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds / 2)
+    try:
+        gold = read_gold(ground_truth)
+        verdicts.write(_GOLD_READ)
+        verdicts.flush()
+        right = is_right(solution, gold)
+        return {"score": float(right), "unjudged": float(late.said and not right)}
+    except (Exception, TimeoutException) as error:
+        if gold is not None:
+            raise
+        return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def main() -> None:
@@ -39,17 +162,20 @@ def main() -> None:
     verdicts = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     logging.disable(logging.CRITICAL)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    for solution, ground_truth in _USUAL:
+        is_right(solution, read_gold(ground_truth))
+    gc.collect()
+    gc.freeze()
     # The first verdict is asked for by nobody: it says that everything is imported, or why it cannot be.
-    trial = json.dumps({"solution": "1", "ground_truth": "1"})
-    for line in itertools.chain([trial], sys.stdin):
-        request = json.loads(line)
-        try:
-            verdict: dict[str, object] = {"score": judge(request["solution"], request["ground_truth"])}
-        except Exception as error:
-            verdict = {"error": f"{type(error).__name__}: {error}"}
-        verdicts.write(json.dumps(verdict) + "\n")
+    trial = json.dumps({"solution": "1", "ground_truth": "1", "seconds": 60.0})
+    fork = None
+    for line in itertools.chain([trial + "\n"], sys.stdin):
+        fork = fork or Fork()
+        verdicts.write(json.dumps(fork.judge(line)) + "\n")
         verdicts.flush()
+        if fork.spent:
+            fork.end()
+            fork = None
 
 
 if __name__ == "__main__":

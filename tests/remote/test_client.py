@@ -149,10 +149,13 @@ async def test_the_server_is_told_who_asks_and_how_long_it_has(server: Start) ->
         client.run = "project/run"
         await ask(client, here, 100.0)
         await ask(client, here, 2.0)
-    first, second = (request.headers for request in here.asked)
+        for runs in (3.0, 60.0):  # what has begun is waited for
+            await client.request("GET", here.url, safe=True, runs=runs)
+    first, second, *later = (request.headers for request in here.asked)
     assert first["x-client-id"] == "project/run"
     assert 3000 < int(first["x-request-timeout-ms"]) <= 4000
     assert 1000 < int(second["x-request-timeout-ms"]) < 2000
+    assert [int(headers["x-request-timeout-ms"]) for headers in later] == [1000, 1000]
 
 
 async def test_behind_an_open_breaker_only_probes_are_sent(server: Start) -> None:
@@ -171,7 +174,7 @@ async def test_behind_an_open_breaker_only_probes_are_sent(server: Start) -> Non
 
 
 async def test_being_busy_or_refusing_does_not_open_the_breaker(server: Start) -> None:
-    here = await server(*[says(429)] * 3, *[says(404)] * 6, says(200, "good"))
+    here = await server(*[says(429)] * 3, *[says(504)] * 3, *[says(404)] * 6, says(200, "good"))
     async with client_of(breaker_failures=2, breaker_seconds=60.0) as client:
         for _ in range(6):
             with pytest.raises(RemoteRefused):

@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from agentrl.config.schema import RewardConfig, SandboxFusionConfig
 from agentrl.data.sample import Sample
@@ -22,6 +24,7 @@ from agentrl.remote import RemoteRefused, RemoteUnavailable
 from agentrl.reward import RewardManager
 from agentrl.reward.code import HARNESS, AssertTests, Case, CodeJudge, StdioTests, Tests, extract, same_output
 from agentrl.trajectory import Status, Trajectory
+from tests.remote.conftest import FaultyServer, hangs, says
 from tests.sandbox.servers import running
 
 SECRET = str(random.SystemRandom().randrange(10**15, 10**16))
@@ -268,6 +271,33 @@ async def test_through_the_manager_many_at_once(sandbox: str) -> None:
     assert [(t.score, t.score_extra) for t in trajectories] == [
         (float(n % 4 == 2), {"pass_fraction": float(n % 4 == 2)}) for n in range(12)
     ]
+
+
+async def test_a_queue_is_nobodys_time() -> None:
+    """A server that is busy for longer than reward_model.timeout costs no trajectory its score; one that says nothing
+    does.
+    """
+    result = {"status": "Finished", "return_code": 0, "stdout": "4", "execution_time": 0.1}
+    answer = json.dumps({"status": "Success", "message": "", "run_result": result})
+    busy = [says(429, Retry_After="0.1"), says(504), says(503)]
+
+    async def late(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.25)
+        return await says(200, answer)(request)
+
+    truth = StdioTests(tests=[Case(input="", output="4")] * 2).model_dump_json()
+    for handlers, score in (([*busy * 3, late, says(504), late], 1.0), ([says(504), hangs], None)):
+        server = FaultyServer(handlers)
+        await server.start()
+        sandbox = SandboxFusionConfig(url=server.url, timeout=0.2)
+        manager = RewardManager(RewardConfig(timeout=0.4, sandbox_fusion=sandbox))
+        trajectory = Trajectory("t", 0, messages=[{"role": "assistant", "content": "print(4)"}])
+        begun = time.monotonic()
+        await manager.score(trajectory, Sample([], "code/x", "single_turn", ground_truth=truth))
+        assert time.monotonic() - begun > 0.3
+        await manager.close()
+        await server.stop()
+        assert trajectory.score == score, trajectory.failure
 
 
 def test_data_that_needs_a_sandbox_is_refused_without_one() -> None:
