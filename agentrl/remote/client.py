@@ -86,11 +86,13 @@ class RemoteClient:
         headers: Mapping[str, str] | None = None,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         runs: float = 0.0,
+        queued: float = 0.0,
     ) -> Answer:
         """Ask over HTTP; `body` is JSON, unless `headers` say otherwise.
 
         `safe`: the request may be repeated, whatever became of it; else it is repeated only when it surely was not
-        begun (no connection, 429, 503). `runs`: seconds that it may take once the server has begun with it.
+        begun (no connection, 429, 503). `runs`: seconds that it may take once the server has begun with it. `queued`:
+        see `call`.
 
         Raises RemoteRefused for 4xx, RemoteUnavailable for everything else that is not 2xx within the deadline.
         """
@@ -105,20 +107,34 @@ class RemoteClient:
             }
             return await self._send(method, url, body, sent, max_answer_bytes)
 
-        return await self.call(attempt, safe=safe)
+        return await self.call(attempt, safe=safe, queued=queued)
 
-    async def call(self, attempt: Callable[[float], Awaitable[T]], *, safe: bool) -> T:
+    async def call(self, attempt: Callable[[float], Awaitable[T]], *, safe: bool, queued: float = 0.0) -> T:
         """`attempt(seconds)`, within so many seconds, again and again until it does not raise RemoteFault.
 
-        What else it raises is raised. Raises RemoteUnavailable when the deadline or the attempts are used up.
+        What else it raises is raised. Raises RemoteUnavailable when the deadline or the attempts are used up. A server
+        that says that it is busy uses up neither for `queued` seconds; the caller then has to see to it that the
+        deadline around it does not count (`agentrl.deadline.uncounted`).
         """
         self._use_loop()
         deadline = seconds_left(NO_DEADLINE)
         deadline -= min(0.25, 0.05 * deadline)  # to be the one who says what happened
-        ends = asyncio.get_running_loop().time() + deadline
+        ends = (begun := asyncio.get_running_loop().time()) + deadline
         faults: list[RemoteFault] = []
 
+        def waits_its_turn() -> bool:
+            busy = bool(faults) and faults[-1].kind is FaultKind.OVERLOADED
+            return busy and asyncio.get_running_loop().time() < begun + queued
+
+        def is_over(state: tenacity.RetryCallState) -> bool:
+            used = sum(not queued or fault.kind is not FaultKind.OVERLOADED for fault in faults)
+            late = asyncio.get_running_loop().time() + state.upcoming_sleep >= ends
+            return not waits_its_turn() and (late or used >= self.options.attempts)
+
         async def once() -> T:
+            nonlocal ends
+            if waits_its_turn():
+                ends = asyncio.get_running_loop().time() + deadline
             try:
                 async with self._breaker.attempt(ends):
                     left, most = ends - asyncio.get_running_loop().time(), self.options.attempt_timeout
@@ -131,7 +147,7 @@ class RemoteClient:
                 raise
 
         retrying = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self.options.attempts) | tenacity.stop_before_delay(deadline),
+            stop=is_over,
             wait=_pause,
             retry=tenacity.retry_if_exception(lambda error: _worth_another(error, safe)),
             reraise=True,

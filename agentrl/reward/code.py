@@ -6,7 +6,6 @@ The program is hostile: it is written by what is rewarded for passing. So expect
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import secrets
@@ -19,7 +18,7 @@ import pydantic
 from agentrl.config.schema import SandboxFusionConfig
 from agentrl.deadline import uncounted, within
 from agentrl.errors import ConfigError
-from agentrl.remote import Answer, FaultKind, RemoteClient, RemoteOptions, RemoteRefused, RemoteUnavailable, checked_url
+from agentrl.remote import FaultKind, RemoteClient, RemoteOptions, RemoteRefused, RemoteUnavailable, checked_url
 
 HARNESS = Path(__file__).with_name("code_harness.py")
 QUEUE_SECONDS = 15.0
@@ -154,8 +153,9 @@ class CodeJudge:
             "run_timeout": seconds,
             "memory_limit_MB": self._config.memory_limit_mb,
         }
+        body, runs = json.dumps(asked).encode(), seconds + AROUND_SECONDS
         with uncounted():
-            answer = await self._in_turn(json.dumps(asked).encode(), seconds + AROUND_SECONDS)
+            answer = await self._client.request("POST", self._url, body=body, safe=True, runs=runs, queued=MOST_QUEUED)
         try:
             said = json.loads(answer.body)
             run = said["run_result"]
@@ -165,15 +165,6 @@ class CodeJudge:
         except (ValueError, LookupError, TypeError) as error:
             problem = f"answered {answer.body[:80]!r} ({type(error).__name__}: {error})"
         raise RemoteUnavailable(FaultKind.ANSWER, f"{self._url}: {problem}")
-
-    async def _in_turn(self, body: bytes, runs: float) -> Answer:
-        until = asyncio.get_running_loop().time() + MOST_QUEUED
-        while True:
-            try:
-                return await self._client.request("POST", self._url, body=body, safe=True, runs=runs)
-            except RemoteUnavailable as error:
-                if error.kind is not FaultKind.OVERLOADED or asyncio.get_running_loop().time() > until:
-                    raise
 
 
 def read_tests(ground_truth: Any) -> Tests:

@@ -273,20 +273,21 @@ async def test_through_the_manager_many_at_once(sandbox: str) -> None:
     ]
 
 
-async def test_a_queue_is_nobodys_time() -> None:
+async def test_a_queue_is_nobodys_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is busy for longer than reward_model.timeout costs no trajectory its score; one that says nothing
     does.
     """
+    monkeypatch.setattr("agentrl.remote.client._BACK_OFF", lambda state: 0.05)
     result = {"status": "Finished", "return_code": 0, "stdout": "4", "execution_time": 0.1}
     answer = json.dumps({"status": "Success", "message": "", "run_result": result})
-    busy = [says(429, Retry_After="0.1"), says(504), says(503)]
+    busy = [says(429, Retry_After="0.5"), says(504), says(503)]
 
     async def late(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(0.25)
         return await says(200, answer)(request)
 
     truth = StdioTests(tests=[Case(input="", output="4")] * 2).model_dump_json()
-    for handlers, score in (([*busy * 3, late, says(504), late], 1.0), ([says(504), hangs], None)):
+    for handlers, score in (([*busy * 2, late, says(504), late], 1.0), ([says(504), hangs], None)):
         server = FaultyServer(handlers)
         await server.start()
         sandbox = SandboxFusionConfig(url=server.url, timeout=0.2)
