@@ -26,49 +26,68 @@ ARRIVED = "sandbox.arrived"
 """Key of the scope: when a request's headers were there, by the loop's clock."""
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Gate:
     """ASGI: refuses bodies that are larger than `MAX_BODY`, or do not say how large they are, before they are read;
     those that take too long; and those for which there is no memory left.
+
+    An answer that is sent before all of the body has come ends the connection: nobody reads the rest.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self.app = app
         self.bodies = 0
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Any) -> None:
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         scope[ARRIVED] = asyncio.get_running_loop().time()
-        if scope["method"] != "POST":
-            await self.app(scope, receive, send)
+        size, refusal = self._admitted(scope)
+        body = _Body(receive, size, scope[ARRIVED] + BODY_SECONDS)
+        held = size
+
+        async def sent(message: MutableMapping[str, Any]) -> None:
+            nonlocal held
+            if message["type"] == "http.response.start" and body.left:
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            if answer := message.get("body"):
+                self.bodies += len(answer)
+                held += len(answer)
+                await send({**message, "more_body": True})
+                message = {**message, "body": b""}  # sent once the client has taken what is before it
+            await send(message)
+
+        if refusal is not None:
+            await refusal(scope, receive, send)
             return
-        length = dict(scope["headers"]).get(b"content-length", b"")
-        size = int(length) if length.isdigit() and len(length) < 20 else None
-        if size is None or size > MAX_BODY:
+        self.bodies += size
+        try:
+            await self.app(scope, body.receive, sent)
+        finally:
+            self.bodies -= held
+
+    def _admitted(self, scope: MutableMapping[str, Any]) -> tuple[int, JSONResponse | None]:
+        """Bytes of the body, or why it may not come. Its length has to be said once, and in one way: of a request with
+        two lengths nobody knows where it ends.
+        """
+        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+        if any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+            if lengths:
+                return 0, _refuse(400, "the body must have a Content-Length or a Transfer-Encoding, and not both")
+            return 0, _refuse(411, "the body must have a Content-Length")
+        if not lengths:
             detail = f"the body must have a Content-Length of at most {MAX_BODY} bytes"
-            await _refuse(411 if not length else 413, detail)(scope, receive, send)
-        elif self.bodies + size > MAX_BODIES:
+            return 0, _refuse(411, detail) if scope["method"] == "POST" else None
+        size = int(lengths[0]) if len(lengths) == 1 and lengths[0].isdigit() and len(lengths[0]) < 20 else MAX_BODY + 1
+        if size > MAX_BODY:
+            return 0, _refuse(413, f"the body must have a Content-Length of at most {MAX_BODY} bytes")
+        if self.bodies + size > MAX_BODIES:
             detail = f"the requests under way hold {self.bodies} of {MAX_BODIES} bytes"
-            await _refuse(429, detail, {"Retry-After": "1"})(scope, receive, send)
-        else:
-            self.bodies += size
-
-            async def counted(message: MutableMapping[str, Any]) -> None:
-                nonlocal size
-                if answer := message.get("body"):
-                    self.bodies += len(answer)
-                    size += len(answer)
-                    await send({**message, "more_body": True})
-                    message = {**message, "body": b""}  # sent once the client has taken what is before it
-                await send(message)
-
-            try:
-                await self.app(scope, _in_time(receive, scope[ARRIVED] + BODY_SECONDS), counted)
-            finally:
-                self.bodies -= size
+            return 0, _refuse(429, detail, {"Retry-After": "1"})
+        return size, None
 
 
 def _refuse(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -76,23 +95,23 @@ def _refuse(status: int, detail: str, headers: dict[str, str] | None = None) -> 
     return JSONResponse({"detail": detail}, status, {"Connection": "close", **(headers or {})})
 
 
-def _in_time(receive: Receive, deadline: float) -> Receive:
-    """`receive`, that raises 408 when the body is not there at `deadline`."""
-    complete = False
+class _Body:
+    """A request's body on its way. `left`: bytes that have not come yet."""
 
-    async def received() -> MutableMapping[str, Any]:
-        nonlocal complete
-        if complete:
-            return await receive()
+    def __init__(self, receive: Receive, size: int, deadline: float) -> None:
+        self._receive, self.left, self._deadline = receive, size, deadline
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """Raises 408 when the body is not there at the deadline."""
+        if not self.left:
+            return await self._receive()
         try:
-            async with asyncio.timeout_at(deadline):
-                message = await receive()
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
         except TimeoutError:
-            raise HTTPException(408, "the body did not come in time", {"Connection": "close"}) from None
-        complete = message["type"] != "http.request" or not message.get("more_body")
+            raise HTTPException(408, "the body did not come in time") from None
+        self.left -= len(message.get("body", b""))
         return message
-
-    return received
 
 
 class PatientProtocol(H11Protocol):

@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from agentrl.agent_loop.base import Episode
+from agentrl.http_bounds import BodyLimit, metered
 from agentrl.openai_api.completion import KEEP_ALIVE, Completion, error_event
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Digest
@@ -65,7 +66,8 @@ class Endpoint:
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn.Config(
-            self._app(),
+            BodyLimit(self._app(), MAX_BODY, _refusal),
+            http=metered(MAX_BODY),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -122,7 +124,7 @@ class Endpoint:
     async def _complete(self, token: str, request: Request) -> Response:
         session = self._find(token)
         try:
-            asked = read_request(await _body(request))
+            asked = read_request(await request.body())
             task = session.begin(asked)
         except ApiError as error:
             session.last_error = error.message
@@ -188,17 +190,13 @@ async def _cancel_when_gone(request: Request, task: asyncio.Task[Completion]) ->
     task.cancel()
 
 
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise ApiError(413, f"The body is larger than {MAX_BODY} bytes.", code="request_too_large")
-    return bytes(body)
+def _refusal(status: int, detail: str) -> Response:
+    error = ApiError(status, detail, code="request_too_large" if status == 413 else None)
+    return JSONResponse(error.body(), error.status, headers=error.headers)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        error = ApiError(error.status_code, f"{request.method} {request.url.path.split('/', 2)[-1]}: {error.detail}")
+        return _refusal(error.status_code, f"{request.method} {request.url.path.split('/', 2)[-1]}: {error.detail}")
     assert isinstance(error, ApiError)
     return JSONResponse(error.body(), error.status, headers=error.headers)

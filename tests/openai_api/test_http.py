@@ -11,10 +11,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.chat import Chat
 from agentrl.openai_api import endpoint as endpoint_module
 from agentrl.trajectory import Status
+from tests import framing
 from tests.openai_api.conftest import ADD, Open, embedded, scripted
 from tests.openai_api.test_record import QUESTION, SCRIPT
 
@@ -139,6 +142,18 @@ async def test_a_wrong_request_names_its_field(chat: Chat, body: dict[str, Any],
         assert error["type"] == "invalid_request_error"
         assert param is None or (error["param"] == param and param.split(".")[0] in error["message"])
         assert engine.prompts == {} and open.trajectory.transcripts == []
+
+
+@pytest.mark.parametrize("parser", [AutoHTTPProtocol, H11Protocol])
+async def test_no_framing_of_a_body_passes_the_limit(
+    parser: object, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.http_bounds.AutoHTTPProtocol", parser)
+    monkeypatch.setattr(endpoint_module, "MAX_BODY", 5000)
+    async with scripted(chat, SCRIPT) as (service, _), service.session() as open:
+        target = open.base_url.removeprefix(service.endpoint.url).encode() + b"/chat/completions"
+        await asyncio.to_thread(framing.check, service.endpoint.port, 5000, target)
+        assert (await open.say([QUESTION])).choices  # it is served on
 
 
 async def test_what_is_not_json_not_a_route_or_too_large(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

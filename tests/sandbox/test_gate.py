@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from sandbox import gate
+from tests import framing
 
 PATIENCE = 0.4
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -44,6 +45,12 @@ async def port(hurried: None) -> AsyncIterator[int]:
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     await serving
+
+
+async def test_no_framing_of_a_body_passes_the_limit(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MAX_BODY", 500)
+    monkeypatch.setattr(gate, "HEADER_SECONDS", 20.0)
+    await asyncio.to_thread(framing.check, port, 500, b"/")
 
 
 async def connected(port: int, said: bytes) -> Stream:

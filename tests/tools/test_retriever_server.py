@@ -19,6 +19,7 @@ import pytest
 
 pytest.importorskip("tantivy", reason="the extra `retriever` is not installed")
 
+from tests import framing
 from tests.tools.retriever_process import RetrieverProcess, wait_for
 from tools.retriever import __main__ as command
 from tools.retriever.batcher import Batcher, QueueFull
@@ -98,6 +99,12 @@ def test_what_is_refused(server: RetrieverProcess, body: Any, status: int, says:
     answer = post(server, body)
     assert answer.status_code == status
     assert answer.json()["detail"].startswith(says)
+
+
+def test_no_framing_of_a_body_passes_the_limit(server: RetrieverProcess) -> None:
+    framing.check(server.port, 1760, b"/retrieve")
+    in_chunks = httpx.post(server.url + "/retrieve", content=iter([b'{"queries":', b'["x"]}']), trust_env=False)
+    assert in_chunks.status_code == post(server, {"queries": ["x"]}).status_code == 200
 
 
 def test_the_description_says_the_limits(server: RetrieverProcess) -> None:

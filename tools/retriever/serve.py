@@ -22,6 +22,7 @@ from types import FrameType
 import uvicorn
 
 from agentrl.errors import ConfigError
+from agentrl.http_bounds import metered
 from tools.retriever.server import Worker, mode_of, open_index
 from tools.retriever.settings import Settings
 
@@ -104,6 +105,7 @@ def _work(settings: Settings, parent: int | None) -> None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     config = uvicorn.Config(
         Worker(settings).app(),
+        http=metered(settings.max_body),
         log_config=None,
         access_log=False,
         ws="none",

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from agentrl.errors import ConfigError
+from agentrl.http_bounds import BodyLimit
 from tools.retriever.batcher import Batcher, QueueFull
 from tools.retriever.index import Index, Mode, Searchable
 from tools.retriever.milvus import EngineUnavailable, MilvusIndex, is_collection
@@ -129,12 +130,17 @@ class Worker:
         self.index.load_embedder()
 
     def app(self) -> FastAPI:
+        """Bodies are bounded, whatever server it runs in."""
         app = FastAPI(title="agentrl retriever", lifespan=self._lifespan, docs_url=None, redoc_url=None)
+        app.add_middleware(BodyLimit, most=self.settings.max_body, refusal=_refusal)
         unavailable: dict[int | str, dict[str, Any]] = {
             503: {"model": Problem, "description": "The engine does not answer; see Retry-After."}
         }
         refusals: dict[int | str, dict[str, Any]] = {
-            400: {"model": Problem, "description": "The request was not sent to its end."},
+            400: {
+                "model": Problem,
+                "description": "The request was not sent to its end, or does not say where that is.",
+            },
             413: {"model": Problem, "description": "The request is too large."},
             422: {"model": Problem, "description": "The request is not as described, or beyond a limit."},
             429: {"model": Problem, "description": "Too many queries wait; see Retry-After."},
@@ -224,16 +230,10 @@ class Worker:
             asking.cancel()
 
     async def _body(self, request: Request) -> bytes:
-        most = self.settings.max_body
-        body = bytearray()
         try:
-            async for piece in request.stream():
-                body += piece
-                if len(body) > most:
-                    raise _Refused(413, f"expected a request of at most {most:,} bytes, found more")
+            return await request.body()
         except ClientDisconnect as error:
             raise _Refused(400, "the request was not sent to its end") from error
-        return bytes(body)
 
     def _read(self, body: bytes) -> Retrieve:
         try:
@@ -287,6 +287,10 @@ def _patience(request: Request) -> float | None:
 
 def _header(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": False, "schema": schema, "description": description}
+
+
+def _refusal(status: int, detail: str) -> JSONResponse:
+    return JSONResponse({"detail": detail}, status)
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
