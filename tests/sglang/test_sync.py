@@ -201,6 +201,7 @@ async def test_a_server_that_is_no_longer_in_the_group_joins_again(
     await sender.close()
 
 
+@pytest.mark.slice(1, "kill")
 @pytest.mark.parametrize(
     ("make_sender", "kill"),
     [("tensor", signal.SIGKILL), ("distributed", signal.SIGKILL), ("distributed", signal.SIGSTOP)],
@@ -333,6 +334,7 @@ async def test_experts_that_transformers_holds_as_one_tensor_arrive(
     await sender.close()
 
 
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize(("kind", "version"), [("tensor", 41), ("distributed", 42)])
 async def test_a_policy_sharded_over_two_ranks_is_sent_tensor_by_tensor(
     client: SGLangClient, reference: PreTrainedModel, model_dir: Path, tmp_path: Path, kind: str, version: int
