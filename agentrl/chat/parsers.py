@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from agentrl.chat.arguments import read_argument
 from agentrl.chat.codec import Codec
 from agentrl.chat.message import AssistantMessage, ParsedCall, make_call, parse_json
 from agentrl.tool import ToolSchema
@@ -191,7 +192,7 @@ def tagged_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     name, end, rest = body[start + len("<function=") :].partition(">")
     if start < 0 or not end:
         return [Found(error="the call has no <function=name>")]
-    return [_tagged_call(name, rest, "<parameter=", ">", tools)]
+    return [_tagged_call(name, rest, ("<parameter=", ">", "\n"), tools)]
 
 
 def invoke_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
@@ -202,14 +203,16 @@ def invoke_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
         name, quoted, rest = call.partition('">')
         inside, closed, _ = rest.partition("</invoke>")
         if quoted and closed:
-            found.append(_tagged_call(name, inside, '<parameter name="', '">', tools))
+            found.append(_tagged_call(name, inside, ('<parameter name="', '">', ""), tools))
         else:
             found.append(Found(error='a call is not of the form <invoke name="name">...</invoke>'))
     return found or [Found(error='the call has no <invoke name="name">')]
 
 
-def _tagged_call(name: str, text: str, opening: str, opened: str, tools: Sequence[ToolSchema]) -> Found:
-    types = _parameter_types(name, tools)
+def _tagged_call(name: str, text: str, tags: tuple[str, str, str], tools: Sequence[ToolSchema]) -> Found:
+    """`tags`: what stands before a key, behind it, and around a value, where a template writes it."""
+    opening, opened, around = tags
+    read = _Reader(name, tools)
     arguments: dict[str, Any] = {}
     at = 0
     while (at := text.find(opening, at)) >= 0:
@@ -218,7 +221,7 @@ def _tagged_call(name: str, text: str, opening: str, opened: str, tools: Sequenc
         if not at < key_end < end:
             return Found(name, error=f"a parameter is not of the form {opening}name{opened}value</parameter>")
         key, value = text[at + len(opening) : key_end], text[key_end + len(opened) : end]
-        arguments[key] = _typed(value.removeprefix("\n").removesuffix("\n"), types.get(key))
+        arguments[key] = read(key, value.removeprefix(around).removesuffix(around))
         at = end
     return Found(name, arguments)
 
@@ -227,7 +230,7 @@ def keyed_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     """GLM: `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...`."""
     at = body.find("<arg_key>")
     name = (body if at < 0 else body[:at]).strip()
-    types = _parameter_types(name, tools)
+    read = _Reader(name, tools)
     arguments: dict[str, Any] = {}
     while at >= 0:
         key_end = body.find("</arg_key>", at)
@@ -236,8 +239,8 @@ def keyed_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
         if not at < key_end < begin < end:
             error = "an argument is not of the form <arg_key>name</arg_key><arg_value>value</arg_value>"
             return [Found(name, error=error)]
-        key, value = body[at + len("<arg_key>") : key_end].strip(), body[begin + len("<arg_value>") : end].strip()
-        arguments[key] = _typed(value, types.get(key))
+        key, value = body[at + len("<arg_key>") : key_end].strip(), body[begin + len("<arg_value>") : end]
+        arguments[key] = read(key, value)
         at = body.find("<arg_key>", end)
     return [Found(name, arguments)]
 
@@ -251,41 +254,17 @@ def fenced_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     return [Found(name.strip(), fenced.strip().removeprefix("```json").removesuffix("```").strip())]
 
 
-def _parameter_types(name: str, tools: Sequence[ToolSchema]) -> dict[str, frozenset[str]]:
-    """The JSON types that each parameter may have."""
-    for tool in tools:
-        function = tool.get("function", tool)
-        if function.get("name") == name:
-            properties: dict[str, Any] = (function.get("parameters") or {}).get("properties") or {}
-            return {key: _json_types(schema) for key, schema in properties.items()}
-    return {}
+class _Reader:
+    """Reads the unquoted arguments of one function's calls."""
 
+    def __init__(self, name: str, tools: Sequence[ToolSchema]) -> None:
+        functions = (tool.get("function", tool) for tool in tools)
+        self._parameters = next((f.get("parameters") or {} for f in functions if f.get("name") == name), {})
+        self._properties = self._parameters.get("properties") or {}
 
-def _json_types(schema: Any) -> frozenset[str]:
-    if not isinstance(schema, dict):
-        return frozenset()
-    declared = schema.get("type", [])
-    types = frozenset([declared] if isinstance(declared, str) else declared)
-    return types.union(*(_json_types(option) for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ()))))
-
-
-def _typed(text: str, types: frozenset[str] | None) -> Any:
-    """An unquoted value. Where a string may stand it is one, unless it is JSON of another type that may stand there;
-    elsewhere it is JSON where it can be. What does not fit then is for the schema check to word.
-    """
-    try:
-        value = parse_json(text)
-    except ValueError:
-        return text
-    if not types or "string" not in types:
-        return value
-    fits = types - {"string"} | ({"integer"} if "number" in types else set())
-    return value if _json_type(value) in fits else text
-
-
-def _json_type(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", str: "string"}
-    return names.get(type(value), "null")
+    def __call__(self, key: str, text: str) -> Any:
+        schema = self._properties.get(key, self._parameters.get("additionalProperties"))
+        return read_argument(text, schema, self._parameters)
 
 
 CALL_FORMATS: dict[str, CallFormat | None] = {

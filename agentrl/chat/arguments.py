@@ -1,0 +1,167 @@
+"""Arguments that a call writes without quotes, read by their JSON schema.
+
+Templates of XML-like call formats write a string as it is and other values as JSON or as Python does (`True`, `None`,
+`{'a': 1}`), so text alone does not say which it is: `42` may be a string. Reading takes time linear in the text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from agentrl.chat.message import parse_json
+
+MAX_DEPTH = 100
+"""Containers inside one another in a Python literal."""
+NO_VALUE: Any = object()
+_WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+_TOKEN = re.compile(
+    r"""\s*+(?:([\[\]{}:,])"""
+    r"""|'([^'\\]*+(?:\\.[^'\\]*+)*+)'|"([^"\\]*+(?:\\.[^"\\]*+)*+)\""""
+    r"""|(-?[0-9][0-9.eE+-]*+)|(True|False|None|true|false|null)\b)""",
+    re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "/": "/", "\\": "\\", "'": "'", '"': '"', "\n": ""}
+
+
+def read_argument(text: str, schema: Any, root: Any) -> Any:
+    """The value of another type that `text` writes, where the schema has a place for it; else `text` itself.
+
+    What the schema has no place for stays text, too: the check of the arguments says what was expected. `root`: the
+    schema that `$ref`s in `schema` are looked up in.
+    """
+    if isinstance(schema, dict) and schema.get("type") == "string":
+        return text
+    value = read_literal(text)
+    return text if value is NO_VALUE or isinstance(value, str) or not admits(schema, value, root) else value
+
+
+def read_literal(text: str) -> Any:
+    """The value of JSON or of a Python literal made of dict, list, str, int, float, bool and None; else NO_VALUE."""
+    text = text.strip()
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        value = parse_json(text)
+    except ValueError:
+        try:
+            value = _python_literal(text) if text[:1] in ("[", "{") else NO_VALUE
+        except ValueError:
+            return NO_VALUE
+    return NO_VALUE if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _python_literal(text: str) -> Any:
+    """A list or dict as `repr` writes it, JSON's words allowed. Raises ValueError for anything else."""
+    containers: list[tuple[str, list[Any]]] = [("", [])]  # What closes each one, and what is in it: keys and values.
+    at, complete = 0, False  # Whether a value has just ended.
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        if token is None:
+            raise ValueError(f"no literal at character {at}")
+        at = token.end()
+        mark, single, double, number, word = token.groups()
+        close, items = containers[-1]
+        is_key = close == "}" and len(items) % 2 == 1
+        if mark in ("]", "}"):
+            if mark != close or is_key or complete != bool(items):
+                raise ValueError(f"{mark} at character {at}")
+            containers.pop()
+            containers[-1][1].append(items if mark == "]" else _dict(items))
+            complete = True
+        elif mark in (",", ":"):
+            if not complete or not close or (mark == ":") != is_key:
+                raise ValueError(f"{mark} at character {at}")
+            complete = False
+        elif complete or len(containers) > MAX_DEPTH:
+            raise ValueError(f"no separator before character {at}, or nested too deeply")
+        elif mark is not None:
+            containers.append(("]" if mark == "[" else "}", []))
+        else:
+            items.append(_scalar(single if single is not None else double, number, word))
+            complete = True
+    if len(containers) > 1 or len(containers[0][1]) != 1:
+        raise ValueError("not closed")
+    return containers[0][1][0]
+
+
+def _dict(items: list[Any]) -> dict[str, Any]:
+    if not all(isinstance(key, str) for key in items[::2]):
+        raise ValueError("a key is no string")
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+def _scalar(string: str | None, number: str | None, word: str) -> Any:
+    if string is not None:
+        return _ESCAPE.sub(_unescape, string) if "\\" in string else string
+    if number is None:
+        return _WORDS[word]
+    value = parse_json(number)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{number} is no finite number")
+    return value
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    code = escape[1] or escape[2] or escape[3]
+    return chr(int(code, 16)) if code else _ESCAPED.get(escape[4], escape[0])
+
+
+def admits(schema: Any, value: Any, root: Any, seen: frozenset[str] = frozenset()) -> bool:
+    """Whether the schema has a place for a value of this type; of its other rules only enum and const are looked at."""
+    if not isinstance(schema, dict):
+        return schema is not False
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        seen = seen | {reference}
+        if not admits(look_up(reference, root), value, root, seen):
+            return False
+    kinds = schema.get("type")
+    if kinds is not None and not any(_is_kind(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
+        return False
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if listed is not None and not any(_same(value, member) for member in listed):
+        return False
+    for key, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
+        options = schema.get(key)
+        if options and not enough(admits(option, value, root, seen) for option in options):
+            return False
+    return True
+
+
+def resolved(schema: Any, root: Any) -> Any:
+    """`schema` with the one that its `$ref` names merged in."""
+    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        named = look_up(schema["$ref"], root)
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return {**named, **rest} if isinstance(named, dict) else named
+    return schema
+
+
+def look_up(reference: str, root: Any) -> Any:
+    """What a `$ref` within the schema names; True, which allows everything, where there is nothing of that name."""
+    found = root
+    for part in reference.removeprefix("#").strip("/").split("/") if reference.strip("#/") else ():
+        part = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, dict) or part not in found:
+            return True
+        found = found[part]
+    return found
+
+
+def _is_kind(value: Any, kind: Any) -> bool:
+    if kind == "integer":  # JSON Schema counts 3.0 as one.
+        return _json_type(value) == "integer" or (isinstance(value, float) and value.is_integer())
+    return _json_type(value) == kind or (kind == "number" and _json_type(value) == "integer")
+
+
+def _same(value: Any, member: Any) -> bool:
+    """Equality in which True is not 1."""
+    return value == member and isinstance(value, bool) == isinstance(member, bool)
+
+
+def _json_type(value: Any) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", str: "string"}
+    return names.get(type(value), "null")
