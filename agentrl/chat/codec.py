@@ -61,12 +61,16 @@ class Codec:
         """`text` with lone surrogates and the guard character replaced by U+FFFD."""
         return text if text.isascii() else UNENCODABLE.sub(REPLACEMENT, text)
 
+    def split(self, text: str) -> list[str]:
+        """Text, control token, text, ..., text: what `encode` takes for control tokens stands at the odd places."""
+        return self._spelled.split(text)
+
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text: spellings of added tokens become those tokens, except where guarded."""
         if not self._in_parts:
             return self._encode_in_context(text)
         ids: list[int] = []
-        for index, part in enumerate(self._spelled.split(text)):
+        for index, part in enumerate(self.split(text)):
             if index % 2:
                 ids.append(self.added[part])
             elif GUARD in part:

@@ -1,0 +1,117 @@
+"""Where an assistant turn ends, found by comparing what a chat template writes behind one.
+
+A turn at the end of a conversation and the same turn before another one have their end in common. What only the first
+has belongs to the end of the conversation (Phi: `<|endoftext|>`), what only the second has to the next turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from agentrl.chat.codec import Codec
+
+
+class UnclearEnd(ValueError):
+    """No token by which a policy could end a turn; the message goes on from "the template"."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnd:
+    """How a template ends one kind of assistant turn."""
+
+    token: str
+    """The control token that ends the turn; empty where the first control token of what follows does, if any."""
+    gap: str
+    """What stands behind `token` whatever follows, e.g. a newline."""
+    final: str
+    """What stands behind the turn at the end of a conversation only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One assistant turn as a template writes it in two conversations."""
+
+    turn: str
+    """From the generation prompt to the end of the content."""
+    last: str
+    """What stands behind the content when the turn is the last."""
+    followed: str
+    """What stands behind the content when another turn follows."""
+
+
+def find_turn_end(
+    codec: Codec, written: Written, standing_prompt: str, eos: str | None, markers: Collection[str] = ()
+) -> TurnEnd:
+    """The last control token that `last` and `followed` begin with and that does not stand inside the turn, too.
+
+    `standing_prompt`: the first prompt, where the template ends each conversation with a generation prompt whether it
+    is asked for one or not. `eos`: ends a turn behind which the template writes nothing. `markers`: tokens around
+    calls, which end no turn. Raises UnclearEnd when a policy could not end such a turn.
+    """
+    shared = shared_ending(codec, written.last, written.followed, standing_prompt)
+    inside = {*_tokens(codec, written.turn), *markers}
+    pieces = codec.split(shared)
+    ends = [index for index in range(1, len(pieces), 2) if pieces[index] not in inside]
+    final = written.last[len(shared) :]
+    if ends:
+        return TurnEnd(pieces[ends[-1]], "".join(pieces[ends[-1] + 1 :]), final)
+    _, token, _ = cut_at_token(codec, written.followed[len(shared) :])
+    if token and token in inside:
+        raise UnclearEnd(
+            f"ends an assistant turn with {final.strip() or 'nothing'} at the end of a conversation and with {token} "
+            f"before another turn, and writes {token} inside of turns, too"
+        )
+    if not token and final.strip() and final.strip() != eos:
+        raise UnclearEnd(
+            f"ends an assistant turn with {final!r} at the end of a conversation, and with no control token before "
+            f"another turn"
+        )
+    return TurnEnd("", "", final)
+
+
+def shared_ending(codec: Codec, last: str, followed: str, standing_prompt: str) -> str:
+    """What both texts begin with, in whole control tokens, without the header of the turn that follows."""
+    shared = ""
+    for index, (one, other) in enumerate(zip(codec.split(last), codec.split(followed), strict=False)):
+        if one != other:
+            shared += "" if index % 2 else common_prefix(one, other)
+            break
+        shared += one
+    # A standing generation prompt may open as a user turn does (Command R: <|START_OF_TURN_TOKEN|>).
+    openers = _opening_tokens(codec, standing_prompt)
+    while shared != last:
+        *before, token, rest = ["", "", *codec.split(shared)]
+        if token not in openers or not standing_prompt.endswith(token + rest + last[len(shared) :]):
+            break
+        shared = "".join(before)
+    return shared
+
+
+def cut_at_token(codec: Codec, text: str) -> tuple[str, str, str]:
+    """(blanks, control token, rest) of a text that begins with a control token; of another one ("", "", text)."""
+    lead, *others = codec.split(text)
+    if not others or lead.strip():
+        return "", "", text
+    return lead, others[0], text[len(lead) + len(others[0]) :]
+
+
+def common_prefix(one: str, other: str) -> str:
+    """The longest text that both begin with."""
+    length = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return one[:length]
+
+
+def _tokens(codec: Codec, text: str) -> list[str]:
+    return codec.split(text)[1::2]
+
+
+def _opening_tokens(codec: Codec, text: str) -> set[str]:
+    """The control tokens before the first words of a text."""
+    opening: set[str] = set()
+    pieces = codec.split(text)
+    for blank, token in zip(pieces[::2], pieces[1::2], strict=False):
+        if blank.strip():
+            break
+        opening.add(token)
+    return opening
