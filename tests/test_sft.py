@@ -28,6 +28,9 @@ from agentrl.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trainer.display import Display
 from agentrl.trainer.supervised import batches
 from agentrl.workers.supervised import SupervisedWorker, to_batch
+from tests.chat.templates import HERMES
+from tests.chat.turn_ends import ENDINGS, load_chat
+from tests.chat.vocabularies import QWEN, save_tokenizer
 from tests.e2e.test_resume import numbers
 
 CALCULATOR = {
@@ -56,6 +59,7 @@ TRANSCRIPTS = [
     transcript("Add 40 and 2.", "40+2", "42"),
     transcript("What is 9 minus 4?", "9-4", "5"),
 ]
+GREETING = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +146,32 @@ def test_only_the_assistant_is_learnt(policy: Path, chat: Chat, tmp_path: Path) 
     assert "calculator" in learnt[1]
     assert "Add 40 and 2." not in learnt[1]
     assert "tool_response" not in learnt[1]
+
+
+def test_a_template_that_loses_text_is_told_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is no model in the folder of the tokenizer: the chat template is looked at first."""
+    template = HERMES.replace("message.role == 'tool'", "message.role == 'observation'")
+    tokenizer = save_tokenizer(tmp_path / "tokenizer", QWEN, "<|im_end|>", template)
+    data = write(tmp_path / "train.parquet", [[*GREETING, *GREETING], *TRANSCRIPTS])
+    arguments = [f"data.train_files={data}", f"model.path={tokenizer}", f"trainer.default_local_dir={tmp_path / 'run'}"]
+    assert main([*arguments, "trainer.device=cpu"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "loses text" in told
+    assert "AgentrlToolAnswer" in told
+    assert "Set multi_turn.format (format in SFT) to the model's own family" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_users_are_shown_and_not_learnt_whatever_ends_a_conversation(tmp_path: Path) -> None:
+    """A token that stands only behind the last turn of a conversation is no end of turns."""
+    chat = load_chat(tmp_path, ENDINGS["newline_end_of_conversation"])
+    asked = [[*GREETING, {"role": "user", "content": f"Question {n}"}, GREETING[1]] for n in range(2)]
+    samples = load_transcripts(str(write(tmp_path / "a.parquet", asked, None)), data_config(), chat).samples
+    for n, sample in enumerate(samples):
+        assert f"<|user|>\nQuestion {n}<|end|>\n<|assistant|>\n" in chat.decode(sample.ids[~sample.mask].tolist())
+        assert chat.decode(sample.ids[sample.mask].tolist()) == "Hello.<|end|>" * 2
 
 
 def test_a_run_repeats_itself(policy: Path, tmp_path: Path) -> None:

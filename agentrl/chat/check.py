@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from agentrl.chat.chat import Chat
+from agentrl.chat.sample_arguments import sample_arguments
 from agentrl.errors import ConfigError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
-SAMPLE_VALUES: dict[str, Any] = {
-    "string": "text",
-    "integer": 3,
-    "number": 1.5,
-    "boolean": True,
-    "array": [1, 2],
-    "object": {"key": "value"},
-    "null": None,
-}
+QUESTION: Message = {"role": "user", "content": "AgentrlQuestion"}
+GO_ON: Message = {"role": "user", "content": "AgentrlNextQuestion"}
+REPLY: Message = {"role": "assistant", "content": "AgentrlReply"}
+LAST_REPLY: Message = {"role": "assistant", "content": "AgentrlLastReply"}
+TOOL_ANSWER: Message = {"role": "tool", "content": "AgentrlToolAnswer"}
+ANY_TOOL: ToolSchema = {"type": "function", "function": {"name": "search"}}
+ADVICE = (
+    "Set multi_turn.format (format in SFT) to the model's own family, or model.chat_template to a template that ends "
+    "every assistant turn with a control token and writes each message behind the one before"
+)
 
 
 def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
     """Render one sample's prompt and return it as text, control tokens visible, for printing.
 
-    Raises ConfigError when the policy could not end its turn; and, where tools are given, when the format has no tool
-    parser, when the prompt does not name every tool, or when a call that the template writes is not read back.
+    Raises ConfigError when the policy could not end its turn, or when a user's turn behind it is not written as the
+    template writes it there; and, where tools are given, when the format has no tool parser, when the prompt does not
+    name every tool, when a call that the template writes is not read back, or when its answer is not written.
     """
-    where = f"the tokenizer at {chat.tokenizer.name_or_path} with the chat format {chat.format.name!r}"
-    if not chat.stop_token_ids:
-        raise ConfigError(f"{where} has no stop token: set eos_token in its tokenizer_config.json")
+    where = _where(chat)
     text = chat.shown(chat.render(messages, tools))
+    _check_answer(chat, _reply(chat, tools), [QUESTION, REPLY, GO_ON], tools, where)
     if not tools:
         return text
     if not chat.format.parses_tools:
@@ -43,16 +46,108 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
             f"{where} renders a prompt without the tools {missing}: its template ignores tools. Use another "
             f"multi_turn.format, a model.chat_template that writes tools, or agent_name react"
         )
-    for tool in tools:
-        _check_round_trip(chat, tool, tools, where)
+    turns = [_round_trip(chat, tool, arguments, tools, where) for tool in tools for arguments in sample_arguments(tool)]
+    sampled, call = turns[0]
+    _check_answer(chat, sampled, [QUESTION, call, _answer_to(call)], tools, where)
     return text
 
 
-def _check_round_trip(chat: Chat, tool: ToolSchema, tools: Sequence[ToolSchema], where: str) -> None:
-    name, arguments = tool["function"]["name"], _sample_arguments(tool)
-    function = {"name": name, "arguments": arguments}
-    call: Message = {"role": "assistant", "tool_calls": [{"id": "call00000", "type": "function", "function": function}]}
-    sampled = _sampled(chat, call, tools)
+def training_check(chat: Chat, tools: Sequence[ToolSchema] | None, *, calls: bool) -> None:
+    """Raise ConfigError when what is learnt from transcripts would not be what the template writes.
+
+    `tools`: those of one of them; `calls`: whether it has tool calls, too.
+    """
+    where = _where(chat)
+    _check_transcript(chat, [QUESTION, REPLY, GO_ON, LAST_REPLY], tools, where)
+    if calls:
+        call = _sample_call(tools[0] if tools else ANY_TOOL)
+        _check_transcript(chat, [QUESTION, call, _answer_to(call), LAST_REPLY], tools, where)
+
+
+def _where(chat: Chat) -> str:
+    where = f"the tokenizer at {chat.tokenizer.name_or_path} with the chat format {chat.format.name!r}"
+    if not chat.stop_token_ids:
+        raise ConfigError(f"{where} has no stop token: set eos_token in its tokenizer_config.json")
+    return where
+
+
+def _check_transcript(chat: Chat, messages: list[Message], tools: Sequence[ToolSchema] | None, where: str) -> None:
+    """Four messages: what the assistant says and ends its turns with is learnt, the others are shown."""
+    ids, mask = _training(chat, messages, tools)
+    runs = [list(run) for _, run in groupby(range(len(ids)), key=lambda at: mask[at])]
+    texts = [chat.decode([ids[at] for at in run]) for run in runs]
+    said = [message["content"] for message in messages]
+    if len(texts) != len(said) or any(content not in text for content, text in zip(said, texts, strict=True)):
+        ends = [text[-200:] for text in texts]
+        raise ConfigError(
+            f"{where} loses text: a conversation of {said} becomes parts that end with {ends}, of which every second "
+            f"one is learnt. {ADVICE}"
+        )
+    if ids[-1] not in chat.stop_token_ids:
+        raise ConfigError(f"{where} writes an assistant turn without a stop token at its end: {texts[-1]!r}. {ADVICE}")
+    begin, end = runs[2][0], runs[3][0]
+    _check_bridge(chat, ids[:begin], ids[begin:end], messages[:3], tools, where)
+
+
+def _check_answer(
+    chat: Chat, sampled: list[int], messages: list[Message], tools: Sequence[ToolSchema] | None, where: str
+) -> None:
+    """A rollout: question, sampled turn, and what a loop appends behind that."""
+    ids = [*chat.render(messages[:1], tools), *sampled]
+    _check_bridge(chat, ids, chat.bridge(ids, messages[2:], tools), messages, tools, where)
+
+
+def _check_bridge(
+    chat: Chat,
+    ids: list[int],
+    bridge: list[int],
+    messages: list[Message],
+    tools: Sequence[ToolSchema] | None,
+    where: str,
+) -> None:
+    """The last of `messages` stands in `bridge`, and behind `ids`, which end with a stop token, as in a full render."""
+    rendered, before = chat.decode(chat.render(messages, tools)), chat.decode(ids)
+    added, stop = chat.decode([*ids, *bridge])[len(before) :], chat.decode(ids[-1:])
+    ended = rendered.removesuffix(added)
+    # Some templates leave it to EOS to end a turn, and write none.
+    unwritten = ids[-1] == chat.tokenizer.eos_token_id and ended.endswith(chat.decode(ids[-2:-1]))
+    goes_on = added and ended != rendered and (ended.endswith(stop) or unwritten)
+    if ids[-1] not in chat.stop_token_ids or messages[-1]["content"] not in added or not goes_on:
+        raise ConfigError(
+            f"{where} cannot go on from an assistant turn to a {messages[-1]['role']} message: behind {stop!r} would "
+            f"stand {added!r}, but a render of the conversation is {rendered[-1000:]!r}. {ADVICE}"
+        )
+
+
+def _training(chat: Chat, messages: list[Message], tools: Sequence[ToolSchema] | None) -> tuple[list[int], list[int]]:
+    """Ids and mask; with reasoning in the messages where the generation prompt has begun some."""
+    try:
+        return chat.render_training(messages, tools)
+    except ConfigError:
+        reasoned = [{**m, "reasoning_content": "r"} if m["role"] == "assistant" else m for m in messages]
+        return chat.render_training(reasoned, tools)
+
+
+def _sampled(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
+    """The turn as the policy would sample it."""
+    ids, mask = _training(chat, [QUESTION, turn], tools)
+    return [id for id, learnt in zip(ids, mask, strict=True) if learnt]
+
+
+def _reply(chat: Chat, tools: Sequence[ToolSchema] | None) -> list[int]:
+    try:
+        return _sampled(chat, REPLY, tools)
+    except ConfigError:
+        # Some templates never write the reasoning that they begin; nobody but the policy can then.
+        return [*chat.encode(REPLY["content"]), chat.stop_token_ids[0]]
+
+
+def _round_trip(
+    chat: Chat, tool: ToolSchema, arguments: dict[str, Any], tools: Sequence[ToolSchema], where: str
+) -> tuple[list[int], Message]:
+    """A turn with a call as the policy would sample it, and as it is read back."""
+    name = tool["function"]["name"]
+    sampled = _sampled(chat, _call(name, arguments), tools)
     parsed = chat.parse(sampled, tools)
     if [(found.name, found.arguments) for found in parsed.calls] != [(name, arguments)]:
         calls = [found.error or (found.name, found.arguments) for found in parsed.calls]
@@ -60,25 +155,18 @@ def _check_round_trip(chat: Chat, tool: ToolSchema, tools: Sequence[ToolSchema],
             f"{where} writes a call of {name} with {arguments} as {chat.decode(sampled)!r}, and reads it back as "
             f"{calls or 'no call'}: template and parser do not fit together; set multi_turn.format"
         )
+    return sampled, parsed.to_message()
 
 
-def _sampled(chat: Chat, call: Message, tools: Sequence[ToolSchema]) -> list[int]:
-    """The call as the policy would sample it, with reasoning where the generation prompt has begun some."""
-    question: Message = {"role": "user", "content": "u"}
-    try:
-        ids, mask = chat.render_training([question, call], tools)
-    except ConfigError:
-        ids, mask = chat.render_training([question, {**call, "reasoning_content": "r"}], tools)
-    return [id for id, trained in zip(ids, mask, strict=True) if trained]
+def _sample_call(tool: ToolSchema) -> Message:
+    return _call(tool["function"]["name"], sample_arguments(tool)[0])
 
 
-def _sample_arguments(tool: ToolSchema) -> dict[str, Any]:
-    """A value of the declared type for every parameter that has a plain one."""
-    properties = (tool["function"].get("parameters") or {}).get("properties") or {}
-    arguments = {}
-    for name, schema in properties.items():
-        if "enum" in schema:
-            arguments[name] = schema["enum"][0]
-        elif isinstance(schema.get("type"), str) and schema["type"] in SAMPLE_VALUES:
-            arguments[name] = SAMPLE_VALUES[schema["type"]]
-    return arguments
+def _call(name: str, arguments: dict[str, Any]) -> Message:
+    call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _answer_to(turn: Message) -> Message:
+    call = turn["tool_calls"][0]
+    return {**TOOL_ANSWER, "name": call["function"]["name"], "tool_call_id": call["id"]}

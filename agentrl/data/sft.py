@@ -6,22 +6,21 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.chat import Chat
+from agentrl.chat.check import training_check
 from agentrl.config.schema import SFTDataConfig
 from agentrl.data.dataset import expand
 from agentrl.data.rows import without_nulls
 from agentrl.errors import DataError, UserError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
-
-if TYPE_CHECKING:
-    from agentrl.chat import Chat
 
 _BATCH_ROWS = 1024
 
@@ -53,7 +52,8 @@ def load_transcripts(
     which may be absent, the OpenAI schemas of a row's tools in JSON text. `progress` is told of rows as they are done.
 
     Raises DataError, naming file, row and column, for a row that is no transcript, and with truncation=error for one
-    that is longer than data.max_length tokens; and when no transcript is left.
+    that is longer than data.max_length tokens; and when no transcript is left. Raises ConfigError when the chat format
+    would not show, or not learn, what transcripts like the first without and the first with tool calls say.
     """
     reader = _RowReader(config, chat)
     samples, too_long = [], 0
@@ -99,11 +99,17 @@ class _RowReader:
         self._config = config
         self._chat = chat
         self._tools: dict[str, list[ToolSchema]] = {}
+        self._checked: set[bool] = set()
+        """Kinds of transcripts that the chat format is known to write well: without calls, and with."""
 
     def sample(self, row: dict[str, Any], where: str) -> SFTSample | None:
         """None for a transcript that is too long and may be skipped."""
         messages = self._messages(row[self._config.messages_key], f"{where}, column {self._config.messages_key}")
         tools = self._tools_of(row.get(self._config.tools_key), f"{where}, column {self._config.tools_key}")
+        calls = any(message.get("tool_calls") for message in messages)
+        if calls not in self._checked:
+            training_check(self._chat, tools, calls=calls)
+            self._checked.add(calls)
         try:
             ids, mask = self._chat.render_training(messages, tools)
         except (UserError, ValueError, TypeError, LookupError) as error:

@@ -47,6 +47,25 @@ CODER = TOOLS_IN_SYSTEM.replace("CALL_HINT", "'<tool_call><function=...></functi
 )
 """Qwen3-Coder: calls as tags."""
 
+CODER_MIXED = CODER.replace(
+    "value if value is string else value | tojson",
+    "value | tojson | safe if value is mapping or (value is sequence and value is not string) else value | string",
+)
+"""As published: containers as JSON, other values as Python writes them (`True`, `None`)."""
+
+CODER_PYTHON = CODER.replace("value if value is string else value | tojson", "value | string")
+"""All values as Python writes them."""
+
+MINIMAX = TOOLS_IN_SYSTEM.replace("CALL_HINT", "'<minimax:tool_call>...</minimax:tool_call>'").replace(
+    "{{- '<tool_call>\\n' }}WRITE_CALL{{- '\\n</tool_call>' }}",
+    """{{- '<minimax:tool_call>\\n<invoke name="' + call.function.name + '">\\n' }}
+    {%- for key, value in call.function.arguments.items() %}
+        {{- '<parameter name="' + key + '">' }}
+        {{- value if value is string else value | tojson }}{{- '</parameter>\\n' }}
+    {%- endfor %}{{- '</invoke>\\n</minimax:tool_call>' }}""",
+)
+"""MiniMax: calls as tags, a value directly between them."""
+
 STRIPS_REASONING = HERMES.replace(
     "message.reasoning_content is defined", "message.reasoning_content is defined and loop.last"
 )

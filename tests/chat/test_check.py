@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from agentrl.chat import Chat
-from agentrl.chat.check import start_up_check
+from agentrl.chat.check import start_up_check, training_check
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Message
 from tests.chat import templates
 from tests.chat.conftest import TEMPLATES
 from tests.chat.conversations import TOOLS
+from tests.chat.test_injection import sentencepiece_like
 from tests.chat.vocabularies import FAMILY_TOKENS, QWEN, save_tokenizer
 
 QUESTION: list[Message] = [{"role": "user", "content": "What is 2 + 3?"}]
@@ -55,6 +56,54 @@ def test_no_parser(tmp_path: Path) -> None:
 def test_wrong_parser(tmp_path: Path, format: str) -> None:
     with pytest.raises(ConfigError, match="template and parser do not fit together"):
         start_up_check(chat_of(tmp_path, templates.HERMES, format), QUESTION, TOOLS)
+
+
+USERS_FIRST = """\
+{%- for message in messages if message.role != 'assistant' %}{{- '<|im_start|>' + message.content + '<|im_end|>' }}
+{%- endfor %}
+{%- for message in messages if message.role == 'assistant' %}{{- message.content + '<|im_end|>' }}{%- endfor %}
+"""
+
+
+def test_template_that_writes_users_elsewhere(tmp_path: Path) -> None:
+    chat = chat_of(tmp_path, USERS_FIRST, "none")
+    with pytest.raises(ConfigError, match=r"cannot go on from an assistant turn to a user message: .* '<\|im_end\|>'"):
+        start_up_check(chat, QUESTION, None)
+    with pytest.raises(ConfigError, match=r"loses text: .*'AgentrlNextQuestion'.* becomes parts"):
+        training_check(chat, None, calls=False)
+
+
+def test_template_that_drops_tool_answers(tmp_path: Path) -> None:
+    chat = chat_of(
+        tmp_path, templates.HERMES.replace("message.role == 'tool'", "message.role == 'observation'"), "auto"
+    )
+    start_up_check(chat, QUESTION, None)
+    training_check(chat, TOOLS, calls=False)
+    with pytest.raises(ConfigError, match="cannot go on from an assistant turn to a tool message"):
+        start_up_check(chat, QUESTION, TOOLS)
+    for tools in (TOOLS, None):
+        with pytest.raises(ConfigError, match=r"loses text: .*'AgentrlToolAnswer'.* becomes parts"):
+            training_check(chat, tools, calls=True)
+
+
+def test_tokenizer_that_looks_beyond_a_part(tmp_path: Path) -> None:
+    chat = Chat.from_pretrained(sentencepiece_like(tmp_path))
+    start_up_check(chat, QUESTION, TOOLS)
+    training_check(chat, TOOLS, calls=True)
+
+
+def test_reasoning_that_only_the_policy_can_write(tmp_path: Path) -> None:
+    never = templates.OPENS_REASONING.replace("message.reasoning_content is defined", "false")
+    chat = chat_of(tmp_path, never, "hermes")
+    start_up_check(chat, QUESTION, None)
+    with pytest.raises(ConfigError, match="reasoning_content"):
+        training_check(chat, None, calls=False)
+
+
+@pytest.mark.parametrize("name", [*(set(FAMILY_TOKENS) - {"deepseek-r1"}), *TEMPLATES])
+def test_formats_that_fit_for_supervised_training(make_chat: Callable[..., Chat], name: str) -> None:
+    training_check(make_chat(name), None, calls=False)
+    training_check(make_chat(name), TOOLS, calls=True)
 
 
 def test_no_stop_token(tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""Made-up arguments that a tool's schema allows: the start-up check has them written and read back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.chat.arguments import resolved
+from agentrl.tool import ToolSchema
+
+SAMPLES: dict[str, tuple[Any, Any]] = {
+    "string": ("text", "text"),
+    "integer": (3, -2),
+    "number": (1.5, 2),
+    "boolean": (True, False),
+    "array": ([1, 2], [True, None, "text"]),
+    "object": ({"key": "value"}, {"key": [False, None, {"it's": 1.5}]}),
+    "null": (None, None),
+}
+"""By JSON type, two values that templates write in different ways."""
+MAX_DEPTH = 4
+UNKNOWN: Any = object()
+
+
+def sample_arguments(tool: ToolSchema) -> list[dict[str, Any]]:
+    """Two sets of arguments: with the first option of each choice, and with the last (null, where that is allowed).
+
+    Parameters without a declared type are left out: what they hold cannot be told from text.
+    """
+    parameters = tool["function"].get("parameters") or {}
+    properties = parameters.get("properties") or {}
+    first, last = (_members(properties, parameters, last, 0) for last in (False, True))
+    return [first] if first == last else [first, last]
+
+
+def _members(properties: dict[str, Any], root: Any, last: bool, depth: int) -> dict[str, Any]:
+    values = {name: _sample(schema, root, last, depth) for name, schema in properties.items()}
+    return {name: value for name, value in values.items() if value is not UNKNOWN}
+
+
+def _sample(schema: Any, root: Any, last: bool, depth: int) -> Any:
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+        return UNKNOWN
+    at = -1 if last else 0
+    if "const" in schema:
+        return schema["const"]
+    for key in ("enum", "anyOf", "oneOf", "allOf"):
+        if options := schema.get(key):
+            return options[at] if key == "enum" else _sample(options[at], root, last, depth + 1)
+    kinds = schema.get("type", "")
+    kind = kinds if isinstance(kinds, str) else "null" if last and "null" in kinds else kinds[0]
+    if kind == "array" and "items" in schema:
+        item = _sample(schema["items"], root, last, depth + 1)
+        return [] if item is UNKNOWN else [item, item]
+    if kind == "object" and schema.get("properties"):
+        return _members(schema["properties"], root, last, depth + 1)
+    return SAMPLES[kind][at] if kind in SAMPLES else UNKNOWN

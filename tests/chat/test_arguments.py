@@ -1,0 +1,273 @@
+"""Arguments without quotes: read by their schema, and what a template writes of them comes back."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.chat import Chat
+from agentrl.chat.arguments import NO_VALUE, read_argument, read_literal
+from agentrl.chat.check import start_up_check
+from agentrl.chat.sample_arguments import sample_arguments
+from agentrl.errors import ConfigError
+from agentrl.tool import ToolSchema
+from agentrl.tool_arguments import ArgumentCheck
+from tests.chat import templates
+from tests.chat.conversations import assistant, conversation, sampled_turns
+from tests.chat.vocabularies import FAMILY_TOKENS, GLM, MINIMAX, QWEN, save_tokenizer
+
+OWN = {
+    "coder": (templates.CODER, QWEN, "<|im_end|>"),
+    "coder_mixed": (templates.CODER_MIXED, QWEN, "<|im_end|>"),
+    "coder_python": (templates.CODER_PYTHON, QWEN, "<|im_end|>"),
+    "minimax": (templates.MINIMAX, (*QWEN, *MINIMAX), "<|im_end|>"),
+    "glm": (templates.HEADER_ENDS_TURN, GLM, "<|endoftext|>"),
+    "glm_python": (templates.HEADER_ENDS_TURN.replace("value | tojson", "value | string"), GLM, "<|endoftext|>"),
+}
+FAMILIES = (
+    *("prime-qwen3", "qwen3.5", "nemotron-3", "glm-4.5", "glm-5.3", "minimax-m2", "laguna-xs.2", "laguna-s-2.1"),
+    "deepseek-v4",
+)
+"""Of each way to write calls as tags, one or two."""
+DEFINITIONS: dict[str, Any] = {"Level": {"enum": ["low", "True", "3"]}, "Tree": {"type": "object", "properties": {}}}
+DEFINITIONS["Tree"]["properties"] = {"flag": {"type": "boolean"}, "next": {"$ref": "#/$defs/Tree"}}
+
+
+@pytest.fixture(scope="module")
+def chat_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chat]:
+    made: dict[str, Chat] = {}
+
+    def make(name: str) -> Chat:
+        if name not in made:
+            path = tmp_path_factory.mktemp(name)
+            template, tokens, eos = OWN[name] if name in OWN else (None, *FAMILY_TOKENS[name])
+            format = {"minimax": "minimax", "glm": "glm", "glm_python": "glm"}.get(name, "auto")
+            saved = save_tokenizer(path, tokens, eos, template)
+            made[name] = Chat.from_pretrained(saved, format=format if name in OWN else name)
+        return made[name]
+
+    return make
+
+
+def tool_of(properties: dict[str, Any]) -> ToolSchema:
+    parameters = {"type": "object", "properties": properties, "$defs": DEFINITIONS}
+    return {"type": "function", "function": {"name": "f", "description": "", "parameters": parameters}}
+
+
+def read_back(chat: Chat, tool: ToolSchema, arguments: dict[str, Any]) -> Any:
+    """The arguments of the call that the template writes."""
+    call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    for turn in ({**assistant(), "tool_calls": [call]}, {**assistant("", 0, "r"), "tool_calls": [call]}):
+        try:
+            ids, mask = chat.render_training(conversation(turn), [tool])
+        except ConfigError:
+            continue
+        (parsed,) = chat.parse(sampled_turns(ids, mask)[0], [tool]).calls
+        return parsed.arguments if parsed.error is None else parsed.error
+    raise AssertionError("the call cannot be written")
+
+
+TEXT = st.one_of(
+    st.sampled_from(["True", "false", "None", "null", "42", "1.5", "[1]", '{"a": 1}', "'x'", '"x"', "", "it's"]),
+    st.text(alphabet="aT1 \n'\"\\[]{}:,é", max_size=6),
+)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+INTEGER = st.integers(-(10**20), 10**20)
+JSON_VALUE = st.recursive(
+    st.one_of(st.none(), st.booleans(), INTEGER, NUMBER, TEXT, st.sampled_from(["</tool_call>", "<|im_end|>"])),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
+    max_leaves=6,
+)
+TYPED: list[tuple[dict[str, Any], st.SearchStrategy[Any]]] = [
+    ({"type": "string"}, TEXT),
+    ({"type": "boolean"}, st.booleans()),
+    ({"type": "integer"}, INTEGER),
+    ({"type": "number"}, st.one_of(NUMBER, INTEGER)),
+    ({"type": "array"}, st.lists(JSON_VALUE, max_size=3)),
+    ({"type": "object"}, st.dictionaries(TEXT, JSON_VALUE, max_size=3)),
+    ({"type": ["integer", "null"]}, st.one_of(st.none(), INTEGER)),
+    ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, st.one_of(st.none(), st.booleans())),
+    ({"anyOf": [{"type": "array"}, {"$ref": "#/$defs/Tree"}]}, st.just({"flag": True, "next": {"flag": False}})),
+    ({"oneOf": [{"type": "string"}, {"type": "null"}]}, st.one_of(st.none(), st.sampled_from(["a", "42", "True"]))),
+    ({"allOf": [{"$ref": "#/$defs/Level"}]}, st.sampled_from(["low", "True", "3"])),
+    ({"enum": ["true", 1, False, None]}, st.sampled_from(["true", 1, False, None])),
+    ({"const": True}, st.just(True)),
+]
+PROPERTIES = {f"p{index}": schema for index, (schema, _) in enumerate(TYPED)}
+VALUES = st.fixed_dictionaries({}, optional={f"p{index}": values for index, (_, values) in enumerate(TYPED)})
+
+
+@pytest.mark.parametrize("name", [*OWN, *FAMILIES])
+@settings(max_examples=15, deadline=None)
+@given(arguments=VALUES)
+def test_what_a_template_writes_is_read_back(
+    chat_of: Callable[[str], Chat], name: str, arguments: dict[str, Any]
+) -> None:
+    got = read_back(chat_of(name), tool_of(PROPERTIES), arguments)
+    assert json.dumps(got, sort_keys=True) == json.dumps(arguments, sort_keys=True)  # True is not 1 there.
+
+
+def test_markers_in_values_that_are_written_as_python_does(chat_of: Callable[[str], Chat]) -> None:
+    """Their spelling is kept apart from the tokens by a character that `repr` escapes."""
+    arguments = {"p5": {"</tool_call>": ["<|im_end|>", None, "\\ufdd1"]}}
+    assert read_back(chat_of("coder_python"), tool_of(PROPERTIES), arguments) == arguments
+    literal = {"p0": "\\ufdd0"}
+    assert read_back(chat_of("coder_python"), tool_of(PROPERTIES), literal) == literal
+
+
+@given(value=JSON_VALUE)
+def test_literals_are_json_or_python(value: Any) -> None:
+    wanted = NO_VALUE if isinstance(value, str) else value
+    for text in (repr(value), json.dumps(value)):
+        if wanted is not NO_VALUE:
+            assert json.dumps(read_literal(text)) == json.dumps(wanted)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "x", "'x'", "(1, 2)", "{1: 2}", "{'a'}", "[1,]", "[,1]", "[1 2]", "{'a' 1}", "{'a', 'b'}", "{'a': 1: 2}"),
+        *("{'a': }", "[True", "[True]]", "[True}", "['a]", "[f()]", "[__import__('os')]", "[True] x", "[1_0, None]"),
+        *("NaN", "inf", "1e999", "[None, 1e999]", "[None, " + "1" * 5000 + "]", "'a' 'b'", "[None]['a']"),
+        *("[None, '\\U00110000']", "[" * 100 + "None" + "]" * 100, "{[None]: 1}", "1.2.3", "--1", "True False"),
+    ],
+)
+def test_no_literals(text: str) -> None:
+    assert read_literal(text) is NO_VALUE
+
+
+def test_escapes_of_python() -> None:
+    assert read_literal(r"['\x41\u00e9\U0001f600\n\\\'', None, true]") == ["Aé😀\n\\'", None, True]
+    assert read_literal("[" * 99 + "None" + "]" * 99) is not NO_VALUE
+
+
+@pytest.mark.parametrize(
+    "piece", ["[", "{'a':", "'", "['", "\\", "['\\", '"\\', "[None,", "[1", "[-", "{'a': 'b', ", "True", "1", " "]
+)
+def test_reading_takes_linear_time(piece: str) -> None:
+    for text in (piece * 200_000, "[" + piece * 200_000 + "]"):
+        begun = time.process_time()
+        read_literal(text)
+        assert time.process_time() - begun < 1.0
+
+
+CHOICES: dict[str, Any] = {"enum": ["1", 2, None, "auto"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": "boolean"}, " true\n", True),
+        ({"type": "boolean"}, "1", "1"),
+        ({"type": "boolean"}, "yes", "yes"),
+        ({"type": "boolean"}, "TRUE", "TRUE"),
+        ({"type": "string"}, "True", "True"),
+        ({"type": "string"}, "None", "None"),
+        ({"type": "string", "nullable": True}, "None", "None"),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": ["string", "boolean"]}, "True", True),
+        ({"type": ["string", "array"]}, "[1]", [1]),
+        ({"type": "null"}, "None", None),
+        ({"type": "integer"}, "3.0", 3.0),
+        ({"type": "integer"}, "3.5", "3.5"),
+        ({"type": "integer"}, "True", "True"),
+        ({"type": "integer"}, "[3]", "[3]"),
+        ({"type": "integer"}, '"3"', '"3"'),
+        ({"type": "integer", "minimum": 5}, "3", 3),
+        ({"type": "number"}, "1e-07", 1e-07),
+        ({"type": "object"}, "{'a': {'b': [True, None, 'c']}}", {"a": {"b": [True, None, "c"]}}),
+        ({"type": "object"}, "{'a': __import__('os')}", "{'a': __import__('os')}"),
+        ({"type": "array"}, "(1, 2)", "(1, 2)"),
+        ({"anyOf": [{"type": "integer"}, {"type": "array"}]}, "[None]", [None]),
+        ({"anyOf": [{"type": "integer"}, {"type": "array"}]}, "{}", "{}"),
+        ({"oneOf": [{"const": True}, {"const": "maybe"}]}, "True", True),
+        ({"oneOf": [{"const": 1}, {"const": "maybe"}]}, "True", "True"),
+        ({"allOf": [{"type": ["integer", "string"]}, {"type": ["string"]}]}, "3", "3"),
+        ({"$ref": "#/$defs/Level"}, "True", "True"),
+        ({"$ref": "#/$defs/Tree"}, "{'flag': True}", {"flag": True}),
+        ({"$ref": "#/$defs/Missing"}, "3", 3),
+        ({"$ref": "#/$defs/Loop"}, "3", 3),
+        (CHOICES, "1", "1"),
+        (CHOICES, "2", 2),
+        (CHOICES, "None", None),
+        (CHOICES, "auto", "auto"),
+        (CHOICES, "3", "3"),
+        ({}, "True", True),
+        ({}, '"x"', '"x"'),
+        (True, "None", None),
+        (False, "3", "3"),
+        (None, "{'a': 1}", {"a": 1}),
+    ],
+)
+def test_values_are_read_by_their_schema(schema: Any, text: str, value: Any) -> None:
+    root = {"$defs": {**DEFINITIONS, "Loop": {"$ref": "#/$defs/Loop"}}}
+    got = read_argument(text, schema, root)
+    assert (got, type(got)) == (value, type(value))
+
+
+def test_what_does_not_fit_is_told_as_it_was_written(chat_of: Callable[[str], Chat]) -> None:
+    chat, tool = chat_of("coder_mixed"), tool_of({"flag": {"type": "boolean"}, "n": {"type": "integer"}})
+    text = (
+        "<tool_call>\n<function=f>\n<parameter=flag>\nyes\n</parameter>\n<parameter=n>\n[1]\n</parameter>\n</function>"
+    )
+    (call,) = chat.parse(chat._codec.encode(text + "\n</tool_call>"), [tool]).calls
+    assert call.arguments is not None
+    assert (
+        ArgumentCheck(tool)(call.arguments) == 'flag: "yes" is not of type "boolean"; n: "[1]" is not of type "integer"'
+    )
+
+
+def test_parameters_without_a_name_of_their_own(chat_of: Callable[[str], Chat]) -> None:
+    tool = tool_of({})
+    tool["function"]["parameters"]["additionalProperties"] = {"type": "boolean"}
+    assert read_back(chat_of("coder_mixed"), tool, {"any": True, "other": False}) == {"any": True, "other": False}
+
+
+RICH = tool_of(
+    {
+        **PROPERTIES,
+        "nested": {"type": "object", "properties": {"flags": {"type": "array", "items": {"type": "boolean"}}}},
+    }
+)
+
+
+def test_sample_arguments_exercise_every_type() -> None:
+    first, last = sample_arguments(RICH)
+    assert ArgumentCheck(RICH)(first) is None
+    assert ArgumentCheck(RICH)(last) is None
+    assert (first["p1"], last["p1"], first["p6"], last["p6"]) == (True, False, 3, None)
+    assert first["nested"] == {"flags": [True, True]}
+    assert last["p11"] is None
+    assert sample_arguments(tool_of({})) == [{}]
+
+
+@pytest.mark.parametrize("name", [*OWN, *FAMILIES, "gemma4", "llama-3", "kimi-k2", "hy3"])
+def test_the_start_up_check_passes(chat_of: Callable[[str], Chat], name: str) -> None:
+    tool = RICH
+    if name == "hy3":  # The parser of its package knows types, but neither enum, const nor choices.
+        tool = tool_of({key: schema for key, schema in PROPERTIES.items() if "type" in schema})
+    start_up_check(chat_of(name), [{"role": "user", "content": "u"}], [tool])
+
+
+def test_the_start_up_check_finds_values_that_do_not_come_back(tmp_path: Path) -> None:
+    shouting = templates.CODER_MIXED.replace("else value | string", "else value | string | upper")
+    chat = Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", shouting))
+    question = [{"role": "user", "content": "u"}]
+    start_up_check(chat, question, [tool_of({"n": {"type": "integer"}})])
+    with pytest.raises(ConfigError, match="template and parser do not fit together"):
+        start_up_check(chat, question, [tool_of({"n": {"type": "integer"}, "flag": {"type": "boolean"}})])
+
+
+def test_numbers_beyond_the_interpreters_limit_stay_text() -> None:
+    digits = "1" * (sys.get_int_max_str_digits() + 1)
+    assert read_argument(digits, {"type": "integer"}, {}) == digits
