@@ -1,19 +1,37 @@
 # Everything a user needs: `make help`.
 PYTHON ?= python3
 VENV ?= .venv
-# The versions that `make` installs; empty for the newest ones, with CUDA where torch's own packages bring it.
-CONSTRAINTS ?= constraints/cpu.txt
-# Where the constrained torch comes from: builds for the CPU (a tenth of the size). Unreachable, the package index serves.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# The GPU that this machine shows, if any; looked up when it is first needed.
+NVIDIA_GPUS ?= /proc/driver/nvidia/gpus
+GPU = $(eval GPU := $$(shell { timeout 20 nvidia-smi -L || cat $(NVIDIA_GPUS)/*/information; } 2>/dev/null | \
+  sed -n 's/ .UUID.*//; s/^GPU [0-9]*: //p; s/^Model:[[:space:]]*//p' | head -n 1))$(GPU)
+# The versions that `make` installs: what the environment was made with, else by the GPU. Empty: the newest ones, with CUDA.
+ifeq ($(origin CONSTRAINTS),undefined)
+KEPT := $(filter .setup-cpu.txt .setup-cuda.txt,$(notdir $(wildcard $(VENV)/.setup-*)))
+CONSTRAINTS := $(if $(wildcard $(VENV)/.setup-),,constraints/$(or $(KEPT:.setup-%=%),$(if $(GPU),cuda.txt,cpu.txt)))
+endif
+# Where the constrained torch comes from beside the package index: builds for the CPU (a tenth of the size). Unreachable,
+# the package index serves.
+TORCH_INDEX ?= $(if $(filter %/cpu.txt,$(CONSTRAINTS)),https://download.pytorch.org/whl/cpu)
 ARGS ?=
 # Processes that share the tests: `logical` is one a core.
 PROCESSES ?= logical
 
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip --disable-pip-version-check
+# An index that cannot be reached costs a minute, not many.
+PIP := $(RUN) -m pip --disable-pip-version-check --retries 1 --timeout 15
+UNREACHED := { echo "setup: pip failed, see above. Without a network: PIP_INDEX_URL=... or PIP_FIND_LINKS=folder"; exit 1; }
 STAMP := $(VENV)/.setup-$(notdir $(CONSTRAINTS))
 SGLANG_CPU := constraints/sglang-cpu.txt
 SGLANG_STAMP := $(VENV)/.setup-sglang-$(notdir $(CONSTRAINTS))
+
+CHOICE = $(if $(filter %/cuda.txt,$(CONSTRAINTS)),$(if $(GPU),found NVIDIA GPU ($(GPU)): )installing torch with CUDA; for the \
+  CPU build: make setup CONSTRAINTS=constraints/cpu.txt,$(if $(filter %/cpu.txt,$(CONSTRAINTS)),$(if $(GPU),,no NVIDIA GPU \
+  found: )installing torch for the CPU; with CUDA: make setup CONSTRAINTS=constraints/cuda.txt,installing \
+  $(or $(CONSTRAINTS),the newest packages)))
+IDLE = this machine has an NVIDIA GPU ($(GPU)), and $(VENV) torch for the CPU; with CUDA: make setup CONSTRAINTS=constraints/cuda.txt
+# The other build of a version satisfies pip, too.
+OTHER = $(filter-out $(STAMP),$(wildcard $(VENV)/.setup-cpu.txt $(VENV)/.setup-cuda.txt))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sglang train test test-all test-sglang lint format clean
@@ -26,11 +44,13 @@ help:
 	@echo "make test-sglang        set up SGLang too, then run the tests that start its servers, on the CPU"
 	@echo "make lint               ruff and mypy"
 	@echo "make setup              only the environment in $(VENV)/; runs again when pyproject.toml or constraints change"
-	@echo "make setup-sglang       the same with SGLang: for the CPU, or with CONSTRAINTS= for CUDA"
-	@echo "CONSTRAINTS=            with any of these: the newest packages, and torch with CUDA, instead of constraints/cpu.txt"
+	@echo "make setup-sglang       the same with SGLang: for the CPU, or with CUDA"
+	@echo "CONSTRAINTS=constraints/cpu.txt or constraints/cuda.txt  with any of these: torch for the CPU, or with CUDA, which"
+	@echo "                        a new environment gets by itself where there is an NVIDIA GPU. Empty: the newest packages"
 	@echo "PYTHON=python3.12       another interpreter (3.11 or newer)"
 
 setup: $(STAMP)
+	@$(if $(filter %/cpu.txt,$(CONSTRAINTS)),$(if $(GPU),echo "setup: $(IDLE)"))
 
 setup-sglang: $(SGLANG_STAMP)
 
@@ -59,18 +79,20 @@ format: $(STAMP)
 clean:
 	rm -rf $(VENV)
 
-$(STAMP): pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/pip
+$(STAMP): pyproject.toml $(if $(CONSTRAINTS),$(CONSTRAINTS) constraints/cpu.txt) | $(VENV)/bin/pip
 	rm -f $(VENV)/.setup-*
-	$(if $(CONSTRAINTS),$(PIP) install --no-deps --retries 1 -c $(CONSTRAINTS) --extra-index-url $(TORCH_INDEX) torch)
-	$(PIP) install $(if $(CONSTRAINTS),-c $(CONSTRAINTS),--upgrade --upgrade-strategy eager) -e '.[dev]'
+	@echo "setup: $(CHOICE)"
+	$(if $(OTHER),$(PIP) uninstall -q -y torch)
+	$(if $(CONSTRAINTS),$(PIP) install --no-deps -c $(CONSTRAINTS) $(TORCH_INDEX:%=--extra-index-url %) torch || $(UNREACHED))
+	$(PIP) install $(if $(CONSTRAINTS),-c $(CONSTRAINTS),--upgrade --upgrade-strategy eager) -e '.[dev]' || $(UNREACHED)
 	touch $@
 
 $(SGLANG_STAMP): $(STAMP) $(SGLANG_CPU)
-ifeq ($(CONSTRAINTS),)
-	$(PIP) install -e '.[dev,sglang]'
+ifeq ($(filter-out %/cuda.txt,$(CONSTRAINTS)),)
+	$(PIP) install -e '.[dev,sglang]' || $(UNREACHED)
 else
-	$(PIP) install -c $(CONSTRAINTS) -e '.[dev,sglang-cpu]'
-	$(PIP) install --no-deps -r $(SGLANG_CPU)
+	$(PIP) install -c $(CONSTRAINTS) -e '.[dev,sglang-cpu]' || $(UNREACHED)
+	$(PIP) install --no-deps -r $(SGLANG_CPU) || $(UNREACHED)
 endif
 	touch $@
 

@@ -101,7 +101,7 @@ def run(
     from agentrl.workers.device import resolve_device
 
     show_first_prompts(chat, context, display)
-    device = resolve_device(config.trainer.device)
+    device = resolve_device(config.trainer.device, display.warn)
     workers = config.actor_rollout_ref.rollout.nnodes
     with (
         ray_session(config.ray_init, workers) if uses_ray(config) else nullcontext(),

@@ -35,7 +35,7 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     from agentrl.workers.profiler import check_profile_steps
 
     model, trainer, out = config.model, config.trainer, Path(config.trainer.default_local_dir)
-    device = resolve_device(trainer.device)
+    device = resolve_device(trainer.device, display.warn)
     chat = Chat.from_pretrained(
         model.path,
         format=config.format,

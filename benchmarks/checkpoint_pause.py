@@ -24,6 +24,7 @@ from agentrl.trainer.checkpoint import CheckpointManager
 from agentrl.trainer.loop import save_workers
 from agentrl.trainer.sealed import name_of
 from agentrl.workers import LocalWorkerGroup, PolicyWorker
+from benchmarks.no_options import no_options
 
 REPEATS = 4
 SHAPE = TinyShape(hidden=768, heads=24, kv_heads=24, intermediate=2304, layers=8)
@@ -118,4 +119,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -33,6 +33,7 @@ from agentrl.sft import train_sft
 from agentrl.tiny_policy import TinyShape
 from agentrl.trainer.display import Display
 from benchmarks.arithmetic_floor import Work, measure
+from benchmarks.bounded_pip import pip
 from data_prep.made_up import Task, arithmetic
 from data_prep.transcripts import TOOLS, Message, good
 
@@ -205,9 +206,10 @@ def trl_environment(folder: Path) -> Path:
     python = folder / "bin" / "python"
     if not (folder / "made").exists():
         venv.create(folder, with_pip=True, clear=True)
-        packages = [f"torch=={version('torch')}", f"transformers=={version('transformers')}", f"trl=={TRL}"]
-        index = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
-        subprocess.run([str(python), "-m", "pip", "install", *index, *packages], check=True)
+        torch, transformers = (f"{name}=={version(name)}" for name in ("torch", "transformers"))
+        index = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]  # asked for torch alone
+        pip("install", "--no-deps", *index, torch, python=python)
+        pip("install", torch, transformers, f"trl=={TRL}", python=python)
         (folder / "made").touch()
     return python
 

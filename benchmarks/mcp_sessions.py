@@ -22,6 +22,7 @@ from typing import Any
 
 from mcp import Client, StdioServerParameters
 
+from benchmarks.no_options import no_options
 from tools.mcp import MCPTools
 
 SERVER = """
@@ -99,4 +100,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     asyncio.run(main())

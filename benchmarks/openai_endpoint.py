@@ -24,6 +24,7 @@ from agentrl.rollout.engine import FinishReason, Generation, SamplingParams
 from agentrl.tiny_policy import make_tiny_policy
 from agentrl.toolset import ToolSet
 from agentrl.trajectory import PlacedImage, Trajectory, VersionSpan
+from benchmarks.no_options import no_options
 
 REPLY = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
@@ -99,4 +100,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     asyncio.run(main())

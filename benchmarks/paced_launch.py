@@ -37,6 +37,9 @@ def install() -> None:
     Scheduler.run_batch = paced
 
 
+if __name__ == "__main__" and "--help" in sys.argv:
+    sys.exit(print(__doc__))
+
 if __name__ in ("__main__", "__mp_main__"):
     install()
 

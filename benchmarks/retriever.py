@@ -21,6 +21,7 @@ from pathlib import Path
 import aiohttp
 
 from agentrl.http import allow_many_files, http_client
+from benchmarks.no_options import no_options
 
 WORDNET = Path("/usr/share/wordnet")
 IN_FLIGHT = 1_000
@@ -167,4 +168,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     asyncio.run(main())

@@ -28,6 +28,7 @@ from agentrl.rollout.engine import FinishReason, Generation, SamplingParams
 from agentrl.tiny_policy import make_tiny_policy
 from agentrl.toolset import ToolSet
 from agentrl.trajectory import PlacedImage, Status, VersionSpan
+from benchmarks.no_options import no_options
 
 VERL_MS = 8.2
 TRAJECTORIES = 256
@@ -121,4 +122,5 @@ def measure(rounds: int = 15) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     print(json.dumps({name: round(value, 3) for name, value in measure().items()}))

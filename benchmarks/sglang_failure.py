@@ -29,6 +29,7 @@ from agentrl.rollout.sglang.fleet import Timings
 from agentrl.rollout.sglang.options import ServerArguments
 from agentrl.rollout.sglang.process import ServerProcess
 from agentrl.trajectory import Status, Trajectory
+from benchmarks.no_options import no_options
 from benchmarks.paced_launch import PACE
 from benchmarks.sglang_work import MODEL_LENGTH, STARTUP, Shape, engine_over, policy, scheduler
 
@@ -179,5 +180,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     allow_many_files()
     asyncio.run(main())

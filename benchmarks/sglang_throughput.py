@@ -38,6 +38,7 @@ from agentrl.rollout.sglang.client import SGLangClient, sampling_params
 from agentrl.rollout.sglang.options import ServerArguments
 from agentrl.rollout.sglang.process import ServerProcess, living
 from agentrl.trajectory import Status, Trajectory
+from benchmarks.no_options import no_options
 from benchmarks.sglang_work import MODEL_LENGTH, STARTUP, Shape, engine_over, policy, scheduler
 
 SINGLE = Shape(dialogues=64, turns=1, fewest=64, most=256)
@@ -295,5 +296,6 @@ def show(what: object, figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     allow_many_files()
     asyncio.run(main())

@@ -19,6 +19,7 @@ from agentrl.agent_loop import Scheduler
 from agentrl.chat import Chat
 from agentrl.tiny_policy import make_tiny_policy
 from agentrl.trajectory import Status
+from benchmarks.no_options import no_options
 from benchmarks.runtime_overhead import InstantEngine, build, requests
 
 LATENCY = 0.1
@@ -75,4 +76,5 @@ def measure(rounds: int = 7) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     print(json.dumps({name: round(value, 3) for name, value in measure().items()}))

@@ -36,6 +36,7 @@ from agentrl.rollout.weights import Weights
 from agentrl.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.toolset import ToolSet
 from agentrl.trajectory import PlacedImage, Trajectory, VersionSpan
+from benchmarks.no_options import no_options
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 ROOM = 40960
@@ -151,4 +152,5 @@ def measure() -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     print(json.dumps(measure(), indent=1))

@@ -169,7 +169,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations")
     parser.add_argument("--profile", type=Path, help="a folder for torch.profiler's trace")
     args = parser.parse_args(words)
-    device, shape = resolve_device(args.device), SHAPES[args.shape]
+    device, shape = resolve_device(args.device, print), SHAPES[args.shape]
     peak, dtype = peak_flops(device, args.peak), "bfloat16" if device == "cuda" else "float32"
     batch = made_batch(shape, MICRO_BATCHES * args.tokens, min(args.longest, args.tokens))
     print(f"{args.shape} on {device} in {dtype}: {len(batch)} sequences of {batch.num_tokens} tokens", flush=True)

@@ -28,6 +28,7 @@ from agentrl.rollout.sglang.process import ServerProcess
 from agentrl.rollout.sglang.sync import DiskSender, DistributedSender, TensorSender, WeightSender
 from agentrl.rollout.weights import Weights
 from agentrl.tiny_policy import TinyShape, make_tiny_policy
+from benchmarks.no_options import no_options
 
 REPEATS = 15
 BUCKET = 128 << 20  # bytes
@@ -120,4 +121,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     asyncio.run(main())

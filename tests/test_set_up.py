@@ -13,13 +13,40 @@ import pytest
 from tests.conftest import PROJECT
 from tests.forked import ForkedPython
 
+CPU, CUDA = "constraints/cpu.txt", "constraints/cuda.txt"
+FAKE_GPU = 'echo "GPU 0: NVIDIA H200 (UUID: GPU-0)"; echo "GPU 1: NVIDIA H200 (UUID: GPU-1)"'
+
+
+@pytest.fixture(autouse=True)
+def fake_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program `nvidia-smi`, first on PATH, that knows of no GPU whatever the machine has; `tell` changes it."""
+    program = tmp_path / "fake" / "nvidia-smi"
+    program.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    tell(program, "exit 9")
+    return program
+
+
+def tell(program: Path, what: str) -> None:
+    program.write_text(f"#!/bin/sh\n{what}\n")
+    program.chmod(0o755)
+
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
-    # Without what an outer `make test` leaves in the environment for its children.
-    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "MFLAGS"}
+    # Without what an outer `make test` leaves in the environment for its children, or the machine's own GPU.
+    left_out = ("MFLAGS", "CONSTRAINTS", "TORCH_INDEX")
+    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in left_out}
+    environment.setdefault("NVIDIA_GPUS", "/nowhere")
     return subprocess.run(["make", *arguments], cwd=PROJECT, capture_output=True, text=True, env=environment)
+
+
+def made(venv: Path, constraints: str) -> None:
+    """Pretend that an environment was set up so."""
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "pip").touch()
+    (venv / f".setup-{Path(constraints).name}").touch()
 
 
 def test_make_refuses_an_old_python(tmp_path: Path) -> None:
@@ -45,17 +72,103 @@ def test_make_says_what_to_install_for_virtual_environments(tmp_path: Path) -> N
 def test_make_passes_overrides_and_pins_torch_before_the_rest(tmp_path: Path) -> None:
     plan = make("-n", "train", "ARGS=trainer.seed=2 data.seed=3", f"VENV={tmp_path}/venv").stdout.splitlines()
     assert plan[-1] == f"{tmp_path}/venv/bin/python -m agentrl.train trainer.seed=2 data.seed=3"
-    installs = [line for line in plan if " install " in line and "pip" in line.split(" install ")[0]]
-    assert [line.split()[-1] for line in installs] == ["torch", "'.[dev]'"]
-    assert all("-c constraints/cpu.txt" in line for line in installs)
+    found = installs("\n".join(plan))
+    assert [line.split()[-1] for line in found] == ["torch", "'.[dev]'"]
+    assert all("-c constraints/cpu.txt" in line for line in found)
+    assert "--extra-index-url https://download.pytorch.org/whl/cpu" in found[0]
     newest = make("-n", "setup", "CONSTRAINTS=", f"VENV={tmp_path}/venv").stdout
     assert "-c constraints" not in newest and "--upgrade" in newest
+
+
+def installs(plan: str) -> list[str]:
+    return [
+        line.split(" install ")[1].split(" ||")[0]
+        for line in plan.splitlines()
+        if "-m pip" in line and " install " in line
+    ]
+
+
+@pytest.mark.parametrize("by", ["nvidia-smi", "the driver's list"])
+def test_a_new_environment_beside_a_gpu_gets_torch_with_cuda(
+    tmp_path: Path, fake_nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    if by == "nvidia-smi":
+        tell(fake_nvidia_smi, FAKE_GPU)
+    else:
+        place = tmp_path / "gpus" / "0000:01:00.0"
+        place.mkdir(parents=True)
+        (place / "information").write_text("Model: \t NVIDIA H200\nIRQ: 5\n")
+        monkeypatch.setenv("NVIDIA_GPUS", str(place.parent))
+    plan = make("-n", "train", f"VENV={tmp_path}/venv").stdout
+    assert "setup: found NVIDIA GPU (NVIDIA H200): installing torch with CUDA; for the CPU build: make setup" in plan
+    assert [line.split() for line in installs(plan)] == [
+        ["--no-deps", "-c", CUDA, "torch"],  # from the package index alone
+        ["-c", CUDA, "-e", "'.[dev]'"],
+    ]
+    sglang = make("-n", "setup-sglang", f"VENV={tmp_path}/venv").stdout
+    assert "-e '.[dev,sglang]'" in sglang and "sglang-cpu" not in sglang
+
+
+def test_pins_for_cuda_are_those_for_the_cpu() -> None:
+    lines = (PROJECT / CUDA).read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["-c cpu.txt"]
+
+
+def test_without_a_gpu_the_cpu_build_is_taken_and_said(tmp_path: Path) -> None:
+    plan = make("-n", "setup", f"VENV={tmp_path}/venv").stdout
+    assert "setup: no NVIDIA GPU found: installing torch for the CPU; with CUDA: make setup CONSTRAINTS=" in plan
+
+
+@pytest.mark.parametrize("given", [CPU, CUDA, ""])
+def test_what_the_user_sets_wins_over_the_machine_and_over_what_was_made(
+    tmp_path: Path, fake_nvidia_smi: Path, given: str
+) -> None:
+    tell(fake_nvidia_smi, FAKE_GPU)
+    for name, constraints in (("new", None), ("cpu", CPU), ("cuda", CUDA)):
+        if constraints is not None:
+            made(tmp_path / name, constraints)
+        plan = make("-n", "setup", f"CONSTRAINTS={given}", f"VENV={tmp_path / name}").stdout
+        if given == constraints:
+            assert installs(plan) == []
+        else:
+            assert all((f"-c {given}" in line) if given else ("-c" not in line) for line in installs(plan))
+            assert len(installs(plan)) == (2 if given else 1)
+            # pip takes the other build of the same version for what is wanted
+            assert ("uninstall -q -y torch" in plan) == (constraints is not None)
+
+
+def test_an_environment_keeps_the_torch_that_it_was_made_with_and_says_so(
+    tmp_path: Path, fake_nvidia_smi: Path
+) -> None:
+    tell(fake_nvidia_smi, FAKE_GPU)
+    made(tmp_path / "cpu", CPU)
+    done = make("setup", f"VENV={tmp_path}/cpu")
+    assert done.stdout.strip() == (
+        f"setup: this machine has an NVIDIA GPU (NVIDIA H200), and {tmp_path}/cpu torch for the CPU; with CUDA: make "
+        f"setup CONSTRAINTS={CUDA}"
+    )
+    for constraints in (CUDA, ""):
+        venv = tmp_path / f"made-{Path(constraints).name}"
+        made(venv, constraints)
+        tell(fake_nvidia_smi, "exit 9")
+        plan = make("-n", "train", f"VENV={venv}").stdout
+        assert plan.strip() == f"{venv}/bin/python -m agentrl.train"
+
+
+def test_every_call_of_pip_bounds_its_waiting_for_an_index(tmp_path: Path) -> None:
+    plans = [
+        make("-n", *words, f"VENV={tmp_path}/venv").stdout
+        for words in (["setup-sglang"], ["setup-sglang", "CONSTRAINTS="], ["setup", f"CONSTRAINTS={CUDA}"])
+    ]
+    calls = [line for plan in plans for line in plan.splitlines() if "-m pip" in line]
+    assert len(calls) == 4 + 2 + 2
+    assert all("--retries 1 --timeout 15" in line and "PIP_INDEX_URL" in line for line in calls)
 
 
 def test_make_installs_sglang_without_what_brings_cuda_or_with_all_of_it(tmp_path: Path) -> None:
     plan = make("-n", "test-sglang", "ARGS=-k contract", f"VENV={tmp_path}/venv").stdout.splitlines()
     assert plan[-1] == f"{tmp_path}/venv/bin/python -m pytest tests/sglang -k contract"
-    first, second = (line.split(" install ")[1] for line in plan if "sglang-cpu" in line and " install " in line)
+    *_, first, second = installs("\n".join(plan))
     assert first == "-c constraints/cpu.txt -e '.[dev,sglang-cpu]'"
     assert second == "--no-deps -r constraints/sglang-cpu.txt"
     on_gpus = make("-n", "setup-sglang", "CONSTRAINTS=", f"VENV={tmp_path}/venv").stdout

@@ -90,7 +90,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
 
     Raises UserError before the first step for whatever cannot work.
     """
-    device = resolve_device(config.trainer.device)
+    device = resolve_device(config.trainer.device, display.warn)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     chat = load_chat(config)
     display.decode = chat.shown
