@@ -16,20 +16,20 @@ import argparse
 import gc
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.batch import RaggedBatch
+from agentrl.config.parallel import ActorFSDPConfig
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
 from agentrl.workers import PolicyWorker
 from agentrl.workers.device import resolve_device
 from agentrl.workers.profiler import Profile, profiled
+from benchmarks.gpu.part import seconds
 from benchmarks.made_batches import ragged_batch
 from benchmarks.peak_memory import peak_memory
 from benchmarks.sizing import ModelShape, Work, forward_flops, update_flops
@@ -55,6 +55,7 @@ def make_policy(shape: ModelShape, folder: Path, device: str) -> None:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         max_position_embeddings=32768,
+        initializer_range=shape.hidden**-0.5,  # what each layer adds counts
         tie_word_embeddings=shape.tied,
     )
     torch.manual_seed(0)
@@ -89,16 +90,6 @@ def peak_flops(device: str, given: float | None) -> float:
     return known[0]
 
 
-def seconds(call: Callable[[], Any], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    call()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
 def padded_batches(batch: RaggedBatch, tokens: int) -> Iterator[list[torch.Tensor]]:
     """Sequences in their order, as many as fit into `tokens` when all are as long as the longest."""
     rows: list[torch.Tensor] = []
@@ -124,24 +115,46 @@ def padded_log_probs(model: PreTrainedModel, batch: RaggedBatch, tokens: int) ->
     return torch.cat(found)
 
 
+def make_worker(
+    folder: Path,
+    device: str,
+    dtype: str,
+    tokens: int,
+    *,
+    compiled: bool = False,
+    checkpointing: bool = True,
+    offload_params: bool = False,
+    offload_activations: bool = False,
+) -> PolicyWorker:
+    """A policy whose updates are one optimizer step, in micro-batches of `tokens`."""
+    return PolicyWorker(
+        ModelConfig(
+            path=str(folder),
+            dtype="bfloat16" if dtype == "bfloat16" else "float32",
+            enable_gradient_checkpointing=checkpointing,
+            enable_activation_offload=offload_activations,
+        ),
+        ActorConfig(
+            ppo_mini_batch_size=1_000_000,
+            ppo_max_token_len_per_gpu=tokens,
+            use_torch_compile=compiled,
+            optim=OptimConfig(lr=1e-6),
+            fsdp_config=ActorFSDPConfig(param_offload=offload_params),
+        ),
+        device=device,
+        temperature=1.0,
+        log_prob_max_tokens=tokens,
+        total_steps=100,
+        seed=1,
+    )
+
+
 def measured(
     args: argparse.Namespace, folder: Path, device: str, dtype: str, batch: RaggedBatch
 ) -> tuple[float, float]:
     """Seconds of a log-prob pass and of an update, medians; prints memory, and with --profile the leading kernels."""
-    worker = PolicyWorker(
-        ModelConfig(path=str(folder), dtype=dtype, enable_gradient_checkpointing=not args.no_checkpointing),
-        ActorConfig(
-            ppo_mini_batch_size=1_000_000,
-            ppo_max_token_len_per_gpu=args.tokens,
-            use_torch_compile=args.compile,
-            optim=OptimConfig(lr=1e-6),
-        ),
-        device=device,
-        temperature=1.0,
-        log_prob_max_tokens=args.tokens,
-        total_steps=100,
-        seed=1,
-    )
+    checkpointing = not args.no_checkpointing
+    worker = make_worker(folder, device, dtype, args.tokens, compiled=args.compile, checkpointing=checkpointing)
     passes = [seconds(partial(worker.compute_log_probs, batch), device) for _ in range(1 + args.updates)]
     worker.update(batch, step=1)
     steps = range(2, 2 + args.updates)

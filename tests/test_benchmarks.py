@@ -53,6 +53,6 @@ def test_an_index_that_never_answers_costs_seconds(monkeypatch: pytest.MonkeyPat
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
         began = time.monotonic()
-        with pytest.raises(SystemExit, match="pip download .* failed.*PIP_INDEX_URL"):
+        with pytest.raises(SystemExit, match=r"pip download .* failed.*PIP_INDEX_URL"):
             pip("download", "-q", "--no-deps", "no-such-package", retries=1, timeout=0.2)
         assert time.monotonic() - began < 20  # pip's own five retries of 15 s would take minutes

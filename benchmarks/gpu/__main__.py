@@ -1,0 +1,98 @@
+"""Everything that waits for a GPU, in one command without a network: each part a process of its own, one report.
+
+    python -m benchmarks.gpu [--device cuda] [--parts environment quickstart ...] [--out runs/gpu-report] [--budget 570]
+
+The most valuable parts come first. report.md and report.json are written as rows come, log.txt has all output. The same
+command goes on with what is not done yet. With --device cpu all shapes are tiny: that tries the parts and measures
+nothing. docs/gpu.md says how to read the report, and what a bare machine needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from benchmarks.gpu.orchestrate import Part, Report, run_parts
+from benchmarks.gpu.report import markdown
+
+PROJECT = Path(__file__).resolve().parents[2]
+PARTS = (
+    # name, module, seconds at most, what it is, options
+    ("environment", "environment", 90, "GPU, driver, versions, and the rates that can be had", ()),
+    ("quickstart", "quickstart", 300, "the quickstart on the device, against the figures for a CPU", ()),
+    ("tests", "marked_tests", 240, "the tests that need a GPU", ()),
+    ("update-0.5B", "update", 200, "model FLOP utilisation at 0.5 B", ("--shape", "0.5B")),
+    ("update-1.5B", "update", 240, "model FLOP utilisation at 1.5 B", ("--shape", "1.5B")),
+    ("update-7B", "update", 300, "model FLOP utilisation at 7 B", ("--shape", "7B")),
+    ("engine", "engine", 180, "the embedded engine's tokens a second", ()),
+    ("log-probs", "logprobs", 120, "log-probs of packed sequences against padded ones", ()),
+    ("memory", "footprint", 150, "memory seen against the arithmetic of docs/scale.md", ()),
+    ("offload", "offload", 180, "what offloading costs and frees", ()),
+    ("attention", "attention", 150, "flex attention against one sequence at a time", ()),
+    ("chunks", "chunks", 90, "sizes of the chunks of logits", ()),
+)
+TINY = ("update-1.5B", "update-7B")
+"""Parts that are one and the same with tiny shapes as update-0.5B."""
+
+
+def parts(device: str, tiny: bool, names: list[str] | None) -> list[Part]:
+    """In their order."""
+    words = ["--device", device, *(["--tiny"] if tiny else [])]
+    return [
+        Part(name, about, (sys.executable, "-m", f"benchmarks.gpu.{module}", *words, *options), float(limit))
+        for name, module, limit, about, options in PARTS
+        if (name in names if names else not (tiny and name in TINY))
+    ]
+
+
+def environment() -> dict[str, str]:
+    """Of the parts: the checkout on their path, no network."""
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [part[0] for part in PARTS]
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--parts", nargs="+", choices=names, metavar="PART", help=f"only these: {', '.join(names)}")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu-report"), help="folder of the report")
+    parser.add_argument("--budget", type=float, help="seconds for all parts; what has no time left is not run")
+    parser.add_argument("--again", action="store_true", help="also run what is done already")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, which --device cpu has anyway")
+    given = parser.parse_args()
+    tiny = given.tiny or given.device == "cpu"
+    given.out.mkdir(parents=True, exist_ok=True)
+    report, before = Report(given.device, tiny), given.out / "report.json"
+    if before.exists():
+        try:
+            report = Report.read(before)
+        except ValueError as error:
+            parser.error(f"{error}; name another folder with --out")
+        if (report.device, report.tiny) != (given.device, tiny):
+            parser.error(f"{before} is of {report.device}, tiny={report.tiny}: name another folder with --out")
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)  # through the ends of the running part and the report
+
+    signal.signal(signal.SIGTERM, end)
+    chosen = parts(given.device, tiny, given.parts)
+    run_parts(chosen, report, given.out, markdown, budget=given.budget, again=given.again, environment=environment())
+    print(f"{given.out}/report.md, report.json and log.txt hold what was found")
+    return 0 if all(report.parts[part.name].status == "done" for part in chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""What a policy that learns on one device takes of its memory, by the arithmetic of docs/scale.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks import sizing
+from benchmarks.sizing import BFLOAT16, ModelShape
+
+CHUNK_LOGITS = 1 << 27
+"""Logits alive at once on a GPU."""
+
+
+def states(shape: ModelShape) -> dict[str, float]:
+    """Bytes of weights, gradients and optimizer."""
+    return sizing.state_bytes(shape.params, 1, trained=True)
+
+
+def update_bytes(
+    shape: ModelShape, tokens: int, *, autocast: bool, recompute: bool = True, offload_activations: bool = False
+) -> dict[str, float]:
+    """At the fullest moment of an update in micro-batches of `tokens`, when all of these are there.
+
+    On one device nothing is gathered; instead autocast keeps its bfloat16 copy of each matrix until the forward pass
+    has ended.
+    """
+    kept = sizing.activation_bytes(shape, tokens, autocast=autocast, recompute=recompute, offload=offload_activations)
+    casts = BFLOAT16 * (shape.layers * shape.layer_params + shape.head_params) if autocast else 0
+    logits = sizing.logits_bytes(shape, tokens, CHUNK_LOGITS)
+    return states(shape) | {"casts": float(casts), "activations": kept, "logits": logits}
+
+
+def fitting(shape: ModelShape, tokens: int, room: float, *, autocast: bool) -> ModelShape:
+    """The shape with as many of its layers as an update has room for, in bytes; at least one."""
+    for layers in range(shape.layers, 1, -1):
+        fewer = replace(shape, layers=layers)
+        if sum(update_bytes(fewer, tokens, autocast=autocast).values()) <= room:
+            return fewer
+    return replace(shape, layers=1)

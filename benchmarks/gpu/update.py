@@ -1,0 +1,100 @@
+"""An update on packed sequences: model FLOP utilisation, tokens a second and memory, with compiled layers and without.
+
+Random weights in Qwen2.5's shapes, bfloat16 on a GPU, four micro-batches an update, AdamW, activation checkpointing.
+Where the device has no room for all layers of the shape, fewer are taken: the same work a layer.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from agentrl.workers import PolicyWorker
+from agentrl.workers.compiled import compile_layers, text_layers
+from benchmarks.gpu.part import (
+    GB,
+    Setting,
+    matmul_flops,
+    median_seconds,
+    memory,
+    model_folder,
+    out_of_memory_is_a_row,
+    row,
+    seconds,
+    setting,
+)
+from benchmarks.gpu.states import fitting, update_bytes
+from benchmarks.sizing import ModelShape, Work, forward_flops, update_flops
+from benchmarks.update_utilization import MICRO_BATCHES, PEAKS, SHAPES, made_batch, make_policy, make_worker
+
+TOKENS = {"tiny": (512,), "0.5B": (8192, 32768), "1.5B": (8192, 16384, 32768), "7B": (8192, 16384)}
+"""Of a micro-batch."""
+LONGEST = 8192
+ROOM = 0.9
+"""Part of the free memory that a shape may be foretold to take."""
+UPDATES = 3
+
+
+def data_sheet_flops(device: str) -> float | None:
+    if device == "cpu":
+        return None
+    name = torch.cuda.get_device_name()
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def measure(worker: PolicyWorker, shape: ModelShape, asked: Setting, tokens: int, compiled: bool, rate: float) -> None:
+    label = f"{tokens:,} tokens{', compiled' if compiled else ''}"
+    device = asked.device
+    batch = made_batch(shape, MICRO_BATCHES * tokens, min(LONGEST, tokens))
+    worker.learner.max_tokens = worker._log_prob_max_tokens = tokens
+    work = Work.of(batch.lengths.tolist(), float(batch.policy_tokens.sum()))
+    flops = update_flops(shape, work, recompute=False, recompute_head=False)
+    peak = data_sheet_flops(device)
+    with out_of_memory_is_a_row(label):
+        first = seconds(partial(worker.update, batch, step=1), device)
+        with memory(device) as seen:
+            update = median_seconds(partial(worker.update, batch, step=2), device, UPDATES, warm_up=0)
+        scoring = median_seconds(partial(worker.compute_log_probs, batch), device, UPDATES)
+        foretold = sum(update_bytes(shape, tokens, autocast=asked.dtype == "bfloat16").values())
+        row(
+            label,
+            layers=shape.layers,
+            sequences=len(batch),
+            all_tokens=batch.num_tokens,
+            update_seconds=update,
+            tokens_a_second=batch.num_tokens / update,
+            MFU=None if peak is None else flops / update / peak,
+            of_the_matrix_product=flops / update / rate,
+            first_update_seconds=first,
+            peak_GB=seen.peak / GB,
+            foretold_GB=foretold / GB,
+            log_prob_seconds=scoring,
+            log_probs_of_the_matrix_product=forward_flops(shape, work) / scoring / rate,
+        )
+
+
+def run(asked: Setting, name: str, folder: Path) -> None:
+    device, autocast, tokens = asked.device, asked.dtype == "bfloat16", TOKENS[name]
+    shape = SHAPES[name]
+    if device == "cuda":
+        shape = fitting(shape, tokens[0], ROOM * torch.cuda.mem_get_info()[0], autocast=autocast)
+    rate = matmul_flops(device)
+    make_policy(shape, folder, device)
+    worker = make_worker(folder, device, asked.dtype, tokens[0])
+    for compiled in (False, True):
+        if compiled:
+            compile_layers(text_layers(worker.base), device)
+        for count in tokens:
+            measure(worker, shape, asked, count, compiled, rate)
+
+
+def main() -> None:
+    asked = setting(__doc__)
+    with model_folder() as folder:
+        run(asked, "tiny" if asked.tiny else asked.shape, folder)
+
+
+if __name__ == "__main__":
+    main()
