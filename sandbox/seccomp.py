@@ -57,10 +57,13 @@ _DENIED_EVERYWHERE = {
 }
 _UNCOUNTED = {  # memory that is in no process, or that outlives them all
     "x86_64": {"shmget": 29, "shmat": 30, "shmctl": 31, "semget": 64, "semop": 65, "semctl": 66, "msgget": 68, "msgsnd": 69, "msgrcv": 70,
-               "msgctl": 71, "semtimedop": 220, "mq_open": 240, "mq_unlink": 241, "memfd_create": 319},
+               "msgctl": 71, "semtimedop": 220, "mq_open": 240, "mq_unlink": 241, "memfd_create": 319, "io_setup": 206, "inotify_init": 253,
+               "inotify_init1": 294, "landlock_create_ruleset": 444},
     "aarch64": {"mq_open": 180, "mq_unlink": 181, "msgget": 186, "msgctl": 187, "msgrcv": 188, "msgsnd": 189, "semget": 190, "semctl": 191,
-                "semtimedop": 192, "semop": 193, "shmget": 194, "shmctl": 195, "shmat": 196, "memfd_create": 279},
+                "semtimedop": 192, "semop": 193, "shmget": 194, "shmctl": 195, "shmat": 196, "memfd_create": 279, "io_setup": 0, "inotify_init1": 26,
+                "landlock_create_ruleset": 444},
 }
+_SENDING = {"x86_64": {"sendmsg": 46, "sendmmsg": 307}, "aarch64": {"sendmsg": 211, "sendmmsg": 269}}
 _GROUPS = {"x86_64": {"setpgid": 109, "setsid": 112}, "aarch64": {"setpgid": 154, "setsid": 157}}
 # Whose first argument is a process: 0, the caller itself, only. In setpriority it is the second.
 _OWN_ONLY = {
@@ -68,11 +71,18 @@ _OWN_ONLY = {
     "aarch64": {"sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122, "sched_setattr": 274},
 }
 _NAMED = {
-    "x86_64": {"clone": 56, "socket": 41, "socketpair": 53, "setpriority": 141, "personality": 135, "ioctl": 16, "setrlimit": 160, "prlimit64": 302},
-    "aarch64": {"clone": 220, "socket": 198, "socketpair": 199, "setpriority": 140, "personality": 92, "ioctl": 29, "setrlimit": 164, "prlimit64": 261},
+    "x86_64": {"clone": 56, "socket": 41, "socketpair": 53, "setpriority": 141, "personality": 135, "ioctl": 16, "setrlimit": 160, "prlimit64": 302,
+               "setsockopt": 54, "fcntl": 72},
+    "aarch64": {"clone": 220, "socket": 198, "socketpair": 199, "setpriority": 140, "personality": 92, "ioctl": 29, "setrlimit": 164, "prlimit64": 261,
+                "setsockopt": 208, "fcntl": 25},
 }
 # fmt: on
 _CLONE3 = 435
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
+_F_SETPIPE_SZ = 1031
+# Sizes of a socket's buffers, and filters, which take memory of their own.
+_LARGER_SOCKETS = {"SO_SNDBUF": 7, "SO_RCVBUF": 8, "SO_SNDBUFFORCE": 32, "SO_RCVBUFFORCE": 33, "SO_ATTACH_FILTER": 26,
+                   "SO_ATTACH_BPF": 50, "SO_ATTACH_REUSEPORT_CBPF": 51, "SO_ATTACH_REUSEPORT_EBPF": 52}  # fmt: skip
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 
@@ -114,6 +124,8 @@ def _program(arch: str, *, network: bool, uncounted_memory: bool, process_groups
     denied = sorted({*_DENIED[arch].values(), *_DENIED_EVERYWHERE.values()})
     if not uncounted_memory:
         denied += sorted(_UNCOUNTED[arch].values())
+    if not network:  # what is on its way from one socket to another is in no process
+        denied += sorted(_SENDING[arch].values())
     if not process_groups:
         denied += sorted(_GROUPS[arch].values())
     program = [
@@ -129,7 +141,14 @@ def _program(arch: str, *, network: bool, uncounted_memory: bool, process_groups
     for number in denied:
         program += _when(number, [_error(errno.EPERM)])
     program += _when(_CLONE3, [_error(errno.ENOSYS)])  # its flags lie in memory; the C library falls back to clone
-    flags = [_Jump(_LOAD, _argument(0), 0, 0), _Jump(_ANY_BIT, _NAMESPACES, 0, 1), _error(errno.EPERM), allow]
+    flags = [
+        _Jump(_LOAD, _argument(0), 0, 0),
+        _Jump(_ANY_BIT, _NAMESPACES, 2, 0),
+        _Jump(_ANY_BIT, _CLONE_THREAD, 0, 2),
+        _Jump(_ANY_BIT, _CLONE_FILES, 1, 0),  # descriptors of a thread alone would be in no list of its process
+        _error(errno.EPERM),
+        allow,
+    ]
     program += _when(named["clone"], flags)
     for number in _OWN_ONLY[arch].values():
         program += _when(number, _only(0, [0], errno.EPERM))
@@ -148,6 +167,12 @@ def _program(arch: str, *, network: bool, uncounted_memory: bool, process_groups
             allow,
         ],
     )
+    if not uncounted_memory:
+        options = list(_LARGER_SOCKETS.values())
+        tests = [_Jump(_EQUAL, option, len(options) - place, 0) for place, option in enumerate(options)]
+        body = [*_is(1, socket.SOL_SOCKET, 0, 1 + len(options)), _Jump(_LOAD, _argument(2), 0, 0), *tests]
+        program += _when(named["setsockopt"], [*body, allow, _error(errno.EPERM)])
+        program += _when(named["fcntl"], [*_is(1, _F_SETPIPE_SZ, 0, 1), _error(errno.EPERM), allow])
     program += _when(named["setpriority"], _only(1, [0], errno.EPERM))
     program += _when(named["personality"], _only(0, [0, 0xFFFF_FFFF], errno.EPERM))
     families = [socket.AF_UNIX, socket.AF_INET, socket.AF_INET6] if network else []
@@ -162,8 +187,8 @@ def build(arch: str, *, network: bool, uncounted_memory: bool, process_groups: b
     """The filter as the kernel reads it (struct sock_filter[]).
 
     network: sockets of UNIX, IPv4 and IPv6 may be made (in a network namespace of the run's own); else none.
-    uncounted_memory: System V IPC, message queues and memfd_create are there (in an IPC namespace and a control group
-    of the run's own). process_groups: sessions and process groups may be made (in a process namespace of the run's
+    uncounted_memory: what makes memory that is in no process is there: System V IPC, message queues, memfd_create,
+    inotify, larger buffers (in an IPC namespace and a control group of the run's own). process_groups: sessions and process groups may be made (in a process namespace of the run's
     own).
     """
     steps = _program(arch, network=network, uncounted_memory=uncounted_memory, process_groups=process_groups)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sandbox import confine, interpreter, root, watch, wire
+from sandbox import confine, interpreter, memory, root, watch, wire
 from sandbox import syscalls as sc
 from sandbox.limits import MAX_FETCHED, Limit, Limits
 from sandbox.tiers import Tier
@@ -121,6 +121,7 @@ class Supervisor:
             socket.sethostname("sandbox")
             sc.loopback_up()
             root.own_parts(self.limits)
+            memory.limit_tcp()
             self.temporary = "/tmp"
         else:
             sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
@@ -243,11 +244,8 @@ class Supervisor:
             return Limit.CPU_TIME
         if now.threads > self.limits.processes + 1:
             return Limit.PROCESSES
-        if self.post.tier is not Tier.CGROUP and now.resident > self.limits.memory_bytes:
-            files = self.scratch is None and os.statvfs("/tmp")
-            in_memory = (files.f_blocks - files.f_bfree) * files.f_frsize if files else 0
-            if watch.proportional(now.pids) + in_memory > self.limits.memory_bytes:
-                return Limit.MEMORY
+        if self.post.tier is not Tier.CGROUP and self.memory(now.pids) > self.limits.memory_bytes:
+            return Limit.MEMORY
         if self.scratch:
             size, count = watch.folder_usage(self.scratch, self.limits.inodes)
             if size > self.limits.disk_bytes:
@@ -255,6 +253,15 @@ class Supervisor:
             if count > self.limits.inodes:
                 return Limit.INODES
         return None
+
+    def memory(self, pids: list[int]) -> int:
+        """Bytes that the processes hold, or more where that is within the limit."""
+        files = 0
+        if self.post.tier.namespaces:
+            state = os.statvfs("/tmp")
+            files = (state.f_blocks - state.f_bfree) * state.f_frsize
+        limits, own_network = self.limits, self.post.tier.namespaces
+        return memory.held(pids, files, limits.memory_bytes, limits.open_files, own_network=own_network)
 
     def cpu(self) -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)

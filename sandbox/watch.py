@@ -5,7 +5,6 @@ every tier.
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from pathlib import Path
 _TICKS = os.sysconf("SC_CLK_TCK")
 _DEEPEST = 1024
 """Characters of a path."""
-_PAGE = resource.getpagesize()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +21,12 @@ class Usage:
     threads: int
     cpu_seconds: float
     """Theirs, and of those of their children that they waited for."""
-    resident: int
-    """Bytes, shared pages counted once a process."""
     pids: list[int]
 
 
 def usage(group: int | None) -> Usage:
     """Of the processes of process group `group`; of every process but pid 1 that /proc shows, if None."""
-    threads, ticks, pages, pids = 0, 0, 0, []
+    threads, ticks, pids = 0, 0, []
     for pid in _pids():
         try:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -41,26 +37,13 @@ def usage(group: int | None) -> Usage:
         pids.append(pid)
         ticks += sum(int(field) for field in fields[11:15])
         threads += int(fields[17])
-        pages += int(fields[21])
-    return Usage(threads, ticks / _TICKS, pages * _PAGE, pids)
+    return Usage(threads, ticks / _TICKS, pids)
 
 
 def _pids() -> Iterator[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             yield int(name)
-
-
-def proportional(pids: list[int]) -> int:
-    """Bytes of memory of the processes, shared pages divided among those who share them."""
-    total = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) << 10
-    return total
 
 
 def folder_usage(path: str, most: int) -> tuple[int, int]:

@@ -43,9 +43,39 @@ def done():
     print(bad or "held", flush=True)
 """
 
+_HOLD = """
+def hold(count, fill):
+    # `count` processes fill what they can, and say how many bytes that were; more than 300 MiB may not be there at once.
+    read, write = os.pipe()
+    for _ in range(count):
+        try: pid = os.fork()
+        except OSError: break
+        if pid == 0:
+            os.close(read)
+            with contextlib.suppress(OSError, MemoryError): fill(lambda size: os.write(write, size.to_bytes(8, "little")))
+            os.close(write)
+            time.sleep(60)
+    os.close(write)
+    total = 0
+    while part := os.read(read, 8): total += int.from_bytes(part, "little")
+    time.sleep(0.3)
+    print("held" if total <= 300 << 20 else f"{total >> 20} MiB", flush=True)
+def full(s):
+    s.setblocking(False)
+    sent = 0
+    with contextlib.suppress(OSError):
+        while True: sent += s.send(bytes(1 << 15))
+    return sent
+"""
+
 
 def _attack(name: str, body: str, **more: object) -> Attack:
     return Attack(name, _TRY + body, **more)  # type: ignore[arg-type]
+
+
+def _kernel_memory(name: str, body: str, **more: object) -> Attack:
+    """By memory that no process has, but the kernel for it."""
+    return _attack(f"memory in {name}", _HOLD + body, limits=(Limit.MEMORY,), **more)
 
 
 ATTACKS = [
@@ -206,6 +236,131 @@ for key in range(40):
 print("held" if len(ids) < 10 else len(ids), flush=True)
 """,
         limits=(Limit.MEMORY,),
+    ),
+    _kernel_memory(
+        "sockets made larger",
+        """
+def fill(say):
+    pairs = []
+    while True:
+        pairs.append(socket.socketpair())
+        for s in pairs[-1]:
+            with contextlib.suppress(OSError): s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+            say(full(s))
+hold(4, fill)
+""",
+    ),
+    _kernel_memory(
+        "sockets of processes that nobody may look into",
+        """
+def fill(say):
+    libc.prctl(4, 0, 0, 0, 0)
+    pairs = []
+    while True:
+        pairs.append(socket.socketpair())
+        for s in pairs[-1]: say(full(s))
+hold(20, fill)
+""",
+    ),
+    _kernel_memory(
+        "sockets on their way",
+        """
+def fill(say):
+    carriers = []
+    for _ in range(1000):
+        pair = socket.socketpair()
+        sent = full(pair[0]) + full(pair[1])
+        carriers.append(socket.socketpair())
+        socket.send_fds(carriers[-1][0], [b"x"], [s.fileno() for s in pair])
+        for s in pair: s.close()
+        say(sent)
+hold(8, fill)
+""",
+    ),
+    _kernel_memory(
+        "connections that nobody accepts",
+        """
+def fill(say):
+    for family, address in ((socket.AF_UNIX, f"s{os.getpid()}"), (socket.AF_INET, ("127.0.0.1", 0))):
+        with contextlib.suppress(OSError):
+            server = socket.socket(family); server.bind(address); server.listen(4096)
+            globals().setdefault("kept", []).append(server)
+            for _ in range(2000):
+                with socket.socket(family) as s:
+                    s.settimeout(0.1); s.connect(server.getsockname()); say(full(s))
+hold(4, fill)
+""",
+    ),
+    _kernel_memory(
+        "threads with descriptors of their own",
+        """
+import platform
+flags = 0x100 | 0x200 | 0x800 | 0x10000  # CLONE_VM, FS, SIGHAND, THREAD, and not FILES
+print("held" if libc.syscall({"x86_64": 56, "aarch64": 220}[platform.machine()], flags, 0, 0, 0, 0) < 0 else "a thread", flush=True)
+os._exit(0)
+""",
+    ),
+    _kernel_memory(
+        "pipes",
+        """
+import fcntl
+def fill(say):
+    pipes = []
+    while True:
+        pipes.append(os.pipe()); w = pipes[-1][1]
+        os.set_blocking(w, False)
+        with contextlib.suppress(OSError): fcntl.fcntl(w, fcntl.F_SETPIPE_SZ, 1 << 20)
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while True: sent += os.write(w, bytes(1 << 16))
+        say(sent)
+hold(20, fill)
+""",
+    ),
+    _kernel_memory(
+        "page tables",
+        """
+def fill(say):
+    libc.mmap.restype = ctypes.c_void_p
+    at = libc.mmap(None, ctypes.c_size_t(1 << 40), 1, 0x4022, -1, 0)  # read only, without reserve
+    if at in (None, 2**64 - 1): return
+    for n in range(100_000):
+        ctypes.c_char.from_address(at + n * (2 << 20)).value
+        if n % 256 == 0: say(1 << 20)
+hold(4, fill)
+""",
+    ),
+    _kernel_memory(
+        "what is watched",
+        """
+import select
+def fill(say):
+    instances, files = [select.epoll() for _ in range(40)], [os.eventfd(0) for _ in range(100)]
+    for slot in range(220, 240):  # the same number stands for another file each time; what is watched stays
+        for file in files:
+            os.dup2(file, slot)
+            for one in instances: one.register(slot, select.EPOLLIN)
+        say(len(files) * len(instances) * 200)
+hold(2, fill)
+""",
+    ),
+    _attack(
+        "kernel memory that nothing counts",
+        """
+import fcntl, platform
+arm = platform.machine() == "aarch64"
+for name, number in (("inotify", 26 if arm else 294), ("io_setup", 0 if arm else 206), ("landlock", 444), ("memfd", 279 if arm else 319),
+                     ("msgget", 186 if arm else 68), ("semget", 190 if arm else 64), ("shmget", 194 if arm else 29), ("mq_open", 180 if arm else 240),
+                     ("userfaultfd", 282 if arm else 323), ("io_uring", 425), ("add_key", 217 if arm else 248), ("memfd_secret", 447)):
+    ctypes.set_errno(0)
+    attempt(name, lambda: libc.syscall(number, 0, 0, 0, 0, 0), lambda v: v == -1 and ctypes.get_errno() in (1, 38))
+for option in (7, 8, 32, 33, 26, 50, 51, 52):
+    with socket.socketpair()[0] as s: attempt(f"option {option}", lambda: s.setsockopt(socket.SOL_SOCKET, option, 1 << 20))
+attempt("pipe", lambda: fcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 1 << 20))
+attempt("locked", lambda: libc.mlockall(1), lambda v: v < 0)
+done()
+""",
+        tiers=("namespaces", "landlock+uid", "landlock"),
     ),
     _attack(
         "disk",
@@ -516,3 +671,31 @@ for _ in range(3):
 got
 """
 """A session's cell: its last expression is what it got; three daemons stay behind until the session is closed."""
+
+ORDINARY = """
+import asyncio, concurrent.futures, multiprocessing, os, socket, subprocess, sys
+async def main():
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", "print(input())", stdin=-1, stdout=-1)
+    out, _ = await child.communicate(b"spoken")
+    assert out == b"spoken\\n", out
+    assert await asyncio.to_thread(sum, [1, 2]) == 3
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    theirs.sendall(bytes(50_000) + b"end")
+    assert (await reader.readuntil(b"end"))[-3:] == b"end"
+    writer.write(b"x"); await writer.drain()
+    assert theirs.recv(1) == b"x"
+asyncio.run(main())
+ours, theirs = multiprocessing.Pipe()
+if os.fork() == 0:
+    theirs.send({"large": "y" * 500_000}); os._exit(0)
+assert len(ours.recv()["large"]) == 500_000
+assert subprocess.run("yes | head -c 3000000 | wc -c", shell=True, capture_output=True, text=True).stdout.strip() == "3000000"
+with concurrent.futures.ThreadPoolExecutor(20) as threads:
+    assert list(threads.map(abs, range(-50, 0)))[0] == 50
+ours.send(1)
+import mmap
+m = mmap.mmap(-1, 1 << 20)
+print("held")
+"""
+"""What many processes, threads, pipes and an event loop need, which has to work in every tier."""

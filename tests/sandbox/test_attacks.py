@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.sandbox.attacks import ATTACKS, SESSION_ATTACK, Attack
+from tests.sandbox.attacks import ATTACKS, ORDINARY, SESSION_ATTACK, Attack
 from tests.sandbox.servers import NOBODY, Server, can_run_as_nobody, running
 
 SETTINGS = [
@@ -176,6 +176,8 @@ async def test_all_attacks_are_stopped(setting: Setting) -> None:
                 await client.post("/run_code", json={"code": "import numpy; print(6 * 7)", "language": "python"})
             ).json()
             assert good["run_result"]["stdout"] == "42\n"
+            ordinary = (await client.post("/run_code", json={"code": ORDINARY, "language": "python"})).json()
+            assert ordinary["run_result"]["stdout"] == "held\n", ordinary
             assert await settled(server, processes) == set()
             after = (await client.get("/health")).json()
             assert (after["running"], after["waiting"]) == (0, 0)

@@ -166,6 +166,11 @@ def test_the_filter_decides_as_the_kernel_would_run_it(arch: str, open_: bool) -
             "prlimit64": 302,
             "setrlimit": 160,
             "memfd_create": 319,
+            "inotify_init1": 294,
+            "io_setup": 206,
+            "sendmsg": 46,
+            "setsockopt": 54,
+            "fcntl": 72,
         },
         "aarch64": {
             "read": 63,
@@ -176,6 +181,11 @@ def test_the_filter_decides_as_the_kernel_would_run_it(arch: str, open_: bool) -
             "prlimit64": 261,
             "setrlimit": 164,
             "memfd_create": 279,
+            "inotify_init1": 26,
+            "io_setup": 0,
+            "sendmsg": 211,
+            "setsockopt": 208,
+            "fcntl": 25,
         },
     }[arch]
     allow, kill, eperm, eacces, enosys = 0x7FFF_0000, 0x8000_0000, 0x5_0001, 0x5_000D, 0x5_0026
@@ -209,4 +219,14 @@ def test_the_filter_decides_as_the_kernel_would_run_it(arch: str, open_: bool) -
     assert run(numbers["prlimit64"], 7, core, 0) == eperm
     for family, wanted in ((1, allow), (2, allow), (10, allow), (16, eacces), (17, eacces), (40, eacces)):
         assert run(numbers["socket"], family) == (wanted if open_ else eacces)
-    assert run(numbers["setsid"]) == run(numbers["memfd_create"]) == (allow if open_ else eperm)
+    for name in ("setsid", "memfd_create", "inotify_init1", "io_setup", "sendmsg"):
+        assert run(numbers[name]) == (allow if open_ else eperm), name
+    level, files, thread = 1, 0x400, 0x10000
+    for option in (7, 8, 26, 32, 33, 50, 51, 52):
+        assert run(numbers["setsockopt"], 3, level, option) == (allow if open_ else eperm)
+        assert run(numbers["setsockopt"], 3, 6, option) == allow
+    assert {run(numbers["setsockopt"], 3, level, option) for option in (2, 9, 15, 20, 21)} == {allow}
+    assert run(numbers["fcntl"], 3, 1031, 1 << 20) == (allow if open_ else eperm)
+    assert {run(numbers["fcntl"], 3, command) for command in (1, 2, 3, 4, 6, 1030, 1032)} == {allow}
+    assert run(numbers["clone"], 0x11 | thread | files) == run(numbers["clone"], files) == allow
+    assert run(numbers["clone"], 0x11 | thread) == eperm
