@@ -1,13 +1,13 @@
 """The memory that a run holds where no control group counts it: its processes' own, and what the kernel holds for them.
 
-No limit of a process bounds the second. With 64 processes of 256 descriptors each, sockets of the system's default size
-may hold 64 * 256 * 0.2 MB = 3.4 GB, or 64 GB when they are made as large as a program may make them; and to read one byte
-in every 2 MB of an empty mapping costs a page table of 4 KB each time. So the supervisor counts what there is, each thing
-as large as it can become. For that, the filter (`sandbox.seccomp`) lets no socket and no pipe become larger than the
-default and nothing get out of sight: descriptors on their way through a socket, a table of descriptors of a thread's own.
-Calls whose memory /proc does not show are denied: System V IPC, message queues, memfd, inotify, aio, Landlock's rulesets,
-keys, io_uring. What is left is small or takes long: an open file or eventfd (1 KB, 16 MB in all), a process (30 KB, 2 MB
-in all), a lock on a part of a file (0.2 KB, after a walk past all others).
+No limit of a process bounds the second. With 64 processes of 256 descriptors each, sockets of the system's default
+size may hold 64 * 256 * 0.2 MB = 3.4 GB, or 64 GB when they are made as large as a program may make them; and to read
+one byte in every 2 MB of an empty mapping costs a page table of 4 KB each time. So the supervisor counts what there
+is, each thing as large as it can become. For that, the filter (`sandbox.seccomp`) lets no socket and no pipe become
+larger than the default, and nothing get out of sight: descriptors on their way through a socket, a table of
+descriptors of a thread's own. Calls whose memory /proc does not show are denied: System V IPC, message queues, memfd,
+inotify, aio, Landlock's rulesets, keys, io_uring. What is left is small or takes long: an open file or eventfd (1 KB,
+16 MB in all), a process (30 KB, 2 MB in all), a lock on a part of a file (0.2 KB, after a walk past all others).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Process:
 
 
 def held(pids: Iterable[int], files: int, most: int, open_files: int, *, own_network: bool) -> int:
-    """Bytes that the processes `pids` hold; where it is no more than `most`, an upper bound of that.
+    """Bytes that the processes `pids` hold: an upper bound of that within `most`, beyond it a lower one.
 
     `files`: bytes of files in memory. `open_files`: descriptors that a process may have. `own_network`: they are alone
     in the caller's network namespace, whose sockets are counted as a whole, those among them that nobody has accepted.
@@ -79,8 +79,11 @@ def held(pids: Iterable[int], files: int, most: int, open_files: int, *, own_net
     total = files + _descriptors(processes, open_files, most, sockets=not own_network)
     if own_network:
         total += _sockets_in_use() * SOCKET
+    certain = total + sum(process.tables for process in processes)
     bound = total + sum(process.most for process in processes)
-    return bound if bound <= most else total + sum(process.exactly() for process in processes)
+    if bound <= most:
+        return bound
+    return certain if certain > most else total + sum(process.exactly() for process in processes)
 
 
 def limit_tcp() -> None:

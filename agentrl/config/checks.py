@@ -138,7 +138,7 @@ def check_scorers(config: Config | EvaluateConfig) -> None:
         if url is not None and timeout >= reward.timeout:
             raise ConfigError(
                 f"reward_model.{section}.timeout={timeout:g} must be below reward_model.timeout={reward.timeout:g}, "
-                "which counts its waiting, too"
+                "within which the server has to answer"
             )
     if judge.base_url is not None and judge.model is None:
         raise ConfigError("reward_model.judge.base_url needs reward_model.judge.model, the name of the model there")

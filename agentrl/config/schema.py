@@ -226,7 +226,8 @@ class SandboxFusionConfig(Section):
     memory_limit_mb: int = Field(1024, gt=0)
     """MiB that a program may use, its tests included."""
     timeout: float = Field(10.0, gt=0)
-    """Running time of a program, all of its tests together; below reward_model.timeout, which counts waiting, too."""
+    """Running time of a program, all of its tests together; below reward_model.timeout, within which the server has to
+    answer."""
 
 
 class JudgeConfig(Section):
@@ -257,7 +258,8 @@ class RewardConfig(Section):
     """`reward_model.*`"""
 
     timeout: float = Field(60.0, gt=0)
-    """Deadline of scoring one trajectory."""
+    """Deadline of scoring one trajectory; waiting for one of max_concurrent places, for the sandbox's queue or for a
+    math worker does not count."""
     max_concurrent: int = Field(64, gt=0)
     """Scorers that run at once."""
     success_threshold: float = 1.0

@@ -58,7 +58,7 @@ def hold(count, fill):
     os.close(write)
     total = 0
     while part := os.read(read, 8): total += int.from_bytes(part, "little")
-    time.sleep(0.3)
+    time.sleep(0.3 if total <= 300 << 20 else 2)
     print("held" if total <= 300 << 20 else f"{total >> 20} MiB", flush=True)
 def full(s):
     s.setblocking(False)
@@ -75,7 +75,7 @@ def _attack(name: str, body: str, **more: object) -> Attack:
 
 def _kernel_memory(name: str, body: str, **more: object) -> Attack:
     """By memory that no process has, but the kernel for it."""
-    return _attack(f"memory in {name}", _HOLD + body, limits=(Limit.MEMORY,), **more)
+    return _attack(f"memory in {name}", _HOLD + body, limits=(Limit.MEMORY,), seconds=10.0, **more)
 
 
 ATTACKS = [
@@ -324,7 +324,7 @@ def fill(say):
     libc.mmap.restype = ctypes.c_void_p
     at = libc.mmap(None, ctypes.c_size_t(1 << 40), 1, 0x4022, -1, 0)  # read only, without reserve
     if at in (None, 2**64 - 1): return
-    for n in range(100_000):
+    for n in range(30_000):
         ctypes.c_char.from_address(at + n * (2 << 20)).value
         if n % 256 == 0: say(1 << 20)
 hold(4, fill)
