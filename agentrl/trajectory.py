@@ -23,6 +23,14 @@ score, and not again beside it."""
 Message = dict[str, Any]
 """An OpenAI-style chat message: role, content, and optionally tool_calls, tool_call_id, name."""
 
+LARGEST_REWARD = 3.4028234663852886e38
+"""The largest float32: rewards are trained on in float32."""
+
+
+def is_reward(value: float) -> bool:
+    """Whether a number can be a reward: it is finite, and stays so in float32."""
+    return abs(value) <= LARGEST_REWARD
+
 
 class Status(StrEnum):
     """How a trajectory ended."""

@@ -19,7 +19,7 @@ from agentrl.errors import UserError
 from agentrl.recurring import Recurring
 from agentrl.reward import RewardManager
 from agentrl.rollout.engine import RequestError, SamplingParams
-from agentrl.trajectory import Status, Trajectory
+from agentrl.trajectory import Status, Trajectory, is_reward
 
 warnings = Recurring(logging.getLogger(__name__))
 
@@ -128,6 +128,7 @@ class Scheduler:
         try:
             async with deadline:
                 await loop.run(episode)
+                check_turn_rewards(episode.trajectory)
         except TimeoutError as error:
             if not deadline.expired():
                 # A deadline of a single call (interaction): infrastructure, to be retried.
@@ -136,6 +137,13 @@ class Scheduler:
             episode.trajectory.failure = (
                 f"timeout: {self.trajectory_timeout:g} s passed waiting for {episode.waiting_for}"
             )
+
+
+def check_turn_rewards(trajectory: Trajectory) -> None:
+    """Raises ValueError for one that cannot be trained on, whoever gave it: tool, interaction, agent, cassette."""
+    for number, turn in enumerate(trajectory.turns):
+        if turn.reward is not None and not is_reward(turn.reward):
+            raise ValueError(f"turn {number} ({turn.role}): the reward is {turn.reward}, no finite number (in float32)")
 
 
 def fail(trajectory: Trajectory, error: BaseException) -> None:

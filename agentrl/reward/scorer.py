@@ -14,6 +14,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.plugin import nearest
 from agentrl.threads import DaemonThreads
+from agentrl.trajectory import is_reward
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info", "trajectory")
 """What a function may ask for, by name; it is given those that its signature has."""
@@ -100,8 +101,8 @@ def _number(value: Any) -> float | None:
 
 def _finite(value: Any) -> float:
     number = _number(value)
-    if number is None or not math.isfinite(number):
-        raise ValueError(f"a score must be a finite number, found {value!r}")
+    if number is None or not is_reward(number):
+        raise ValueError(f"a score must be a finite number (in float32), found {value!r}")
     return number
 
 

@@ -105,6 +105,25 @@ async def test_a_score_that_is_no_number_fails_the_trajectory(bench: MakeBench) 
     assert t.failure == "ValueError: interaction partner: the score is nan"
 
 
+@pytest.mark.parametrize("reward", [float("nan"), float("-inf"), 1e39])
+async def test_a_turn_reward_that_cannot_be_trained_on_fails_the_trajectory(bench: MakeBench, reward: float) -> None:
+    """Whoever gave it, here a loop of the user's own; 1e39 is an infinity in float32."""
+
+    class Generous(AgentLoop):
+        async def run(self, episode: Episode) -> None:
+            episode.start(episode.sample.prompt)
+            await episode.generate()
+            episode.trajectory.turns[-1].reward = reward if episode.trajectory.uid == "t/1" else 1e38
+            episode.finish(Status.COMPLETED)
+
+    b = bench(["#### 5"], max_retries=0)
+    b.scheduler.loops = {"generous": Generous()}
+    first, second = await b.run(sample("generous"), n=2)
+    assert first.score == 1.0
+    assert (second.status, second.score) == (Status.FAILED, None)
+    assert second.failure == f"ValueError: turn 0 (assistant): the reward is {reward}, no finite number (in float32)"
+
+
 async def test_a_fault_at_the_end_does_not_hide_the_first(bench: MakeBench) -> None:
     partner = Partner(at_end=RuntimeError("second"))
     b = bench(lambda session, turn: RuntimeError("first"), interactions={"partner": partner}, max_retries=0)

@@ -152,6 +152,7 @@ async def test_answers_that_are_scores(tmp_path: Path, answer: str, score: float
         ("None", "found None"),
         ("float('nan')", "found nan"),
         ("float('inf')", "found inf"),
+        ("-1e39", "found -1e\\+39"),
         ("'1.0'", "found '1.0'"),
         ("[1.0]", "found \\[1.0\\]"),
         ("{'reward': 1}", "no key 'score', only \\['reward'\\]"),
