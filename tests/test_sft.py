@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -18,6 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentrl.batch import RaggedBatch
 from agentrl.chat import Chat
 from agentrl.config import SFTConfig
 from agentrl.config.schema import SFTDataConfig
@@ -27,6 +28,7 @@ from agentrl.sft import main, train_sft
 from agentrl.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trainer.display import Display
 from agentrl.trainer.supervised import batches
+from agentrl.workers.learner import MAX_SKIPPED
 from agentrl.workers.supervised import SupervisedWorker, to_batch
 from tests.chat.templates import HERMES
 from tests.chat.turn_ends import ENDINGS, load_chat
@@ -172,6 +174,30 @@ def test_users_are_shown_and_not_learnt_whatever_ends_a_conversation(tmp_path: P
     for n, sample in enumerate(samples):
         assert f"<|user|>\nQuestion {n}<|end|>\n<|assistant|>\n" in chat.decode(sample.ids[~sample.mask].tolist())
         assert chat.decode(sample.ids[sample.mask].tolist()) == "Hello.<|end|>" * 2
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_too_many_end_the_run(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "train.parquet", TRANSCRIPTS)
+    healthy, calls = SupervisedWorker._logprobs, count(1)
+    broken = {2, *range(8, 8 + MAX_SKIPPED)}
+
+    def sometimes_broken(worker: SupervisedWorker, micro: RaggedBatch) -> torch.Tensor:
+        return healthy(worker, micro) * (torch.nan if next(calls) in broken else 1.0)
+
+    monkeypatch.setattr(SupervisedWorker, "_logprobs", sometimes_broken)
+    run = [f"data.train_files={data}", "data.train_batch_size=3", f"model.path={policy}", "trainer.device=cpu"]
+    run += ["optim.lr=1e-2", f"trainer.default_local_dir={tmp_path / 'out'}"]
+    assert main([*run, "trainer.total_training_steps=3"]) == 0
+    first, second, third = numbers(tmp_path / "out")
+    assert second == {"step": 2, "sft/skipped_updates": 1}
+    assert first["sft/skipped_updates"] == third["sft/skipped_updates"] == 0
+    assert third["sft/loss"] < first["sft/loss"]
+    assert main([*run, "trainer.total_training_steps=20"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"step {8 + MAX_SKIPPED - 1 - 3}: the loss is nan" in said
+    assert f"It is the {MAX_SKIPPED}th training step in a row in which nothing was learnt" in said
 
 
 def test_a_run_repeats_itself(policy: Path, tmp_path: Path) -> None:

@@ -86,7 +86,12 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStats:
-    """Sums over policy tokens (scalar tensors without gradient): add those of micro-batches, then divide by tokens."""
+    """Sums over the policy tokens whose advantage is not 0 (scalar tensors without gradient): add those of
+    micro-batches, then divide by tokens.
+
+    The others have no gradient that a clip could cut off, and whether sequences of such tokens alone are computed at
+    all changes no number.
+    """
 
     tokens: Tensor
     clipped: Tensor
@@ -129,7 +134,7 @@ def _vanilla(
     bound = -advantages * clip.dual
     dual_clipped = (advantages < 0) & (loss > bound)
     loss = torch.where(dual_clipped, bound, loss)
-    return loss, _stats(mask, clipped, dual_clipped, log_ratio, ratio)
+    return loss, _stats(mask & (advantages != 0), clipped, dual_clipped, log_ratio, ratio)
 
 
 def _gspo(
@@ -146,7 +151,7 @@ def _gspo(
     by_sequence = mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[segment_ids(offsets)]
     ratio = (by_sequence + log_ratio - log_ratio.detach()).exp()
     loss, clipped = _clipped(ratio, advantages, clip)
-    return loss, _stats(mask, clipped, torch.zeros_like(clipped), log_ratio, ratio)
+    return loss, _stats(mask & (advantages != 0), clipped, torch.zeros_like(clipped), log_ratio, ratio)
 
 
 POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, Clip], tuple[Tensor, PolicyStats]]] = {
@@ -163,13 +168,14 @@ def _clipped(ratio: Tensor, advantages: Tensor, clip: Clip) -> tuple[Tensor, Ten
 
 
 @torch.no_grad()
-def _stats(mask: Tensor, clipped: Tensor, dual_clipped: Tensor, log_ratio: Tensor, ratio: Tensor) -> PolicyStats:
-    inside = torch.where(mask, ratio, 0.0)
+def _stats(taught: Tensor, clipped: Tensor, dual_clipped: Tensor, log_ratio: Tensor, ratio: Tensor) -> PolicyStats:
+    """`taught` [T] bool: the tokens that count."""
+    inside = torch.where(taught, ratio, 0.0)
     return PolicyStats(
-        tokens=mask.sum(),
+        tokens=taught.sum(),
         clipped=clipped.sum(),
         dual_clipped=dual_clipped.sum(),
-        kl=-log_ratio.sum(),
+        kl=-masked_sum(log_ratio, taught),
         ratio=inside.sum(),
         ratio_max=inside.max() if inside.numel() else inside.sum(),
     )

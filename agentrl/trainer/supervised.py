@@ -79,7 +79,8 @@ class SupervisedTrainer:
                         self.export()
                         return metrics
                     metrics = self.train_step()
-                    stage.advance(1, loss=metrics["sft/loss"], lr=metrics["sft/lr"])
+                    shown = {name: metrics[f"sft/{name}"] for name in ("loss", "lr") if f"sft/{name}" in metrics}
+                    stage.advance(1, **shown)
                 except WorkerDied as death:
                     self.go_back(death)
                     stage.advance(self.step - done)

@@ -10,7 +10,7 @@ from agentrl.algorithms.losses import LossScale, aggregate, value_loss
 from agentrl.batch import RaggedBatch, Sequences
 from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig
 from agentrl.workers.group import by_share
-from agentrl.workers.learner import Learner, StepReport, forward_tokens
+from agentrl.workers.learner import Learner, Loss, MiniBatch, forward_tokens
 from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import ValueModel, freeze_vision
 from agentrl.workers.offload import Offload, at_work
@@ -80,11 +80,11 @@ class CriticWorker:
     def update(self, batch: Sequences, *, step: int) -> dict[str, float]:
         """Fit the values to `batch.returns`, in mini-batches of whole prompts; `step` counts from 1.
 
-        Returns the means over the optimizer steps of critic/vf_loss, critic/clip_frac, critic/value_mean,
-        critic/grad_norm and critic/lr.
+        Returns critic/vf_loss, critic/clip_frac, critic/value_mean, critic/grad_norm, critic/lr and
+        critic/skipped_updates (see `agentrl.trainer.loop`).
 
-        Raises ValueError when values or returns are missing or there is no policy token, and TrainingError when the
-        loss or the gradient is not finite; the mini-batch at fault has then changed nothing.
+        Raises ValueError when values or returns are missing or there is no policy token, and TrainingError when loss
+        or gradient were not finite for too long (see `agentrl.workers.learner`).
         """
         batch = batch.select(with_policy_tokens(batch))
         if len(batch) == 0:
@@ -92,11 +92,17 @@ class CriticWorker:
         if not (batch.has("values") and batch.has("returns")):
             raise ValueError("CriticWorker.update: batch.values and batch.returns are needed; compute them first")
         key = f"{self.seed}/{step}" if self._shuffle else None
-        reports = [
-            self._update_mini_batch(batch.select(rows), step, f"step {step}, {where} of the critic")
+        tokens, mode = batch.policy_tokens, self.config.loss_agg_mode
+        minis = (
+            MiniBatch(
+                f"step {step}, {where} of the critic",
+                batch.select(rows),
+                self._loss(LossScale.of(tokens[rows], mode, self._max_response_length)),
+            )
             for where, rows in update_plan(batch.group, self._mini_batch_size, self._epochs, key)
-        ]
-        return _critic_metrics(reports)
+        )
+        report = self.learner.update(minis, step=step)
+        return report.metrics("critic", {"vf_loss": "loss"}, {"clip_frac": "clipped", "value_mean": "values"})
 
     @at_work
     def save(self, dir: Path, background: bool = False) -> None:
@@ -115,8 +121,8 @@ class CriticWorker:
         """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
         self.state.load(Path(dir))
 
-    def _update_mini_batch(self, mini: Sequences, step: int, where: str) -> StepReport:
-        scale = LossScale.of(mini.policy_tokens, self.config.loss_agg_mode, self._max_response_length)
+    def _loss(self, scale: LossScale) -> Loss:
+        """That of a mini-batch with these denominators."""
 
         def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             assert micro.values is not None and micro.returns is not None
@@ -125,18 +131,4 @@ class CriticWorker:
             seen = {"tokens": micro.mask.sum(), "clipped": clipped, "values": values.detach()[micro.mask].sum()}
             return aggregate(by_token, micro.mask, micro.offsets, scale), seen
 
-        return self.learner.step(mini, loss, step=step, where=where)
-
-
-def _critic_metrics(reports: list[StepReport]) -> dict[str, float]:
-    rows = [
-        {
-            "vf_loss": report.loss,
-            "clip_frac": report.sums["clipped"] / report.sums["tokens"],
-            "value_mean": report.sums["values"] / report.sums["tokens"],
-            "grad_norm": report.grad_norm,
-            "lr": report.lr,
-        }
-        for report in reports
-    ]
-    return {f"critic/{name}": sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        return loss

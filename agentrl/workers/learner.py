@@ -1,13 +1,18 @@
 """One optimizer step on a mini-batch: cut into micro-batches, accumulate, check, clip, step. Or nothing at all.
 
+A mini-batch whose loss or gradient is not finite is skipped: weights and optimizer state stay as they were, and the
+training goes on. It ends when every mini-batch of a role was skipped in MAX_SKIPPED training steps in a row; a run that
+is continued counts from 0 again.
+
 The parameters that learn are float32. With `dtype=bfloat16` the forward pass runs under autocast, and what leaves the
 worker for the engine or for disk in Hugging Face format is cast to bfloat16.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -26,8 +31,13 @@ from agentrl.workers.mesh import Mesh
 from agentrl.workers.offload import offloading
 from agentrl.workers.optim import Optim
 from agentrl.workers.plan import micro_batches
-from agentrl.workers.shard import all_max, decoder_layers, shard
+from agentrl.workers.shard import all_max, decoder_layers, rank, shard
 from agentrl.workers.sharded_load import read_weights
+
+logger = logging.getLogger(__name__)
+
+MAX_SKIPPED = 5
+"""Training steps in a row in which all mini-batches of a role were skipped, after which it is no accident."""
 
 Loss = Callable[[RaggedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 """A micro-batch's share of the loss (scalar with gradient), and sums to be added up over the mini-batch (scalars).
@@ -37,15 +47,53 @@ The share is divided by what was counted over the whole mini-batch, so shares si
 
 
 @dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """What one optimizer step is taken on."""
+
+    where: str
+    """Names it in messages."""
+    sequences: Sequences
+    """The same ones on every rank; there may be none, and the step is then one of gradient 0."""
+    loss: Loss
+    """Called with each micro-batch of a rank's share."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """What one optimizer step did."""
 
-    loss: float
     sums: dict[str, float]
-    """The loss function's sums over all micro-batches and ranks."""
+    """The loss function's sums over all micro-batches and ranks, and `loss`."""
     grad_norm: float
     """Before clipping."""
     lr: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport:
+    """What the optimizer steps of one training step did."""
+
+    taken: list[StepReport]
+    skipped: int
+    """Mini-batches whose loss or gradient was not finite."""
+
+    def metrics(self, role: str, terms: Mapping[str, str], by_token: Mapping[str, str]) -> dict[str, float]:
+        """<role>/skipped_updates; and of the optimizer steps that were taken, where there are any, the means of
+        <role>/grad_norm and <role>/lr, the means of the sums that `terms` names (metric: sum), and the sums that
+        `by_token` names divided by the sum `tokens`, where there are any tokens.
+        """
+        found = {"skipped_updates": float(self.skipped)}
+        if self.taken:
+            rows = [
+                {"grad_norm": report.grad_norm, "lr": report.lr}
+                | {name: report.sums[key] for name, key in terms.items()}
+                for report in self.taken
+            ]
+            found |= {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        tokens = sum(report.sums["tokens"] for report in self.taken) if by_token else 0.0
+        if tokens:
+            found |= {name: sum(report.sums[key] for report in self.taken) / tokens for name, key in by_token.items()}
+        return {f"{role}/{name}": value for name, value in found.items()}
 
 
 class Learner:
@@ -86,42 +134,64 @@ class Learner:
         self.optim = Optim(self.params, {_hugging_face_name(name) for name in names}, config, total_steps, home)
         self._partial = [param for name, param in self.params.items() if name in partial]
         self._grad_clip = grad_clip
+        self._barren = 0
+        """Training steps in a row, up to the last one, in which every mini-batch was skipped."""
         self.max_tokens = max_tokens * mesh.parallel.sequence
         """Of a micro-batch."""
         self._device = next(iter(self.params.values())).device
 
-    def step(self, mini: Sequences, loss: Loss, *, step: int, where: str) -> StepReport:
-        """Update the weights with the gradient of `loss` over `mini`, of which every rank loads its share.
+    def update(self, minis: Iterable[MiniBatch], *, step: int) -> UpdateReport:
+        """One optimizer step for each mini-batch, of which every rank loads its share; see the module on those that
+        are skipped.
 
-        Args:
-            mini: the same sequences on every rank.
-            loss: called with each micro-batch of this rank's share.
-            step: the training step, counted from 1, for the learning rate.
-            where: names the mini-batch in the error.
+        step: training steps in which this role has learnt, this one included, for the learning rate.
 
-        Raises TrainingError, with the weights untouched, when the loss or the gradient is not finite.
+        Raises TrainingError, with the weights untouched, when nothing could be learnt for too long.
         """
+        taken: list[StepReport] = []
+        skipped, cause = 0, ""
+        for mini in minis:
+            report = self._step(mini, step)
+            if isinstance(report, StepReport):
+                taken.append(report)
+                continue
+            skipped, cause = skipped + 1, f"{mini.where}: {report}"
+        if skipped and rank() == 0:
+            logger.warning("%s mini-batches skipped of %s; the last: %s", skipped, skipped + len(taken), cause)
+        self._barren = self._barren + 1 if skipped and not taken else 0
+        if self._barren >= MAX_SKIPPED:
+            raise TrainingError(f"{cause} It is the {MAX_SKIPPED}th training step in a row in which nothing was learnt")
+        return UpdateReport(taken, skipped)
+
+    def _step(self, mini: MiniBatch, step: int) -> StepReport | str:
+        """An optimizer step; or, when the loss or the gradient is not finite, nothing, and the cause."""
         self.optim.zero_grad()
-        mine = mini.select(shares(mini.lengths.tolist(), self.mesh.data)[self.mesh.data_rank]).load()
-        sums = self._accumulate(mine, loss)
+        sequences = mini.sequences
+        mine = sequences.select(shares(sequences.lengths.tolist(), self.mesh.data)[self.mesh.data_rank]).load()
+        sums = self._accumulate(mine, mini.loss)
         if self.mesh.tensor is not None:
             add_up(self._partial, self.mesh.tensor.get_group())
         norm = total_norm(self.params.values())
-        grad_norm, total = norm.item(), sums.pop("loss")
-        if not (math.isfinite(grad_norm) and math.isfinite(total)):
+        grad_norm = norm.item()
+        if not (math.isfinite(grad_norm) and math.isfinite(sums["loss"])):
             self.optim.zero_grad()
-            raise TrainingError(_not_finite(mine, where, total, grad_norm, self.mesh, self._device))
+            return _not_finite(mine, sums["loss"], grad_norm, self.mesh, self._device)
         clip(self.params.values(), self._grad_clip, norm)
         lr = self.optim.step(step)
         self.optim.zero_grad()
-        return StepReport(total, sums, grad_norm, lr)
+        return StepReport(sums, grad_norm, lr)
 
     def _accumulate(self, mine: RaggedBatch, loss: Loss) -> dict[str, float]:
-        """Backward over this rank's micro-batches; returns the sums over all ranks, the loss among them."""
+        """Backward over this rank's micro-batches; returns the sums over all ranks, the loss among them.
+
+        Every parameter has a gradient then, 0 where no token led to it: what a step does to it, by momentum and weight
+        decay, does not depend on which sequences were left out because their gradient is 0.
+        """
         plan = micro_batches(mine, self.max_tokens)
         sums: dict[str, torch.Tensor] = {}
-        for index in range(all_max(len(plan), self._device)):
-            # FSDP gathers weights on all ranks at once: a rank with fewer micro-batches runs one without effect.
+        for index in range(max(1, all_max(len(plan), self._device))):
+            # FSDP gathers weights on all ranks at once: a rank with fewer micro-batches runs one without effect, and
+            # so does each of them where there is no sequence at all.
             counts = index < len(plan)
             micro = to_device(mine.select(plan[index]) if counts else filler(mine), self._device)
             share_of_loss, seen = loss(micro)
@@ -130,6 +200,9 @@ class Learner:
             for name, value in (seen | {"loss": share_of_loss.detach()}).items():
                 addend = value.double() if counts else torch.zeros((), dtype=torch.float64, device=self._device)
                 sums[name] = sums[name] + addend if name in sums else addend
+        for param in self.params.values():
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
         totals = self.mesh.sum(torch.stack([sums[name] for name in sorted(sums)])).tolist()
         return dict(zip(sorted(sums), totals, strict=True))
 
@@ -187,7 +260,7 @@ def _hugging_face_name(name: str) -> str:
     return name.removeprefix("base.")
 
 
-def _not_finite(mine: RaggedBatch, where: str, loss: float, grad_norm: float, mesh: Mesh, device: torch.device) -> str:
+def _not_finite(mine: RaggedBatch, loss: float, grad_norm: float, mesh: Mesh, device: torch.device) -> str:
     """The message, with what is wrong in the batch of all ranks; every rank must ask."""
     fields_seen = ("rewards", "old_logprobs", "ref_logprobs", "values", "advantages", "returns")
     names = [name for name in fields_seen if mine.has(name)]
@@ -202,6 +275,6 @@ def _not_finite(mine: RaggedBatch, where: str, loss: float, grad_norm: float, me
         "float32; if it happens at the first step, the model's weights are broken."
     )
     return (
-        f"{where}: the loss is {loss} and the gradient norm {grad_norm}. The weights stand as they "
-        f"were before this mini-batch. {cause}"
+        f"the loss is {loss} and the gradient norm {grad_norm}. The weights stand as they were before this mini-batch. "
+        f"{cause}"
     )

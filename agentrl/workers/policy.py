@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,12 @@ import torch
 
 from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss
-from agentrl.algorithms.ragged import masked_sum
 from agentrl.batch import RaggedBatch, Sequences
 from agentrl.config.schema import ActorConfig, ModelConfig
 from agentrl.rollout.weights import Weights
 from agentrl.workers.export import export_model
 from agentrl.workers.group import by_share
-from agentrl.workers.learner import Learner, StepReport, forward_tokens
+from agentrl.workers.learner import Learner, Loss, MiniBatch, forward_tokens
 from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import load_policy
 from agentrl.workers.offload import Offload, at_work, give_back
@@ -30,7 +29,9 @@ class PolicyWorker:
     Args:
         temperature: what the engine sampled with; log-probs are of softmax(logits / temperature).
         log_prob_max_tokens: tokens a micro-batch of `compute_log_probs` and rank.
-        total_steps: training steps of the whole run, for the learning-rate schedule.
+        total_steps: training steps of the whole run.
+        critic_warmup: training steps at its start in which only the critic learns; the learning rate's schedule begins
+            after them.
         seed: of the order of mini-batches, and of the start of adapters.
         max_response_length: the constant of loss_agg_mode=seq-mean-token-sum-norm, needed only there.
     """
@@ -45,12 +46,14 @@ class PolicyWorker:
         log_prob_max_tokens: int,
         total_steps: int,
         seed: int,
+        critic_warmup: int = 0,
         max_response_length: int | None = None,
     ) -> None:
         self.config = actor_config
         self.device = torch.device(device)
         self.temperature = temperature
         self.seed = seed
+        self._critic_warmup = critic_warmup
         self._max_response_length = max_response_length
         self._dtype = getattr(torch, model_config.dtype)
         mesh = Mesh(actor_config.parallel, device)
@@ -69,7 +72,7 @@ class PolicyWorker:
             mesh,
             grad_clip=actor_config.grad_clip,
             max_tokens=actor_config.ppo_max_token_len_per_gpu,
-            total_steps=total_steps,
+            total_steps=total_steps - critic_warmup,
             gradient_checkpointing=model_config.enable_gradient_checkpointing,
             activation_offload=model_config.enable_activation_offload,
             optimizer_offload=actor_config.fsdp_config.param_offload,
@@ -81,7 +84,10 @@ class PolicyWorker:
     @by_share
     @at_work
     def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; the metric actor/entropy, in nats)."""
+        """([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; the metric actor/entropy).
+
+        The entropy is the mean over the batch's policy tokens, in nats.
+        """
         scores = forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device)
         sums = torch.stack([scores[:, 1].double().sum(), batch.mask.sum().double()]).to(self.device)
         entropy, tokens = self.learner.mesh.sum(sums).tolist()
@@ -97,30 +103,50 @@ class PolicyWorker:
         return scores[:, 0].contiguous(), {}
 
     @at_work
-    def update(self, batch: Sequences, *, step: int) -> dict[str, float]:
+    def update(self, batch: Sequences, *, step: int, zero_advantage: Collection[int] = ()) -> dict[str, float]:
         """Update the weights in mini-batches of whole prompts; `step` is the training step, counted from 1.
 
         Every rank is given all sequences, and loads its share of each mini-batch.
         With one mini-batch and one epoch `batch.old_logprobs` may be None: the policy's own log-probs, detached, are
         the same. Sequences without a policy token are left out.
 
-        Returns the means over the optimizer steps of actor/pg_loss, actor/ppo_kl, actor/clip_frac,
-        actor/clip_frac_lower, actor/grad_norm (before clipping), actor/lr, with an entropy bonus actor/entropy, with
-        KL in the loss actor/kl_loss; and perf/update_tokens, all tokens that the updates went over.
+        zero_advantage: sequences whose advantages are all 0. With neither KL loss nor entropy bonus their gradient is
+        0, and they are not computed. That changes no weight: mini-batches and denominators are those of all sequences,
+        and a mini-batch without any other takes its optimizer step, too.
+
+        Returns actor/pg_loss, actor/ppo_kl, actor/clip_frac, actor/clip_frac_lower, actor/grad_norm (before clipping),
+        actor/lr, actor/skipped_updates, with KL in the loss actor/kl_loss (see `agentrl.trainer.loop`);
+        train/filtered_fraction, the part of the sequences that was not computed; and perf/update_tokens, all tokens
+        that the updates went over.
 
         Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
-        when the loss or the gradient is not finite; the mini-batch at fault has then changed nothing.
+        when loss or gradient were not finite for too long (see `agentrl.workers.learner`).
         """
         config = self.config
-        batch = batch.select(with_policy_tokens(batch))
+        rows = with_policy_tokens(batch)
+        left_out = set() if config.use_kl_loss or config.entropy_coeff != 0 else set(zero_advantage)
+        computed = [row not in left_out for row in rows]
+        batch = batch.select(rows)
         key = f"{self.seed}/{step}" if config.shuffle else None
         plan = update_plan(batch.group, config.ppo_mini_batch_size, config.ppo_epochs, key)
         self._check(batch, len(plan))
-        reports = [
-            self._update_mini_batch(batch.select(rows), step, f"step {step}, {where} of the policy")
-            for where, rows in plan
-        ]
-        return _actor_metrics(reports) | {"perf/update_tokens": float(batch.num_tokens * config.ppo_epochs)}
+        tokens = batch.policy_tokens
+        minis = (
+            MiniBatch(
+                f"step {step}, {where} of the policy",
+                batch.select([row for row in members if computed[row]]),
+                self._loss(LossScale.of(tokens[members], config.loss_agg_mode, self._max_response_length)),
+            )
+            for where, members in plan
+        )
+        report = self.learner.update(minis, step=step - self._critic_warmup)
+        length = int(batch.lengths[torch.tensor(computed)].sum())
+        terms = {"pg_loss": "pg_loss"} | ({"kl_loss": "kl_loss"} if config.use_kl_loss else {})
+        by_token = {"ppo_kl": "kl", "clip_frac": "clipped", "clip_frac_lower": "dual_clipped"}
+        return report.metrics("actor", terms, by_token) | {
+            "train/filtered_fraction": 1 - sum(computed) / len(computed),
+            "perf/update_tokens": float(length * config.ppo_epochs),
+        }
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight once, by its name in checkpoints, whole and in the engine's dtype. Tied weights have one name.
@@ -184,9 +210,9 @@ class PolicyWorker:
         if self.config.use_kl_loss and not batch.has("ref_logprobs"):
             raise ValueError("PolicyWorker.update: use_kl_loss needs batch.ref_logprobs, of the reference policy")
 
-    def _update_mini_batch(self, mini: Sequences, step: int, where: str) -> StepReport:
+    def _loss(self, scale: LossScale) -> Loss:
+        """That of a mini-batch with these denominators."""
         config = self.config
-        scale = LossScale.of(mini.policy_tokens, config.loss_agg_mode, self._max_response_length)
         clip = Clip(config.clip_low, config.clip_high, config.clip_ratio_c)
 
         def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -216,24 +242,9 @@ class PolicyWorker:
             }
             if kl is not None:
                 seen["kl_loss"] = aggregate(kl.detach(), micro.mask, micro.offsets, scale)
-            if entropy is not None:
-                seen["entropy"] = masked_sum(entropy.detach(), micro.mask)
             whole = actor_loss(
                 by_token, entropy=entropy, entropy_coeff=config.entropy_coeff, kl=kl, kl_coef=config.kl_loss_coef
             )
             return aggregate(whole, micro.mask, micro.offsets, scale), seen
 
-        return self.learner.step(mini, loss, step=step, where=where)
-
-
-def _actor_metrics(reports: list[StepReport]) -> dict[str, float]:
-    by_token = {"ppo_kl": "kl", "clip_frac": "clipped", "clip_frac_lower": "dual_clipped", "entropy": "entropy"}
-    rows = []
-    for report in reports:
-        sums = report.sums
-        row = {"pg_loss": sums["pg_loss"], "grad_norm": report.grad_norm, "lr": report.lr}
-        row |= {name: sums[key] / sums["tokens"] for name, key in by_token.items() if key in sums}
-        if "kl_loss" in sums:
-            row["kl_loss"] = sums["kl_loss"]
-        rows.append(row)
-    return {f"actor/{name}": sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+        return loss

@@ -87,6 +87,7 @@ def make_worker(role: Role, config: Config | SFTConfig, device: str, total_steps
             temperature=roles.rollout.temperature,
             log_prob_max_tokens=roles.rollout.log_prob_max_token_len_per_gpu,
             total_steps=total_steps,
+            critic_warmup=config.trainer.critic_warmup,
             seed=config.trainer.seed,
             max_response_length=config.data.max_response_length,
         )

@@ -15,7 +15,7 @@ from agentrl.config.schema import SFTConfig
 from agentrl.data.sft import SFTSample
 from agentrl.workers.export import export_model
 from agentrl.workers.group import by_share
-from agentrl.workers.learner import Learner, forward_tokens
+from agentrl.workers.learner import Learner, MiniBatch, forward_tokens
 from agentrl.workers.mesh import Mesh
 from agentrl.workers.models import load_policy
 from agentrl.workers.offload import Offload, at_work
@@ -47,17 +47,18 @@ class SupervisedWorker:
 
     @at_work
     def update(self, batch: Sequences, step: int) -> dict[str, float]:
-        """One optimizer step; `step` counts from 1. Returns sft/loss, sft/grad_norm and sft/lr.
+        """One optimizer step; `step` counts from 1. Returns sft/skipped_updates (0 or 1), and of a step that was taken
+        sft/loss, sft/grad_norm and sft/lr.
 
-        Raises TrainingError, with the weights untouched, when the loss or the gradient is not finite.
+        Raises TrainingError when loss or gradient were not finite for too long (see `agentrl.workers.learner`).
         """
         scale = LossScale.of(batch.policy_tokens, "token-mean")
 
         def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             return aggregate(-self._logprobs(micro), micro.mask, micro.offsets, scale), {}
 
-        report = self.learner.step(batch, loss, step=step, where=f"step {step}")
-        return {"sft/loss": report.loss, "sft/grad_norm": report.grad_norm, "sft/lr": report.lr}
+        report = self.learner.update([MiniBatch(f"step {step}", batch, loss)], step=step)
+        return report.metrics("sft", {"loss": "loss"}, {})
 
     @by_share
     @at_work

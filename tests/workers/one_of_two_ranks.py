@@ -41,7 +41,8 @@ def main(rank: int, ranks: int, work: Path) -> None:
     worker.export(work / "export", AutoTokenizer.from_pretrained(model.path))
     dist.barrier()
     worker.load(work / "policy")  # what was gathered can be scattered again
-    (work / f"after-{rank}.json").write_text(json.dumps(worker.update(batch, step=3)))
+    after = worker.update(batch, step=3, zero_advantage=settings["left_out"])
+    (work / f"after-{rank}.json").write_text(json.dumps(after))
 
     model = ModelConfig(**settings["experts"])
     experts = PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=10, seed=1)

@@ -11,6 +11,7 @@ import torch
 from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig
 from agentrl.errors import TrainingError
 from agentrl.workers import CriticWorker
+from agentrl.workers.learner import MAX_SKIPPED
 from tests.workers.conftest import BatchMaker
 
 
@@ -100,13 +101,15 @@ def test_save_and_load_continue_bit_for_bit(tiny_policy: Path, make_batch: Batch
     assert all(torch.equal(param, again.learner.params[name]) for name, param in worker.learner.params.items())
 
 
-def test_a_nan_return_stops_the_run(tiny_policy: Path, make_batch: BatchMaker) -> None:
+def test_nan_returns_are_skipped_and_end_the_run_in_the_end(tiny_policy: Path, make_batch: BatchMaker) -> None:
     batch = make_batch()
     batch.returns = torch.full((batch.num_tokens,), torch.nan)
     batch.values = torch.zeros(batch.num_tokens)
     worker = critic(tiny_policy)
-    with pytest.raises(TrainingError, match=r"step 3, .* of the critic: .* returns \("):
-        worker.update(batch, step=3)
+    for step in range(1, MAX_SKIPPED):
+        assert worker.update(batch, step=step) == {"critic/skipped_updates": 2}
+    with pytest.raises(TrainingError, match=rf"step {MAX_SKIPPED}, .* of the critic: .* returns \(.* in a row"):
+        worker.update(batch, step=MAX_SKIPPED)
     assert worker.model.value_head.weight.abs().max() == 0
 
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig, PolicyLossConfig
 from agentrl.errors import TrainingError
 from agentrl.model.packed import load_model, token_logprobs
 from agentrl.workers import LocalWorkerGroup, ReferenceWorker
+from agentrl.workers.learner import MAX_SKIPPED
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights, weights
 
 ADAMW = OptimConfig(lr=1e-2)
@@ -179,7 +181,7 @@ def test_entropy_bonus_raises_the_entropy(make_worker: WorkerMaker, make_batch: 
     batch.old_logprobs, before = worker.compute_log_probs(batch)
     metrics = worker.update(batch, step=1)
     _, after = worker.compute_log_probs(batch)
-    assert metrics["actor/entropy"] == pytest.approx(before["actor/entropy"], abs=1e-5)
+    assert "actor/entropy" not in metrics, "it is taken before the update, over all tokens, with a bonus or without"
     assert after["actor/entropy"] > before["actor/entropy"] + 1e-3
 
 
@@ -201,34 +203,84 @@ def test_gradient_checkpointing_changes_nothing(
     assert same_weights(plain, saving, 1e-6)
 
 
-def test_a_nan_stops_the_run_and_leaves_the_weights(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
-    batch = make_batch()
+def with_nan(batch: RaggedBatch, group: int) -> RaggedBatch:
+    """The batch with a NaN among the advantages of prompt `group`."""
     assert batch.advantages is not None
-    worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=ADAMW))
+    advantages = batch.advantages.clone()
+    advantages[(batch.mask & (batch.group == group)[batch.sequence_ids()]).nonzero()[3]] = torch.nan
+    return replace(batch, advantages=advantages)
+
+
+def test_a_mini_batch_with_a_nan_is_skipped_and_nothing_else(
+    make_worker: WorkerMaker, make_batch: BatchMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights and optimizer go on as if it had not been there."""
+    batch = make_batch(prompts=4)
+    worker, without = (make_worker(ActorConfig(ppo_mini_batch_size=2, shuffle=False, optim=ADAMW)) for _ in range(2))
     batch.old_logprobs, _ = worker.compute_log_probs(batch)
     worker.update(batch, step=1)
-    before = weights(worker)
-    healthy = batch.advantages.clone()
-    batch.advantages[batch.mask.nonzero()[3]] = torch.nan
-    with pytest.raises(TrainingError, match=r"step 2, epoch 1 of 1, mini-batch 1 of 1 .* advantages \(1 of \d+ policy"):
-        worker.update(batch, step=2)
+    without.update(batch, step=1)
+    metrics = worker.update(with_nan(batch, group=3), step=2)
+    expected = without.update(batch.select([row for row, group in enumerate(batch.group) if group < 2]), step=2)
+    assert same_weights(worker, without)
+    assert metrics.pop("actor/skipped_updates") == 1 and expected.pop("actor/skipped_updates") == 0
+    del metrics["perf/update_tokens"], expected["perf/update_tokens"]
+    assert metrics == expected, "the other numbers are of the optimizer steps that were taken"
+    (said,) = caplog.messages
+    assert said.startswith(
+        "1 mini-batches skipped of 2; the last: step 2, epoch 1 of 1, mini-batch 2 of 2 of the policy:"
+    )
+    assert "Not finite in the batch: advantages (1 of " in said
+    assert worker.update(batch, step=3).keys() == metrics.keys() | {"actor/skipped_updates", "perf/update_tokens"}
+
+
+def test_a_step_of_which_everything_is_skipped_changes_nothing(
+    make_worker: WorkerMaker, make_batch: BatchMaker
+) -> None:
+    batch = make_batch(prompts=2)
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=2, optim=ADAMW))
+    worker.update(batch, step=1)
+    before, state = weights(worker), {name: one.clone() for name, one in worker.learner.optim.state().items()}
+    metrics = worker.update(with_nan(batch, group=0), step=2)
+    assert {name: value for name, value in metrics.items() if name.startswith("actor/")} == {"actor/skipped_updates": 1}
     assert all(torch.equal(tensor, before[name]) for name, tensor in worker.named_tensors())
-    # Nothing of the failed mini-batch is left in the optimizer either.
-    untouched = make_worker(worker.config)
-    batch.advantages = healthy
-    for step in (1, 2):
-        untouched.update(batch, step=step)
-    worker.update(batch, step=2)
-    assert same_weights(worker, untouched)
+    assert all(torch.equal(one, state[name]) for name, one in worker.learner.optim.state().items())
 
 
-def test_a_broken_model_is_told_from_a_broken_batch(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
-    batch = make_batch()
-    worker = make_worker(ActorConfig(ppo_mini_batch_size=4))
+def test_a_run_that_learns_nothing_for_long_ends(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    """Only after several training steps in a row, each of which was skipped as a whole."""
+    batch = make_batch(prompts=4)
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=2, shuffle=False))
+    batch.old_logprobs, _ = worker.compute_log_probs(batch)
+    broken = replace(batch, advantages=torch.full_like(batch.rewards, torch.nan))
+    steps = [broken] * (MAX_SKIPPED - 1) + [with_nan(batch, 1)] + [broken] * (MAX_SKIPPED - 1) + [batch]
+    skipped = [worker.update(one, step=step)["actor/skipped_updates"] for step, one in enumerate(steps, start=1)]
+    assert skipped == [2] * (MAX_SKIPPED - 1) + [1] + [2] * (MAX_SKIPPED - 1) + [0]
+    before = weights(worker)
     with torch.no_grad():
-        next(iter(worker.learner.params.values())).fill_(torch.inf)
-    with pytest.raises(TrainingError, match=r"All numbers of the batch are finite, so the model's own are not"):
-        worker.update(batch, step=1)
+        healthy = worker.learner.params["model.norm.weight"].clone()
+        worker.learner.params["model.norm.weight"].fill_(torch.inf)
+    for step in range(20, 19 + MAX_SKIPPED):
+        worker.update(batch, step=step)
+    said = r"step 30, .* of the policy: .* All numbers of the batch are finite, .* the 5th training step in a row"
+    with pytest.raises(TrainingError, match=said):
+        worker.update(batch, step=30)
+    with torch.no_grad():
+        worker.learner.params["model.norm.weight"].copy_(healthy)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in worker.named_tensors())
+
+
+def test_the_learning_rate_begins_with_the_policys_first_step(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    """Behind a critic's warm-up its own warm-up is whole, and its schedule ends where the run does."""
+    batch = make_batch(prompts=2)
+    optim = OptimConfig(lr=1.0, lr_warmup_steps=2, lr_scheduler_type="linear")
+    config = ActorConfig(ppo_mini_batch_size=2, optim=optim, grad_clip=1e-6)
+    late, whole = make_worker(config, total_steps=10, critic_warmup=4), make_worker(config, total_steps=6)
+    rates = [late.update(batch, step=step)["actor/lr"] for step in range(5, 11)]
+    assert rates == [whole.update(batch, step=step)["actor/lr"] for step in range(1, 7)]
+    assert rates == pytest.approx([1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25])
+    resumed = make_worker(config, total_steps=10, critic_warmup=4)
+    assert resumed.update(batch, step=8)["actor/lr"] == rates[3]
 
 
 def test_sequences_without_a_policy_token_are_left_out(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:

@@ -31,6 +31,7 @@ from agentrl.ray_session import ray_session
 from agentrl.rollout.weights import Weights
 from agentrl.sft import main as sft
 from agentrl.workers.executor import Executor, open_executor
+from agentrl.workers.learner import MAX_SKIPPED
 from agentrl.workers.ray_executor import RayExecutor
 from agentrl.workers.ray_pool import collect
 from agentrl.workers.ray_rank import Failure, Rank
@@ -174,13 +175,16 @@ def test_what_goes_wrong_on_a_rank(
         batch = with_returns(make_batch(prompts=7, n=1))
         expected = trained(executor, batch, 1)
 
-        # On every rank alike: told once, as the user's error that it is, and the ranks go on.
+        # On every rank alike: skipped, and in the end told once, as the user's error that it is, and the ranks go on.
         broken = with_returns(make_batch(prompts=7, n=1))
         assert broken.advantages is not None
         broken.advantages[broken.mask] = float("nan")
         broken.old_logprobs = broken.ref_logprobs = torch.zeros(broken.num_tokens)
+        for step in range(2, 1 + MAX_SKIPPED):
+            skipped = executor.groups["policy"].run("update", executor.keep(broken), step=step)
+            assert skipped["actor/skipped_updates"] > 0 and "actor/grad_norm" not in skipped
         with pytest.raises(TrainingError, match=r"advantages \(.*rank 0 of 2, policy\.update") as raised:
-            executor.groups["policy"].run("update", executor.keep(broken), step=2)
+            executor.groups["policy"].run("update", executor.keep(broken), step=1 + MAX_SKIPPED)
         assert "Traceback" not in str(raised.value)
 
         # A bug: with its traceback.

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig, RewardModelConfig
 from agentrl.workers import CriticWorker
 from agentrl.workers.group import join_tokens, shares
+from agentrl.workers.plan import update_plan
 from agentrl.workers.reward_model import RewardModelWorker
 from tests.forked import ForkedPython
 from tests.model.families import make_model
@@ -74,7 +75,11 @@ def test_two_ranks_equal_one(
         model={"path": str(make_reward_model(tmp_path / "reward"))}, forward_max_token_len_per_gpu=40
     )
     settings = {"model": model, "actor": actor, "critic": critic, "experts": experts, "reward_model": judging}
-    (tmp_path / "settings.json").write_text(json.dumps({name: one.model_dump() for name, one in settings.items()}))
+    written: dict[str, Any] = {name: one.model_dump() for name, one in settings.items()}
+    # In step 3 one of the two mini-batches holds nothing, on either rank, and the other one sequence.
+    (_, first), (_, second) = update_plan(batch.group, actor.ppo_mini_batch_size, 1, "1/3")
+    written["left_out"] = [*first, *second[1:]]
+    (tmp_path / "settings.json").write_text(json.dumps(written))
     make_tiny_vision_policy(tmp_path / "vision")
     run_ranks(tmp_path)
 
@@ -100,7 +105,8 @@ def test_two_ranks_equal_one(
     assert exported.lm_head.weight is exported.model.embed_tokens.weight
     continued = make_worker(actor)
     continued.load(tmp_path / "policy")  # a checkpoint of two ranks, in one process
-    after = continued.update(batch, step=3)
+    after = continued.update(batch, step=3, zero_advantage=written["left_out"])
+    assert after["perf/update_tokens"] == batch.lengths[second[0]]
     assert json.loads((tmp_path / "after-0.json").read_text()) == pytest.approx(after, rel=1e-4, abs=1e-5)
 
     mixture = make_worker(actor, experts)

@@ -1,0 +1,123 @@
+"""An update that leaves out sequences without advantage moves the weights as one that goes over all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from agentrl.batch import RaggedBatch
+from agentrl.config.schema import ActorConfig, LossAggMode, ModelConfig, OptimConfig
+from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
+
+EQUAL_PROMPTS = [0, 1, 2, 4]
+"""Their rewards are all equal. Of each epoch's three mini-batches of two prompts some have no other prompt."""
+COUNTED = {"train/filtered_fraction", "perf/update_tokens"}
+"""Metrics that tell what was computed."""
+ADAMW = OptimConfig(lr=1e-3, weight_decay=0.1)
+
+
+@pytest.fixture
+def batch(make_batch: BatchMaker) -> RaggedBatch:
+    batch = make_batch(prompts=6, n=2)
+    assert batch.advantages is not None
+    nothing = torch.isin(batch.group, torch.tensor(EQUAL_PROMPTS))
+    nothing[-1] = True  # one at the mean of its group
+    batch.advantages[nothing[batch.sequence_ids()]] = 0.0
+    return batch
+
+
+def rows_of(batch: RaggedBatch) -> list[int]:
+    return [row for row, group in enumerate(batch.group.tolist()) if group in EQUAL_PROMPTS] + [len(batch) - 1]
+
+
+def updates(worker: Any, batch: RaggedBatch, zero_advantage: list[int]) -> list[dict[str, float]]:
+    """Metrics of two updates of three mini-batches and two epochs: weights, moments and clipping have come into it."""
+    found = []
+    for step in (1, 2):
+        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        batch.ref_logprobs = batch.old_logprobs - 0.1
+        found.append(worker.update(batch, step=step, zero_advantage=zero_advantage))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("loss", "mode"), [*(("vanilla", mode) for mode in get_args(LossAggMode)), ("gspo", "seq-mean-token-mean")]
+)
+def test_the_objective_is_that_of_the_whole_batch(
+    make_worker: WorkerMaker, batch: RaggedBatch, loss: str, mode: str
+) -> None:
+    config = ActorConfig(
+        ppo_mini_batch_size=2, ppo_epochs=2, loss_agg_mode=mode, policy_loss={"loss_mode": loss}, optim=ADAMW
+    )
+    (some, saving), (every, whole) = (
+        (worker := make_worker(config, max_response_length=30), updates(worker, batch, rows))
+        for rows in (rows_of(batch), [])
+    )
+    assert same_weights(some, every, 1e-5)  # AdamW's step of 1e-3 shows the rounding of a gradient of almost 0
+    for one, two in zip(saving, whole, strict=True):
+        assert (one.pop("train/filtered_fraction"), two.pop("train/filtered_fraction")) == (9 / 12, 0.0)
+        assert one.pop("perf/update_tokens") < 0.5 * two.pop("perf/update_tokens")
+        assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
+        assert one["actor/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("term", [{"use_kl_loss": True, "kl_loss_coef": 0.1}, {"entropy_coeff": 0.01}])
+def test_kl_loss_and_entropy_bonus_are_taken_over_all_sequences(
+    make_worker: WorkerMaker, batch: RaggedBatch, term: dict[str, Any]
+) -> None:
+    config = ActorConfig(ppo_mini_batch_size=2, ppo_epochs=2, optim=ADAMW, **term)
+    (some, saving), (every, whole) = (
+        (worker := make_worker(config), updates(worker, batch, rows)) for rows in (rows_of(batch), [])
+    )
+    assert same_weights(some, every)
+    assert saving == whole
+    assert {line["train/filtered_fraction"] for line in saving} == {0.0}
+
+
+def test_a_batch_without_any_advantage_is_a_step_of_gradient_zero(make_worker: WorkerMaker, batch: RaggedBatch) -> None:
+    """Momentum and weight decay go on, as they would with every sequence computed."""
+    config = ActorConfig(ppo_mini_batch_size=6, optim=ADAMW)
+    some, every = make_worker(config), make_worker(config)
+    for worker in (some, every):
+        worker.update(batch, step=1)
+    before = make_worker(config)
+    before.update(batch, step=1)
+    batch.advantages = torch.zeros(batch.num_tokens)
+    metrics = some.update(batch, step=2, zero_advantage=list(range(len(batch))))
+    expected = every.update(batch, step=2)
+    assert same_weights(some, every)
+    assert not same_weights(some, before, 1e-5)
+    assert metrics["actor/grad_norm"] == metrics["actor/pg_loss"] == metrics["perf/update_tokens"] == 0.0
+    assert metrics["train/filtered_fraction"] == 1.0
+    assert "actor/ppo_kl" not in metrics and "actor/clip_frac" not in metrics, "there is no token to take it over"
+    assert {name: value for name, value in expected.items() if name not in COUNTED} == {
+        name: value for name, value in metrics.items() if name not in COUNTED
+    }
+
+
+def test_images_of_sequences_that_are_left_out_change_nothing(tmp_path: Path) -> None:
+    """The vision tower takes its step, too: of the two sequences one has an image, and no advantage."""
+    from agentrl.chat import Chat
+    from agentrl.workers import PolicyWorker
+    from tests.vision.sharded import images_for_one
+    from tests.vision.tiny import make_tiny_vision_policy
+
+    path = str(make_tiny_vision_policy(tmp_path / "vision"))
+    batch = images_for_one(Chat.from_pretrained(path))
+    actor = ActorConfig(ppo_mini_batch_size=2, optim=ADAMW)
+    some, every = (
+        PolicyWorker(
+            ModelConfig(path=path), actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=2, seed=1
+        )
+        for _ in range(2)
+    )
+    assert batch.advantages is not None
+    for worker in (some, every):
+        worker.update(batch, step=1)
+    batch.advantages = torch.where(batch.sequence_ids() == 0, 0.0, batch.advantages)
+    some.update(batch, step=2, zero_advantage=[0])
+    every.update(batch, step=2)
+    assert same_weights(some, every, 1e-5)
