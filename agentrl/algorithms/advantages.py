@@ -2,6 +2,10 @@
 
 All of them give (advantages [T], returns [T]) float32, 0 where the policy did not sample. A trajectory's reward is the
 sum of the token rewards of all its sequences, and its sequences follow one another in the order of the batch.
+
+`n` is the number of trajectories that were asked for of each prompt. Those that failed are not in the batch, so a group
+may be smaller. With n > 1, estimators that compare the trajectories of a prompt give a group of one advantage 0: there
+is nothing to compare it with, and its raw reward is no advantage. With n = 1 they take the reward itself.
 """
 
 from __future__ import annotations
@@ -26,29 +30,23 @@ EPSILON = 1e-6
 Estimate = tuple[Tensor, Tensor]
 
 
-def compute_advantages(batch: RaggedBatch, config: AlgorithmConfig) -> RaggedBatch:
+def compute_advantages(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> RaggedBatch:
     """`batch` with `advantages` and `returns` by `config.adv_estimator`. `gae` needs `batch.values`."""
     with torch.no_grad():
-        advantages, returns = ESTIMATORS[config.adv_estimator](batch, config)
+        advantages, returns = ESTIMATORS[config.adv_estimator](batch, config, n)
     return replace(batch, advantages=advantages.float(), returns=returns.float())
 
 
-def informative_sequences(batch: RaggedBatch) -> list[int]:
-    """Sequences of the groups in which some advantage is not zero: those that the update can learn from.
-
-    A group goes or stays as a whole, so the trajectories at its mean still count in the loss's denominators.
-    Dynamic sampling of DAPO (arXiv:2503.14476, section 3.2), without sampling anew.
-    """
+def zero_advantage_sequences(batch: RaggedBatch) -> list[int]:
+    """Sequences whose advantages are all exactly 0, so that the policy gradient of each of their tokens is, too."""
     assert batch.advantages is not None, "compute_advantages comes first"
-    size = segment_sum(batch.advantages.double().abs(), batch.offsets)
-    groups, group_of = torch.unique(batch.group, return_inverse=True)
-    total = torch.zeros(len(groups), dtype=torch.float64, device=size.device).index_add_(0, group_of, size)
-    return torch.nonzero(total[group_of] > 0).flatten().tolist()
+    nonzero = segment_sum((batch.advantages != 0).double(), batch.offsets)
+    return torch.nonzero(nonzero == 0).flatten().tolist()
 
 
-def group_counts(batch: RaggedBatch) -> dict[str, int]:
+def group_counts(batch: RaggedBatch, n: int) -> dict[str, int]:
     """groups; groups_of_one; groups_equal: those of two or more whose rewards are all the same."""
-    groups = _groups(batch)
+    groups = _groups(batch, n)
     return {
         "groups": len(groups.size),
         "groups_of_one": int((groups.size == 1).sum()),
@@ -56,41 +54,41 @@ def group_counts(batch: RaggedBatch) -> dict[str, int]:
     }
 
 
-def grpo(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
+def grpo(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Estimate:
     """GRPO with outcome supervision (arXiv:2402.03300, section 4.1.2): A_i = (R_i - mean(R)) / (std(R) + 1e-6).
 
-    std is unbiased. A group of one has mean 0 and std 1. In a group of equal rewards every A is exactly 0, rather
+    std is unbiased. With n = 1 the mean is 0 and std 1. In a group of equal rewards every A is exactly 0, rather
     than the rounding of the mean divided by 1e-6. Without `norm_adv_by_std_in_grpo`, A_i = R_i - mean(R): Dr. GRPO
     (arXiv:2503.20783, section 3.2).
     """
-    groups = _groups(batch)
+    groups = _groups(batch, n)
     centred = _centred(groups, groups.totals, groups.mean(groups.totals))
     if config.norm_adv_by_std_in_grpo:
         centred = centred / (groups.std(centred.square()) + EPSILON)[groups.group]
     return _spread(batch, groups, centred)
 
 
-def rloo(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
-    """RLOO (arXiv:2402.14740, section 3.2): A_i = R_i - mean of the others' R; A_i = R_i for a group of one."""
-    groups = _groups(batch)
+def rloo(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Estimate:
+    """RLOO (arXiv:2402.14740, section 3.2): A_i = R_i - mean of the others' R; A_i = R_i with n = 1."""
+    groups = _groups(batch, n)
     others = groups.size / (groups.size - 1).clamp(min=1)
     centred = _centred(groups, groups.totals, groups.mean(groups.totals))
     return _spread(batch, groups, others[groups.group] * centred)
 
 
-def opo(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
+def opo(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Estimate:
     """OPO (arXiv:2505.23585, section 3): A_i = R_i - sum(L R) / sum(L), L the policy's tokens of a trajectory.
 
-    A_i = R_i for a group of one.
+    A_i = R_i with n = 1.
     """
-    groups = _groups(batch)
+    groups = _groups(batch, n)
     lengths = torch.zeros_like(groups.totals)
     lengths.index_add_(0, groups.member, segment_sum(batch.mask.double(), batch.offsets))
     weighted = groups.sum(lengths * groups.totals) / groups.sum(lengths).clamp(min=1)
     return _spread(batch, groups, _centred(groups, groups.totals, torch.where(groups.size > 1, weighted, 0.0)))
 
 
-def grpo_turn(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
+def grpo_turn(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Estimate:
     """GRPO with credit by turn: a turn answers only for the rewards that come after it began.
 
     After the process supervision of GRPO (arXiv:2402.03300, section 4.1.3), which gives a token the sum of the
@@ -105,7 +103,7 @@ def grpo_turn(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
     that alone. With rewards only at the end, or with one turn each, this is exactly `grpo`; equal trajectories have
     advantage 0. A turn is a run of policy tokens without a break. `norm_adv_by_std_in_grpo` decides on s as in grpo.
     """
-    groups = _groups(batch)
+    groups = _groups(batch, n)
     order, offsets = _policy_order(batch, groups)  # P policy tokens, trajectory by trajectory
     first = ~batch.mask[order - 1]  # [P] bool: opens a turn; a sequence never begins with a policy token
     turn = first.long().cumsum(0) - 1  # [P], counted over the batch
@@ -129,18 +127,18 @@ def grpo_turn(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
     return advantages, advantages
 
 
-def reinforce_plus_plus(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
+def reinforce_plus_plus(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Estimate:
     """REINFORCE++ (arXiv:2501.03262): the discounted rewards from a token on, whitened over the batch's policy tokens.
 
     R_t = r_t + gamma * R_{t+1}, t counting policy tokens only, so a long tool answer discounts nothing.
     """
-    order, offsets = _policy_order(batch, _groups(batch))
+    order, offsets = _policy_order(batch, _groups(batch, n))
     returns = torch.zeros(batch.num_tokens, dtype=torch.float64, device=batch.rewards.device)
     returns[order] = suffix_sums(batch.rewards[order], offsets, config.gamma)
     return masked_whiten(returns, batch.mask), returns
 
 
-def gae(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
+def gae(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Estimate:
     """Generalised advantage estimation (arXiv:1506.02438, eq. 16), whitened over the batch's policy tokens.
 
     delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  returns = A + V before whitening.
@@ -148,7 +146,7 @@ def gae(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
     neither values nor discounts of observed tokens enter.
     """
     assert batch.values is not None, "gae needs the critic's values"
-    order, offsets = _policy_order(batch, _groups(batch))
+    order, offsets = _policy_order(batch, _groups(batch, n))
     values = batch.values[order].double()
     following = torch.cat([values[1:], values.new_zeros(1)])[: len(values)]
     following[offsets[1:][offsets.diff() > 0] - 1] = 0.0
@@ -160,7 +158,7 @@ def gae(batch: RaggedBatch, config: AlgorithmConfig) -> Estimate:
     return masked_whiten(raw, batch.mask), returns
 
 
-ESTIMATORS: dict[str, Callable[[RaggedBatch, AlgorithmConfig], Estimate]] = {
+ESTIMATORS: dict[str, Callable[[RaggedBatch, AlgorithmConfig, int], Estimate]] = {
     "grpo": grpo,
     "grpo_turn": grpo_turn,
     "rloo": rloo,
@@ -170,13 +168,17 @@ ESTIMATORS: dict[str, Callable[[RaggedBatch, AlgorithmConfig], Estimate]] = {
 }
 
 
-def _groups(batch: RaggedBatch) -> Groups:
-    return Groups.of(batch.rewards, batch.offsets, batch.group, batch.trajectory)
+def _groups(batch: RaggedBatch, n: int) -> Groups:
+    return Groups.of(batch.rewards, batch.offsets, batch.group, batch.trajectory, n)
 
 
 def _centred(groups: Groups, values: Tensor, baseline: Tensor) -> Tensor:
-    """[M] float64: `values` [M] less their group's `baseline` [G]; exactly 0 where a group's values are equal."""
-    return torch.where(groups.equal(values)[groups.group], 0.0, values - baseline[groups.group])
+    """[M] float64: `values` [M] less their group's `baseline` [G].
+
+    Exactly 0 where a group's values are equal, and where the group teaches nothing.
+    """
+    nothing = groups.equal(values) | ~groups.teaches
+    return torch.where(nothing[groups.group], 0.0, values - baseline[groups.group])
 
 
 def _spread(batch: RaggedBatch, groups: Groups, advantage: Tensor) -> Estimate:

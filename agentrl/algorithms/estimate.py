@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentrl.algorithms.advantages import compute_advantages, group_counts, informative_sequences
+from agentrl.algorithms.advantages import compute_advantages, group_counts, zero_advantage_sequences
 from agentrl.algorithms.kl import KLController, apply_kl_to_rewards, logprob_gap
+from agentrl.errors import TrainingError
 
 if TYPE_CHECKING:
     from agentrl.batch import RaggedBatch
@@ -21,8 +22,8 @@ class Estimate:
     """What there is to know of it beside the columns."""
 
     metrics: dict[str, float]
-    informative: list[int]
-    """See `informative_sequences`."""
+    zero_advantage: list[int]
+    """See `zero_advantage_sequences`."""
     controller: dict[str, float]
     """The state that the KL controller has now."""
 
@@ -30,28 +31,32 @@ class Estimate:
 def estimate(
     batch: RaggedBatch,
     config: AlgorithmConfig,
+    n: int,
     controller: KLController | None,
     further_rewards: Mapping[int, float] | None = None,
 ) -> tuple[dict[str, torch.Tensor], Estimate]:
     """The columns advantages, returns and rewards [T] float32: with `further_rewards` (see `add_rewards`), and with a
-    `controller` less the KL to the reference.
+    `controller` less the KL to the reference. `n`: trajectories that were asked for of each prompt.
 
     Needs old_logprobs, with a controller ref_logprobs, and what the estimator needs (see `compute_advantages`).
+    Raises TrainingError when rewards, or the KL in them, are not finite.
     """
     assert batch.old_logprobs is not None, "the policy's log-probs come first"
     gap = logprob_gap(batch.old_logprobs, batch.rollout_logprobs, batch.mask)
     metrics = {f"rollout/logprob_gap_{name}": value for name, value in gap.items()}
     if further_rewards is not None:
         batch = replace(batch, rewards=add_rewards(batch, further_rewards))
+    check_rewards(batch)
     if controller is not None:
         batch, kl_metrics = apply_kl_to_rewards(batch, config.kl_penalty, controller)
+        check_rewards(batch)
         metrics |= kl_metrics
-    batch = compute_advantages(batch, config)
-    metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch).items()}
+    batch = compute_advantages(batch, config, n)
+    metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch, n).items()}
     assert batch.advantages is not None and batch.returns is not None
     columns = {"advantages": batch.advantages, "returns": batch.returns, "rewards": batch.rewards}
     state = {} if controller is None else controller.state_dict()
-    return columns, Estimate(metrics, informative_sequences(batch), state)
+    return columns, Estimate(metrics, zero_advantage_sequences(batch), state)
 
 
 def add_rewards(batch: RaggedBatch, rewards: Mapping[int, float]) -> torch.Tensor:
@@ -64,3 +69,18 @@ def add_rewards(batch: RaggedBatch, rewards: Mapping[int, float]) -> torch.Tenso
     owners = [trajectory for trajectory in owner.unique().tolist() if trajectory in rewards]
     added = torch.tensor([rewards[trajectory] for trajectory in owners])
     return batch.rewards.index_add(0, last[owners], added)
+
+
+def check_rewards(batch: RaggedBatch) -> None:
+    """Raises TrainingError, which names the first trajectory at fault, when a reward is not finite in float32."""
+    bad = (~torch.isfinite(batch.rewards)).nonzero()[:, 0]
+    if not len(bad):
+        return
+    rows = batch.sequence_ids()[bad]
+    trajectory, prompt = int(batch.trajectory[rows[0]]), int(batch.group[rows[0]])
+    raise TrainingError(
+        f"rewards must be finite, and those of {len(batch.trajectory[rows].unique())} trajectories are not; the first "
+        f"is trajectory {trajectory} of the step (prompt {prompt}), with {float(batch.rewards[bad[0]])}. Look at its "
+        "score, its turn rewards (tools, interactions), algorithm.turn_reward_coef, the reward model's score, and the "
+        "coefficient of the KL in the reward"
+    )

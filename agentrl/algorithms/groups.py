@@ -21,16 +21,21 @@ class Groups:
     group: Tensor  # [M] int64, the group (0..G-1) of each trajectory
     totals: Tensor  # [M] float64, the sum of the trajectory's token rewards
     size: Tensor  # [G] int64, trajectories of the group
+    teaches: Tensor  # [G] bool, False for a lone survivor: a group of one of which more were asked for
 
     @classmethod
-    def of(cls, rewards: Tensor, offsets: Tensor, group: Tensor, trajectory: Tensor) -> Groups:
-        """rewards [T], offsets [N + 1], group and trajectory [N]: the fields of a `RaggedBatch`."""
+    def of(cls, rewards: Tensor, offsets: Tensor, group: Tensor, trajectory: Tensor, n: int) -> Groups:
+        """rewards [T], offsets [N + 1], group and trajectory [N]: the fields of a `RaggedBatch`.
+
+        n: trajectories that were asked for of each prompt; those that failed are not in the batch.
+        """
         trajectories, member = torch.unique(trajectory, return_inverse=True)
         group_of = torch.zeros_like(trajectories).index_copy_(0, member, group)
         groups, group_index = torch.unique(group_of, return_inverse=True)
         totals = torch.zeros(len(trajectories), dtype=torch.float64, device=rewards.device)
         totals.index_add_(0, member, segment_sum(rewards.double(), offsets))
-        return cls(member, group_index, totals, torch.bincount(group_index, minlength=len(groups)))
+        size = torch.bincount(group_index, minlength=len(groups))
+        return cls(member, group_index, totals, size, size >= min(n, 2))
 
     def sum(self, values: Tensor) -> Tensor:
         """[G] float64: the sum over each group of `values` [M]."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.ragged import masked_mean, masked_sum, segment_sum
+from agentrl.errors import TrainingError
 
 if TYPE_CHECKING:
     from agentrl.batch import RaggedBatch
@@ -97,10 +98,18 @@ def apply_kl_to_rewards(
 
     r_t - coef * kl_t (arXiv:1909.08593, eq. 2, by token). Needs `old_logprobs` and `ref_logprobs`. Metrics:
     actor/reward_kl_penalty, the mean over sequences of their mean over policy tokens, which steers the controller, and
-    actor/reward_kl_penalty_coeff, the coefficient used here.
+    actor/reward_kl_penalty_coeff, the coefficient used here. Raises TrainingError when the KL is not finite.
     """
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None, "both log-probs come first"
     kl = torch.where(batch.mask, kl_penalty(batch.old_logprobs, batch.ref_logprobs, kind), 0.0)
+    if not kl.isfinite().all():
+        columns = {"the policy's": batch.old_logprobs, "the reference's": batch.ref_logprobs}
+        broken = [f"{int((~one[batch.mask].isfinite()).sum())} of {whose}" for whose, one in columns.items()]
+        raise TrainingError(
+            f"algorithm.use_kl_in_reward: the KL of {int((~kl.isfinite()).sum())} of {int(batch.mask.sum())} policy "
+            f"tokens is not finite; of their log-probs {' and '.join(broken)} are not. That model's weights are "
+            "broken, or its numbers overflow in model.dtype"
+        )
     counts = segment_sum(batch.mask.to(kl.dtype), batch.offsets)
     by_sequence = segment_sum(kl, batch.offsets) / counts.clamp(min=1)
     mean = masked_mean(by_sequence, counts > 0).item()

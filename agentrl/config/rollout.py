@@ -131,7 +131,8 @@ class RolloutConfig(Section):
     """embedded: generates inside the trainer's process, for small models; sglang: SGLang servers, for all others.
     Scripts written for vllm, trtllm or hf take sglang."""
     n: int = Field(8, gt=0)
-    """Trajectories a prompt."""
+    """Trajectories a prompt. Group estimators compare them: one that is left alone, as the others failed, teaches
+    nothing. With 1 they take the reward itself."""
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(-1, ge=-1)

@@ -90,6 +90,8 @@ class OptimConfig(Section):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.01, ge=0)
     lr_warmup_steps: int = Field(0, ge=0)
+    """Steps in which the rate rises to `lr`. The whole schedule counts the training steps in which the role learns: the
+    policy's begins after trainer.critic_warmup."""
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Where cosine and linear end, as a fraction of `lr`."""
@@ -337,7 +339,10 @@ class FilterGroupsConfig(Section):
     """`algorithm.filter_groups.*`"""
 
     enable: bool = True
-    """Leave groups whose rewards are all equal out of the update (their advantages are zero); group estimators only."""
+    """Save the policy's update the work on sequences without advantage, as those of groups whose rewards are all equal.
+    It changes no weight: mini-batches, denominators and the number of optimizer steps are those of the whole batch, and
+    with KL loss or entropy bonus nothing is left out. No prompts are sampled anew in their place (DAPO). Group
+    estimators only."""
 
 
 class AlgorithmConfig(Section):

@@ -2,6 +2,29 @@
 
 Everything random is derived from (trainer.seed, step, prompt, trajectory, position), so a resumed run needs no
 generator state: it continues with the same batches and, on one device, the same numbers.
+
+What a step logs beside `agentrl.trainer.metrics`, the same whatever the config is. *Taken* optimizer steps are those
+that were not skipped; a number that has nothing to be taken over is left out:
+
+| name | what it is |
+|---|---|
+| `left_out/<cause>` | trajectories that are not trained on |
+| `group/groups` | prompts of which at least one trajectory is trained on |
+| `group/groups_of_one` | those of which one is; of several asked for it teaches nothing (group estimators) |
+| `group/groups_equal` | those of two or more whose rewards are all equal |
+| `rollout/logprob_gap_mean_abs` `/max_abs` `/kl` | trainer's log-probs against the engine's, over all policy tokens |
+| `actor/entropy` | mean over all policy tokens of the policy's entropy before the update, in nats |
+| `actor/reward_kl_penalty`, `actor/reward_kl_penalty_coeff` | KL in the reward: mean over sequences; its coefficient |
+| `actor/pg_loss`, `actor/kl_loss` | that term of the loss, without coefficient: mean over the taken optimizer steps |
+| `actor/ppo_kl` | mean of old - new log-prob over the policy tokens with advantage of the taken optimizer steps |
+| `actor/clip_frac`, `actor/clip_frac_lower` | fraction of the same tokens that the clip, the dual clip cut off |
+| `critic/vf_loss` | value loss: mean over the taken optimizer steps |
+| `critic/clip_frac`, `critic/value_mean` | fraction clipped, and mean value, over the policy tokens of these steps |
+| `actor/grad_norm`, `critic/grad_norm` | before clipping, mean over the taken optimizer steps |
+| `actor/lr`, `critic/lr` | the learning rate that was used |
+| `actor/skipped_updates`, `critic/skipped_updates` | optimizer steps skipped: loss or gradient was not finite |
+| `train/filtered_fraction` | fraction of the sequences that the policy's update did not go over: zero advantage |
+| `perf/update_tokens` | all tokens that it went over, counted in each epoch |
 """
 
 from __future__ import annotations
@@ -23,7 +46,7 @@ from agentrl.trainer.build import Parts
 from agentrl.trainer.checkpoint import Finish
 from agentrl.trainer.continuation import Continuation
 from agentrl.trainer.metrics import step_metrics
-from agentrl.trainer.model_scores import with_model_scores
+from agentrl.trainer.model_scores import trained_on, with_model_scores
 from agentrl.trainer.plot import plot
 from agentrl.trainer.policy_export import export_policy
 from agentrl.trainer.validation import validate
@@ -130,12 +153,12 @@ class Trainer:
         metrics |= parts.rollouts.metrics()
         parts.rollouts.rest()
         self.show(rollout.shown, "train")
-        self.check_failures(rollout.outlines)
         outlines, further_rewards = rollout.outlines, None
         if parts.reward_model is not None:
             with self.timed("reward_model"):
                 outlines = with_model_scores(parts, rollout)
             further_rewards = {number: outline.model_reward for number, outline in enumerate(outlines)}
+        self.check_failures(outlines)
         metrics |= step_metrics(
             outlines,
             turn_reward_coef=algorithm.turn_reward_coef,
@@ -143,8 +166,7 @@ class Trainer:
         )
         metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(outlines).items()}
 
-        batch = rollout.batch
-        assert batch is not None
+        batch = trained_on(parts.executor, rollout, outlines)
         tokens = batch.num_tokens
         with self.timed("old_log_prob"):
             logprobs, entropy = parts.policy.run("compute_log_probs", batch)
@@ -159,16 +181,15 @@ class Trainer:
                 batch = batch.with_fields(values=parts.critic.run("compute_values", batch))
 
         with self.timed("advantages"):
-            batch, found = parts.executor.compute(estimate, batch, algorithm, parts.kl_controller, further_rewards)
+            arguments = (algorithm, self.config.actor_rollout_ref.rollout.n, parts.kl_controller, further_rewards)
+            batch, found = parts.executor.compute(estimate, batch, *arguments)
         metrics |= found.metrics
         if parts.kl_controller is not None:
             parts.kl_controller.load_state_dict(found.controller)
-        if algorithm.filter_groups.enable and algorithm.adv_estimator in GROUP_ESTIMATORS:
-            metrics["train/filtered_fraction"] = 1 - len(found.informative) / max(len(batch), 1)
-            batch = batch.select(found.informative)
+        filtered = algorithm.filter_groups.enable and algorithm.adv_estimator in GROUP_ESTIMATORS
         updated = False
         if len(batch):
-            updated, update_metrics = self.update(batch)
+            updated, update_metrics = self.update(batch, found.zero_advantage if filtered else [])
             metrics |= update_metrics
         if updated or parts.rollouts.resting:
             metrics |= self.sync_weights()
@@ -176,8 +197,11 @@ class Trainer:
         seconds = time.perf_counter() - began
         return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
 
-    def update(self, batch: Sequences) -> tuple[bool, Metrics]:
-        """Critic, and policy after the critic's warm-up; whether the policy has new weights."""
+    def update(self, batch: Sequences, zero_advantage: list[int]) -> tuple[bool, Metrics]:
+        """Critic, and policy after the critic's warm-up; whether the policy has new weights.
+
+        zero_advantage: sequences that the policy need not go over where they teach it nothing.
+        """
         parts = self.parts
         metrics: Metrics = {}
         updated = self.step > self.config.trainer.critic_warmup
@@ -186,7 +210,7 @@ class Trainer:
                 metrics |= parts.critic.run("update", batch, step=self.step)
         if updated:
             with self.timed("update_actor"):
-                metrics |= parts.policy.run("update", batch, step=self.step)
+                metrics |= parts.policy.run("update", batch, step=self.step, zero_advantage=zero_advantage)
         return updated, metrics
 
     def sync_weights(self) -> Metrics:

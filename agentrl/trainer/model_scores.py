@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentrl.trajectory import Outline
+from agentrl.batch import Sequences
+from agentrl.trajectory import Outline, Status, is_reward
+from agentrl.workers.executor import Executor
 
 if TYPE_CHECKING:
     from agentrl.batch import RaggedBatch
@@ -15,14 +17,15 @@ if TYPE_CHECKING:
     from agentrl.trainer.rollouts import Rollout
 
 SCORE = "reward_model"
-"""The name of its score among a trajectory's further numbers."""
+"""The name of its score among a trajectory's further numbers, and the kind of failure of one it cannot score."""
 
 
 def with_model_scores(parts: Parts, rollout: Rollout, first: int = 0) -> list[Outline]:
     """The outlines of a rollout, of which `first` is the first one's number, with the reward model's part of rewards.
 
-    Where there is no reward model, or it read nothing of a trajectory (a failed one, say), an outline is as it was.
-    The files of the trajectories are told their rewards.
+    Where there is no reward model, or it read nothing of a trajectory (a failed one, say), an outline is as it was. A
+    trajectory whose score is not finite has FAILED, as with a scorer. The files of the trajectories are told their
+    rewards.
     """
     read = rollout.conversations
     if parts.reward_model is None or read is None:
@@ -33,20 +36,41 @@ def with_model_scores(parts: Parts, rollout: Rollout, first: int = 0) -> list[Ou
         _, scores = parts.executor.compute(scores_by_trajectory, read)
     coef = parts.config.reward_model.model.coef
     outlines = [
-        outline
-        if number not in scores
-        else replace(
-            outline,
-            score_extra=outline.score_extra | {SCORE: scores[number]},
-            model_reward=coef * scores[number],
-        )
+        outline if number not in scores else with_model_score(outline, scores[number], coef)
         for number, outline in enumerate(rollout.outlines, first)
     ]
     parts.rollouts.fill_rewards(rollout.files, outlines)
     return outlines
 
 
+def with_model_score(outline: Outline, score: float, coef: float) -> Outline:
+    """`outline` with what the reward model's score adds to its reward, or FAILED where it cannot be added."""
+    if not is_reward(score) or not is_reward(coef * score):
+        failure = f"{SCORE}: its score of this {outline.data_source} conversation is {score}, no finite number"
+        return replace(outline, status=Status.FAILED, score=None, failure=failure)
+    return replace(outline, score_extra=outline.score_extra | {SCORE: score}, model_reward=coef * score)
+
+
 def scores_by_trajectory(batch: RaggedBatch) -> tuple[dict[str, torch.Tensor], dict[int, float]]:
     """No columns, and each trajectory's score: the reward at the end of its sequence."""
     ends = batch.rewards[batch.offsets[1:] - 1].tolist()
     return {}, dict(zip(batch.trajectory.tolist(), ends, strict=True))
+
+
+def trained_on(executor: Executor, rollout: Rollout, outlines: list[Outline]) -> Sequences:
+    """The rollout's batch without the trajectories that FAILED by `outlines`, which `with_model_scores` gave."""
+    assert rollout.batch is not None
+    failed = {
+        number
+        for number, (before, after) in enumerate(zip(rollout.outlines, outlines, strict=True))
+        if before.status is not after.status
+    }
+    if not failed:
+        return rollout.batch
+    _, owners = executor.compute(trajectories_of, rollout.batch)
+    return rollout.batch.select([row for row, owner in enumerate(owners) if owner not in failed])
+
+
+def trajectories_of(batch: RaggedBatch) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """No columns, and the trajectory of each sequence."""
+    return {}, batch.trajectory.tolist()

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import get_args
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.algorithms.advantages import (
     ESTIMATORS,
     compute_advantages,
     group_counts,
-    informative_sequences,
+    zero_advantage_sequences,
 )
 from agentrl.batch import RaggedBatch
 from agentrl.config.needs import GROUP_ESTIMATORS, NEEDS_CRITIC
 from agentrl.config.schema import AlgorithmConfig
-from tests.algorithms.batches import Row, algorithm, batch_of
+from tests.algorithms.batches import Row, algorithm, batch_of, batches
+
+N = 4
+"""Trajectories asked for of each prompt; the groups here may have fewer, as if some had failed, or more."""
 
 
-def advantages(batch: RaggedBatch, estimator: str, **keys: object) -> list[list[float]]:
+def advantages(batch: RaggedBatch, estimator: str, n: int = N, **keys: object) -> list[list[float]]:
     """By sequence, the advantages of its policy tokens; checks that the others have none."""
-    result = compute_advantages(batch, algorithm(estimator, **keys))
+    result = compute_advantages(batch, algorithm(estimator, **keys), n)
     assert result.advantages is not None and result.returns is not None
     assert result.advantages.dtype == result.returns.dtype == torch.float32
     assert not result.advantages[~batch.mask].any() and not result.returns[~batch.mask].any()
@@ -31,7 +37,7 @@ def advantages(batch: RaggedBatch, estimator: str, **keys: object) -> list[list[
 
 
 def returns(batch: RaggedBatch, estimator: str, **keys: object) -> list[list[float]]:
-    result = compute_advantages(batch, algorithm(estimator, **keys))
+    result = compute_advantages(batch, algorithm(estimator, **keys), N)
     assert result.returns is not None
     return by_sequence(result, result.returns)
 
@@ -67,9 +73,41 @@ def test_grpo_without_std_is_the_distance_to_the_mean() -> None:
 
 
 @pytest.mark.parametrize("estimator", sorted(GROUP_ESTIMATORS))
-def test_a_group_of_one_has_mean_0_and_std_1(estimator: str) -> None:
-    found = advantages(outcome(0.7, 0, 1, groups=[5, 2, 2]), estimator)
-    assert found[0] == pytest.approx([0.7, 0.7], rel=1e-5)
+def test_one_trajectory_a_prompt_has_mean_0_and_std_1(estimator: str) -> None:
+    found = advantages(outcome(0.7, -2, groups=[5, 2]), estimator, n=1)
+    assert found == approx([0.7, 0.7], [-2, -2])
+
+
+@pytest.mark.parametrize("estimator", sorted(GROUP_ESTIMATORS))
+def test_a_lone_survivor_teaches_nothing(estimator: str) -> None:
+    # Of the trajectories of prompt 5 all but one failed; its raw reward would be an advantage of 100.
+    batch = outcome(100, 0, 1, groups=[5, 2, 2])
+    for by_std in (True, False):
+        found = advantages(batch, estimator, norm_adv_by_std_in_grpo=by_std)
+        assert found[0] == [0.0, 0.0]
+        assert found[1][0] < -0.1 < 0.1 < found[2][0]
+    assert group_counts(batch, N)["groups_of_one"] == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(estimator=st.sampled_from(sorted(ESTIMATORS)), batch=batches(), n=st.integers(2, 8))
+def test_only_what_can_be_compared_teaches(estimator: str, batch: RaggedBatch, n: int) -> None:
+    """An estimator compares the trajectories of a prompt, and a lone survivor teaches nothing; or knows no prompts."""
+    config = algorithm(estimator, gamma=0.9, lam=0.8)
+    found = compute_advantages(batch, config, n).advantages
+    assert found is not None
+    if estimator not in GROUP_ESTIMATORS:
+        apart = compute_advantages(replace(batch, group=torch.arange(len(batch.group))), config, n).advantages
+        assert apart is not None and torch.equal(apart, found)
+        return
+    members = torch.zeros(3, dtype=torch.int64)
+    for trajectory in batch.trajectory.unique():
+        members[batch.group[batch.trajectory == trajectory][0]] += 1
+    lone = (members[batch.group] == 1)[batch.sequence_ids()]
+    assert not found[lone].any()
+    rest = [row for row, group in enumerate(batch.group.tolist()) if members[group] > 1]
+    others = compute_advantages(batch.select(rest), config, n).advantages
+    assert others is not None and torch.equal(others, found[~lone]), "nor does it change what others teach"
 
 
 @pytest.mark.parametrize("estimator", sorted(GROUP_ESTIMATORS))
@@ -179,16 +217,22 @@ def test_grpo_turn_goes_on_through_the_sequences_of_a_trajectory() -> None:
     assert found == approx([0.5], [0.5], [-0.5, -0.5])
 
 
-def test_informative_sequences_keeps_whole_groups() -> None:
-    # Group 1 has a trajectory at its mean, which stays; group 0 is all equal; group 2 is alone with a reward.
+def test_sequences_without_advantage_are_told() -> None:
+    # Group 0 is all equal, group 2 is alone with a reward, and group 1 has a trajectory at its mean.
     batch = outcome(1, 0, 1, 0.5, 1, 1, groups=[0, 1, 1, 1, 0, 2])
-    batch = compute_advantages(batch, algorithm("grpo"))
-    assert informative_sequences(batch) == [1, 2, 3, 5]
-    assert group_counts(batch) == {"groups": 3, "groups_of_one": 1, "groups_equal": 1}
+    batch = compute_advantages(batch, algorithm("grpo"), N)
+    assert zero_advantage_sequences(batch) == [0, 3, 4, 5]
+    assert group_counts(batch, N) == {"groups": 3, "groups_of_one": 1, "groups_equal": 1}
+
+
+def test_an_advantage_that_is_not_finite_is_not_zero() -> None:
+    batch = outcome(1, 1)
+    batch.advantages = torch.where(batch.mask & (batch.sequence_ids() == 1), math.nan, 0.0)
+    assert zero_advantage_sequences(batch) == [0]
 
 
 @pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
 def test_an_empty_batch_stays_empty(estimator: str) -> None:
-    batch = compute_advantages(batch_of(), algorithm(estimator))
+    batch = compute_advantages(batch_of(), algorithm(estimator), N)
     assert batch.advantages is not None and batch.advantages.shape == (0,)
-    assert informative_sequences(batch) == []
+    assert zero_advantage_sequences(batch) == []

@@ -1,11 +1,21 @@
-"""What is added to a batch's rewards."""
+"""What is added to a batch's rewards, and that they are finite."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
 import torch
 
-from agentrl.algorithms.estimate import add_rewards
+from agentrl.algorithms.advantages import ESTIMATORS
+from agentrl.algorithms.estimate import add_rewards, estimate
+from agentrl.algorithms.kl import AdaptiveKLController
 from agentrl.batch import RaggedBatch
+from agentrl.config.schema import KLType
+from agentrl.errors import TrainingError
+from tests.algorithms.batches import algorithm
 
 
 def test_rewards_of_trajectories_go_to_their_last_policy_tokens() -> None:
@@ -24,3 +34,62 @@ def test_rewards_of_trajectories_go_to_their_last_policy_tokens() -> None:
     assert added.tolist() == [0, 0, 0, 0, 0, 2, 0, 0, 0, -1, 0]
     assert torch.equal(add_rewards(batch, {}), batch.rewards)
     assert len(add_rewards(batch.select([]), {3: 2.0})) == 0
+
+
+def scored(**columns: Any) -> RaggedBatch:
+    """Two trajectories of prompt 4 and two of prompt 6, numbered 8, 9, 12 and 13, of three tokens each."""
+    mask = torch.tensor([False, True, True] * 4)
+    rewards = torch.zeros(12)
+    rewards[5] = 1.0
+    batch = RaggedBatch(
+        offsets=torch.arange(0, 13, 3),
+        ids=torch.arange(12),
+        mask=mask,
+        rollout_logprobs=torch.zeros(12),
+        rewards=rewards,
+        group=torch.tensor([4, 4, 6, 6]),
+        trajectory=torch.tensor([8, 9, 12, 13]),
+        old_logprobs=torch.full((12,), -1.0),
+        ref_logprobs=torch.full((12,), -1.0),
+        values=torch.zeros(12),
+    )
+    return replace(batch, **columns)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+def test_rewards_that_are_not_finite_are_refused(estimator: str, value: float) -> None:
+    """A NaN would make its group one that teaches nothing, an infinity one whose rewards are all equal."""
+    config = algorithm(estimator)
+    sound = scored()
+    estimate(sound, config, 2, None)
+    rewards = sound.rewards.clone()
+    rewards[[7, 10]] = value
+    said = rf"those of 2 trajectories are not; the first is trajectory 12 of the step \(prompt 6\), with {value}"
+    with pytest.raises(TrainingError, match=said):
+        estimate(replace(sound, rewards=rewards), config, 2, None)
+    with pytest.raises(TrainingError, match=r"trajectory 9 .* \(prompt 4\)"):
+        estimate(sound, config, 2, None, {8: 1.0, 9: value})
+
+
+def test_further_rewards_that_float32_cannot_hold_are_refused() -> None:
+    with pytest.raises(TrainingError, match=r"trajectory 8 .* with inf"):
+        estimate(scored(), algorithm("grpo"), 2, None, {8: 1e39})
+
+
+@pytest.mark.parametrize(("column", "counts"), [("old_logprobs", (1, 0)), ("ref_logprobs", (0, 1))])
+@pytest.mark.parametrize("kind", get_args(KLType))
+def test_a_kl_in_the_reward_that_is_not_finite_names_its_log_probs(
+    column: str, counts: tuple[int, int], kind: str
+) -> None:
+    config = algorithm("grpo", use_kl_in_reward=True, kl_penalty=kind)
+    controller = AdaptiveKLController(0.1, target=0.1, horizon=10)
+    broken = torch.full((12,), -1.0)
+    broken[[0, 4]] = math.nan  # the first is no policy token's
+    said = f"the KL of 1 of 8 policy tokens .* log-probs {counts[0]} of the policy's and {counts[1]} of the reference's"
+    with pytest.raises(TrainingError, match=said):
+        estimate(scored(**{column: broken}), config, 2, controller)
+    assert controller.coef == 0.1
+    columns, found = estimate(scored(), config, 2, controller)
+    assert found.zero_advantage == [2, 3]
+    assert columns["rewards"].isfinite().all()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.algorithms.advantages import ESTIMATORS, compute_advantages, informative_sequences
+from agentrl.algorithms.advantages import ESTIMATORS, compute_advantages, zero_advantage_sequences
 from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss, value_loss
 from agentrl.batch import RaggedBatch, split_by_tokens
@@ -20,6 +20,7 @@ from tests.algorithms.batches import algorithm, batches
 
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 POLICIES = ["vanilla", "gspo"]
+N = 4
 
 
 def loss_of(batch: RaggedBatch, logprobs: Tensor, scale: LossScale, policy: Any) -> Tensor:
@@ -65,13 +66,13 @@ def test_the_order_of_trajectories_does_not_matter(estimator: str, batch: Ragged
     trajectories = batch.trajectory.unique().tolist()
     order.shuffle(trajectories)
     rows = [row for name in trajectories for row in torch.nonzero(batch.trajectory == name).flatten().tolist()]
-    first = compute_advantages(batch, config)
-    second = compute_advantages(batch.select(rows), config)
+    first = compute_advantages(batch, config, N)
+    second = compute_advantages(batch.select(rows), config, N)
     assert first.advantages is not None and second.advantages is not None
     moved = token_positions(batch, rows)
     torch.testing.assert_close(second.advantages, first.advantages[moved], rtol=1e-4, atol=1e-5)
-    kept = informative_sequences(first)
-    assert sorted(rows[row] for row in informative_sequences(second)) == kept
+    kept = zero_advantage_sequences(first)
+    assert sorted(rows[row] for row in zero_advantage_sequences(second)) == kept
 
 
 def with_more_masked_tokens(batch: RaggedBatch, extra: list[int]) -> tuple[RaggedBatch, Tensor]:
@@ -111,7 +112,7 @@ def with_more_masked_tokens(batch: RaggedBatch, extra: list[int]) -> tuple[Ragge
 def test_more_masked_tokens_change_no_advantage(estimator: str, batch: RaggedBatch, extra: list[int]) -> None:
     config = algorithm(estimator, gamma=0.9, lam=0.8)
     longer, where = with_more_masked_tokens(batch, extra)
-    first, second = compute_advantages(batch, config), compute_advantages(longer, config)
+    first, second = compute_advantages(batch, config, N), compute_advantages(longer, config, N)
     assert first.advantages is not None and first.returns is not None
     assert second.advantages is not None and second.returns is not None
     torch.testing.assert_close(second.advantages[where], first.advantages)
@@ -143,7 +144,7 @@ def test_more_masked_tokens_change_no_loss(mode: Any, policy: Any, batch: Ragged
 @settings(max_examples=60, deadline=None)
 @given(batch=batches())
 def test_grpo_gives_a_group_mean_0_and_deviation_1_over_its_trajectories(batch: RaggedBatch) -> None:
-    result = compute_advantages(batch, algorithm("grpo"))
+    result = compute_advantages(batch, algorithm("grpo"), N)
     assert result.advantages is not None
     trajectory_of = batch.trajectory[batch.sequence_ids()]
     for group in batch.group.unique():

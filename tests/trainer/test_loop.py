@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import load_file
 
 from agentrl.errors import WorkerDied
 from agentrl.train import main
@@ -30,15 +31,15 @@ from agentrl.trajectory import Status
 
 
 class Uneven(AgentLoop):
-    """Of four trajectories of a prompt one is whole, and each of the others fails in its own way."""
+    """Of five trajectories of a prompt two are whole, of the first prompt one; the others fail in several ways."""
 
     async def run(self, episode):
-        k = episode.trajectory.uid.rpartition("/")[2]
+        _, group, k = episode.trajectory.uid.rsplit("/", 2)
         episode.start(episode.sample.prompt)
         await episode.generate()
         if k == "1":
             raise RuntimeError("broken")
-        if k == "2":
+        if k == "2" or (group, k) == ("0", "4"):
             raise DataError("an odd row")
         if k == "3":
             await asyncio.sleep(60)
@@ -88,19 +89,23 @@ def test_failed_trajectories_are_counted_and_the_rest_is_trained_on(
         "actor_rollout_ref.rollout.agent.trajectory_timeout=2",
         "actor_rollout_ref.rollout.agent.max_retries=1",
         "actor_rollout_ref.rollout.val_kwargs.n=4",
+        "actor_rollout_ref.rollout.n=5",
         "trainer.total_training_steps=1",
+        "algorithm.filter_groups.enable=true",
     ]
     assert main([*small_run(), *loops("uneven"), *more]) == 0
     start, step = lines(tmp_path / "run")
     assert start["val/failed"] == pytest.approx(24 / 40), "of four sampled and one greedy a prompt"
-    assert (step["left_out/failed"], step["left_out/unscored"]) == (8, 4)
-    assert (step["failure/RuntimeError"], step["failure/DataError"]) == (4, 4)
-    assert step["status/timeout"] == 0.25
+    assert (step["left_out/failed"], step["left_out/unscored"]) == (9, 4)
+    assert (step["failure/RuntimeError"], step["failure/DataError"]) == (4, 5)
+    assert step["status/timeout"] == 0.2
     assert step["trajectory/retries"] == 4, "the broken ones were tried again, the odd rows and the late ones not"
-    assert step["group/groups_of_one"] == 4
+    assert step["group/groups"] == 4
+    assert step["group/groups_of_one"] == 1
+    assert step["train/filtered_fraction"] >= 1 / 7, "the lone survivor teaches nothing"
     assert step["actor/grad_norm"] > 0
     written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*.parquet")))
-    assert Counter(t.score is None for t in written) == {True: 12, False: 4}
+    assert Counter(t.score is None for t in written) == {True: 13, False: 7}
 
 
 @pytest.mark.parametrize("changes", [["algorithm=grpo"], ["algorithm=ppo"], ["algorithm.adv_estimator=grpo_turn"]])
@@ -120,24 +125,58 @@ def test_a_step_without_a_policy_token_changes_nothing(
     assert not [name for name in step if name.startswith("actor/grad") or name.startswith("critic/")]
 
 
-def test_a_step_whose_groups_are_all_equal_changes_nothing(
+@pytest.mark.parametrize("equal", [3, 4])
+def test_filtering_groups_changes_no_weight_and_no_metric(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    equal: int,
+) -> None:
+    """Where so many of four groups are equal: one of two mini-batches, or both of them, have nothing else in them."""
+    (tmp_path / "equal.py").write_text(
+        "def compute_score(solution_str, trajectory):\n"
+        f"    return 0.5 if trajectory.group < {equal} else len(solution_str) % 7 / 7\n"
+    )
+    more = [
+        f"custom_reward_function.path={tmp_path}/equal.py",
+        "trainer.total_training_steps=1",
+        "data.val_files=null",
+    ]
+    metrics, weights = {}, {}
+    for enable in ("true", "false"):
+        run = tmp_path / enable
+        assert main(small_run(*more, f"algorithm.filter_groups.enable={enable}", run_dir=run)) == 0
+        line = lines(run)[-1]
+        assert line["train/filtered_fraction"] == (equal / 4 if enable == "true" else 0), "of the sequences"
+        assert line["group/groups_equal"] == equal
+        assert (line["actor/grad_norm"] > 0) == (equal < 4)
+        measured = ("time/", "perf/", "sync/seconds", "trajectory/", "train/filtered_fraction")
+        metrics[enable] = {name: value for name, value in line.items() if not name.startswith(measured)}
+        weights[enable] = load_file(run / "policy" / "model.safetensors")
+    assert metrics["true"] == pytest.approx(metrics["false"], rel=1e-4, abs=1e-6)
+    for name, tensor in weights["true"].items():
+        apart = (tensor - weights["false"][name]).square().mean().sqrt()
+        assert apart < 1e-2 * 1e-3, f"{name}: AdamW's step is 1e-3, and shows the rounding of gradients of almost 0"
+
+
+def test_the_critic_learns_from_all_and_the_policys_schedule_waits_for_it(
     small_run: Overrides,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "equal.py").write_text("def compute_score(solution_str):\n    return 0.5\n")
     base = [override for override in small_run() if "filter_groups" not in override]
-    assert main([*base, f"custom_reward_function.path={tmp_path}/equal.py", "trainer.total_training_steps=2"]) == 0
-    for step in lines(tmp_path / "run")[1:]:
-        assert step["train/filtered_fraction"] == 1.0
-        assert step["group/groups_equal"] == 4
-        assert step["perf/tokens_per_second"] > 0
-        assert "actor/grad_norm" not in step
+    warm = [f"{role}.optim.lr_warmup_steps=1" for role in ("critic", "actor_rollout_ref.actor")]
+    run = [*base, *warm, "algorithm=ppo", "critic.optim.lr=1e-3", "trainer.val_before_train=false"]
+    run += ["trainer.critic_warmup=1", "actor_rollout_ref.actor.optim.lr_scheduler_type=linear"]
+    assert main([*run, "trainer.total_training_steps=3"]) == 0
+    steps = lines(tmp_path / "run")
+    assert [step.get("actor/lr") for step in steps] == [None, pytest.approx(5e-4), pytest.approx(1e-3)]
+    assert [step["critic/lr"] for step in steps] == pytest.approx([5e-4, 1e-3, 1e-3])
+    assert [step.get("train/filtered_fraction") for step in steps] == [None, 0, 0]
 
 
 def test_reinforce_plus_plus_is_not_filtered_by_group(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
     base = [override for override in small_run("trainer.total_training_steps=1") if "filter_groups" not in override]
     assert main([*base, "algorithm.adv_estimator=reinforce_plus_plus"]) == 0
-    assert "train/filtered_fraction" not in lines(tmp_path / "run")[-1]
+    assert lines(tmp_path / "run")[-1]["train/filtered_fraction"] == 0
 
 
 def test_val_only_of_a_trained_run_validates_it_and_keeps_its_metrics(

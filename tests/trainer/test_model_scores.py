@@ -10,9 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from agentrl.batch import RaggedBatch
 from agentrl.reward.model_input import ModelInput
 from agentrl.train import main
 from agentrl.trainer.record import read_trajectories
+from agentrl.workers.reward_model import RewardModelWorker
 from tests.e2e.conftest import data_dir, policy_dir, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_train import lines
 from tests.reward.tiny_reward_model import make_reward_model
@@ -68,3 +70,42 @@ def test_its_scores_are_trained_on(small_run: Overrides, tmp_path: Path) -> None
     expected = (4 * greedy[0] + 2 * greedy[1]) / 6
     assert first["val/reward_greedy"] == pytest.approx(0.25 + 2 * expected, abs=1e-5)
     assert (first["val/success_greedy"], first["val/score_greedy"]) == (0, 0.25)
+
+
+@pytest.mark.parametrize("every", [4, 1])
+def test_trajectories_whose_score_is_not_finite_fail(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    every: int,
+) -> None:
+    """As those whose scorer fails: some are left out and counted, too many end the run."""
+    path = make_reward_model(tmp_path / "reward-model", template=None)
+    healthy = RewardModelWorker.compute_scores
+
+    def broken(worker: RewardModelWorker, batch: RaggedBatch) -> torch.Tensor:
+        scores = healthy(worker, batch)
+        scores[batch.offsets[1:][::every] - 1] = torch.nan
+        return scores
+
+    monkeypatch.setattr(RewardModelWorker, "compute_scores", broken)
+    run = small_run(
+        "reward_model.enable=true",
+        f"reward_model.model.path={path}",
+        "trainer.total_training_steps=1",
+        "data.val_files=null",
+    )
+    if every == 1:
+        assert main(run) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert "step 1: 16 of 16 trajectories failed" in said
+        assert "Causes: reward_model: its score of this quickstart/" in said and "conversation is nan" in said
+        return
+    assert main(run) == 0
+    step = lines(tmp_path / "run")[-1]
+    assert step["failure/reward_model"] == step["left_out/failed"] == 4
+    assert step["status/failed"] == 0.25
+    assert step["actor/skipped_updates"] == 0
+    assert step["actor/grad_norm"] > 0
+    assert 0.25 + step["score/reward_model"] == pytest.approx(step["reward/mean"])

@@ -71,7 +71,7 @@ def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]],
             batch.values = run.scores("critic", "compute_values", batch)
         else:
             batch.ref_logprobs = run.scores("reference", "compute_log_probs", batch)
-        batch = compute_advantages(batch, config.algorithm)
+        batch = compute_advantages(batch, config.algorithm, config.actor_rollout_ref.rollout.n)
         seen: dict[str, float] = {}
         for role in ("critic", "policy") if ppo else ("policy",):
             seen |= run.roles[role].update(batch, step=step)
