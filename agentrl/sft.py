@@ -26,7 +26,8 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     """
     # Imported late, so that --help and config errors do not wait for torch.
     from agentrl.ray_session import ray_session
-    from agentrl.trainer.build import open_store, prepare_run_dir
+    from agentrl.trainer.build import open_store
+    from agentrl.trainer.run_folder import RunFolder
     from agentrl.trainer.supervised import SupervisedTrainer, steps_per_epoch
     from agentrl.trainer.tracking import Tracker
     from agentrl.workers.device import resolve_device
@@ -48,9 +49,7 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     total = trainer.total_training_steps or trainer.total_epochs * steps_per_epoch(config, train)
     check_profile_steps(trainer, total)
     store = open_store(trainer, display)
-    prepare_run_dir(config, display)
-    if store is not None:
-        store.begin(out / "config.yaml")
+    folder = RunFolder(config, store, display)
     with ExitStack() as stack:
         if uses_ray(config):
             stack.enter_context(ray_session(config.ray_init, processes(config)))
@@ -59,7 +58,8 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
         stack.callback(executor.close)
         tracker = Tracker(trainer.logger, out, config, trainer.project_name, trainer.experiment_name, display)
         stack.callback(tracker.close)
-        metrics = SupervisedTrainer(config, executor, chat, train, validation, total, tracker, store, display).fit()
+        trained = SupervisedTrainer(config, executor, chat, train, validation, total, folder, tracker, store, display)
+        metrics = trained.fit()
     display.note(f"{out / 'policy'}: trained on {len(train)} transcripts in {total} steps")
     return metrics
 

@@ -17,19 +17,18 @@ from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLCon
 from agentrl.cassette import Cassette
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
-from agentrl.config import Config, SFTConfig, write_config
+from agentrl.config import Config
 from agentrl.config.needs import uses_ray
 from agentrl.config.offline import GenerateConfig
 from agentrl.config.schema import RunConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
 from agentrl.data.sample import Sample
-from agentrl.errors import CheckpointError, ConfigError, DataError, TrainingError
+from agentrl.errors import ConfigError, DataError, TrainingError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction_cassette import OnCassette
 from agentrl.model.packed import load_model
 from agentrl.picture import pictures_in
-from agentrl.publish import is_disk_full
 from agentrl.ray_session import ray_session
 from agentrl.reward import RewardManager
 from agentrl.reward.model_input import ModelInput
@@ -42,7 +41,7 @@ from agentrl.trainer.checkpoint import CheckpointManager
 from agentrl.trainer.display import Display
 from agentrl.trainer.object_store import ObjectStore
 from agentrl.trainer.rollouts import Audience, Rollouts
-from agentrl.trainer.sealed import STATE_FILE
+from agentrl.trainer.run_folder import RunFolder
 from agentrl.trainer.tracking import Tracker
 from agentrl.trajectory import Message
 from agentrl.workers import WorkerGroup
@@ -64,7 +63,7 @@ class Parts:
 
     config: Config
     display: Display
-    dir: Path
+    folder: RunFolder
     chat: Chat
     loader: Loader
     val_data: ParquetDataset | None
@@ -78,6 +77,11 @@ class Parts:
     checkpoints: CheckpointManager
     tracker: Tracker
     total_steps: int
+
+    @property
+    def dir(self) -> Path:
+        """The run's folder."""
+        return self.folder.path
 
     def val_samples(self) -> list[Sample]:
         """All validation rows."""
@@ -101,9 +105,8 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
     check_profile_steps(config.trainer, total_steps)
     show_first_prompts(chat, context_parts, display)
     store = open_store(config.trainer, display)
-    run_dir = prepare_run_dir(config, display)
-    if store is not None:
-        store.begin(run_dir / "config.yaml")
+    folder = RunFolder(config, store, display)
+    run_dir = folder.path
 
     with ExitStack() as stack:
         if uses_ray(config):
@@ -112,6 +115,8 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
             executor = open_executor(config, device, total_steps)
         stack.callback(executor.close)
         policy = executor.groups["policy"]
+        if rollout.name == "sglang" and rollout.server_urls is None:
+            folder.clear()  # the servers' logs are in it
         opened = open_rollouts(config, device, chat, context_parts, run_dir, display, executor.nodes)
         rollouts = stack.enter_context(opened)
         tracker = Tracker(
@@ -123,7 +128,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
         yield Parts(
             config=config,
             display=display,
-            dir=run_dir,
+            folder=folder,
             chat=chat,
             loader=loader,
             val_data=val_data,
@@ -272,41 +277,16 @@ def build_engine(
             raise TrainingError(str(error)) from error
 
 
-def prepare_run_dir(config: Config | SFTConfig, display: Display) -> Path:
-    """The run's directory, with the resolved config in it. With resume_mode=disable an older run is moved aside.
-
-    Raises ConfigError where it cannot be made or written, and CheckpointError when resume_from_path is no checkpoint.
-    """
-    run_dir, given = Path(config.trainer.default_local_dir), config.trainer.resume_from_path
-    if given is not None and not (Path(given) / STATE_FILE).is_file():
-        raise CheckpointError(
-            f"trainer.resume_from_path={given} is no whole checkpoint: it has no {STATE_FILE}. Name a folder such as "
-            f"{run_dir}/checkpoints/step_000012"
-        )
-    try:
-        if config.trainer.resume_mode == "disable" and run_dir.exists():
-            number = next(n for n in range(1, 10**6) if not run_dir.with_name(f"{run_dir.name}.{n}").exists())
-            aside = run_dir.with_name(f"{run_dir.name}.{number}")
-            run_dir.rename(aside)
-            display.note(f"resume_mode=disable: the run that was in {run_dir} is now in {aside}")
-        run_dir.mkdir(parents=True, exist_ok=True)
-        write_config(config, run_dir / "config.yaml")
-    except OSError as error:
-        if is_disk_full(error):
-            raise
-        raise ConfigError(
-            f"trainer.default_local_dir={run_dir} cannot be written ({error.strerror}): name a folder in which this "
-            "user may make files"
-        ) from error
-    return run_dir
-
-
 def open_store(config: RunConfig, display: Display) -> ObjectStore | None:
-    """Where checkpoints are uploaded to. Raises ConfigError when a run that starts anew would mix with an older one."""
+    """Where checkpoints are uploaded to.
+
+    Raises ConfigError when nothing can be written there, or when a run that starts anew would mix with an older one.
+    """
     url = config.default_remote_dir
     if url is None:
         return None
     store = ObjectStore(url, warn=display.warn)
+    store.check()
     if config.resume_mode == "disable" and (steps := store.steps()):
         raise ConfigError(
             f"trainer.resume_mode=disable starts anew, and trainer.default_remote_dir={url} holds checkpoints of steps "

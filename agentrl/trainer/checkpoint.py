@@ -63,7 +63,7 @@ class CheckpointManager:
     ) -> None:
         """`keep`: how many are kept (None: all). `fingerprint`: config keys with their values (JSON) that a checkpoint
         must share to be loaded, such as the model's shape. `background`: `save` does not wait for the disk.
-        `store`: where each is uploaded when it is published. What a killed save left in `dir` is removed.
+        `store`: where each is uploaded when it is published. What a killed save had moved away is put back.
         """
         self.dir = dir
         self.keep = keep
@@ -75,7 +75,10 @@ class CheckpointManager:
         self._warn = warn
         self._going_on: _Save | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoints")
-        self._clean_up()
+        for path in self.dir.glob(f".step_*{_REPLACED}"):
+            original = self.dir / path.stem.removeprefix(".")
+            if not original.exists():
+                path.rename(original)
 
     def save(self, step: int, writers: Mapping[str, Writer], state: Mapping[str, Any]) -> Path:
         """Write `step_<step>/`: each writer fills the subdirectory of its name, `state` (JSON) is what `load` returns.
@@ -200,13 +203,10 @@ class CheckpointManager:
         found = ((step_of(path.name), path) for path in self.dir.glob("step_*") if path.is_dir())
         return {step: path for step, path in found if step is not None}
 
-    def _clean_up(self) -> None:
-        """Undo or finish what a killed process was doing."""
+    def clean_up(self) -> None:
+        """Remove what a killed process left of its saves. Called before the first one."""
         for path in self.dir.glob(".step_*"):
-            original = self.dir / path.stem.removeprefix(".")
-            if path.suffix == _REPLACED and not original.exists():
-                path.rename(original)
-            elif path.suffix in (_PARTIAL, _REPLACED, _REMOVED):
+            if path.suffix in (_PARTIAL, _REPLACED, _REMOVED):
                 shutil.rmtree(path)
 
     @contextmanager

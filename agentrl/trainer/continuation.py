@@ -31,6 +31,8 @@ class Continuation:
         Raises ConfigError when nothing is left to do: the checkpoint is of the last step, as the exported policy is,
         or of a later one.
         """
+        if self._config.resume_mode == "disable":  # an older run is still there, and is moved aside later
+            return None
         given = self._config.resume_from_path
         if given is None:
             self._checkpoints.fetch(self._display)

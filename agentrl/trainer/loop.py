@@ -124,6 +124,8 @@ class Trainer:
         def go_back_to(path: Path | None) -> None:
             self.parts.rollouts.revive()
             self.begin_again() if path is None else self.load(path)
+            if not self.config.trainer.val_only:
+                self.parts.tracker.truncate_after(self.step)
 
         death = self.continuation.after(death, go_back_to)
         self.display.warn(f"{death}; new workers go on after step {self.step}")
@@ -135,7 +137,6 @@ class Trainer:
         parts.loader.load_state_dict(self.first["loader"])
         if parts.kl_controller is not None:
             parts.kl_controller.load_state_dict(self.first["kl_controller"])
-        parts.tracker.truncate_after(0)
         parts.rollouts.sync_weights(parts.policy.run("weights"), 0)
 
     def train_step(self) -> Metrics:
@@ -278,19 +279,20 @@ class Trainer:
             parts.kl_controller.load_state_dict(state["kl_controller"])
         parts.loader.load_state_dict(state["loader"])
         self.step = state["step"]
-        if not self.config.trainer.val_only:
-            parts.tracker.truncate_after(self.step)
         parts.rollouts.sync_weights(parts.policy.run("weights"), self.step)
 
     def resume(self) -> None:
-        """Load the checkpoint that `resume_mode` asks for, if there is one. Raises ConfigError (see `Continuation`)."""
+        """Load the checkpoint that `resume_mode` asks for, if there is one, then begin to write into the run's folder.
+
+        Raises ConfigError (see `Continuation`).
+        """
         parts, config = self.parts, self.config.trainer
         path = self.continuation.begin(None if config.val_only else parts.total_steps, parts.dir / "policy")
         if path is not None:
             self.load(path)
             self.display.note(f"resumed from {path} (step {self.step})")
-        elif not config.val_only:
-            parts.tracker.truncate_after(-1)
+        after = None if config.val_only else -1 if path is None else self.step
+        parts.folder.begin(parts.tracker, parts.checkpoints, after)
 
     def export(self) -> None:
         """The policy in Hugging Face format, whole or not at all."""

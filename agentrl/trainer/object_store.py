@@ -7,6 +7,7 @@ is removed.
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,9 @@ AT_ONCE = 8
 
 BUCKETS = frozenset({"s3", "gs", "abfs", "oss", "oci"})
 """Stores without folders, where making one would make a bucket, also of a misspelt name."""
+
+PROBE = ".writable"
+"""A file that is written to see whether one can be, and removed."""
 
 _FINAL = (PermissionError, FileNotFoundError, IsADirectoryError)  # no try after them would end otherwise
 T = TypeVar("T")
@@ -55,10 +59,20 @@ class ObjectStore:
         self._root = root.rstrip("/")
         self._warn = warn
 
+    def check(self) -> None:
+        """Raises ConfigError when nothing can be written there."""
+        with tempfile.NamedTemporaryFile() as empty:
+            self._begin(Path(empty.name), PROBE)
+        with suppress(Exception):  # it is written over the next time
+            self._fs.rm_file(f"{self._root}/{PROBE}")
+
     def begin(self, config: Path) -> None:
         """Leave the run's config there. Raises ConfigError when that fails."""
+        self._begin(config, "config.yaml")
+
+    def _begin(self, file: Path, name: str) -> None:
         try:
-            self._put(config, f"{self._root}/config.yaml")
+            self._put(file, f"{self._root}/{name}")
         except Exception as error:
             raise ConfigError(
                 f"trainer.default_remote_dir={self.url} cannot be written: {_said(error)}. Look at the address and at "

@@ -26,6 +26,7 @@ from agentrl.trainer.display import Display
 from agentrl.trainer.loop import due, save_workers
 from agentrl.trainer.object_store import ObjectStore
 from agentrl.trainer.policy_export import export_policy
+from agentrl.trainer.run_folder import RunFolder
 from agentrl.trainer.tracking import Tracker
 from agentrl.workers.executor import Executor
 from agentrl.workers.profiler import profile_of
@@ -46,6 +47,7 @@ class SupervisedTrainer:
         train: Sequence[SFTSample],
         validation: Sequence[SFTSample] | None,
         total: int,
+        folder: RunFolder,
         tracker: Tracker,
         store: ObjectStore | None,
         display: Display,
@@ -53,7 +55,7 @@ class SupervisedTrainer:
         self.config, self.executor, self.chat, self.display, self.tracker = config, executor, chat, display, tracker
         self.train, self.validation, self.total = train, validation, total
         self.batches = batches(config, train)
-        self.dir = Path(config.trainer.default_local_dir)
+        self.folder, self.dir = folder, folder.path
         self.workers = executor.groups["sft"]
         self.checkpoints = CheckpointManager(
             self.dir / CHECKPOINTS,
@@ -113,9 +115,13 @@ class SupervisedTrainer:
         return metrics
 
     def resume(self) -> None:
-        """Load the checkpoint that `resume_mode` asks for, if there is one. Raises ConfigError (see `Continuation`)."""
+        """Load the checkpoint that `resume_mode` asks for, if there is one, then begin to write into the run's folder.
+
+        Raises ConfigError (see `Continuation`).
+        """
         path = self.continuation.begin(self.total, self.dir / POLICY)
         self.load(path)
+        self.folder.begin(self.tracker, self.checkpoints, self.step)
         if path is not None:
             self.display.note(f"resumed from {path} (step {self.step})")
 
@@ -126,7 +132,6 @@ class SupervisedTrainer:
             self.step = self.checkpoints.load(path)["step"]
             self.workers.run("load", dir=path / POLICY)
         self.batches = batches(self.config, self.train, self.step)
-        self.tracker.truncate_after(self.step)
 
     def go_back(self, death: WorkerDied) -> None:
         """After a worker died: new workers, and what this process saved last, or began with.
@@ -134,6 +139,7 @@ class SupervisedTrainer:
         Raises WorkerDied when the run has gone on often enough.
         """
         death = self.continuation.after(death, self.load)
+        self.tracker.truncate_after(self.step)
         self.display.warn(f"{death}; new workers go on after step {self.step}")
 
     def export(self) -> None:

@@ -23,6 +23,7 @@ from agentrl.trainer.display import Display
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+    from wandb import Run
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -87,10 +88,13 @@ class JsonLines(Sink):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        if path.exists():
-            self._rewrite(read_metrics(path))
+        self._is_whole = False
+        """A last line that a kill has cut off is gone."""
 
     def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        if not self._is_whole and self._path.exists():
+            self._rewrite(read_metrics(self._path))
+        self._is_whole = True
         line = (json.dumps({"step": step, **metrics}, allow_nan=False) + "\n").encode()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab", buffering=0) as file:
@@ -109,6 +113,7 @@ class JsonLines(Sink):
     def truncate_after(self, step: int) -> None:
         if self._path.exists():
             self._rewrite([line for line in read_metrics(self._path) if line["step"] <= step])
+        self._is_whole = True
 
     def close(self) -> None:
         return None
@@ -154,30 +159,41 @@ class Wandb(Sink):
 
     def __init__(self, dir: Path, config: BaseModel, project: str, experiment: str) -> None:
         try:
-            import wandb
+            import wandb  # noqa: F401
         except ImportError as error:
             raise _missing("wandb") from error
-        dir.mkdir(parents=True, exist_ok=True)
-        id_file = dir / "wandb_id"
-        run_id = id_file.read_text().strip() if id_file.exists() else uuid.uuid4().hex[:8]
-        id_file.write_text(run_id)
-        self._run = wandb.init(
-            project=project,
-            name=experiment,
-            dir=str(dir),
-            id=run_id,
-            resume="allow",
-            config=config.model_dump(mode="json"),
-        )
+        self._dir, self._config, self._project, self._experiment = dir, config, project, experiment
+        self._run: Run | None = None
 
     def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        self._run.log({name: value for name, value in metrics.items() if value is not None}, step=step)
+        self._begin().log({name: value for name, value in metrics.items() if value is not None}, step=step)
 
     def truncate_after(self, step: int) -> None:
-        """wandb keeps what it has: it ignores steps that it saw before."""
+        """Begin the run. wandb keeps what it has: it ignores steps that it saw before."""
+        self._begin()
+
+    def _begin(self) -> Run:
+        """Not at once, for it writes into the run's folder."""
+        if self._run is None:
+            import wandb
+
+            self._dir.mkdir(parents=True, exist_ok=True)
+            id_file = self._dir / "wandb_id"
+            run_id = id_file.read_text().strip() if id_file.exists() else uuid.uuid4().hex[:8]
+            id_file.write_text(run_id)
+            self._run = wandb.init(
+                project=self._project,
+                name=self._experiment,
+                dir=str(self._dir),
+                id=run_id,
+                resume="allow",
+                config=self._config.model_dump(mode="json"),
+            )
+        return self._run
 
     def close(self) -> None:
-        self._run.finish()
+        if self._run is not None:
+            self._run.finish()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -307,7 +307,10 @@ def test_what_a_kill_left_is_cleaned_up(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "step_000001", tmp_path / ".step_000000.removed")
     shutil.copytree(tmp_path / "step_000001", tmp_path / ".step_000001.replaced")
     (tmp_path / "mine").mkdir()
-    assert manager(tmp_path).latest() == tmp_path / "step_000001"
+    left, found = names(tmp_path), manager(tmp_path)
+    assert found.latest() == tmp_path / "step_000001"
+    assert names(tmp_path) == left, "a command that is refused now changes nothing"
+    found.clean_up()
     assert names(tmp_path) == ["mine", "step_000001"]
 
 
@@ -366,6 +369,7 @@ def test_killed_at_any_moment_the_last_complete_one_loads(tmp_path: Path) -> Non
         assert step in (returned, returned + 1)
         assert (path / "critic" / "part7").read_bytes() == bytes([step % 256]) * 400_000
         assert warnings == []
+        checkpoints.clean_up()
         assert not list(tmp_path.glob(".*"))
     assert partial_seen, "no kill came in the middle of a save"
 
@@ -419,7 +423,9 @@ for operation in range(1, 1000):
     checkpoints = CheckpointManager(dir, keep=1, warn=warnings.append)
     path = checkpoints.latest()
     assert checkpoints.load(path)["text"] == (path / "policy" / "weights").read_text()
-    found.append([path.name, checkpoints.load(path)["text"], len(warnings), sorted(p.name for p in dir.iterdir())])
+    text = checkpoints.load(path)["text"]
+    checkpoints.clean_up()
+    found.append([path.name, text, len(warnings), sorted(p.name for p in dir.iterdir())])
     if status == 0:
         break
     assert os.WTERMSIG(status) == signal.SIGKILL

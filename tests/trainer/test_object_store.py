@@ -199,9 +199,8 @@ def test_a_store_that_is_down_costs_a_warning(
     ],
 )
 def test_an_address_that_cannot_work_is_told_at_the_start(server: Server, tmp_path: Path, url: str, said: str) -> None:
-    (tmp_path / "config.yaml").touch()
     with pytest.raises(ConfigError, match=said):
-        ObjectStore(url, warn=lambda text: None).begin(tmp_path / "config.yaml")
+        ObjectStore(url, warn=lambda text: None).check()
     assert [bucket["Name"] for bucket in boto3.client("s3").list_buckets()["Buckets"]] == [BUCKET]
 
 

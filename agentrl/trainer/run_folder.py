@@ -1,0 +1,75 @@
+"""The folder of a run. Nothing that is in it changes before a command has passed all checks, those of resuming too."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from agentrl.config import Config, SFTConfig, write_config
+from agentrl.errors import CheckpointError, ConfigError
+from agentrl.publish import is_disk_full
+from agentrl.trainer.checkpoint import CheckpointManager
+from agentrl.trainer.display import Display
+from agentrl.trainer.object_store import ObjectStore
+from agentrl.trainer.sealed import STATE_FILE
+from agentrl.trainer.tracking import Tracker
+
+
+class RunFolder:
+    """`trainer.default_local_dir`, and the run's folder in an object store where it has one."""
+
+    def __init__(self, config: Config | SFTConfig, store: ObjectStore | None, display: Display) -> None:
+        """Raises ConfigError where nothing can be written, CheckpointError when resume_from_path is no checkpoint."""
+        self.path = Path(config.trainer.default_local_dir)
+        self._config, self._store, self._display = config, store, display
+        self._is_cleared = config.trainer.resume_mode != "disable"
+        given = config.trainer.resume_from_path
+        if given is not None and not (Path(given) / STATE_FILE).is_file():
+            raise CheckpointError(
+                f"trainer.resume_from_path={given} is no whole checkpoint: it has no {STATE_FILE}. Name a folder such "
+                f"as {self.path}/checkpoints/step_000012"
+            )
+        existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+            raise self._refused(f"{existing} is no folder that may be written to")
+
+    def clear(self) -> None:
+        """With resume_mode=disable move the run that is there aside, before anything of this one is written there."""
+        if self._is_cleared:
+            return
+        self._is_cleared, path = True, self.path
+        if path.exists():
+            number = next(n for n in range(1, 10**6) if not path.with_name(f"{path.name}.{n}").exists())
+            aside = path.with_name(f"{path.name}.{number}")
+            path.rename(aside)
+            self._display.note(f"resume_mode=disable: the run that was in {path} is now in {aside}")
+
+    def begin(self, tracker: Tracker, checkpoints: CheckpointManager, after: int | None) -> None:
+        """Every check has passed: write the config, forget the metrics of steps `after` this one (None: keep all), and
+        remove what a killed save left.
+
+        Raises ConfigError where that cannot be written.
+        """
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "config.yaml"
+                write_config(self._config, file)
+                if self._store is not None:
+                    self._store.begin(file)
+            self.clear()
+            self.path.mkdir(parents=True, exist_ok=True)
+            if after is not None:
+                tracker.truncate_after(after)
+            write_config(self._config, self.path / "config.yaml")
+            checkpoints.clean_up()
+        except OSError as error:
+            if is_disk_full(error):
+                raise
+            raise self._refused(str(error.strerror)) from error
+
+    def _refused(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"trainer.default_local_dir={self.path} cannot be written ({why}): name a folder in which this user may "
+            "make files"
+        )
