@@ -1,4 +1,4 @@
-"""The errors that end a run with a message for its user."""
+"""The errors that end a run with a message for its user, and the one that stands for what may pass."""
 
 
 class UserError(Exception):
@@ -27,6 +27,30 @@ class TrainingError(UserError):
 
 class WorkerDied(TrainingError):
     """A worker's process is gone, and with it what it had learnt since the last checkpoint."""
+
+
+class CodeError(UserError):
+    """Code that a user gave (a loop, an interaction, a tool, a scorer, an agent) is wrong, and would fail again.
+
+    The message's first line names the code and what it did, the next ones the places in it, the innermost last.
+    """
+
+    def __init__(self, message: str, place: str = "") -> None:
+        """`place`: the file and line to look at, `path:line`."""
+        super().__init__(message)
+        self.place = place
+
+    @property
+    def summary(self) -> str:
+        """The message in one line."""
+        return first_line(self) + (f" ({self.place})" if self.place else "")
+
+
+class InfrastructureError(RuntimeError):
+    """An engine, a server, a network or a process failed, not the code that asked it: the trajectory is tried again.
+
+    Code of a user's may raise it for what may pass.
+    """
 
 
 def first_line(error: Exception) -> str:

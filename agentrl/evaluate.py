@@ -77,13 +77,13 @@ def score_all(
 ) -> Iterator[list[Scores]]:
     """Here, or with Ray where it is asked for."""
     if config.ray_init.address is None and config.ray_init.num_cpus is None:
-        return score_here(chunks, reward)
+        return score_here(chunks, reward, count=config.data.on_code_error == "count")
     from agentrl.evaluation.on_ray import score_with_ray
 
     return score_with_ray(chunks, config)
 
 
-def score_here(chunks: Iterable[list[Responses]], reward: RewardManager) -> Iterator[list[Scores]]:
+def score_here(chunks: Iterable[list[Responses]], reward: RewardManager, *, count: bool) -> Iterator[list[Scores]]:
     """In this process. Raises ConfigError when the sandbox does not answer."""
     from agentrl.evaluation.scores import RUN, score_chunk
 
@@ -91,7 +91,7 @@ def score_here(chunks: Iterable[list[Responses]], reward: RewardManager) -> Iter
         try:
             runner.run(reward.start(RUN))
             for chunk in chunks:
-                yield runner.run(score_chunk(chunk, reward))
+                yield runner.run(score_chunk(chunk, reward, count=count))
         finally:
             runner.run(reward.close())
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +14,7 @@ import pydantic
 from agentrl.errors import ConfigError, DataError
 from agentrl.plugin import Entry, describe, read_entries
 from agentrl.trajectory import Message
+from agentrl.user_code import answer_of, finite, wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,9 @@ class Interaction(ABC):
     """Subclass it, name the class in an interaction YAML (`class_name`, `config`, `name`), and name it in a row's
     `interaction_kwargs: {name: ...}`. One object serves all trajectories; state is kept by `instance_id`.
 
-    An exception fails the trajectory as an infrastructure fault. Each method is awaited with the call deadline.
+    Each method is awaited with the call deadline. A fault of what it asks (a server, a time-out: see
+    `agentrl.user_code`) has the trajectory tried again; any other exception is an error of its code, which ends the
+    run.
     """
 
     config_model: ClassVar[type[pydantic.BaseModel] | None] = None
@@ -100,6 +105,69 @@ class Interaction(ABC):
     async def finalize_interaction(self, instance_id: str) -> None:
         """Called exactly once for every started instance, however the trajectory ended."""
         return None
+
+
+async def ask(interaction: Interaction, method: str, /, *arguments: Any, **kwargs: Any) -> Any:
+    """Await a method of an interaction, and check what it gives.
+
+    Raises what it raises for a fault, and CodeError for an error of its code or an answer that it must not give.
+    """
+    what, code = f"interaction {interaction.name}", getattr(interaction, method)
+    answer = await answer_of(what, code, partial(code, *arguments, **kwargs))
+    problem = _PROBLEMS[method](answer) if method in _PROBLEMS else None
+    if problem is not None:
+        raise wrong(what, code, problem)
+    return answer
+
+
+def _opening_problem(text: Any) -> str | None:
+    return None if text is None or isinstance(text, str) else f"it must return a text or None, found {text!r:.100}"
+
+
+def _score_problem(score: Any) -> str | None:
+    if score is None or finite(score) is not None:
+        return None
+    return f"it must return a finite number or None, found {score!r:.100}"
+
+
+def _answer_problem(answer: Any) -> str | None:
+    if not isinstance(answer, InteractionResponse):
+        return f"it must return an InteractionResponse, found {type(answer).__name__} {answer!r:.100}"
+    expected = {
+        "should_end": (
+            "true or false",
+            not isinstance(answer.should_end, str) and hasattr(answer.should_end, "__bool__"),
+        ),
+        "text": ("a text", isinstance(answer.text, str)),
+        "score": ("a finite number", finite(answer.score) is not None),
+        "extra": ("a mapping", isinstance(answer.extra, Mapping)),
+        "history": ("a list of messages or None", answer.history is None or _are_messages(answer.history)),
+    }
+    for name, (kind, fits) in expected.items():
+        if not fits:
+            return f"the {name} of its InteractionResponse must be {kind}, found {getattr(answer, name)!r:.100}"
+    history = answer.history
+    ends = history is not None and (not history or history[-1]["role"] == "assistant")
+    if ends and not answer.text and not answer.should_end:
+        return (
+            "a rewritten history must end with a message that the policy answers: end `history` with one, or give "
+            "`text`"
+        )
+    return None
+
+
+def _are_messages(history: Any) -> bool:
+    return isinstance(history, (list, tuple)) and all(
+        isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in history
+    )
+
+
+_PROBLEMS: dict[str, Callable[[Any], str | None]] = {
+    "open_dialogue": _opening_problem,
+    "generate_response": _answer_problem,
+    "calculate_score": _score_problem,
+}
+"""By method: what is wrong with an answer."""
 
 
 def load_interactions(path: str | Path | None) -> dict[str, Interaction]:

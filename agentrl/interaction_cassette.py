@@ -9,7 +9,8 @@ from typing import Any
 
 from agentrl.cassette import Asked, Cassette
 from agentrl.deadline import seconds_left
-from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.errors import CodeError, InfrastructureError
+from agentrl.interaction import Interaction, InteractionResponse, ask
 from agentrl.trajectory import Message
 
 
@@ -43,27 +44,29 @@ class OnCassette(Interaction):
         self._told[instance_id] = self._asked("start_interaction", instance_id, kwargs).key
 
         async def started() -> None:
-            await self.interaction.start_interaction(instance_id, **kwargs)
+            await ask(self.interaction, "start_interaction", instance_id, **kwargs)
 
         await self._through("start_interaction", instance_id, kwargs, started)
 
     async def open_dialogue(self, instance_id: str, messages: list[Message]) -> str | None:
         async def opened() -> str | None:
-            return await self.interaction.open_dialogue(instance_id, messages)
+            text: str | None = await ask(self.interaction, "open_dialogue", instance_id, messages)
+            return text
 
         text: str | None = await self._through("open_dialogue", instance_id, {"messages": messages}, opened)
         return text
 
     async def generate_response(self, instance_id: str, messages: list[Message]) -> InteractionResponse:
         async def answered() -> dict[str, Any]:
-            return asdict(await self.interaction.generate_response(instance_id, messages))
+            return asdict(await ask(self.interaction, "generate_response", instance_id, messages))
 
         told = {"messages": messages}
         return InteractionResponse(**await self._through("generate_response", instance_id, told, answered))
 
     async def calculate_score(self, instance_id: str) -> float | None:
         async def scored() -> float | None:
-            return await self.interaction.calculate_score(instance_id)
+            score: float | None = await ask(self.interaction, "calculate_score", instance_id)
+            return score
 
         score: float | None = await self._through("calculate_score", instance_id, {}, scored)
         return score
@@ -71,7 +74,7 @@ class OnCassette(Interaction):
     async def finalize_interaction(self, instance_id: str) -> None:
         self._told.pop(instance_id, None)
         if not self._replays:
-            await self.interaction.finalize_interaction(instance_id)
+            await ask(self.interaction, "finalize_interaction", instance_id)
 
     def _asked(self, method: str, instance_id: str, arguments: dict[str, Any]) -> Asked:
         return Asked(f"interaction {self.name}", method, instance_id, arguments, self._told.get(instance_id, ""))
@@ -82,14 +85,19 @@ class OnCassette(Interaction):
         asked = self._asked(method, instance_id, arguments)
         if self._replays:
             outcome = self.cassette.replay(asked)
+            if outcome.get("is_code_error"):
+                raise CodeError(outcome["value"])
             if outcome.get("is_fault"):
-                raise RuntimeError(outcome["value"])
+                raise InfrastructureError(outcome["value"])
             return outcome["value"]
         try:
             value = await perform()
         except asyncio.CancelledError:
             if seconds_left(1.0) < 0.01:  # the call's own deadline, which fails the try
                 self.cassette.record(asked, {"value": "TimeoutError: no answer in time", "is_fault": True})
+            raise
+        except CodeError as error:
+            self.cassette.record(asked, {"value": error.summary, "is_fault": True, "is_code_error": True})
             raise
         except Exception as error:
             self.cassette.record(asked, {"value": f"{type(error).__name__}: {error}", "is_fault": True})

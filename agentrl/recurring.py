@@ -25,3 +25,16 @@ class Recurring:
         if count & (count - 1) == 0:
             before = f" ({count} of this kind)" if count > 1 else ""
             self.logger.warning("%s: %s%s", who, text, before)
+
+
+class ToldOnce:
+    """Which places have been told of."""
+
+    def __init__(self) -> None:
+        self._places: set[str] = set()
+
+    def __call__(self, place: str) -> bool:
+        """Whether it is the first time."""
+        is_first = place not in self._places
+        self._places.add(place)
+        return is_first

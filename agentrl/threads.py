@@ -15,10 +15,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from agentrl.errors import InfrastructureError
+
 T = TypeVar("T")
 
 
-class AbandonedThreads(RuntimeError):
+class AbandonedThreads(InfrastructureError):
     """Too many earlier calls were given up and still run."""
 
 

@@ -121,8 +121,9 @@ class Tool(ABC):
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
         """Answer one call. `arguments` have been validated against the schema.
 
-        Raises ToolError for what the model should see; any other exception is shown as `execution` too, unless the
-        tool is configured with `on_error: fail`, which fails the trajectory as an infrastructure fault.
+        Raises ToolError for what the model should see. Any other exception is shown as `execution` too, and the user
+        is told where it was raised, once a place; with `on_error: fail` it fails the trajectory as an infrastructure
+        fault. A tool whose code is in error at every call ends the run (`ToolSet.check`).
         """
 
     async def calc_reward(self, instance_id: str) -> float | None:

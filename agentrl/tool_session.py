@@ -1,7 +1,7 @@
 """One trajectory's use of the run's tools.
 
-Invariant: every call ends in a `ToolResult` that can be shown to the model, or raises ToolInfrastructureError or
-CancelledError. Every instance that was created is released exactly once.
+Invariant: every call ends in a `ToolResult` that can be shown to the model, or raises ToolInfrastructureError,
+CancelledError or, of `create` alone, CodeError. Every instance that was created is released exactly once.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ from __future__ import annotations
 import asyncio
 import base64
 import functools
+import inspect
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pydantic
 
 from agentrl.cassette import Asked
 from agentrl.deadline import within
-from agentrl.errors import DataError
+from agentrl.errors import CodeError, DataError, InfrastructureError
 from agentrl.picture import Picture, as_picture
 from agentrl.plugin import nearest
 from agentrl.quota import Quota
 from agentrl.recurring import Recurring
 from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse
 from agentrl.tool_arguments import ArgumentCheck
+from agentrl.user_code import answer_of, finite, is_fault, number_of, wrong
 
 if TYPE_CHECKING:
     from agentrl.toolset import ToolSet
@@ -39,7 +40,7 @@ _ERROR_CHARACTERS = 500
 """An exception's text is cut here before tokens are counted: a library may put a whole document into it."""
 
 
-class ToolInfrastructureError(RuntimeError):
+class ToolInfrastructureError(InfrastructureError):
     """A tool failed for a reason that is not the policy's: the trajectory may be retried, and has no reward."""
 
 
@@ -92,6 +93,8 @@ class Outcome:
     """An ErrorKind: `text` is its message."""
     is_fault: bool = False
     """`text` says what failed."""
+    is_code_error: bool = False
+    """`text` says what is wrong with the tool's code."""
     seconds: float = 0.0
     files: dict[str, str] = field(default_factory=dict)
     images: list[str] = field(default_factory=list)
@@ -110,6 +113,10 @@ class Slot:
     queued: list[float] = field(default_factory=list)
     """Seconds that each call waited for its turn."""
     faults: int = 0
+    answered: bool = False
+    """A call has been answered as the tool's code meant it, an error for the model to see included."""
+    broken: CodeError | None = None
+    """The first error of its code, of a kind that no argument is to blame for."""
 
 
 class ToolSession:
@@ -166,8 +173,8 @@ class ToolSession:
     async def call(self, name: str, arguments: dict[str, Any] | None, parse_error: str | None = None) -> ToolResult:
         """Run one call, as the policy wrote it. `parse_error`: why it could not be read.
 
-        Raises ToolInfrastructureError: the tool is configured with `on_error: fail`, its `create` failed, or it
-        answered with something that is no ToolResponse.
+        Raises ToolInfrastructureError: the tool is configured with `on_error: fail`, or its `create` failed for a
+        fault of the infrastructure; CodeError: `create` failed for any other reason.
         """
         if self._closing is not None:
             raise RuntimeError(f"tool session {self.instance_id} is closed")
@@ -200,7 +207,10 @@ class ToolSession:
     async def _through(
         self, slot: Slot, hook: str, arguments: dict[str, Any], perform: Callable[[], Awaitable[Outcome]]
     ) -> Outcome:
-        """What `perform` gives, or what the cassette holds of it. Raises ToolInfrastructureError for a fault."""
+        """What `perform` gives, or what the cassette holds of it.
+
+        Raises ToolInfrastructureError for a fault, CodeError for an error of the tool's code.
+        """
         name, cassette = slot.tool.name, self._set.cassette
         cause: BaseException | None = None
         if cassette is not None:
@@ -214,8 +224,14 @@ class ToolSession:
                 outcome = await perform()
             except _Fault as fault:
                 outcome, cause = Outcome(str(fault), is_fault=True), fault.__cause__
+            except CodeError as error:
+                if cassette is not None:
+                    cassette.record(asked, asdict(Outcome(error.summary, is_fault=True, is_code_error=True)))
+                raise
             if cassette is not None:
                 cassette.record(asked, asdict(outcome))
+        if outcome.is_code_error:
+            raise CodeError(outcome.text)
         if outcome.is_fault:
             slot.faults += 1
             raise ToolInfrastructureError(f"tool {name}: {outcome.text}") from cause
@@ -228,9 +244,11 @@ class ToolSession:
             deadline = within(slot.limits.timeout)
             try:
                 async with deadline as timeout:
-                    response = await slot.tool.execute(self.instance_id, arguments)
-                images = [] if self._set.image_tokens is None else [_encoded(one) for one in _images(response)]
+                    response = await awaited(slot.tool.execute(self.instance_id, arguments))
+                check_response(response)
+                images = [] if self._set.image_tokens is None else [_encoded(one) for one in response.images]
             except ToolError as error:
+                slot.answered = True
                 return Outcome(str(error), error=error.kind, seconds=time.perf_counter() - begun)
             except ToolInfrastructureError as error:
                 raise _Fault(str(error)) from error
@@ -238,12 +256,17 @@ class ToolSession:
                 kind, text = ErrorKind.EXECUTION, f"{type(error).__name__}: {error}"
                 if isinstance(error, TimeoutError) and timeout.expired():
                     kind, text = ErrorKind.TIMEOUT, f"{slot.tool.name} gave no answer within {slot.limits.timeout:g} s"
+                elif not is_fault(error):
+                    self._set.meet(slot, error)
                 if slot.limits.on_error == "fail":
                     raise _Fault(_one_line(text)) from error
                 return Outcome(text, error=kind, seconds=time.perf_counter() - begun)
-            answer = _answer(response, images, time.perf_counter() - begun)
-            unseen = len(_images(response)) - len(images)
-            return replace(answer, text=answer.text + NOT_SHOWN.format(unseen)) if unseen else answer
+            slot.answered = True
+            unseen = len(response.images) - len(images)
+            text = response.text + (NOT_SHOWN.format(unseen) if unseen else "")
+            seconds, files = time.perf_counter() - begun, response.files
+            reward = None if response.reward is None else float(response.reward)
+            return Outcome(text, reward, response.metrics, seconds=seconds, files=files, images=images)
 
     def _error(
         self,
@@ -262,7 +285,7 @@ class ToolSession:
         """Ask every created tool for its reward, then release it; the rewards that were given.
 
         Release happens even when this is cancelled. Closing again changes nothing and gives the same. Raises
-        ToolInfrastructureError, after all releases, when `calc_reward` failed.
+        ToolInfrastructureError or CodeError, after all releases, when `calc_reward` failed.
         """
         if self._closing is None:
             if not self._created:
@@ -296,8 +319,9 @@ class ToolSession:
 
     async def _reward(self, slot: Slot) -> Outcome:
         reward = await _hook(slot, slot.tool.calc_reward, self.instance_id)
-        if reward is not None and not math.isfinite(reward):
-            raise _Fault(f"calc_reward gave {reward}")
+        if reward is not None and finite(reward) is None:
+            problem = f"it must return a finite number or None, found {reward!r:.100}"
+            raise wrong(f"tool {slot.tool.name}", slot.tool.calc_reward, problem)
         return Outcome(reward=None if reward is None else float(reward))
 
     async def _release(self, slot: Slot) -> None:
@@ -305,7 +329,7 @@ class ToolSession:
             return
         try:
             await _hook(slot, slot.tool.release, self.instance_id)
-        except _Fault as fault:  # what it did stays valid
+        except (_Fault, CodeError) as fault:  # what it did stays valid
             warnings.warn(f"trajectory {self.instance_id}", f"tool {slot.tool.name}: {fault}")
 
 
@@ -313,18 +337,36 @@ class _Fault(Exception):
     """A tool failed, and not for the policy's fault."""
 
 
-def _answer(response: ToolResponse, images: list[str], seconds: float) -> Outcome:
-    if not isinstance(response, ToolResponse) or not isinstance(response.text, str):
-        raise _Fault(f"execute must return a ToolResponse with a text, found {response!r:.200}")
-    if response.reward is not None and not math.isfinite(response.reward):
-        raise _Fault(f"the reward is {response.reward}")
-    return Outcome(
-        response.text, response.reward, response.metrics, seconds=seconds, files=response.files, images=images
+class WrongResponse(TypeError):
+    """A tool's `execute` gave what it must not."""
+
+
+async def awaited(answer: Awaitable[T]) -> T:
+    """Raises WrongResponse when `execute` is no coroutine function."""
+    if not inspect.isawaitable(answer):
+        raise WrongResponse("execute must be a coroutine function (`async def`)")
+    return await answer
+
+
+def check_response(response: Any) -> None:
+    """Raises WrongResponse for what is no ToolResponse, or one with a part of another type."""
+    if not isinstance(response, ToolResponse):
+        raise WrongResponse(f"execute must return a ToolResponse, found {type(response).__name__} {response!r:.100}")
+    numbers = isinstance(response.metrics, Mapping) and all(
+        number_of(one) is not None for one in response.metrics.values()
     )
-
-
-def _images(response: Any) -> Sequence[Any]:
-    return response.images if isinstance(response, ToolResponse) else ()
+    expected = {
+        "text": ("a text", isinstance(response.text, str)),
+        "reward": ("a finite number or None", response.reward is None or finite(response.reward) is not None),
+        "metrics": ("a mapping of names to numbers", numbers),
+        "files": ("a mapping of paths to base64", isinstance(response.files, Mapping)),
+        "images": ("a list", isinstance(response.images, Sequence) and not isinstance(response.images, str | bytes)),
+    }
+    for name, (kind, fits) in expected.items():
+        if not fits:
+            raise WrongResponse(
+                f"the {name} of its ToolResponse must be {kind}, found {getattr(response, name)!r:.100}"
+            )
 
 
 def _encoded(image: Any) -> str:
@@ -334,12 +376,18 @@ def _encoded(image: Any) -> str:
     return base64.b64encode(picture.data).decode()
 
 
-async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], instance_id: str, **kwargs: Any) -> T:
-    """A method of the tool within the tool's deadline. Raises _Fault for whatever goes wrong."""
+async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: Any, **kwargs: Any) -> T:
+    """A method of the tool within the tool's deadline.
+
+    Raises _Fault for what the infrastructure or the row is to blame for, CodeError for an error of the tool's code.
+    """
     deadline = within(slot.limits.timeout)
     try:
         async with deadline as timeout:
-            return await hook(instance_id, **kwargs)
+            call = functools.partial(hook, *arguments, **kwargs)
+            return await answer_of(f"tool {slot.tool.name}", hook, call, passing=(ToolError,))
+    except CodeError:
+        raise
     except Exception as error:
         problem = f"{type(error).__name__}: {_one_line(str(error))}"
         if timeout.expired():

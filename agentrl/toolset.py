@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +13,23 @@ from typing import Any
 import pydantic
 
 from agentrl.cassette import Cassette
-from agentrl.errors import ConfigError
+from agentrl.errors import CodeError, ConfigError
 from agentrl.picture import Picture
 from agentrl.plugin import describe, read_entries
 from agentrl.quota import Quota
-from agentrl.tool import CALL_KEYS, Tool, ToolSchema
+from agentrl.recurring import ToldOnce
+from agentrl.tool import CALL_KEYS, FunctionTool, Tool, ToolSchema
 from agentrl.tool_arguments import ArgumentCheck
 from agentrl.tool_loading import tool_of_function, tools_of_entry
 from agentrl.tool_session import NOT_SHOWN, CallLimits, Slot, ToolSession
 from agentrl.truncation import Decode, Encode, Side, truncate
+from agentrl.user_code import answer_of, code_error, user_code
 
 logger = logging.getLogger(__name__)
+
+BROKEN = (TypeError, AttributeError, NameError, ImportError, SyntaxError, NotImplementedError)
+"""Errors of a tool's code rather than of what the policy asked it; an answer of another type than ToolResponse is a
+TypeError."""
 
 
 class ToolSet:
@@ -41,6 +48,9 @@ class ToolSet:
         self.encode: Encode | None = None
         self.image_tokens: Callable[[Picture], int] | None = None
         self.decode: Decode | None = None
+        self.warn: Callable[[str], None] = logger.warning
+        """Tells the user what is wrong with a tool."""
+        self._once = ToldOnce()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closing: set[asyncio.Task[list[float]]] = set()
         for tool in tools:
@@ -126,7 +136,7 @@ class ToolSet:
         """The run of that name begins: every tool reaches what it needs. Raises ConfigError."""
         if not self.is_replay:
             for slot in self.slots.values():
-                await slot.tool.start(run)
+                await answer_of(f"tool {slot.tool.name}", slot.tool.start, functools.partial(slot.tool.start, run))
 
     async def close(self) -> None:
         """The run is over: end what trajectories left, then free what the tools hold."""
@@ -139,12 +149,36 @@ class ToolSet:
         if self.cassette is not None:
             self.cassette.close()
 
+    def meet(self, slot: Slot, error: BaseException) -> None:
+        """What `execute` raised is told to the model; tell the user where it was raised, once a place.
+
+        An exception does not say whether the code or the policy's arguments are to blame, and a policy must not be able
+        to end a run. So it is the tool's error, for `check`, only where it is of a kind that arguments seldom provoke.
+        """
+        found = code_error(f"tool {slot.tool.name}", error, _code_of(slot.tool))
+        if isinstance(error, BROKEN) and slot.broken is None:
+            slot.broken = found
+        if self._once(found.place or found.summary):
+            self.warn(f"{found}\n  The model is told; errors that it should see are raised as agentrl.tool.ToolError")
+
+    def check(self) -> None:
+        """Raises CodeError for a tool that has answered no call so far, and some of them for errors of its code."""
+        for name, slot in self.slots.items():
+            if slot.broken is not None and not slot.answered:
+                raise CodeError(
+                    f"{slot.broken}\nThe tool {name} has not answered a single call. Mend it and start the same "
+                    "command again, or go on, and let the model be told, with "
+                    "actor_rollout_ref.rollout.agent.on_code_error=count",
+                    slot.broken.place,
+                )
+
     def take_metrics(self) -> dict[str, float]:
         """By tool, since they were last taken: seconds that calls waited for their turn, infrastructure faults, and
         the tool's own numbers (of a remote one: retries, faults by kind, the state of its breaker)."""
         metrics: dict[str, float] = {}
         for name, slot in self.slots.items():
-            numbers = {f"tool/{name}/{key}": value for key, value in slot.tool.take_metrics().items()}
+            with user_code(f"tool {name}", slot.tool.take_metrics):
+                numbers = {f"tool/{name}/{key}": float(value) for key, value in slot.tool.take_metrics().items()}
             if slot.queued:
                 waited, slot.queued = sorted(slot.queued), []
                 numbers[f"tool/{name}/queue_seconds_mean"] = sum(waited) / len(waited)
@@ -202,6 +236,11 @@ class ToolSet:
         room -= len(self.encode(notes))
         kept, truncated = self.cut(text, room) if room > 0 else ("", bool(text))
         return kept + notes, shown, truncated or len(shown) < len(pictures) or bool(notes)
+
+
+def _code_of(tool: Tool) -> Callable[..., Any]:
+    """What a user wrote of a tool."""
+    return tool.function if isinstance(tool, FunctionTool) else tool.execute
 
 
 def percentile(ascending: Sequence[float], fraction: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.plugin import import_object
 from agentrl.threads import AbandonedThreads, DaemonThreads, OwnThread
 from agentrl.trajectory import Message
+from agentrl.user_code import finite, wrong
 
 T = TypeVar("T")
 
@@ -168,23 +169,41 @@ class EnvironmentInteraction(Interaction):
 
     def _begin(self, play: _Play, row: EnvironmentRow) -> None:
         play.environment = self._make()
-        observation, _ = play.environment.reset(seed=row.seed, options=row.options)
-        play.observation = self._render(observation, play.environment)
+        reset = play.environment.reset
+        observation, _ = self._parts(reset, reset(seed=row.seed, options=row.options), "(observation, info)")
+        play.observation = self._rendered(observation, play)
 
     def _step(self, play: _Play, text: str) -> InteractionResponse:
         try:
             action = self._parse(text, play.environment)
         except ValueError as error:
             return InteractionResponse(should_end=False, text=f"This is not a valid action: {error}")
-        observation, reward, terminated, truncated, _ = play.environment.step(action)
+        step = play.environment.step
+        expected = "(observation, reward, terminated, truncated, info)"
+        observation, reward, terminated, truncated, _ = self._parts(step, step(action), expected)
+        if finite(reward) is None:
+            raise wrong(f"interaction {self.name}", step, f"its reward must be a finite number, found {reward!r:.100}")
         play.steps += 1
         play.total += float(reward)
         return InteractionResponse(
             should_end=bool(terminated or truncated or play.steps == self.options.max_steps),
-            text=self._render(observation, play.environment),
+            text=self._rendered(observation, play),
             score=float(reward),
             extra={"environment_steps": play.steps, "environment_terminated": bool(terminated)},
         )
+
+    def _parts(self, method: Callable[..., Any], answer: Any, expected: str) -> Sequence[Any]:
+        """Raises CodeError for an answer that is not of so many parts."""
+        if not isinstance(answer, (tuple, list)) or len(answer) != expected.count(",") + 1:
+            raise wrong(f"interaction {self.name}", method, f"it must return {expected}, found {answer!r:.100}")
+        return answer
+
+    def _rendered(self, observation: Any, play: _Play) -> str:
+        """Raises CodeError for what is no text."""
+        text = self._render(observation, play.environment)
+        if not isinstance(text, str):
+            raise wrong(f"interaction {self.name}", self._render, f"`render` must return a text, found {text!r:.100}")
+        return text
 
     def _read(self, text: str, environment: Any) -> str | int:
         """The action that the last line names last, of a discrete space; of any other the whole text."""

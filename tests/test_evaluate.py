@@ -85,7 +85,7 @@ def test_keys_of_other_files(tmp_path: Path) -> None:
     assert written["all"]["mean"] == pytest.approx(2.1 / 3)
 
 
-def test_a_function_of_ones_own(tmp_path: Path) -> None:
+def test_a_function_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     function = tmp_path / "reward.py"
     function.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
@@ -95,11 +95,16 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
     )
     rows = [{"responses": ["a", "bad"], "extra_info": {"seed": 3}}, {"responses": ["abc"], "extra_info": {"seed": 5}}]
     path = file(tmp_path / "out.parquet", rows)
-    written = numbers(path, tmp_path, f"custom_reward_function.path={function}")["sources"]["unknown"]
+    own = f"custom_reward_function.path={function}"
+    places = ("KeyError: 'which'", f"{function}:3", f"{path}, row 0 (the first is 0)", "data.on_code_error=count")
+    fails([f"data.path={path}", own], capsys, *places)
+    written = numbers(path, tmp_path, own, "data.on_code_error=count")["sources"]["unknown"]
     assert written["mean"] == 2.0
     assert written["extra"] == {"seed": 4.0}
     assert written["failures"] == 1
-    assert written["causes"] == {"scorer: KeyError: 'which'": 1}
+    ((cause, count),) = written["causes"].items()
+    assert cause.startswith("scorer: CodeError: custom_reward_function: ") and f"({function}:3)" in cause
+    assert count == 1
 
 
 def test_records_reach_the_scorer(tmp_path: Path) -> None:
@@ -121,7 +126,7 @@ def test_records_reach_the_scorer(tmp_path: Path) -> None:
     assert (written["mean"], written["failures"]) == (1.0, 0)
 
 
-def test_ray_comes_to_the_same(tmp_path: Path) -> None:
+def test_ray_comes_to_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two processes of a real Ray, several chunks, a function beside them that they find."""
     function = tmp_path / "reward.py"
     function.write_text(
@@ -133,8 +138,9 @@ def test_ray_comes_to_the_same(tmp_path: Path) -> None:
     )
     rows = [row(str(i), str(i % 3), "bad", None, truth=str(i % 5), source=f"s{i % 2}") for i in range(600)]
     path = file(tmp_path / "out.parquet", rows)
-    own = f"custom_reward_function.path={function}"
-    here, there = numbers(path, tmp_path, own), numbers(path, tmp_path, own, "ray_init.num_cpus=2")
+    own, counted = f"custom_reward_function.path={function}", "data.on_code_error=count"
+    fails([f"data.path={path}", own, "ray_init.num_cpus=2"], capsys, "KeyError: 'which'", f"{function}:4", "row ")
+    here, there = numbers(path, tmp_path, own, counted), numbers(path, tmp_path, own, counted, "ray_init.num_cpus=2")
     for part in (*here["sources"].values(), here["all"], *there["sources"].values(), there["all"]):
         part["pid"] = part.pop("extra")["pid"]
     assert here["all"]["pid"] != there["all"].pop("pid")

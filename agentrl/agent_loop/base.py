@@ -15,10 +15,10 @@ from typing import ClassVar
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.chat import AssistantMessage, Chat, Drift
 from agentrl.data.sample import Sample
-from agentrl.errors import DataError
+from agentrl.errors import DataError, UserError
 from agentrl.interaction import Interaction
 from agentrl.picture import text_of
-from agentrl.rollout.engine import FinishReason, Generation, RolloutEngine, SamplingParams
+from agentrl.rollout.engine import EngineError, FinishReason, Generation, RequestError, RolloutEngine, SamplingParams
 from agentrl.tool import ToolSchema
 from agentrl.toolset import ToolSet
 from agentrl.trajectory import Message, PlacedImage, Status, Trajectory, Transcript, Turn
@@ -69,10 +69,10 @@ class AgentLoop(ABC):
 
     @abstractmethod
     async def run(self, episode: Episode) -> None:
-        """Drive one trajectory to its end and set `episode.trajectory.status`.
+        """Drive one trajectory to its end and set `episode.trajectory.status`, which `episode.finish` does.
 
-        An exception other than CancelledError ends this try as an infrastructure fault. The scheduler tries again,
-        unless it is a UserError or RequestError, which would only come again.
+        A fault of the infrastructure (see `agentrl.user_code`) ends this try, and the scheduler tries again. A
+        UserError or RequestError fails the trajectory, and any other exception is an error of this code.
         """
 
     def check(self) -> None:  # noqa: B027 - most loops need nothing
@@ -213,7 +213,12 @@ class Episode:
         self.waiting_for = f"the engine (turn {self.assistant_turns + 1}, {len(transcript)} tokens)"
         begun = time.monotonic()
         images = {"images": transcript.images} if transcript.images else {}
-        generation = await self.context.engine.generate(transcript.ids, params, self.session, **images)
+        try:
+            generation = await self.context.engine.generate(transcript.ids, params, self.session, **images)
+        except (EngineError, RequestError, UserError):
+            raise
+        except Exception as error:  # of the engine, and not of the loop that asked it
+            raise EngineError(f"{type(error).__name__}: {error}") from error
         self.generate_seconds += time.monotonic() - begun
         self.cached_tokens += generation.cached_tokens
         self.prompt_tokens += len(transcript)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from agentrl.agent_loop.base import Episode
 from agentrl.deadline import within
 from agentrl.errors import DataError
-from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.interaction import Interaction, InteractionResponse, ask
 from agentrl.picture import joined
 from agentrl.trajectory import Message
+from agentrl.user_code import user_code
 
 
 @dataclass(slots=True)
@@ -40,16 +41,16 @@ class Dialogue:
 
         async def finalize() -> None:
             async with within(timeout):
-                await interaction.finalize_interaction(episode.session)
+                await ask(interaction, "finalize_interaction", episode.session)
 
         episode.waiting_for = f"interaction {interaction.name}"
         async with within(timeout):
-            await interaction.start_interaction(episode.session, **kwargs)
+            await ask(interaction, "start_interaction", episode.session, **kwargs)
         try:
             dialogue = Dialogue(episode, interaction)
             yield dialogue
             async with within(timeout):
-                score = await interaction.calculate_score(episode.session)
+                score = await ask(interaction, "calculate_score", episode.session)
         except BaseException:
             with contextlib.suppress(Exception):  # a fault at the end must not hide the first one, or a cancellation
                 await finalize()
@@ -57,7 +58,7 @@ class Dialogue:
         await finalize()
         if score is not None:
             extra = episode.trajectory.score_extra
-            extra["interaction_score"] = _finite(interaction, score)
+            extra["interaction_score"] = float(score)
             extra["interaction_turn_score"] = dialogue.turn_score
 
     async def opening(self, prompt: list[Message]) -> list[Message]:
@@ -65,7 +66,7 @@ class Dialogue:
         if self.interaction is None:
             return prompt
         async with within(self.episode.context.limits.call_timeout):
-            text = await self.interaction.open_dialogue(self.episode.session, list(prompt))
+            text = await ask(self.interaction, "open_dialogue", self.episode.session, list(prompt))
         if text is None:
             return prompt
         last = prompt[-1]
@@ -81,9 +82,11 @@ class Dialogue:
         episode.waiting_for = f"interaction {self.interaction.name}"
         turn = trajectory.turns[-1]  # now: a branch may add turns of its own meanwhile
         async with within(episode.context.limits.call_timeout):
-            answer = await self.interaction.generate_response(episode.session, list(episode.messages))
+            answer: InteractionResponse = await ask(
+                self.interaction, "generate_response", episode.session, list(episode.messages)
+            )
         self.turns += 1
-        score = _finite(self.interaction, answer.score)
+        score = float(answer.score)
         self.turn_score += score
         turn.reward = score + (turn.reward or 0.0)
         for name, value in answer.extra.items():
@@ -97,19 +100,11 @@ class Dialogue:
         if answer.history is None:
             return self.episode.observe(said)
         history = [*answer.history, *(said if answer.text else ())]
-        if not history or history[-1]["role"] == "assistant":
-            raise ValueError(
-                f"interaction {self.interaction.name if self.interaction else None}: a rewritten history must end with "
-                "a message that the policy answers: end `history` with one, or give `text`"
-            )
-        self.episode.start(history, self.episode.tools)
+        assert self.interaction is not None
+        # A message of a form that the chat template cannot write is the interaction's error.
+        with user_code(f"interaction {self.interaction.name}", self.interaction.generate_response):
+            self.episode.start(history, self.episode.tools)
         return self.episode.budget_left > 0
-
-
-def _finite(interaction: Interaction, score: float) -> float:
-    if not math.isfinite(score):
-        raise ValueError(f"interaction {interaction.name}: the score is {score}")
-    return float(score)
 
 
 def _find(episode: Episode, name: str | None) -> Interaction:

@@ -83,7 +83,7 @@ class OpenAIProxyLoop(AgentLoop):
         if session.ending is Status.COMPLETED and error is not None:
             raise error
         if not session.turns and session.ending is Status.COMPLETED:
-            raise RuntimeError(f"the agent made no successful call; {session.last_error or 'it made none at all'}")
+            raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")
         if outcome.reward is not None:
             add_turn_reward(episode, outcome.reward)
         episode.trajectory.score_extra.update(outcome.numbers)

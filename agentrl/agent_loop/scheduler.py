@@ -2,6 +2,8 @@
 
 Invariant: every request ends exactly once, as a scored trajectory or as a counted failure. A failure carries no
 reward. At most `max_concurrent` tries run at a time; scoring starts when a trajectory ends and does not hold a place.
+An error of a user's code ends the whole run, unless such are to be counted: the trajectories that do not meet it are a
+biased sample.
 """
 
 from __future__ import annotations
@@ -11,17 +13,26 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from agentrl.agent_loop.base import AgentLoop, Episode, LoopContext
 from agentrl.agent_loop.limits import seed_of
 from agentrl.data.sample import Sample
-from agentrl.errors import UserError
-from agentrl.recurring import Recurring
+from agentrl.errors import CodeError, UserError
+from agentrl.recurring import Recurring, ToldOnce
 from agentrl.reward import RewardManager
 from agentrl.rollout.engine import RequestError, SamplingParams
-from agentrl.trajectory import Status, Trajectory, is_reward
+from agentrl.trajectory import Status, Trajectory
+from agentrl.user_code import answer_of, finite, is_ours, number_of, wrong
 
-warnings = Recurring(logging.getLogger(__name__))
+logger = logging.getLogger(__name__)
+warnings = Recurring(logger)
+ADVICE = (
+    "It is an error of this code, which would come again, and no fault of the infrastructure. Mend it and start the "
+    "same command again, or leave such trajectories out and count them with "
+    "actor_rollout_ref.rollout.agent.on_code_error=count. For what may pass (a server that is gone) raise "
+    "agentrl.errors.InfrastructureError"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +59,19 @@ class Scheduler:
     max_concurrent: int
     trajectory_timeout: float
     max_retries: int
+    on_code_error: Literal["error", "count"] = "error"
+    """See `rollout.agent.on_code_error`."""
+    warn: Callable[[str], None] = logger.warning
     running: dict[str, Episode] = field(default_factory=dict)
+    _once: ToldOnce = field(default_factory=ToldOnce)
 
     async def run(
         self, requests: Sequence[Request], on_end: Callable[[Trajectory], None] | None = None
     ) -> list[Trajectory]:
-        """Run all requests; the result is in their order. `on_end` is called once a trajectory, when it ends."""
+        """Run all requests; the result is in their order. `on_end` is called once a trajectory, when it ends.
+
+        Raises CodeError for the first error of a user's code, unless these are counted; all else is cancelled then.
+        """
         places = asyncio.Semaphore(self.max_concurrent)
         try:
             async with asyncio.TaskGroup() as group:
@@ -77,7 +95,10 @@ class Scheduler:
         async with places:
             trajectory = await self._with_retries(request)
         if self.reward is not None and trajectory.status not in (Status.FAILED, Status.TIMEOUT, Status.ABORTED):
-            await self.reward.score(trajectory, request.sample)
+            try:
+                await self.reward.score(trajectory, request.sample)
+            except CodeError as error:
+                self._meet(error, request)
         if on_end is not None:
             on_end(trajectory)
         return trajectory
@@ -95,10 +116,12 @@ class Scheduler:
     async def _try(self, request: Request, attempt: int) -> tuple[Trajectory, bool]:
         """One try from the start, and whether it failed in a way that another may not.
 
-        Exceptions of the loop are attributed here, and only here: they end the trajectory, never the run.
+        What the loop raises is attributed here: it ends the trajectory, and the run where it is an error of a user's
+        code.
         """
         sample = request.sample
         trajectory = Trajectory(request.uid, request.group, sample.data_source, sample.agent_name)
+        trajectory.status = Status.FAILED  # until the loop says how it ended
         episode = Episode(
             context=self.context,
             sample=sample,
@@ -112,6 +135,10 @@ class Scheduler:
             await self._run_loop(episode)
             if request.count_drift and trajectory.status is Status.COMPLETED:
                 episode.count_drift()
+        except CodeError as error:
+            self._meet(error, request)
+            fail(trajectory, error)
+            return trajectory, False
         except (UserError, RequestError) as error:
             fail(trajectory, error)
             return trajectory, False
@@ -123,12 +150,11 @@ class Scheduler:
         return trajectory, trajectory.status is Status.FAILED
 
     async def _run_loop(self, episode: Episode) -> None:
-        loop = self.loops[episode.sample.agent_name]
+        loop, name = self.loops[episode.sample.agent_name], f"agent loop {episode.sample.agent_name}"
         deadline = asyncio.timeout(self.trajectory_timeout)
         try:
             async with deadline:
-                await loop.run(episode)
-                check_turn_rewards(episode.trajectory)
+                await answer_of(name, loop.run, lambda: loop.run(episode), passing=(RequestError,))
         except TimeoutError as error:
             if not deadline.expired():
                 # A deadline of a single call (interaction): infrastructure, to be retried.
@@ -137,17 +163,38 @@ class Scheduler:
             episode.trajectory.failure = (
                 f"timeout: {self.trajectory_timeout:g} s passed waiting for {episode.waiting_for}"
             )
+        problem = _left_wrong(episode.trajectory)
+        if problem is not None:
+            raise ValueError(problem) if is_ours(loop.run) else wrong(name, loop.run, problem)
+
+    def _meet(self, error: CodeError, request: Request) -> None:
+        """Raise it with the row that it was met in, or tell it, once a place."""
+        sample = request.sample
+        met = f"{error}\n  in {sample.file}, row {sample.row} (the first is 0), trajectory {request.uid}"
+        if self.on_code_error == "error":
+            raise CodeError(f"{met}\n{ADVICE}", error.place) from error
+        if self._once(error.place or error.summary):
+            self.warn(f"{met}\n  Such trajectories are left out, and counted under failure/ in the metrics")
 
 
-def check_turn_rewards(trajectory: Trajectory) -> None:
-    """Raises ValueError for one that cannot be trained on, whoever gave it: tool, interaction, agent, cassette."""
-    for number, turn in enumerate(trajectory.turns):
-        if turn.reward is not None and not is_reward(turn.reward):
-            raise ValueError(f"turn {number} ({turn.role}): the reward is {turn.reward}, no finite number (in float32)")
+def _left_wrong(trajectory: Trajectory) -> str | None:
+    """What a loop left that no trajectory may have."""
+    status, rewards = trajectory.status, [turn.reward for turn in trajectory.turns if turn.reward is not None]
+    if not isinstance(status, Status) or (status is Status.FAILED and trajectory.failure is None):
+        return f"it must set the trajectory's status, by `episode.finish(Status...)`; found {status!r:.40}"
+    if not trajectory.transcripts and status is not Status.TIMEOUT:
+        return "it ended without a transcript: `episode.start(messages)` begins one"
+    for reward in rewards:
+        if finite(reward) is None:
+            return f"a turn's reward must be a finite number (in float32), found {reward!r:.100}"
+    for name, value in {**trajectory.metrics, **trajectory.score_extra}.items():
+        if number_of(value) is None:
+            return f"metrics and score_extra hold numbers; {name!r} is {value!r:.100}"
+    return None
 
 
 def fail(trajectory: Trajectory, error: BaseException) -> None:
-    """End a trajectory as an infrastructure failure: without score, never trained on."""
+    """End a trajectory as a failure: without score, never trained on."""
     trajectory.status = Status.FAILED
     trajectory.score = None
-    trajectory.failure = f"{type(error).__name__}: {error}"
+    trajectory.failure = f"{type(error).__name__}: {error.summary if isinstance(error, CodeError) else error}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -73,6 +73,9 @@ class EvaluateDataConfig(Section):
     """The column with ground_truth; with a function of your own it may be absent."""
     output_path: str | None = None
     """A JSON file for the numbers of the table."""
+    on_code_error: Literal["error", "count"] = "error"
+    """What to do when a function of your own raises what is no fault of the infrastructure, or gives what is no score:
+    stop and name file, line and row, or count the response as a failure."""
 
 
 class EvaluateRayConfig(Section):

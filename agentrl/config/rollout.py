@@ -98,6 +98,10 @@ class AgentConfig(Section):
     """Deadline of one try of a trajectory, tools included. One that passes it is not trained on."""
     max_retries: int = Field(2, ge=0)
     """Fresh tries of a trajectory that failed for a fault of the infrastructure."""
+    on_code_error: Literal["error", "count"] = "error"
+    """What to do when code of yours (a loop, an interaction, a scorer, an agent, a tool that answers no call) raises
+    what is no fault of the infrastructure, or gives what it must not: stop and name file, line and row, or leave the
+    trajectory out and count it. The sample that is left is biased then."""
     max_failed_fraction: float = Field(0.5, ge=0, le=1)
     """A step stops the run when a larger part of its trajectories failed or passed the deadline."""
     openai_proxy: OpenAIProxyConfig = OpenAIProxyConfig()

@@ -19,7 +19,7 @@ from agentrl.data.columns import BadValue, bad_rows, names_in
 from agentrl.data.rows import to_sample
 from agentrl.data.sample import AGENT_ALIASES, Sample
 from agentrl.data.store import ROW_NUMBER, RowReader, RowStore
-from agentrl.errors import DataError, UserError
+from agentrl.errors import CodeError, DataError, UserError
 from agentrl.plugin import nearest
 
 Progress = Callable[[int], Any]
@@ -128,6 +128,8 @@ class ParquetDataset:
         for index, row, file in self._stream():
             try:
                 tokens = length(self._sample(row, index, file))
+            except CodeError as error:  # not the row's fault, so not left out with on_bad_row=skip
+                raise CodeError(f"{error}\n  in {place(file, row)}", error.place) from error
             except (ValueError, TypeError, LookupError, RuntimeError, UserError) as error:
                 if self.on_bad_row == "error":
                     problem = str(error) if isinstance(error, DataError) else f"the prompt cannot be rendered: {error}"

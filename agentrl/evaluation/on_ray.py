@@ -68,7 +68,7 @@ def _score(chunk: list[Responses], config: EvaluateConfig) -> list[Scores]:
         reward = RewardManager(config.reward_model, config.custom_reward_function)
         try:
             await reward.start(RUN)
-            return await score_chunk(chunk, reward)
+            return await score_chunk(chunk, reward, count=config.data.on_code_error == "count")
         finally:
             await reward.close()
 

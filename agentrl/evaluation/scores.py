@@ -15,8 +15,9 @@ from agentrl.config.offline import EvaluateConfig
 from agentrl.data.columns import is_struct, is_text
 from agentrl.data.rows import to_sample
 from agentrl.data.sample import Sample
-from agentrl.errors import DataError, UserError
+from agentrl.errors import CodeError, DataError, UserError
 from agentrl.reward.manager import RewardManager
+from agentrl.reward.scorer import Verdict
 from agentrl.trainer.record import from_row
 from agentrl.trajectory import Status, Trajectory, Turn
 
@@ -24,6 +25,7 @@ CHUNK_ROWS = 256
 """Rows that are scored together."""
 RECORDS = "trajectories"
 """The column in which `agentrl.generate` keeps whole records, for scorers that ask for the trajectory."""
+ADVICE = "Mend the function, or count such responses as failures with data.on_code_error=count"
 RUN = "evaluate"
 """The name by which the sandbox knows us."""
 
@@ -178,18 +180,26 @@ def check_sources(reward: RewardManager, sources: Mapping[str, str]) -> None:
             raise type(error)(f"{where}: {error}") from error
 
 
-async def score_chunk(chunk: Sequence[Responses], reward: RewardManager) -> list[Scores]:
-    """The scores of all rows, as many at once as the reward manager lets run."""
-    return list(await asyncio.gather(*(score_row(row, reward) for row in chunk)))
+async def score_chunk(chunk: Sequence[Responses], reward: RewardManager, *, count: bool) -> list[Scores]:
+    """The scores of all rows, as many at once as the reward manager lets run; see `score_row`."""
+    return list(await asyncio.gather(*(score_row(row, reward, count=count) for row in chunk)))
 
 
-async def score_row(row: Responses, reward: RewardManager) -> Scores:
-    """Scorers' faults become failures; nothing is raised for them."""
+async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Scores:
+    """What fails a scorer becomes a failure. Raises CodeError for an error of its code, unless to `count` it, too."""
+
+    async def score(trajectory: Trajectory) -> Verdict | None:
+        try:
+            return await reward.score(trajectory, row.sample)
+        except CodeError as error:
+            if count:
+                return None
+            place = f"{row.sample.file}, row {row.sample.row} (the first is 0)"
+            raise CodeError(f"{error}\n  in {place}\n{ADVICE}", error.place) from error
+
     trajectories = [trajectory_of(row, number) for number in range(len(row.texts))]
     answered = [one for one, text in zip(trajectories, row.texts, strict=True) if text is not None]
-    verdicts = dict(
-        zip(map(id, answered), await asyncio.gather(*(reward.score(one, row.sample) for one in answered)), strict=True)
-    )
+    verdicts = dict(zip(map(id, answered), await asyncio.gather(*map(score, answered)), strict=True))
     found = [verdicts.get(id(one)) for one in trajectories]
     causes = ["no response" if id(one) not in verdicts else one.failure or "" for one in trajectories]
     return Scores(

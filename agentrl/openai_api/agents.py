@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentrl.errors import ConfigError
+from agentrl.errors import CodeError, ConfigError, InfrastructureError
 from agentrl.plugin import import_object
 from agentrl.threads import DaemonThreads
+from agentrl.user_code import user_code, wrong
 
 PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
@@ -29,8 +30,8 @@ TAIL = 16 << 10
 """Bytes of a command's output that are kept."""
 
 
-class AgentFailed(RuntimeError):
-    """The agent raised, or its command ended with an error."""
+class AgentFailed(InfrastructureError):
+    """What the agent asked failed it, or its command ended with an error, of which nobody knows whose it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +52,29 @@ class Outcome:
 
     @staticmethod
     def of(value: Any) -> Outcome:
-        """Of None, or a mapping of names to finite numbers. Raises AgentFailed for anything else."""
+        """Of None, or a mapping of names to finite numbers. Raises TypeError for anything else."""
         if value is None:
             return Outcome()
         if not isinstance(value, Mapping):
-            raise AgentFailed(f"it returned {type(value).__name__}, expected None or a mapping of names to numbers")
+            raise TypeError(f"it returned {type(value).__name__}, expected None or a mapping of names to numbers")
         numbers = {}
         for name, number in value.items():
             if not isinstance(number, bool | int | float) or not math.isfinite(number):
-                raise AgentFailed(f"it returned {name}={number!r}, expected a finite number")
+                raise TypeError(f"it returned {name}={number!r:.100}, expected a finite number")
             numbers[str(name)] = float(number)
         return Outcome(numbers.pop("reward", None), numbers)
 
 
 class Agent(Protocol):
     async def run(self, sample: Mapping[str, Any], access: Access) -> Outcome:
-        """Act on one sample. Raises AgentFailed; when cancelled, nothing of it goes on that can be stopped."""
+        """Act on one sample. When cancelled, nothing of it goes on that can be stopped.
+
+        Raises AgentFailed for what may pass, CodeError for an error of its code.
+        """
+        ...
+
+    def error(self, problem: str) -> CodeError:
+        """What is told when it does what it must not."""
         ...
 
 
@@ -82,15 +90,24 @@ class CallableAgent:
     async def run(self, sample: Mapping[str, Any], access: Access) -> Outcome:
         arguments = {"sample": dict(sample), **asdict(access)}
         try:
-            if inspect.iscoroutinefunction(self._function):
-                value = await self._function(**arguments)
-            else:
-                value = await self._threads.run(self._function, **arguments)
-                if inspect.isawaitable(value):
-                    value = await value
+            with user_code(f"agent {self._name}", self._function):
+                if inspect.iscoroutinefunction(self._function):
+                    value = await self._function(**arguments)
+                else:
+                    value = await self._threads.run(self._function, **arguments)
+                    if inspect.isawaitable(value):
+                        value = await value
+        except CodeError:
+            raise
         except Exception as error:
             raise AgentFailed(f"agent {self._name}: {type(error).__name__}: {error}") from error
-        return Outcome.of(value)
+        try:
+            return Outcome.of(value)
+        except TypeError as error:
+            raise self.error(str(error)) from error
+
+    def error(self, problem: str) -> CodeError:
+        return wrong(f"agent {self._name}", self._function, problem)
 
 
 class CommandAgent:
@@ -141,7 +158,13 @@ class CommandAgent:
             ended = f"status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
             said = bytes(errors or output).decode(errors="replace").strip()
             raise AgentFailed(f"agent command {self._command[0]} ended with {ended}: {said or 'it wrote nothing'}")
-        return Outcome.of(_last_object(bytes(output)))
+        try:
+            return Outcome.of(_last_object(bytes(output)))
+        except TypeError as error:
+            raise self.error(str(error)) from error
+
+    def error(self, problem: str) -> CodeError:
+        return CodeError(f"agent command {' '.join(self._command)}: {problem}")
 
 
 class _Process(asyncio.SubprocessProtocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from agentrl.errors import InfrastructureError
 from agentrl.tool import ToolError
 
 
@@ -41,7 +42,7 @@ class RemoteFault(Exception):
         return self.kind not in (FaultKind.OVERLOADED, FaultKind.ANSWER)
 
 
-class RemoteUnavailable(RuntimeError):
+class RemoteUnavailable(InfrastructureError):
     """A call got no answer, through no fault of its own: a fault of the infrastructure."""
 
     def __init__(self, kind: FaultKind, problem: str) -> None:
@@ -49,7 +50,7 @@ class RemoteUnavailable(RuntimeError):
         self.kind = kind
 
 
-class RemoteRefused(ToolError):
+class RemoteRefused(ToolError, InfrastructureError):
     """The server refused this very call (a status of 4xx). Its text is what the server says, cut."""
 
     def __init__(self, status: int, detail: str) -> None:

@@ -1,7 +1,7 @@
 """Scores each trajectory when it ends.
 
-A scorer that raises, answers with something that is no finite number, or takes too long, fails that trajectory
-(status FAILED, never a zero reward); the run goes on.
+A scorer that fails, or takes too long, fails that trajectory (status FAILED, never a zero reward). An error of the code
+of a user's scorer, which would come again, is raised, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from agentrl.config.schema import CustomRewardConfig, RewardConfig
 from agentrl.data.sample import Sample
 from agentrl.deadline import within
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import CodeError, ConfigError, DataError
 from agentrl.plugin import nearest
 from agentrl.reward.code import CodeJudge
 from agentrl.reward.judge import ModelJudge
@@ -105,7 +105,7 @@ class RewardManager:
     async def score(self, trajectory: Trajectory, sample: Sample) -> Verdict | None:
         """Set `score` and `score_extra`, or status FAILED and `failure`. Failed trajectories are left as they are.
 
-        Returns the verdict, if there is one.
+        Returns the verdict, if there is one. Raises CodeError, when that is done, for an error of a user's scorer.
         """
         if trajectory.status is Status.FAILED:
             return None
@@ -115,6 +115,9 @@ class RewardManager:
         except TimeoutError as error:
             _fail(trajectory, str(error) or "TimeoutError")
             return None
+        except CodeError as error:
+            _fail(trajectory, f"{type(error).__name__}: {error.summary}")
+            raise
         except (Exception, SystemExit) as error:
             _fail(trajectory, f"{type(error).__name__}: {error}")
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.plugin import nearest
 from agentrl.threads import DaemonThreads
-from agentrl.trajectory import is_reward
+from agentrl.user_code import finite, is_ours, user_code, wrong
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info", "trajectory")
 """What a function may ask for, by name; it is given those that its signature has."""
@@ -32,6 +31,8 @@ class Verdict:
 class Scorer:
     """A scoring function that is called with the arguments it asks for."""
 
+    where: str
+    """Names it in messages."""
     function: Callable[..., Any]
     accepts: frozenset[str]
     """Names among ARGUMENTS."""
@@ -56,18 +57,27 @@ class Scorer:
             getattr(type(function), "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
         threads = None if is_async or in_loop else DaemonThreads(f"scorer {where}")
-        return Scorer(function, _accepted(function, where, kwargs), dict(kwargs), threads, is_async, max_concurrent)
+        accepts = _accepted(function, where, kwargs)
+        return Scorer(where, function, accepts, dict(kwargs), threads, is_async, max_concurrent)
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Verdict:
-        """Raises what the function raises, and ValueError for an answer that is no score."""
+        """Raises what the function raises, and ValueError for an answer that is no score; of a user's function a
+        CodeError for both, unless it was a fault.
+        """
         given = {name: arguments[name] for name in self.accepts}
-        if self.threads is not None:
-            answer = await self.threads.run(self.function, **given, **self.kwargs)
-        else:
-            answer = self.function(**given, **self.kwargs)
-        if inspect.isawaitable(answer):
-            answer = await answer
-        return as_verdict(answer)
+        with user_code(self.where, self.function):
+            if self.threads is not None:
+                answer = await self.threads.run(self.function, **given, **self.kwargs)
+            else:
+                answer = self.function(**given, **self.kwargs)
+            if inspect.isawaitable(answer):
+                answer = await answer
+        try:
+            return as_verdict(answer)
+        except ValueError as error:
+            if is_ours(self.function):
+                raise
+            raise wrong(self.where, self.function, str(error)) from error
 
     @property
     def is_instant(self) -> bool:
@@ -83,25 +93,15 @@ def as_verdict(answer: Any) -> Verdict:
         raise ValueError(f"the scorer's dict has no key 'score', only {sorted(map(str, answer))}")
     extra = {}
     for key, value in answer.items():
-        number = None if key == "score" else _number(value)
-        if number is not None and math.isfinite(number):
+        number = None if key == "score" else finite(value)
+        if number is not None:
             extra[str(key)] = number
     return Verdict(_finite(answer["score"]), extra)
 
 
-def _number(value: Any) -> float | None:
-    """Python, numpy and 0-d tensor numbers and bools as float; None for anything else, texts included."""
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-
-
 def _finite(value: Any) -> float:
-    number = _number(value)
-    if number is None or not is_reward(number):
+    number = finite(value)
+    if number is None:
         raise ValueError(f"a score must be a finite number (in float32), found {value!r}")
     return number
 

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from agentrl.errors import InfrastructureError
 from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trajectory import PlacedImage, VersionSpan
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
 
-class EngineError(RuntimeError):
+class EngineError(InfrastructureError):
     """The engine failed, not the request: the trajectory may be retried."""
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ from agentrl.trainer.rollouts import Audience, Rollouts
 from agentrl.trainer.run_folder import RunFolder
 from agentrl.trainer.tracking import Tracker
 from agentrl.trajectory import Message
+from agentrl.user_code import answer_of, user_code
 from agentrl.workers import WorkerGroup
 from agentrl.workers.device import resolve_device
 from agentrl.workers.executor import Executor, open_executor
@@ -214,7 +216,10 @@ def open_local_rollouts(
             max_concurrent=agent.max_concurrent,
             trajectory_timeout=agent.trajectory_timeout,
             max_retries=agent.max_retries,
+            on_code_error=agent.on_code_error,
+            warn=audience.warn,
         )
+        context.tools.warn = audience.warn
         stack.callback(lambda: runner.run(scheduler.close()))
         reading = reward_model_input(config)
         yield Rollouts(config, scheduler, engine, runner, audience, run_dir / "trajectories", share, reading)
@@ -311,7 +316,7 @@ class ContextParts:
         """Reach what tools and interactions need, unless their answers are replayed. Raises ConfigError."""
         await self.tools.start(run)
         for interaction in self.interactions.values():
-            await interaction.start(run)
+            await answer_of(f"interaction {interaction.name}", interaction.start, partial(interaction.start, run))
         if self.reward is not None:
             await self.reward.start(run)
 
@@ -426,7 +431,9 @@ def check_interaction(sample: Sample, context: ContextParts) -> None:
             f"it has interaction_kwargs, and agent_name={sample.agent_name} asks no interaction; {taking} does "
             "(a loop of your own says so by takes_interactions = True)"
         )
-    context.interactions[kwargs.pop("name")].check_row(kwargs)
+    interaction = context.interactions[kwargs.pop("name")]
+    with user_code(f"interaction {interaction.name}", interaction.check_row, passing=(ValueError,)):
+        interaction.check_row(kwargs)
 
 
 def check_images(sample: Sample, context: ContextParts) -> None:
@@ -437,13 +444,16 @@ def check_images(sample: Sample, context: ContextParts) -> None:
 
 def first_prompt(sample: Sample, context: ContextParts) -> tuple[list[Message], list[ToolSchema]]:
     """What the row's loop begins with."""
-    return context.loops[sample.agent_name].first_prompt(sample, context.tools.schemas)
+    loop = context.loops[sample.agent_name]
+    with user_code(f"agent loop {sample.agent_name}", loop.first_prompt, passing=(ValueError,)):
+        return loop.first_prompt(sample, context.tools.schemas)
 
 
 def show_first_prompts(chat: Chat, context: ContextParts, display: Display) -> None:
     """The start-up check, by loop: print a rendered prompt; fail when tools, parser and template do not fit."""
     for name, sample in context.examples.items():
-        context.loops[name].check()
+        with user_code(f"agent loop {name}", context.loops[name].check):
+            context.loops[name].check()
         text = start_up_check(chat, *first_prompt(sample, context))
         display.note(f"first prompt of {sample.file} (agent_name={name}):\n{text}")
 

@@ -22,6 +22,7 @@ from agentrl.rollout.engine import EngineError, RolloutEngine, SamplingParams
 from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trainer.record import fill_rewards, write_trajectories
 from agentrl.trajectory import Outline, Trajectory
+from agentrl.user_code import user_code
 
 STALL_SECONDS = 30.0
 GREEDY = SamplingParams(1, temperature=0.0)
@@ -182,12 +183,14 @@ class Rollouts:
 
     def metrics(self) -> dict[str, float]:
         """The engine's own numbers, and those of tools, interactions and scorers since they were last asked for."""
-        numbers = self.runner.run(self.engine.health()).metrics
-        metrics = {f"engine/{name}": value for name, value in numbers.items()}
+        health = self.runner.run(self.engine.health()).metrics
+        metrics = {f"engine/{name}": value for name, value in health.items()}
         context = self.scheduler.context
         metrics |= context.tools.take_metrics()
         for name, interaction in context.interactions.items():
-            metrics |= {f"interaction/{name}/{key}": value for key, value in interaction.take_metrics().items()}
+            with user_code(f"interaction {name}", interaction.take_metrics):
+                numbers = interaction.take_metrics().items()
+                metrics |= {f"interaction/{name}/{key}": float(value) for key, value in numbers}
         if self.scheduler.reward is not None:
             metrics |= self.scheduler.reward.take_metrics()
         return metrics
@@ -258,6 +261,8 @@ class Rollouts:
         cassette = self.scheduler.context.tools.cassette
         if cassette is not None:
             cassette.check()
+        if self.config.actor_rollout_ref.rollout.agent.on_code_error == "error":
+            self.scheduler.context.tools.check()
         return trajectories
 
     async def _watch(self, ended: Callable[[], int], title: str) -> None:

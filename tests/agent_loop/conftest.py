@@ -77,9 +77,11 @@ class Bench:
     engine: ScriptedEngine
     scheduler: Scheduler
 
+    def requests(self, row: Sample, n: int = 1) -> list[Request]:
+        return [Request(f"t/{k}", 0, row, SamplingParams(1), seed=k) for k in range(n)]
+
     async def run(self, row: Sample, n: int = 1) -> list[Trajectory]:
-        requests = [Request(f"t/{k}", 0, row, SamplingParams(1), seed=k) for k in range(n)]
-        return await self.scheduler.run(requests)
+        return await self.scheduler.run(self.requests(row, n))
 
 
 @pytest.fixture

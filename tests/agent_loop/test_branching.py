@@ -21,6 +21,7 @@ from agentrl.agent_loop.registry import register
 from agentrl.agent_loop.tool_calls import answer_calls, open_tools
 from agentrl.batching import from_trajectories, token_rewards
 from agentrl.chat import Chat
+from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward.manager import policy_text
 from agentrl.rollout.embedded import EmbeddedEngine
@@ -168,10 +169,11 @@ async def test_a_history_without_room_for_an_answer_ends_in_length_and_the_rest_
 
 
 async def test_a_history_that_nobody_could_answer_is_the_interactions_fault(bench: MakeBench) -> None:
-    b = bench(["one"], interactions={"it": Unanswerable()}, max_retries=0)
-    (t,) = await b.run(ROW)
-    assert t.status is Status.FAILED
-    assert "interaction it: a rewritten history must end with a message that the policy answers" in (t.failure or "")
+    b = bench(["one"], interactions={"it": Unanswerable()})
+    with pytest.raises(
+        CodeError, match=r"interaction it .*: a rewritten history must end with a message that the policy"
+    ):
+        await b.run(ROW)
 
 
 async def test_limits_of_turns_hold_over_all_transcripts(bench: MakeBench) -> None:

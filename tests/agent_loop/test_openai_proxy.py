@@ -18,7 +18,7 @@ from agentrl.agent_loop import AgentOptions, OpenAIProxyLoop
 from agentrl.algorithms.advantages import compute_advantages
 from agentrl.batching import from_trajectories
 from agentrl.config.schema import AlgorithmConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import CodeError, ConfigError
 from agentrl.rollout.engine import EngineError
 from agentrl.trainer.metrics import step_metrics
 from agentrl.trajectory import Status, Trajectory
@@ -177,7 +177,7 @@ return {"reward": 1.0}
     ("body", "cause"),
     [
         ("raise KeyError('nothing here')", "KeyError: 'nothing here'"),
-        ("pass", "the agent made no successful call; it made none at all"),
+        ("pass", "it made no successful call; it made none at all"),
         ("await ask([])", "BadRequestError"),
         ("await ask(sample['prompt'], n=2)", "n=2 is not supported"),
         ("await ask(sample['prompt'])\nreturn 3", "it returned int"),
@@ -188,11 +188,27 @@ return {"reward": 1.0}
         ),
     ],
 )
-async def test_a_failed_agent_is_a_failed_try_and_no_zero(run: Any, tmp_path: Path, body: str, cause: str) -> None:
-    (t,) = await run(["#### 4"], function(tmp_path, ASYNC + body))
-    assert (t.status, t.score) == (Status.FAILED, None)
-    assert t.failure is not None and cause in t.failure
-    assert t.metrics["retries"] == 2
+async def test_an_agents_error_is_told_with_its_place_and_no_zero(
+    run: Any, tmp_path: Path, body: str, cause: str
+) -> None:
+    with pytest.raises(CodeError) as told:
+        await run(["#### 4"], function(tmp_path, ASYNC + body))
+    assert str(told.value).startswith(f"agent {tmp_path}/my_agent.py:agent (agentrl_agent_my_agent.agent): ")
+    assert cause in str(told.value) and f"{tmp_path}/my_agent.py:" in str(told.value)
+    assert "test.parquet, row 0" in str(told.value)
+
+
+async def test_what_an_agent_asks_may_fail_it_and_is_tried_again(run: Any, tmp_path: Path) -> None:
+    body = "await ask(sample['prompt'])\nraise ConnectionError('the shop is closed')"
+    (t,) = await run(lambda session, turn: "#### 4", function(tmp_path, ASYNC + body))
+    assert (t.status, t.score, t.metrics["retries"]) == (Status.FAILED, None, 2)
+    assert t.failure is not None and "ConnectionError: the shop is closed" in t.failure
+
+
+async def test_what_a_command_reports_wrongly_is_its_error(run: Any, tmp_path: Path) -> None:
+    said = 'call(sample["prompt"]); print(json.dumps({"reward": "much"}))'
+    with pytest.raises(CodeError, match=r"agent command .*command\.py: it returned reward='much', expected a finite"):
+        await run(["#### 4"], command(tmp_path, said))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.sample import Sample
-from agentrl.errors import DataError
+from agentrl.errors import CodeError, DataError
 
 Row = dict[str, Any]
 
@@ -447,3 +447,13 @@ def test_a_prompt_that_cannot_be_rendered(tmp_path: Path) -> None:
     dataset = ParquetDataset(file, on_bad_row="skip")
     assert dataset.filter_overlong(length, 4) == 0
     assert (questions(dataset), dataset.skipped) == (["0", "1", "3"], 1)
+
+
+def test_an_error_of_a_users_code_is_no_fault_of_the_row(tmp_path: Path) -> None:
+    def length(sample: Sample) -> int:
+        raise CodeError("agent loop mine: TypeError: x", "mine.py:7")
+
+    file = write(tmp_path / "a.parquet", [row(0)])
+    with pytest.raises(CodeError, match=r"agent loop mine: TypeError: x\n  in .*a\.parquet, row 0 ") as told:
+        ParquetDataset(file, on_bad_row="skip").filter_overlong(length, 100)
+    assert told.value.place == "mine.py:7"

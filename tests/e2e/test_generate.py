@@ -178,3 +178,21 @@ def test_files_with_other_columns(arguments: Arguments, data_dir: Path, tmp_path
     table = pq.read_table(tmp_path / "out.parquet")
     assert table["note"].to_pylist() == [None] * 6 + ["first", "second"]
     assert table["prompt"].to_pylist()[6:] == rows["prompt"].to_pylist()
+
+
+def test_an_error_of_a_users_scorer_keeps_the_batches_before_it_or_is_counted(
+    arguments: Arguments, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    function = tmp_path / "mine.py"
+    function.write_text(
+        "def compute_score(trajectory):\n"
+        "    number, k = trajectory.uid.split('/')[1:]\n"
+        "    return None if (number, k) == ('3', '2') else 1.0\n"
+    )
+    keys = arguments("data.output_scores=true", f"custom_reward_function.path={function}")
+    fails(keys, capsys, "a score must be a finite number, found None", f"{function}:1", "val.parquet, row 3", "count")
+    assert len(list((tmp_path / "out.parquet.parts").glob("0*.parquet"))) == 1
+    assert main([*keys, "rollout.agent.on_code_error=count"]) == 0
+    row = pq.read_table(tmp_path / "out.parquet").to_pylist()[3]
+    assert row["response_score"] == [1.0, 1.0, None] and None not in row["responses"]
+    assert row["response_failure"][2].startswith("scorer: CodeError: custom_reward_function: ")

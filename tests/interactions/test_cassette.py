@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.cassette import Cassette, Mode, NotOnCassette
 from agentrl.deadline import within
+from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.interaction_cassette import OnCassette
 from agentrl.trajectory import Message
@@ -40,6 +41,8 @@ class Moody(Interaction):
             await asyncio.sleep(60)
         if messages[-1]["content"] == "die":
             raise ConnectionError("gone")
+        if messages[-1]["content"] == "break":
+            raise TypeError("broken")
         history = [*messages, {"role": "user", "content": "again"}]
         return InteractionResponse(False, f"hm {next(self.words)}", 0.5, {"mood": 0.1}, history)
 
@@ -85,6 +88,15 @@ async def test_a_fault_comes_again(on: Any, mode: Mode) -> None:
         await interaction.start_interaction("a.0")
         with pytest.raises((ConnectionError, RuntimeError), match="gone"):
             await interaction.generate_response("a.0", [{"role": "user", "content": "die"}])
+
+
+async def test_an_error_of_its_code_comes_again_as_one(on: Any) -> None:
+    broken: list[Message] = [{"role": "user", "content": "break"}]
+    for mode in ("record", "replay"):
+        interaction = on(mode, Moody())
+        await interaction.start_interaction("a.0")
+        with pytest.raises(CodeError, match=r"interaction moody \(.*Moody\.generate_response\): TypeError: broken"):
+            await interaction.generate_response("a.0", broken)
 
 
 async def test_a_deadline_that_was_missed_is_a_fault_when_replayed_too(on: Any) -> None:

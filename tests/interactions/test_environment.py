@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import CodeError, ConfigError, DataError
 from agentrl.interaction import Interaction
 from agentrl.threads import AbandonedThreads
 from agentrl.trainer.invariants import check_trajectory
@@ -222,14 +222,49 @@ async def test_too_many_hanging_environments_refuse_new_ones(
     assert [game.closed for game in made] == [1, 1]
 
 
-async def test_what_an_environment_raises_is_a_fault_and_it_is_closed(bench: MakeBench, made: list[Guess]) -> None:  # noqa: F811
-    b = bench(["raise"], interactions={"world": guess()}, max_retries=0)
-    (t,) = await b.run(row())
-    assert t.status is Status.FAILED
-    assert "ZeroDivisionError: in step" in (t.failure or "")
-    (t,) = await b.run(row(options={"more": "text"}))
-    assert "TypeError" in (t.failure or ""), "in reset"
+async def test_what_an_environment_raises_is_told_with_its_place_and_it_is_closed(
+    bench: MakeBench,  # noqa: F811
+    made: list[Guess],
+) -> None:
+    b = bench(["raise"], interactions={"world": guess()})
+    with pytest.raises(CodeError, match=r"interaction world .*: ZeroDivisionError: in step") as told:
+        await b.run(row())
+    assert f"{__file__}:" in str(told.value)
+    with pytest.raises(CodeError, match="TypeError"):  # in reset
+        await b.run(row(options={"more": "text"}))
     assert [game.closed for game in made] == [1, 1]
+
+
+class Wrong(Silent):
+    """Gives what a test says in place of what it must."""
+
+    gives: dict[str, Any] = {}
+
+    def reset(self, **_: Any) -> Any:
+        return self.gives.get("reset", ("7", {}))
+
+    def step(self, action: Any) -> Any:
+        return self.gives.get("step", ("7", 0.0, True, False, {}))
+
+
+@pytest.mark.parametrize(
+    ("gives", "says"),
+    [
+        ({"reset": "7"}, r"Wrong\.reset\): it must return \(observation, info\), found '7'"),
+        ({"step": ("7", 0.0, True, {})}, r"Wrong\.step\): it must return \(observation, reward, terminated"),
+        ({"step": None}, r"Wrong\.step\): it must return .*, found None"),
+        ({"step": ("7", "much", True, False, {})}, r"Wrong\.step\): its reward must be a finite number, found 'much'"),
+    ],
+)
+async def test_what_an_environment_must_not_give_is_told(
+    bench: MakeBench,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    gives: dict[str, Any],
+    says: str,
+) -> None:
+    monkeypatch.setattr(Wrong, "gives", gives)
+    with pytest.raises(CodeError, match=says):
+        await bench(["x"], interactions={"world": interaction(factory=f"{__name__}.Wrong")}).run(row())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.config.schema import CustomRewardConfig, RewardConfig
 from agentrl.data.sample import Sample
-from agentrl.errors import DataError
+from agentrl.errors import CodeError, DataError
 from agentrl.reward import RewardManager
 from agentrl.trajectory import Message, Status, Trajectory, Turn
 
@@ -162,9 +162,11 @@ async def test_answers_that_are_scores(tmp_path: Path, answer: str, score: float
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
-async def test_anything_else_fails_that_trajectory_only(tmp_path: Path, kind: str, answer: str, says: str) -> None:
+async def test_anything_else_is_an_error_of_the_function(tmp_path: Path, kind: str, answer: str, says: str) -> None:
     manager = custom(tmp_path, f"{kind} compute_score(solution_str): return {answer}")
-    trajectory = await scored(said("x"), manager=manager)
+    trajectory = Trajectory("t", 0, messages=said("x"))
+    with pytest.raises(CodeError, match=says):
+        await manager.score(trajectory, sample())
     assert trajectory.status is Status.FAILED
     assert trajectory.score is None
     assert trajectory.failure is not None

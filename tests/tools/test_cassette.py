@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.cassette import Cassette, Mode, NotOnCassette
-from agentrl.errors import ConfigError
+from agentrl.errors import CodeError, ConfigError
 from agentrl.tool import Tool, ToolError, ToolResponse, ToolSource
 from agentrl.tool_session import CallLimits, ToolInfrastructureError, ToolResult
 from agentrl.toolset import ToolSet
@@ -172,3 +172,9 @@ async def test_the_tools_of_a_source_are_on_the_cassette_too(
     replayed = load("replay")
     assert replayed.schemas == recording.schemas
     assert (await roll(replayed, "a.0", 1), await roll(replayed, "a.0", 2, 3, name="count")) == recorded
+
+
+async def test_an_error_of_a_tools_code_comes_again_as_one(on: Callable[[Mode], ToolSet]) -> None:
+    for mode in ("record", "replay"):
+        with pytest.raises(CodeError, match=r"tool count \(.*Counter\.create\): TypeError: .*multiple values"):
+            await on(mode).open("a.0", {"count": {"create_kwargs": {"instance_id": 1}}})

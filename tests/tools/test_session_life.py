@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.errors import CodeError
 from agentrl.tool import Tool, ToolResponse
 from agentrl.tool_session import ToolInfrastructureError
 from agentrl.toolset import ToolSet
@@ -123,9 +124,9 @@ async def test_cancelled_during_a_call_it_releases_at_close(bound: Bind) -> None
 
 
 async def test_a_failing_create_fails_the_trajectory_and_releases_the_others(bound: Bind) -> None:
-    good, bad = Recording({}, "good"), Recording({"create": RuntimeError("no room")}, "bad")
+    good, bad = Recording({}, "good"), Recording({"create": ConnectionError("no room")}, "bad")
     toolset = bound(ToolSet.of([good, bad]))
-    with pytest.raises(ToolInfrastructureError, match="tool bad: create: RuntimeError: no room"):
+    with pytest.raises(ToolInfrastructureError, match="tool bad: create: ConnectionError: no room"):
         await toolset.open("a", {"good": {}, "bad": {}})
     assert only(good, "create", "release") == ["create a", "release a"]
     assert bad.log == ["create a"], "what was never created is not released"
@@ -140,7 +141,7 @@ async def test_create_kwargs_that_do_not_fit_name_the_tool(bound: Bind) -> None:
         async def create(self, instance_id: str, *, size: int = 1) -> None:  # type: ignore[override]
             return None
 
-    with pytest.raises(ToolInfrastructureError, match=r"tool recording: create: TypeError.*'sise'"):
+    with pytest.raises(CodeError, match=r"tool recording .*Strict\.create\): TypeError.*'sise'"):
         await bound(ToolSet.of([Strict({})])).open("a", {"recording": {"create_kwargs": {"sise": 1}}})
 
 
@@ -153,19 +154,20 @@ async def test_cancelled_while_opening_it_releases_what_was_created(bound: Bind)
 
 
 @pytest.mark.parametrize(
-    ("faults", "says"),
+    ("faults", "kind", "says"),
     [
-        ({"calc_reward": ValueError("lost")}, "calc_reward: ValueError: lost"),
-        ({"calc_reward": 60.0, "timeout": 0.05}, "calc_reward: not done within 0.05 s"),
-        ({"reward": float("nan")}, "calc_reward gave nan"),
+        ({"calc_reward": ValueError("lost")}, CodeError, r"calc_reward\): ValueError: lost"),
+        ({"calc_reward": OSError("lost")}, ToolInfrastructureError, "calc_reward: OSError: lost"),
+        ({"calc_reward": 60.0, "timeout": 0.05}, ToolInfrastructureError, "calc_reward: not done within 0.05 s"),
+        ({"reward": float("nan")}, CodeError, r"calc_reward\): it must return a finite number or None, found nan"),
     ],
 )
 async def test_a_reward_that_cannot_be_had_fails_after_the_release(
-    bound: Bind, faults: dict[str, Any], says: str
+    bound: Bind, faults: dict[str, Any], kind: type[Exception], says: str
 ) -> None:
     recording, other = Recording(faults), Recording({}, "other")
     session = await bound(ToolSet.of([recording, other])).open("a", {"recording": {}, "other": {}})
-    with pytest.raises(ToolInfrastructureError, match=says):
+    with pytest.raises(kind, match=says):
         await session.close()
     assert only(recording, "release") == ["release a"]
     assert only(other, "release") == ["release a"]

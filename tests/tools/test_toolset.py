@@ -208,9 +208,14 @@ class Odd(Tool):
     "answer",
     ["text", None, ToolResponse(3), ToolResponse("x", reward=float("nan"))],  # type: ignore[arg-type]
 )
-async def test_an_answer_against_the_contract_fails_the_trajectory(bound: Bind, answer: Any) -> None:
-    with pytest.raises(ToolInfrastructureError, match="tool odd"):
-        await call(bound(ToolSet.of([Odd({"answer": answer})])), "odd", {})
+async def test_an_answer_against_the_contract_is_an_error_that_the_model_and_the_user_are_told(
+    bound: Bind, answer: Any
+) -> None:
+    tools, told = bound(ToolSet.of([Odd({"answer": answer})])), list[str]()
+    tools.warn = told.append
+    result = await call(tools, "odd", {})
+    assert result.error is ErrorKind.EXECUTION and "ToolResponse" in result.text
+    assert len(told) == 1 and "tool odd (tests.tools.test_toolset.Odd.execute): " in told[0]
 
 
 async def test_answers_are_cut_in_tokens_by_the_tools_own_limit(bound: Bind, tokenizer: Tokenizer) -> None:

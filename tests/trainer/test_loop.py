@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -38,11 +39,23 @@ class Uneven(AgentLoop):
         episode.start(episode.sample.prompt)
         await episode.generate()
         if k == "1":
-            raise RuntimeError("broken")
+            raise ConnectionError("broken")
         if k == "2" or (group, k) == ("0", "4"):
             raise DataError("an odd row")
         if k == "3":
             await asyncio.sleep(60)
+        episode.finish(Status.COMPLETED)
+
+
+class Careless(AgentLoop):
+    """From the second step on it cannot deal with one trajectory of each prompt."""
+
+    async def run(self, episode):
+        split, step, _, k = episode.trajectory.uid.split("/")
+        episode.start(episode.sample.prompt)
+        reply = await episode.generate()
+        if (split, k) == ("train", "1") and step != "1":
+            reply.message.text + 1
         episode.finish(Status.COMPLETED)
 
 
@@ -60,8 +73,10 @@ def loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], li
     """Overrides for rows that run the loop of that name."""
     (tmp_path / "loops_of_a_user.py").write_text(LOOPS)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "loops_of_a_user", raising=False)  # another test's file
     (tmp_path / "loops.yaml").write_text(
         "- {name: uneven, _target_: loops_of_a_user.Uneven}\n- {name: silent, _target_: loops_of_a_user.Silent}\n"
+        "- {name: careless, _target_: loops_of_a_user.Careless}\n"
     )
     rows = [{"prompt": [{"role": "user", "content": f"What is {n} + 2?"}], "data_source": "x"} for n in range(8)]
     pq.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
@@ -97,7 +112,7 @@ def test_failed_trajectories_are_counted_and_the_rest_is_trained_on(
     start, step = lines(tmp_path / "run")
     assert start["val/failed"] == pytest.approx(24 / 40), "of four sampled and one greedy a prompt"
     assert (step["left_out/failed"], step["left_out/unscored"]) == (9, 4)
-    assert (step["failure/RuntimeError"], step["failure/DataError"]) == (4, 5)
+    assert (step["failure/ConnectionError"], step["failure/DataError"]) == (4, 5)
     assert step["status/timeout"] == 0.2
     assert step["trajectory/retries"] == 4, "the broken ones were tried again, the odd rows and the late ones not"
     assert step["group/groups"] == 4
@@ -106,6 +121,30 @@ def test_failed_trajectories_are_counted_and_the_rest_is_trained_on(
     assert step["actor/grad_norm"] > 0
     written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*.parquet")))
     assert Counter(t.score is None for t in written) == {True: 13, False: 7}
+
+
+def test_an_error_of_a_users_code_ends_the_run_with_all_before_it_kept_or_is_counted(
+    small_run: Overrides,  # noqa: F811
+    loops: Callable[[str], list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, keys = tmp_path / "run", [*small_run(), *loops("careless"), "trainer.total_training_steps=2"]
+    assert main(keys) == 2
+    message = capsys.readouterr().err
+    place = f"{tmp_path}/loops_of_a_user.py:{LOOPS.splitlines().index('            reply.message.text + 1') + 1}"
+    first, where, row, advice = message.splitlines()
+    assert first.startswith("error: agent loop careless (loops_of_a_user.Careless.run): TypeError: ")
+    assert where == f"  {place} in run: reply.message.text + 1"
+    assert f"{tmp_path}/rows.parquet, row " in row and "trajectory train/2/" in row
+    assert "actor_rollout_ref.rollout.agent.on_code_error=count" in advice
+    assert [line["step"] for line in lines(run)] == [0, 1]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000001"]
+
+    assert main([*keys, "actor_rollout_ref.rollout.agent.on_code_error=count"]) == 0
+    said = capsys.readouterr()
+    assert "resumed from" in said.out and said.out.count(place) == 1
+    assert (lines(run)[-1]["failure/CodeError"], lines(run)[-1]["trajectory/retries"]) == (4, 0)
 
 
 @pytest.mark.parametrize("changes", [["algorithm=grpo"], ["algorithm=ppo"], ["algorithm.adv_estimator=grpo_turn"]])

@@ -93,7 +93,7 @@ def test_groups_without_variance_are_those_of_two_or_more_whose_rewards_are_equa
 def test_a_group_is_equal_to_the_metrics_where_it_is_to_the_estimators(written: list[tuple[int, float | None]]) -> None:
     trajectories = [scored(score, group) for group, score in written]
     batch = from_trajectories(trajectories, turn_reward_coef=1.0)
-    groups = Groups.of(batch.rewards, batch.offsets, batch.group, batch.trajectory)
+    groups = Groups.of(batch.rewards, batch.offsets, batch.group, batch.trajectory, n=2)
     compared = int((groups.size > 1).sum())
     metrics = step_metrics(trajectories)
     assert ("group/zero_variance" in metrics) == (compared > 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,11 +16,14 @@ import pytest
 from agentrl.agent_loop import Scheduler
 from agentrl.config import Config
 from agentrl.data.sample import Sample
+from agentrl.errors import CodeError
 from agentrl.rollout.engine import RolloutEngine
+from agentrl.toolset import ToolSet
 from agentrl.trainer.rollouts import Audience, Rollouts
 
 pytest.importorskip("ray")
 from agentrl.trainer.ray_rollouts import Relay, RolloutWorker
+from agentrl.workers.ray_pool import raised
 from agentrl.workers.ray_rank import Failure
 
 
@@ -41,7 +46,7 @@ class EndlessScheduler:
 class EmptyScheduler:
     """Stands for one whose trajectories do not matter."""
 
-    context = SimpleNamespace(tools=SimpleNamespace(cassette=None))
+    context = SimpleNamespace(tools=ToolSet.of([]))
 
     async def run(self, requests: Any, on_end: Any) -> list[Any]:
         return []
@@ -74,6 +79,52 @@ def test_rollouts_that_nobody_wants_any_more_are_ended(
     stopping.join()
     assert isinstance(answer, Failure) and answer.message.startswith("CancelledError")
     assert scheduler.cancelled
+
+
+class CarelessScheduler(EmptyScheduler):
+    """Meets an error of a user's code."""
+
+    async def run(self, requests: Any, on_end: Any) -> list[Any]:
+        raise CodeError("agent loop mine: TypeError: x\n  /home/me/mine.py:7 in run: 1 + None", "/home/me/mine.py:7")
+
+
+def test_a_workers_error_of_a_users_code_reaches_the_driver_with_its_place(
+    runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    worker, scheduler = RolloutWorker(str(tmp_path)), cast(Scheduler, CarelessScheduler())
+    worker.rollouts = Rollouts(Config(), scheduler, cast(RolloutEngine, None), runner, worker.relay, tmp_path)
+    failure = worker.call("train", ([Sample([], "test", "single_turn")], 1), {})
+    error = raised(pickle.loads(pickle.dumps(failure)), "rollout worker 1 of 2")
+    assert isinstance(error, CodeError) and "/home/me/mine.py:7 in run" in str(error) and "Traceback" not in str(error)
+
+
+@pytest.mark.parametrize("on_code_error", ["error", "count"])
+def test_a_tool_that_answers_no_call_ends_the_run_with_the_batch(
+    runner: asyncio.Runner, tmp_path: Path, on_code_error: str
+) -> None:
+    def broken(x: int) -> str:
+        """Never answers."""
+        return str(x + None)  # type: ignore[operator]
+
+    tools = ToolSet.of([broken])
+    tools.bind(lambda text: list(text.encode()), lambda ids: bytes(ids).decode())
+
+    class Calling(EmptyScheduler):
+        context = SimpleNamespace(tools=tools)
+
+        async def run(self, requests: Any, on_end: Any) -> list[Any]:
+            await (await tools.open("t/0", {})).call("broken", {"x": 1})
+            return []
+
+    config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})
+    scheduler, engine = cast(Scheduler, Calling()), cast(RolloutEngine, None)
+    rollouts = Rollouts(config, scheduler, engine, runner, Relay(), tmp_path)
+    ends = (
+        pytest.raises(CodeError, match=rf"{__file__}:\d+ in broken: return str") if on_code_error == "error" else None
+    )
+    with ends or nullcontext():
+        rollouts.validate([], 3, greedy=True)
 
 
 def test_all_workers_parts_of_a_validation_have_one_name(runner: asyncio.Runner, tmp_path: Path) -> None:
