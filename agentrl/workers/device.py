@@ -62,6 +62,6 @@ def _unused(gpu: str) -> str:
         )
     return (
         f"this machine has an NVIDIA GPU ({gpu}), which torch {torch.__version__} cannot use: its driver may be older "
-        f"than CUDA {torch.version.cuda} needs. Update the driver, or take torch for an older CUDA, e.g. make setup "
-        "CONSTRAINTS=constraints/cuda.txt TORCH_INDEX=https://download.pytorch.org/whl/cu126"
+        f"than CUDA {torch.version.cuda} needs. Update the driver, or take torch for an older CUDA, e.g. make clean, "
+        "then make setup CONSTRAINTS=constraints/cuda.txt TORCH_INDEX=https://download.pytorch.org/whl/cu126"
     )

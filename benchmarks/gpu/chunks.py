@@ -17,21 +17,20 @@ from benchmarks.gpu.part import (
     Setting,
     median_seconds,
     memory,
-    model_folder,
     out_of_memory_is_a_row,
     row,
     setting,
 )
-from benchmarks.update_utilization import SHAPES, made_batch, make_policy
+from benchmarks.gpu.states import policy_folder
+from benchmarks.sizing import ModelShape
+from benchmarks.update_utilization import SHAPES, made_batch
 
 POWERS, TINY_POWERS = (24, 25, 26, 27, 28, 29), (17, 19)
 TOKENS, TINY_TOKENS = 16384, 2048
 
 
-def measure(asked: Setting, folder: Path) -> None:
+def measure(asked: Setting, shape: ModelShape, folder: Path) -> None:
     device = asked.device
-    shape = replace(SHAPES["tiny" if asked.tiny else asked.shape], layers=1)
-    make_policy(shape, folder, device)
     batch = made_batch(shape, TINY_TOKENS if asked.tiny else TOKENS, 4096)
     ids, offsets = batch.ids.to(device), batch.offsets.to(device)
     model = load_model(str(folder), dtype="float32", device=device)
@@ -56,8 +55,9 @@ def measure(asked: Setting, folder: Path) -> None:
 
 def main() -> None:
     asked = setting(__doc__)
-    with model_folder() as folder:
-        measure(asked, folder)
+    shape = replace(SHAPES["tiny" if asked.tiny else asked.shape], layers=1)
+    with policy_folder(shape, asked.device) as folder:
+        measure(asked, shape, folder)
 
 
 if __name__ == "__main__":

@@ -23,15 +23,15 @@ from benchmarks.gpu.part import (
     Setting,
     copy_bandwidth,
     free,
-    model_folder,
     out_of_memory_is_a_row,
     row,
     seconds,
     setting,
     wait,
 )
+from benchmarks.gpu.states import policy_folder
 from benchmarks.sizing import ModelShape
-from benchmarks.update_utilization import SHAPES, make_policy
+from benchmarks.update_utilization import SHAPES
 
 BATCHES, PROMPT, NEW = (1, 16, 64, 256), 512, 128
 TINY_BATCHES, TINY_PROMPT, TINY_NEW = (1, 4), 32, 8
@@ -130,8 +130,7 @@ def compare(asked: Setting, shape: ModelShape, folder: Path) -> None:
 def main() -> None:
     asked = setting(__doc__)
     shape = SHAPES["tiny" if asked.tiny else asked.shape]
-    with model_folder() as folder:
-        make_policy(shape, folder, asked.device)
+    with policy_folder(shape, asked.device) as folder:
         compare(asked, shape, folder)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from benchmarks import sizing
-from benchmarks.gpu.part import GB, Setting, memory, model_folder, out_of_memory_is_a_row, row, setting
-from benchmarks.gpu.states import CHUNK_LOGITS, states, update_bytes
+from benchmarks.gpu.part import GB, Setting, memory, out_of_memory_is_a_row, row, setting
+from benchmarks.gpu.states import CHUNK_LOGITS, policy_folder, states, update_bytes
 from benchmarks.sizing import BFLOAT16, ModelShape
-from benchmarks.update_utilization import SHAPES, made_batch, make_policy, make_worker
+from benchmarks.update_utilization import SHAPES, made_batch, make_worker
 
-TOKENS = {"tiny": (1024,), "0.5B": (8192, 16384), "1.5B": (8192, 16384)}
+TOKENS = {"tiny": (512,), "0.5B": (8192, 16384), "1.5B": (8192, 16384)}
 """Of a micro-batch."""
 
 
@@ -61,8 +61,7 @@ def watch(asked: Setting, name: str, shape: ModelShape, folder: Path, recompute:
 def main() -> None:
     asked = setting(__doc__)
     for name in ("tiny",) if asked.tiny else ("0.5B", "1.5B"):
-        with model_folder() as folder:
-            make_policy(SHAPES[name], folder, asked.device)
+        with policy_folder(SHAPES[name], asked.device) as folder:
             for recompute in (True, False):
                 watched = partial(watch, asked, name, SHAPES[name], folder, recompute)
                 with out_of_memory_is_a_row(f"{name}{'' if recompute else ', without checkpointing'}"):

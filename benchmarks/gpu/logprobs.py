@@ -21,14 +21,15 @@ from benchmarks.gpu.part import (
     free,
     median_seconds,
     memory,
-    model_folder,
     out_of_memory_is_a_row,
     row,
     setting,
 )
-from benchmarks.update_utilization import SHAPES, made_batch, make_policy, padded_log_probs
+from benchmarks.gpu.states import policy_folder
+from benchmarks.sizing import ModelShape
+from benchmarks.update_utilization import SHAPES, made_batch, padded_log_probs
 
-TOKENS, TINY_TOKENS = 16384, 4096
+TOKENS, TINY_TOKENS = 16384, 2048
 """Of a micro-batch; four of them are scored."""
 FEW = 6
 """Sequences that are scored in float32, too."""
@@ -59,10 +60,8 @@ def differ(label: str, one: torch.Tensor, other: torch.Tensor) -> None:
     row(label, tokens=len(gap), mean_difference=gap.mean().item(), largest_difference=gap.max().item())
 
 
-def compare(asked: Setting, folder: Path) -> None:
+def compare(asked: Setting, shape: ModelShape, folder: Path) -> None:
     device, tokens = asked.device, TINY_TOKENS if asked.tiny else TOKENS
-    shape = SHAPES["tiny" if asked.tiny else asked.shape]
-    make_policy(shape, folder, device)
     batch = made_batch(shape, 4 * tokens, min(8192, tokens) if not asked.tiny else 512)
     few = batch.select(range(min(FEW, len(batch))))
     found, exact, spent = {}, {}, {}
@@ -90,8 +89,9 @@ def compare(asked: Setting, folder: Path) -> None:
 
 def main() -> None:
     asked = setting(__doc__)
-    with model_folder() as folder:
-        compare(asked, folder)
+    shape = SHAPES["tiny" if asked.tiny else asked.shape]
+    with policy_folder(shape, asked.device) as folder:
+        compare(asked, shape, folder)
 
 
 if __name__ == "__main__":

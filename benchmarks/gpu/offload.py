@@ -12,17 +12,16 @@ from benchmarks.gpu.part import (
     Setting,
     median_seconds,
     memory,
-    model_folder,
     out_of_memory_is_a_row,
     row,
     seconds,
     setting,
 )
-from benchmarks.gpu.states import states
+from benchmarks.gpu.states import policy_folder, states
 from benchmarks.sizing import ModelShape
-from benchmarks.update_utilization import MICRO_BATCHES, SHAPES, made_batch, make_policy, make_worker
+from benchmarks.update_utilization import MICRO_BATCHES, SHAPES, made_batch, make_worker
 
-TOKENS, TINY_TOKENS = 16384, 1024
+TOKENS, TINY_TOKENS = 16384, 512
 
 
 def measure(asked: Setting, shape: ModelShape, folder: Path, params: bool, activations: bool, plain: float) -> float:
@@ -62,8 +61,7 @@ def label(params: bool, activations: bool) -> str:
 def main() -> None:
     asked = setting(__doc__)
     shape, plain = SHAPES["tiny" if asked.tiny else asked.shape], 0.0
-    with model_folder() as folder:
-        make_policy(shape, folder, asked.device)
+    with policy_folder(shape, asked.device) as folder:
         for params, activations in ((False, False), (True, False), (False, True), (True, True)):
             with out_of_memory_is_a_row(label(params, activations)):
                 found = measure(asked, shape, folder, params, activations, plain)

@@ -130,7 +130,7 @@ def matmul_flops(device: str) -> float:
 
 def copy_bandwidth(device: str) -> float:
     """Bytes a second that a copy within the device's memory reads and writes."""
-    source = torch.randn(1 << (30 if device == "cuda" else 22), device=device)
+    source = torch.randn(1 << (28 if device == "cuda" else 22), device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), device, 10, warm_up=3)
 

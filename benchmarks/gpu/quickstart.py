@@ -37,16 +37,16 @@ def tell(steps: list[dict[str, Any]], warm_up: float) -> None:
     if not steps:
         return
     trained = [step for step in steps if "time/step" in step]
-    row("data, policy, warm-up, first validation", seconds=warm_up)
+    row("seconds until the first validation is done", seen=warm_up)
     validated = [step for step in steps if "val/success_sampled" in step]
     for name, (before, after) in DOCUMENTED.items():
         label = name.replace("_", ", ")
         row(f"{label} before", seen=validated[0][f"val/{name}"], documented_for_a_CPU=before)
         if len(validated) > 1:
-            where = f"{label} after step {validated[-1]['step']}"
-            row(f"{label} last", seen=validated[-1][f"val/{name}"], documented_for_a_CPU=after, step=where)
+            row(f"{label} last", seen=validated[-1][f"val/{name}"], documented_for_a_CPU=after)
+            row("steps before the last validation", seen=validated[-1]["step"], documented_for_a_CPU=STEPS)
     if len(trained) > 1:  # the first one loads and allocates
-        row("steps", seen=len(trained), documented_for_a_CPU=STEPS)
+        row("steps done", seen=len(trained), documented_for_a_CPU=STEPS)
         for stage in STAGES:
             taken = [step.get(f"time/{stage}", 0.0) for step in trained[1:]]
             row(f"seconds a step, {stage}", seen=statistics.median(taken))
@@ -78,7 +78,7 @@ def main() -> None:
             if ended:
                 break
             time.sleep(0.5)
-        row("whole job, seconds", seen=time.monotonic() - began, documented_for_a_CPU=DOCUMENTED_SECONDS)
+        row("seconds of the whole job", seen=time.monotonic() - began, documented_for_a_CPU=DOCUMENTED_SECONDS)
         if training.returncode != 0:
             sys.exit(f"the training ended with status {training.returncode}")
 

@@ -1,11 +1,16 @@
-"""What a policy that learns on one device takes of its memory, by the arithmetic of docs/scale.md."""
+"""Policies of random weights, and what one that learns on a single device takes of its memory (docs/scale.md)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks import sizing
+from benchmarks.gpu.part import free, model_folder
 from benchmarks.sizing import BFLOAT16, ModelShape
+from benchmarks.update_utilization import make_policy
 
 CHUNK_LOGITS = 1 << 27
 """Logits alive at once on a GPU."""
@@ -37,3 +42,12 @@ def fitting(shape: ModelShape, tokens: int, room: float, *, autocast: bool) -> M
         if sum(update_bytes(fewer, tokens, autocast=autocast).values()) <= room:
             return fewer
     return replace(shape, layers=1)
+
+
+@contextmanager
+def policy_folder(shape: ModelShape, device: str) -> Iterator[Path]:
+    """A temporary folder with a policy of random weights."""
+    with model_folder() as folder:
+        make_policy(shape, folder, device)
+        free()
+        yield folder

@@ -7,7 +7,6 @@ Where the device has no room for all layers of the shape, fewer are taken: the s
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -19,21 +18,20 @@ from benchmarks.gpu.part import (
     matmul_flops,
     median_seconds,
     memory,
-    model_folder,
     out_of_memory_is_a_row,
     row,
     seconds,
     setting,
 )
-from benchmarks.gpu.states import fitting, update_bytes
+from benchmarks.gpu.states import fitting, policy_folder, update_bytes
 from benchmarks.sizing import ModelShape, Work, forward_flops, update_flops
-from benchmarks.update_utilization import MICRO_BATCHES, PEAKS, SHAPES, made_batch, make_policy, make_worker
+from benchmarks.update_utilization import MICRO_BATCHES, PEAKS, SHAPES, made_batch, make_worker
 
 TOKENS = {"tiny": (512,), "0.5B": (8192, 32768), "1.5B": (8192, 16384, 32768), "7B": (8192, 16384)}
 """Of a micro-batch."""
 LONGEST = 8192
-ROOM = 0.9
-"""Part of the free memory that a shape may be foretold to take."""
+ROOM = 0.85
+"""Part of the free memory that a shape may be foretold to take: the rest are gaps between blocks."""
 UPDATES = 3
 
 
@@ -75,25 +73,21 @@ def measure(worker: PolicyWorker, shape: ModelShape, asked: Setting, tokens: int
         )
 
 
-def run(asked: Setting, name: str, folder: Path) -> None:
+def main() -> None:
+    asked = setting(__doc__)
+    name = "tiny" if asked.tiny else asked.shape
     device, autocast, tokens = asked.device, asked.dtype == "bfloat16", TOKENS[name]
     shape = SHAPES[name]
     if device == "cuda":
         shape = fitting(shape, tokens[0], ROOM * torch.cuda.mem_get_info()[0], autocast=autocast)
     rate = matmul_flops(device)
-    make_policy(shape, folder, device)
-    worker = make_worker(folder, device, asked.dtype, tokens[0])
+    with policy_folder(shape, device) as folder:
+        worker = make_worker(folder, device, asked.dtype, tokens[0])
     for compiled in (False, True):
         if compiled:
             compile_layers(text_layers(worker.base), device)
         for count in tokens:
             measure(worker, shape, asked, count, compiled, rate)
-
-
-def main() -> None:
-    asked = setting(__doc__)
-    with model_folder() as folder:
-        run(asked, "tiny" if asked.tiny else asked.shape, folder)
 
 
 if __name__ == "__main__":

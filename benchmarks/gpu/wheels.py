@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from packaging.markers import Environment, default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -94,21 +93,21 @@ def lacking(roots: Sequence[str], have: Mapping[str, str | None], python: str) -
     return Lack(dict(sorted(missing.items())), sorted(set(too_old)))
 
 
-def target_environment(python: str) -> Environment:
+def target_environment(python: str) -> dict[str, str]:
     """The markers of CPython `python` on Linux and x86-64."""
-    environment = default_environment()
-    environment.update(
-        python_version=python,
-        python_full_version=f"{python}.0",
-        implementation_version=f"{python}.0",
-        implementation_name="cpython",
-        platform_python_implementation="CPython",
-        os_name="posix",
-        sys_platform="linux",
-        platform_system="Linux",
-        platform_machine="x86_64",
-    )
-    return environment
+    return {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "implementation_version": f"{python}.0",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": "x86_64",
+        "platform_release": "",
+        "platform_version": "",
+    }
 
 
 def installed(name: str) -> str | None:
