@@ -17,8 +17,10 @@ from typing import Any
 
 from agentrl.deadline import uncounted
 
-SECONDS = 4.0
-"""Processor time of one verdict; half of it for reading the answer, or for comparing it in one way."""
+SECONDS = 2.0
+"""Processor time of one verdict; half of it for reading the answer, or for comparing it in one way. Honest answers that
+need simplification take up to 0.3 s.
+"""
 STALLED = 120.0
 """Seconds after which a worker that says nothing is lost: starting takes one or two, a verdict SECONDS and a bit."""
 
