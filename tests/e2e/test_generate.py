@@ -190,7 +190,14 @@ def test_an_error_of_a_users_scorer_keeps_the_batches_before_it_or_is_counted(
         "    return None if (number, k) == ('3', '2') else 1.0\n"
     )
     keys = arguments("data.output_scores=true", f"custom_reward_function.path={function}")
-    fails(keys, capsys, "a score must be a finite number, found None", f"{function}:1", "val.parquet, row 3", "count")
+    fails(
+        keys,
+        capsys,
+        "a score must be a finite number (in float32), found None",
+        f"{function}:1",
+        "val.parquet, row 3",
+        "count",
+    )
     assert len(list((tmp_path / "out.parquet.parts").glob("0*.parquet"))) == 1
     assert main([*keys, "rollout.agent.on_code_error=count"]) == 0
     row = pq.read_table(tmp_path / "out.parquet").to_pylist()[3]

@@ -108,6 +108,7 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
         assert profiles == sorted(expected)
 
 
+@pytest.mark.slice(0, "kill")
 @pytest.mark.timeout(900)
 def test_a_run_that_is_killed_takes_its_ray_with_it(two_ranks: Overrides, tmp_path: Path) -> None:
     """Nor does a rollout worker beside the ranks need a CPU that they leave over."""

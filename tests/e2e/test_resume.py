@@ -45,6 +45,7 @@ def steps_logged(run: Path) -> int:
     return file.read_bytes().count(b"\n") - 1 if file.exists() else 0
 
 
+@pytest.mark.slice(1, "kill")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_killed_and_resumed_equals_undisturbed(small_run: Overrides, tmp_path: Path, algorithm: str) -> None:

@@ -103,7 +103,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slice(3, "matrix")
+@pytest.mark.slice(2, "matrix")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_losses_gradients_and_weights_are_those_of_one_process(work: Path, name: str, kind: str) -> None:
