@@ -12,9 +12,7 @@ from types import TracebackType
 
 
 class within:
-    """`async with within(seconds)` is `asyncio.timeout(seconds)`, and `seconds_left` and `uncounted` inside know of
-    it.
-    """
+    """A deadline that `seconds_left` and `uncounted` inside it know of: `async with within(seconds)`."""
 
     __slots__ = ("_end", "_left", "_outer", "_running", "_timeout", "_token", "_waiting")
     _token: Token[within | None]
@@ -41,7 +39,7 @@ class within:
         await self._timeout.__aexit__(kind, error, trace)
 
     def _seconds_left(self) -> float:
-        """Of this one and those around it."""
+        """Seconds left of this deadline and those around it."""
         own = self._left if self._waiting else self._end - asyncio.get_running_loop().time()
         return own if self._outer is None else min(own, self._outer._seconds_left())
 

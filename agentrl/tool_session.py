@@ -266,7 +266,8 @@ class ToolSession:
             text = response.text + (NOT_SHOWN.format(unseen) if unseen else "")
             seconds, files = time.perf_counter() - begun, response.files
             reward = None if response.reward is None else float(response.reward)
-            return Outcome(text, reward, response.metrics, seconds=seconds, files=files, images=images)
+            metrics = {str(name): float(value) for name, value in response.metrics.items()}
+            return Outcome(text, reward, metrics, seconds=seconds, files=files, images=images)
 
     def _error(
         self,

@@ -36,9 +36,9 @@ SOCKET, where they may grow to 6 MB and more by themselves.
 """
 PIPE = 64 << 10
 _WATCH = 256
-"""Of a descriptor in an epoll instance."""
+"""Bytes for each descriptor that an epoll instance watches."""
 MOST_WATCHES = 1 << 16
-"""Of a run; four times as many as it may have descriptors. Counting more would take the supervisor too long."""
+"""Watched descriptors of a run; four times as many as it may have descriptors. Counting more would take the supervisor too long."""
 _MAPPING = 256
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -102,7 +102,7 @@ def _process(pid: int) -> _Process | None:
 
 
 def _sum(text: bytes, *names: bytes) -> int:
-    """Of lines as `VmRSS:  12 kB`."""
+    """Sum of lines such as `VmRSS:  12 kB`, in bytes."""
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(names)) << 10
 
 
@@ -133,6 +133,6 @@ def _descriptors(processes: list[_Process], open_files: int, most: int, *, socke
 
 
 def _sockets_in_use() -> int:
-    """Of the caller's network namespace: those with data that nobody has received, too, when they are closed."""
+    """Number of sockets in the caller's network namespace, closed ones with unread data included."""
     with open("/proc/net/sockstat", "rb") as lines:
         return int(lines.readline().split()[2])

@@ -178,18 +178,22 @@ class Scheduler:
 
 
 def _left_wrong(trajectory: Trajectory) -> str | None:
-    """What a loop left that no trajectory may have."""
-    status, rewards = trajectory.status, [turn.reward for turn in trajectory.turns if turn.reward is not None]
+    """Find what a loop left that no trajectory may have; make floats of the numbers, of whatever type, that it gave."""
+    status = trajectory.status
     if not isinstance(status, Status) or (status is Status.FAILED and trajectory.failure is None):
         return f"it must set the trajectory's status, by `episode.finish(Status...)`; found {status!r:.40}"
     if not trajectory.transcripts and status is not Status.TIMEOUT:
         return "it ended without a transcript: `episode.start(messages)` begins one"
-    for reward in rewards:
-        if finite(reward) is None:
-            return f"a turn's reward must be a finite number (in float32), found {reward!r:.100}"
-    for name, value in {**trajectory.metrics, **trajectory.score_extra}.items():
-        if number_of(value) is None:
-            return f"metrics and score_extra hold numbers; {name!r} is {value!r:.100}"
+    for turn in trajectory.turns:
+        reward = None if turn.reward is None else finite(turn.reward)
+        if reward is None and turn.reward is not None:
+            return f"a turn's reward must be a finite number (in float32), found {turn.reward!r:.100}"
+        turn.reward = reward
+    for numbers in (trajectory.metrics, trajectory.score_extra):
+        for name, value in numbers.items():
+            if (number := number_of(value)) is None:
+                return f"metrics and score_extra hold numbers; {name!r} is {value!r:.100}"
+            numbers[name] = number
     return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Any
 
 from agentrl.chat.message import parse_json
@@ -106,7 +107,12 @@ def _scalar(string: str | None, number: str | None, word: str) -> Any:
 
 def _unescape(escape: re.Match[str]) -> str:
     code = escape[1] or escape[2] or escape[3]
-    return chr(int(code, 16)) if code else _ESCAPED.get(escape[4], escape[0])
+    if not code:
+        return _ESCAPED.get(escape[4], escape[0])
+    point = int(code, 16)
+    if point > sys.maxunicode or 0xD800 <= point < 0xE000:  # a half of a surrogate pair could not be encoded later
+        raise ValueError(f"{escape[0]} is no character")
+    return chr(point)
 
 
 def admits(schema: Any, value: Any, root: Any, seen: frozenset[str] = frozenset()) -> bool:

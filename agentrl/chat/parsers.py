@@ -73,7 +73,8 @@ class CallParser:
         calls: list[ParsedCall] = []
         for body, closed in bodies:
             found = self._format.body(body, tools or ()) if closed else [Found(error=self._unclosed())]
-            calls += [make_call(len(calls) + n, body.strip(), *call) for n, call in enumerate(found)]
+            raw = body.strip()  # one text for all calls of it: there may be thousands
+            calls += [make_call(len(calls) + n, raw, *call) for n, call in enumerate(found)]
         return AssistantMessage(_outside(texts) if calls else "".join(texts), reasoning, tuple(calls))
 
     def _lex(self, ids: Sequence[int]) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import inspect
 import json
-import math
 import os
 import signal
 import sys
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 from agentrl.errors import CodeError, ConfigError, InfrastructureError
 from agentrl.plugin import import_object
 from agentrl.threads import DaemonThreads
-from agentrl.user_code import user_code, wrong
+from agentrl.user_code import finite, user_code, wrong
 
 PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
@@ -59,9 +58,9 @@ class Outcome:
             raise TypeError(f"it returned {type(value).__name__}, expected None or a mapping of names to numbers")
         numbers = {}
         for name, number in value.items():
-            if not isinstance(number, bool | int | float) or not math.isfinite(number):
+            if (value := finite(number)) is None:
                 raise TypeError(f"it returned {name}={number!r:.100}, expected a finite number")
-            numbers[str(name)] = float(number)
+            numbers[str(name)] = value
         return Outcome(numbers.pop("reward", None), numbers)
 
 
@@ -160,8 +159,8 @@ class CommandAgent:
             raise AgentFailed(f"agent command {self._command[0]} ended with {ended}: {said or 'it wrote nothing'}")
         try:
             return Outcome.of(_last_object(bytes(output)))
-        except TypeError as error:
-            raise self.error(str(error)) from error
+        except TypeError as error:  # no error of the program for sure: it may have printed what the policy wrote
+            raise AgentFailed(f"agent command {self._command[0]}: {error}") from error
 
     def error(self, problem: str) -> CodeError:
         return CodeError(f"agent command {' '.join(self._command)}: {problem}")

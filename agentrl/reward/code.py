@@ -22,13 +22,13 @@ from agentrl.remote import FaultKind, RemoteClient, RemoteOptions, RemoteRefused
 
 HARNESS = Path(__file__).with_name("code_harness.py")
 QUEUE_SECONDS = 15.0
-"""That a request may wait in the server's queue before it is made again."""
+"""Seconds in the server's queue after which a request is made again."""
 AROUND_SECONDS = 5.0
-"""That the server may take before and after the program's own time."""
+"""Seconds of the server's own, before and after the program's time."""
 MOST_QUEUED = 600.0
 """Seconds after which a server that only says that it is busy is taken for broken."""
 START_SECONDS = 10.0
-"""That a server has to answer when a run begins."""
+"""Seconds within which a server has to answer when a run begins."""
 TOLERANCE = 1e-6
 """Relative and absolute, of decimal numbers in outputs."""
 

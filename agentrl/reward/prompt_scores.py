@@ -34,13 +34,13 @@ class PromptScores:
     most: int = 0
     """The most responses a prompt has: n."""
     mean: Mean = field(default_factory=Mean)
-    """Of a prompt's mean score."""
+    """A prompt's mean score."""
     best: defaultdict[int, Mean] = field(default_factory=lambda: defaultdict(Mean))
-    """Of a prompt's best score, by how many it has."""
+    """A prompt's best score, by how many it has."""
     passed: defaultdict[int, Mean] = field(default_factory=lambda: defaultdict(Mean))
-    """Of the chance that one of k responses succeeds, by k; of prompts that have k scores."""
+    """The chance that one of k responses succeeds, by k, over prompts that have k scores."""
     extras: defaultdict[str, Mean] = field(default_factory=lambda: defaultdict(Mean))
-    """Of a prompt's mean of the scorer's further numbers, by name; of prompts that have it."""
+    """A prompt's mean of each further number of the scorer, over prompts that have it."""
 
     def add(self, scores: Sequence[float | None], extras: Iterable[Mapping[str, float]]) -> None:
         """Count one prompt: a score a response, None for a failure; and the further numbers of those that have any."""

@@ -5,8 +5,8 @@ Each name has the one definition in these tables. Words in them:
 - *scored*: has a score. A trajectory without one *fails*: the infrastructure was at fault, or its time ran out.
 - *trained on*: scored, with at least one token of the policy's.
 - *succeeds*: its score is at least `reward_model.success_threshold`.
-- *begun*: did not end as `failed`, and has a first prompt. Of a trajectory that was tried anew only the last try is
-  looked at.
+- *begun*: did not end as `failed`, and has a first prompt. Only the last try of a trajectory
+  counts.
 
 Lengths are in tokens, times in seconds, rates and fractions between 0 and 1. A number that has nothing to be taken
 over is left out. Names that scorers and tools give to their numbers never take the place of one of these.

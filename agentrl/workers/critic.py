@@ -122,7 +122,7 @@ class CriticWorker:
         self.state.load(Path(dir))
 
     def _loss(self, scale: LossScale) -> Loss:
-        """That of a mini-batch with these denominators."""
+        """The loss of a mini-batch, divided by the denominators of `scale`."""
 
         def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             assert micro.values is not None and micro.returns is not None

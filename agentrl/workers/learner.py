@@ -137,7 +137,7 @@ class Learner:
         self._barren = 0
         """Training steps in a row, up to the last one, in which every mini-batch was skipped."""
         self.max_tokens = max_tokens * mesh.parallel.sequence
-        """Of a micro-batch."""
+        """Tokens of a micro-batch, at most."""
         self._device = next(iter(self.params.values())).device
 
     def update(self, minis: Iterable[MiniBatch], *, step: int) -> UpdateReport:

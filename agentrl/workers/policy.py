@@ -111,7 +111,7 @@ class PolicyWorker:
         the same. Sequences without a policy token are left out.
 
         zero_advantage: sequences whose advantages are all 0. With neither KL loss nor entropy bonus their gradient is
-        0, and they are not computed. That changes no weight: mini-batches and denominators are those of all sequences,
+        0, and they are not computed. This changes no weight: mini-batches and denominators are those of all sequences,
         and a mini-batch without any other takes its optimizer step, too.
 
         Returns actor/pg_loss, actor/ppo_kl, actor/clip_frac, actor/clip_frac_lower, actor/grad_norm (before clipping),
@@ -211,7 +211,7 @@ class PolicyWorker:
             raise ValueError("PolicyWorker.update: use_kl_loss needs batch.ref_logprobs, of the reference policy")
 
     def _loss(self, scale: LossScale) -> Loss:
-        """That of a mini-batch with these denominators."""
+        """The loss of a mini-batch, divided by the denominators of `scale`."""
         config = self.config
         clip = Clip(config.clip_low, config.clip_high, config.clip_ratio_c)
 

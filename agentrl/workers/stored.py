@@ -31,7 +31,7 @@ class Index:
     group: torch.Tensor
     policy_tokens: torch.Tensor
     fields: frozenset[str]
-    """Those that are there."""
+    """Names of the columns that are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class StoredBatch:
         return replace(self, fields=self.fields | values.keys(), columns={**self.columns, **values})
 
     def column(self, parts: Iterable[tuple[Any, Sequence[int]]]) -> Column:
-        """Of references to token columns (see `put_column`), each with the sequences of this batch that it is of."""
+        """Build a Column from (reference of `put_column`, indices of its sequences in this batch) pairs."""
         return Column(tuple(Piece(ref, self.rows[torch.as_tensor(part)]) for ref, part in parts if len(part)))
 
     def load(self) -> RaggedBatch:
@@ -119,9 +119,11 @@ class StoredBatch:
             parts.append(_view(arrays).select(here.tolist()))
             places.append(there)
         batch = RaggedBatch.concat(parts).select(torch.cat(places).argsort().tolist())
+        if not len(self):  # the row that stands in is in no column that was made without it
+            return batch.select([]).with_fields(**dict.fromkeys(self.columns, torch.zeros(0)))
         for name, column in self.columns.items():
             batch = batch.with_fields(**{name: _tokens(_found(column.pieces, wanted), batch)})
-        return batch if len(self) else batch.select([])
+        return batch
 
 
 def put_batch(batch: RaggedBatch) -> Index:

@@ -51,7 +51,7 @@ def parts(device: str, tiny: bool, names: list[str] | None) -> list[Part]:
 
 
 def environment() -> dict[str, str]:
-    """Of the parts: the checkout on their path, no network."""
+    """Environment of the parts: the checkout on their path, no network."""
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     return {
         **os.environ,

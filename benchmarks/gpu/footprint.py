@@ -14,7 +14,7 @@ from benchmarks.sizing import BFLOAT16, ModelShape
 from benchmarks.update_utilization import SHAPES, made_batch, make_worker
 
 TOKENS = {"tiny": (512,), "0.5B": (8192, 16384), "1.5B": (8192, 16384)}
-"""Of a micro-batch."""
+"""Tokens of a micro-batch."""
 
 
 def tell(label: str, device: str, seen: float, foretold: float) -> None:

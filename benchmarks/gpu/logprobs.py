@@ -30,7 +30,7 @@ from benchmarks.sizing import ModelShape
 from benchmarks.update_utilization import SHAPES, made_batch, padded_log_probs
 
 TOKENS, TINY_TOKENS = 16384, 2048
-"""Of a micro-batch; four of them are scored."""
+"""Tokens of a micro-batch; four of them are scored."""
 FEW = 6
 """Sequences that are scored in float32, too."""
 

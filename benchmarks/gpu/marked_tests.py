@@ -16,7 +16,7 @@ TIMEOUT = 100
 
 
 def files() -> list[Path]:
-    """Those with a test of the mark; the tests of SGLang need it installed, and run by `make test-sglang`."""
+    """Files that hold a test with the mark; the tests of SGLang need it installed, and run by `make test-sglang`."""
     found = [file for file in sorted(TESTS.rglob("test_*.py")) if "sglang" not in file.parts]
     return [file for file in found if "pytest.mark.gpu" in file.read_text(encoding="utf-8")]
 

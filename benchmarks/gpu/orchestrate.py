@@ -55,7 +55,7 @@ class Result:
 
 @dataclass(slots=True)
 class Report:
-    """Of one run of the command, or several into one folder."""
+    """Results of one run of the command, or of several into one folder."""
 
     device: str
     tiny: bool

@@ -28,7 +28,7 @@ from benchmarks.sizing import ModelShape, Work, forward_flops, update_flops
 from benchmarks.update_utilization import MICRO_BATCHES, PEAKS, SHAPES, made_batch, make_worker
 
 TOKENS = {"tiny": (512,), "0.5B": (8192, 32768), "1.5B": (8192, 16384, 32768), "7B": (8192, 16384)}
-"""Of a micro-batch."""
+"""Tokens of a micro-batch."""
 LONGEST = 8192
 ROOM = 0.85
 """Part of the free memory that a shape may be foretold to take: the rest are gaps between blocks."""

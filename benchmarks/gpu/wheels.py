@@ -29,7 +29,7 @@ from benchmarks.bounded_pip import pip
 PROJECT = Path(__file__).resolve().parents[2]
 HAVE = Path(__file__).with_name("have.txt")
 TESTS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
-"""Of the project's extra `dev`: what the tests that need a GPU import, and their plugins."""
+"""Part of the project's extra `dev`: what the tests that need a GPU import, and their plugins."""
 BUILT = ("antlr4-python3-runtime",)
 """Packages without a wheel of the version that is needed (Hydra's), in plain Python."""
 MOST = 60.0

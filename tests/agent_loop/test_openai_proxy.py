@@ -205,10 +205,12 @@ async def test_what_an_agent_asks_may_fail_it_and_is_tried_again(run: Any, tmp_p
     assert t.failure is not None and "ConnectionError: the shop is closed" in t.failure
 
 
-async def test_what_a_command_reports_wrongly_is_its_error(run: Any, tmp_path: Path) -> None:
+async def test_what_a_command_prints_ends_no_run(run: Any, tmp_path: Path) -> None:
+    """The policy may have written it."""
     said = 'call(sample["prompt"]); print(json.dumps({"reward": "much"}))'
-    with pytest.raises(CodeError, match=r"agent command .*command\.py: it returned reward='much', expected a finite"):
-        await run(["#### 4"], command(tmp_path, said))
+    (t,) = await run(lambda session, turn: "#### 4", command(tmp_path, said))
+    assert (t.status, t.score) == (Status.FAILED, None)
+    assert t.failure is not None and "it returned reward='much', expected a finite number" in t.failure
 
 
 @pytest.mark.parametrize(

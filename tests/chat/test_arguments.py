@@ -144,6 +144,17 @@ def test_no_literals(text: str) -> None:
     assert read_literal(text) is NO_VALUE
 
 
+PIECES = (*"[]{}:,'\"\\ nU", "\\UFFFFFFFF", "\\ud800", "\\x41", "1e999", "True", "{'a': '")
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12))
+def test_no_text_raises_and_every_value_can_be_sent(pieces: list[str]) -> None:
+    for text in ("".join(pieces), f"['{''.join(pieces)}']"):
+        value = read_literal(text)
+        if value is not NO_VALUE:
+            json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+
+
 def test_escapes_of_python() -> None:
     assert read_literal(r"['\x41\u00e9\U0001f600\n\\\'', None, true]") == ["Aé😀\n\\'", None, True]
     assert read_literal("[" * 99 + "None" + "]" * 99) is not NO_VALUE

@@ -156,6 +156,14 @@ def test_a_stored_batch_is_what_was_put_down(cluster: None, make_batch: BatchMak
     assert same(stored.load(), with_column)
     assert same(stored.select([9, 0, 3, 2]).select([3, 0]).load(), with_column.select([2, 9]))
     assert same(stored.select([]).load(), with_column.select([]))
+
+    without_first = plain.select([1, 5]).with_fields(returns=torch.rand(plain.select([1, 5]).num_tokens))
+    assert without_first.returns is not None
+    ref, later = put_column(without_first.returns, without_first), stored.select([1, 5])
+    later = later.with_fields(returns=later.column([(ref, [0, 1])]))
+    loaded = later.load().returns
+    assert loaded is not None and torch.equal(loaded, without_first.returns)
+    assert len(later.select([]).load()) == 0, "of a column in which the first row is not"
     with pytest.raises(ValueError, match="5 entries were returned for a share of"):
         put_column(torch.zeros(5), plain)
 
