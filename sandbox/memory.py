@@ -38,7 +38,9 @@ PIPE = 64 << 10
 _WATCH = 256
 """Bytes for each descriptor that an epoll instance watches."""
 MOST_WATCHES = 1 << 16
-"""Watched descriptors of a run; four times as many as it may have descriptors. Counting more would take the supervisor too long."""
+"""Watched descriptors of a run; four times as many as it may have descriptors. Counting more would take the supervisor
+too long.
+"""
 _MAPPING = 256
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
