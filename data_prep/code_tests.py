@@ -20,7 +20,7 @@ from agentrl.config.schema import SandboxFusionConfig
 from agentrl.deadline import within
 from agentrl.errors import DataError, UserError
 from agentrl.remote import RemoteRefused, RemoteUnavailable
-from agentrl.reward.code import CodeJudge
+from agentrl.reward.code import CodeJudge, NoVerdict
 from data_prep.code_problems import LeftOut, Problem, problem
 from data_prep.files import write_rows
 from data_prep.options import positive
@@ -89,7 +89,7 @@ async def checked(judge: CodeJudge, problems: list[Problem], sandbox: SandboxFus
         try:
             async with within(sandbox.timeout + WAIT_SECONDS):
                 verdict = await judge.judge(one.solution, one.tests)
-        except ValueError as error:
+        except (ValueError, DataError, NoVerdict) as error:
             return str(error)
         except (RemoteUnavailable, RemoteRefused) as error:
             raise DataError(f"--check {sandbox.url}: {error}; start one with `python -m sandbox.server`") from error

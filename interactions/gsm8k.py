@@ -21,6 +21,13 @@ class NoOptions(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
 
+class Gsm8kRow(pydantic.BaseModel):
+    """A row's `interaction_kwargs`, beside `name`."""
+
+    ground_truth: str | int | float
+    """The right answer."""
+
+
 class Gsm8kInteraction(Interaction):
     """Row: `interaction_kwargs: {name: gsm8k, ground_truth: "72"}`; further keys are ignored.
 
@@ -29,6 +36,7 @@ class Gsm8kInteraction(Interaction):
     """
 
     config_model = NoOptions
+    row_model = Gsm8kRow
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
         super().__init__(config, name)
@@ -36,9 +44,8 @@ class Gsm8kInteraction(Interaction):
         self._score: dict[str, float] = {}
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Raises ValueError without a ground truth."""
-        if kwargs.get("ground_truth") is None:
-            raise ValueError("interaction_kwargs of gsm8k need `ground_truth`, the right answer as text")
+        """Raises DataError without a ground truth."""
+        self.check_row(kwargs)
         self._ground_truth[instance_id] = str(kwargs["ground_truth"])
         self._score[instance_id] = 0.0
 

@@ -111,6 +111,8 @@ class SimulatedUser(Interaction):
         await self._endpoint.close()
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        """Raises DataError for a row without a goal."""
+        self.check_row(kwargs)
         self._users[instance_id] = _User(SimulatedUserRow.model_validate(kwargs))
 
     async def open_dialogue(self, instance_id: str, messages: list[Message]) -> str | None:

@@ -84,8 +84,10 @@ class UnitTestInteraction(Interaction):
     def check_row(self, kwargs: dict[str, Any]) -> None:
         super().check_row(kwargs)
         try:
-            read_tests(kwargs["tests"])
-        except ValueError as error:
+            tests = read_tests(kwargs["tests"])
+            if isinstance(tests, AssertTests):
+                list(units(tests))
+        except (ValueError, SyntaxError) as error:
             raise DataError(f"interaction_kwargs of {self.name}: tests: {error}") from error
 
     async def start(self, run: str) -> None:
@@ -95,13 +97,19 @@ class UnitTestInteraction(Interaction):
         await self._judge.close()
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
+        """Raises DataError for a row without tests."""
+        self.check_row(kwargs)
         self._tests[instance_id] = read_tests(UnitTestRow.model_validate(kwargs).tests)
         self._score[instance_id] = 0.0
 
     async def generate_response(self, instance_id: str, messages: list[Message]) -> InteractionResponse:
+        """Raises DataError for tests that cannot run, RemoteUnavailable and RemoteRefused."""
         tests, answer = self._tests[instance_id], str(messages[-1].get("content") or "")
         program = extract(answer).encode(errors="replace").decode()
-        outcomes = await self._judge.outcomes(program, tests)
+        try:
+            outcomes = await self._judge.outcomes(program, tests)
+        except DataError as error:
+            raise DataError(f"interaction_kwargs of {self.name}: tests: {error}") from error
         self._score[instance_id] = float(all(outcomes))
         extra = {"pass_fraction": sum(outcomes) / len(outcomes)}
         if all(outcomes):

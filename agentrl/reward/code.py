@@ -17,7 +17,7 @@ import pydantic
 
 from agentrl.config.schema import SandboxFusionConfig
 from agentrl.deadline import uncounted, within
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DataError
 from agentrl.remote import FaultKind, RemoteClient, RemoteOptions, RemoteRefused, RemoteUnavailable, checked_url
 
 HARNESS = Path(__file__).with_name("code_harness.py")
@@ -63,6 +63,10 @@ Tests = AssertTests | StdioTests
 _TESTS: pydantic.TypeAdapter[Tests] = pydantic.TypeAdapter(Annotated[Tests, pydantic.Field(discriminator="kind")])
 
 
+class NoVerdict(RemoteUnavailable):
+    """A run ended before its tests were read: in a sandbox that is too slow for that, or by what the tests need first."""
+
+
 class CodeJudge:
     """Runs programs against tests. One object serves all trajectories."""
 
@@ -95,8 +99,8 @@ class CodeJudge:
     ) -> dict[str, float]:
         """Score 1.0 when all tests pass, else 0.0; `pass_fraction`: of cases or asserts.
 
-        Raises ValueError for a ground truth that holds no tests or tests that cannot run, RemoteUnavailable and
-        RemoteRefused when the server gives no verdict.
+        Raises ValueError for a ground truth that holds no tests, DataError for tests that cannot run, RemoteUnavailable
+        and RemoteRefused when the server gives no verdict.
         """
         return await self.judge(extract(solution_str), read_tests(ground_truth))
 
@@ -131,8 +135,11 @@ class CodeJudge:
         events = [json.loads(line) for line in _after(nonce, run["stdout"] or "")]
         units = next((event[1] for event in events if event[0] == "units"), 0)
         if not units:
-            problem = next((event[1] for event in events if event[0] == "error"), (run["stderr"] or "")[-300:])
-            raise ValueError(f"the tests cannot run: {problem}")
+            problem = next((event[1] for event in events if event[0] == "error"), None)
+            if problem is not None:
+                raise DataError(f"the tests cannot run: {problem}")
+            how = f"{run['status']}, status {run['return_code']}: {(run['stderr'] or '')[-300:]}"
+            raise NoVerdict(FaultKind.ANSWER, f"{self._url}: the run ended before its tests were read ({how})")
         number = {what: {event[1] for event in events if event[0] == what} for what in ("pass", "fail")}
         outcomes = [unit in number["pass"] - number["fail"] for unit in range(units)]
         if ["end"] not in events:

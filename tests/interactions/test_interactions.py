@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DataError
 from agentrl.interaction import Interaction, InteractionResponse, load_interactions
 from agentrl.trajectory import Message
 from interactions.gsm8k import NO_ANSWER, WRONG, Gsm8kInteraction
@@ -67,8 +67,12 @@ async def test_gsm8k_keeps_trajectories_apart_and_forgets_them() -> None:
 
 
 async def test_gsm8k_needs_a_ground_truth() -> None:
-    with pytest.raises(ValueError, match="need `ground_truth`"):
-        await Gsm8kInteraction({}, "gsm8k").start_interaction("a", query="?")
+    for kwargs in ({"query": "?"}, {"ground_truth": None}):
+        with pytest.raises(DataError, match=r"interaction_kwargs of gsm8k: .*ground_truth"):
+            Gsm8kInteraction({}, "gsm8k").check_row(kwargs)
+        with pytest.raises(DataError, match=r"interaction_kwargs of gsm8k: .*ground_truth"):
+            await Gsm8kInteraction({}, "gsm8k").start_interaction("a", **kwargs)
+    Gsm8kInteraction({}, "gsm8k").check_row({"ground_truth": "72", "query": "?"})
 
 
 def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError, DataError
+from agentrl.interaction import Interaction, ask
 from agentrl.reward import code
 from agentrl.reward.code import AssertTests, Case, StdioTests
 from agentrl.trainer.invariants import check_trajectory
 from agentrl.trajectory import Status
+from interactions.environment import EnvironmentInteraction
+from interactions.gsm8k import Gsm8kInteraction
+from interactions.simulated_user import SimulatedUser
 from interactions.unit_tests import AGAIN, RIGHT, UnitTestInteraction, units
 from tests.agent_loop.conftest import Bench, bench, chat, sample, tiny_dir  # noqa: F401 - fixtures
 from tests.sandbox.servers import running
@@ -174,3 +178,49 @@ def test_a_row_and_the_url_are_checked() -> None:
             judge.check_row({"tests": tests})
     with pytest.raises(ConfigError, match=r"interaction tests: config\.url: expected http://HOST:PORT"):
         UnitTestInteraction({"url": "localhost:8080"}, "tests")
+
+
+@pytest.mark.parametrize(
+    ("setup", "failure"),
+    [
+        (
+            "import no_such_module",
+            "DataError: interaction_kwargs of tests: tests: the tests cannot run: ModuleNotFound",
+        ),
+        ("while True: pass", "NoVerdict: "),
+    ],
+)
+async def test_what_a_row_or_a_slow_sandbox_is_to_blame_for_ends_no_run(
+    bench: MakeBench,  # noqa: F811
+    sandbox: str,
+    setup: str,
+    failure: str,
+) -> None:
+    judge = UnitTestInteraction({"url": sandbox, "timeout": 0.5}, "tests")
+    b = bench(lambda session, turn: "```python\npass\n```", interactions={"tests": judge})
+    b.scheduler.max_retries = 1
+    row = ADD.model_copy(update={"setup": setup}).model_dump()
+    (t,) = await b.run(sample(interaction_kwargs={"name": "tests", "tests": row}))
+    await judge.close()
+    assert t.status is Status.FAILED and str(t.failure).startswith(failure)
+    assert t.metrics["retries"] == failure.startswith("NoVerdict"), "only what may pass is tried again"
+
+
+def test_rows_whose_tests_are_no_python_are_refused_before_the_run() -> None:
+    row = ADD.model_copy(update={"tests": ["assert add( == 3"]}).model_dump()
+    with pytest.raises(DataError, match=r"interaction_kwargs of tests: tests: .*line 1"):
+        UnitTestInteraction({"url": "http://127.0.0.1:9"}, "tests").check_row({"tests": row})
+
+
+async def test_no_shipped_interaction_takes_a_row_for_an_error_of_its_code() -> None:
+    shipped: list[Interaction] = [
+        UnitTestInteraction({"url": "http://127.0.0.1:9"}, "x"),
+        Gsm8kInteraction({}, "x"),
+        EnvironmentInteraction({"factory": "builtins.object"}, "x"),
+        SimulatedUser({"base_url": "http://127.0.0.1:9/v1", "model": "m"}, "x"),
+    ]
+    for interaction in shipped:
+        for row in ({}, {"seed": "x", "options": 1}, {"tests": "{", "goal": "", "ground_truth": None}):
+            if row or not isinstance(interaction, EnvironmentInteraction):
+                with pytest.raises(DataError, match="interaction_kwargs of x"):
+                    await ask(interaction, "start_interaction", "a", **row)

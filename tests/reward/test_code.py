@@ -19,7 +19,7 @@ from aiohttp import web
 from agentrl.config.schema import RewardConfig, SandboxFusionConfig
 from agentrl.data.sample import Sample
 from agentrl.deadline import within
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DataError
 from agentrl.remote import RemoteRefused, RemoteUnavailable
 from agentrl.reward import RewardManager
 from agentrl.reward.code import HARNESS, AssertTests, Case, CodeJudge, StdioTests, Tests, extract, same_output
@@ -217,14 +217,21 @@ async def test_time_is_a_programs_for_all_of_its_cases_and_what_is_left_has_fail
 
 
 async def test_tests_that_cannot_run_are_an_error_and_no_score(sandbox: str) -> None:
-    with pytest.raises(ValueError, match="tests cannot run: ModuleNotFoundError"):
+    with pytest.raises(DataError, match="tests cannot run: ModuleNotFoundError"):
         await judged(sandbox, "def f(): return 1", asserts("assert f() == 1", setup="import no_such_module"))
-    with pytest.raises(ValueError, match="tests cannot run: SyntaxError"):
+    with pytest.raises(DataError, match="tests cannot run: SyntaxError"):
         await judged(sandbox, "def f(): return 1", asserts("assert f( == 1"))
     judge = CodeJudge(SandboxFusionConfig(url=sandbox))
     for truth, problem in (("4", "object"), ({"kind": "stdio", "tests": []}, "stdio.tests"), ("{", "JSON"), (None, "")):
         with pytest.raises(ValueError, match=f"data_prep.code_tests writes them.*{problem}"):
             await judge.compute_score("code/x", "", truth)
+
+
+@pytest.mark.parametrize("setup", ["while True: pass", "import os; os._exit(3)"])
+async def test_a_run_that_ends_before_its_tests_are_read_is_a_fault_and_no_verdict(sandbox: str, setup: str) -> None:
+    """As in a sandbox so slow that the time is over first."""
+    with pytest.raises(RemoteUnavailable, match="before its tests were read"):
+        await judged(sandbox, "def f(): return 1", asserts("assert f() == 1", setup=setup), timeout=0.5)
 
 
 async def test_a_server_that_refuses_or_is_not_there_gives_no_score(sandbox: str) -> None:
