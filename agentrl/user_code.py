@@ -30,8 +30,10 @@ Code = Callable[..., object]
 FAULTS = (
     *(InfrastructureError, OSError, MemoryError, BrokenExecutor, http.client.HTTPException),  # TimeoutError: OSError
     *(asyncio.IncompleteReadError, subprocess.TimeoutExpired),
+    RecursionError,
 )
-"""What the infrastructure raises, of Python's own classes and ours."""
+"""What the infrastructure raises, of Python's own classes and ours. RecursionError is among them because any parser
+raises it for a text that is nested deeply enough, and a policy may write one: it must not be able to end a run."""
 PATHS = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 """The kinds of OSError that say of a path that it is another than the code expects."""
 CLIENTS = frozenset(
@@ -39,12 +41,27 @@ CLIENTS = frozenset(
         *(("httpx", "HTTPError"), ("httpcore", "NetworkError"), ("aiohttp", "ClientError"), ("urllib3", "HTTPError")),
         *(("openai", "APIError"), ("anthropic", "APIError"), ("grpc", "RpcError")),
         *(("websockets", "WebSocketException"), ("ray", "RayError"), ("torch", "OutOfMemoryError")),
+        *(("redis", "ConnectionError"), ("redis", "TimeoutError"), ("playwright", "Error")),
+        *(("psycopg", "OperationalError"), ("psycopg2", "OperationalError")),
     }
 )
 """Top-level package and name of base classes of what clients of servers raise, and GPUs. Compared by name, so that none
 of these packages is imported for it."""
+MISTAKES = frozenset(
+    {
+        *(("httpx", "UnsupportedProtocol"), ("httpx", "LocalProtocolError"), ("urllib3", "LocationValueError")),
+        *(("aiohttp", "InvalidURL"), ("aiohttp", "NonHttpUrlClientError")),
+        *(("requests", name) for name in ("MissingSchema", "InvalidSchema", "InvalidURL", "InvalidHeader")),
+    }
+)
+"""The same of what they raise for a URL or a header that cannot be sent: an error of the code that gave it."""
+BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR")
+"""Beginnings of SQLite's names of errors that may pass; its OperationalError stands for wrong queries, too."""
 LATER = (408, 425, 429)
 """Statuses below 500 that say: not now."""
+CONTENT = (400, 413, 422)
+"""Those that refuse what a request holds. That may be what the policy wrote (too long, filtered), and a policy must not
+be able to end a run."""
 SHOWN_FRAMES = 4
 SHOWN_CHARACTERS = 500
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -53,26 +70,29 @@ LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 def is_fault(error: BaseException) -> bool:
     """Whether the infrastructure failed: by the error's class, or by that of what it was raised `from`.
 
-    A group of errors is a fault where all of them are.
+    One of `MISTAKES` among these makes it none. A group of errors is a fault where all of them are.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_fault, error.exceptions))
-    seen: set[int] = set()
+    chain: list[BaseException] = []
     found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        if _fails(found):
-            return True
-        seen.add(id(found))
+    while found is not None and not any(found is one for one in chain):
+        chain.append(found)
         found = found.__cause__
-    return False
+    return all(map(MISTAKES.isdisjoint, map(_classes, chain))) and any(map(_fails, chain))
+
+
+def _classes(error: BaseException) -> set[tuple[str, str]]:
+    return {(one.__module__.partition(".")[0], one.__name__) for one in type(error).__mro__}
 
 
 def _fails(error: BaseException) -> bool:
-    classes = {(one.__module__.partition(".")[0], one.__name__) for one in type(error).__mro__}
-    if not isinstance(error, FAULTS) and classes.isdisjoint(CLIENTS):
+    if str(getattr(error, "sqlite_errorname", "")).startswith(BUSY):
+        return True
+    if not isinstance(error, FAULTS) and CLIENTS.isdisjoint(_classes(error)):
         return False
     status = None if isinstance(error, InfrastructureError) else _http_status(error)
-    return (status >= 500 or status in LATER) if status is not None else not isinstance(error, PATHS)
+    return status >= 500 or status in (*LATER, *CONTENT) if status is not None else not isinstance(error, PATHS)
 
 
 def _http_status(error: BaseException) -> int | None:

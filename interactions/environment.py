@@ -113,8 +113,8 @@ class EnvironmentInteraction(Interaction):
         await DaemonThreads(f"interaction {self.name}").run(self._try_out)
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Raises DataError for arguments that are none of `reset`, AbandonedThreads when too many environments hang, and
-        what factory and `reset` raise."""
+        """Raises DataError for a row that `reset` cannot be given, AbandonedThreads when too many environments hang,
+        and what factory and `reset` raise."""
         self.check_row(kwargs)
         row = EnvironmentRow.model_validate(kwargs)
         self._hanging = [thread for thread in self._hanging if thread.is_alive]

@@ -7,17 +7,22 @@ import functools
 import http.client
 import inspect
 import json
+import sqlite3
 import subprocess
 import urllib.error
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from email.message import Message
+from pathlib import Path
 from types import SimpleNamespace
 
 import aiohttp
 import httpx
 import openai
 import pytest
+import requests
+import urllib3
 
 from agentrl.errors import CodeError, ConfigError, DataError, InfrastructureError
 from agentrl.openai_api.agents import AgentFailed
@@ -59,21 +64,33 @@ FAULTS = [
     ),
     *(RemoteUnavailable(FaultKind.CONNECT, "x"), RemoteRefused(400, "too long")),
     *(TimeoutError(), TimeoutError(), ConnectionResetError(), BrokenPipeError(), OSError(113, "no route")),
-    *(MemoryError(), BrokenProcessPool(), http.client.IncompleteRead(b""), subprocess.TimeoutExpired("x", 1)),
+    *(
+        RecursionError(),
+        MemoryError(),
+        BrokenProcessPool(),
+        http.client.IncompleteRead(b""),
+        subprocess.TimeoutExpired("x", 1),
+    ),
     *(asyncio.IncompleteReadError(b"", 1), urllib.error.URLError("x")),
     *(DEAD, httpx.ReadTimeout("x"), httpx.PoolTimeout("x"), aiohttp.ServerDisconnectedError(), aiohttp.ClientError()),
     *(openai.APIConnectionError(request=REQUEST), openai.APITimeoutError(REQUEST)),
-    *(one for status in (408, 429, 500, 503) for one in answered(status)),
+    *(one for status in (400, 408, 413, 422, 429, 500, 503) for one in answered(status)),
     *(caused(RuntimeError("no answer"), DEAD), caused(ValueError(), caused(KeyError(), TimeoutError()))),
     ExceptionGroup("both", [DEAD, ExceptionGroup("inner", [TimeoutError()])]),
 ]
 ERRORS = [
     *(TypeError("x"), AttributeError(), NameError(), KeyError("x"), IndexError(), ValueError(), ZeroDivisionError()),
     *(ImportError(), SyntaxError(), AssertionError(), RuntimeError("x"), NotImplementedError(), SystemExit(1)),
-    *(RecursionError(), json.JSONDecodeError("x", "y", 0), UnicodeDecodeError("utf-8", b"", 0, 1, "x")),
+    *(json.JSONDecodeError("x", "y", 0), UnicodeDecodeError("utf-8", b"", 0, 1, "x")),
     *(FileNotFoundError("x"), PermissionError(), IsADirectoryError(), StopIteration(), Exception("x")),
-    *(one for status in (400, 401, 404, 422) for one in answered(status)),
+    *(one for status in (401, 403, 404, 405) for one in answered(status)),
     ExceptionGroup("one of both", [DEAD, TypeError("x")]),
+    caused(RuntimeError("no answer"), httpx.UnsupportedProtocol("x")),
+    *(
+        requests.exceptions.InvalidHeader("x"),
+        httpx.LocalProtocolError("x"),
+        urllib3.exceptions.LocationParseError("x"),
+    ),
 ]
 
 
@@ -107,6 +124,49 @@ def test_a_cause_that_is_the_error_itself() -> None:
     error = KeyError("x")
     error.__cause__ = error
     assert not is_fault(error)
+
+
+async def test_a_url_that_no_client_can_ask_is_an_error_of_the_code() -> None:
+    async def by_aiohttp(url: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            await session.get(url)
+
+    async def by_openai(url: str) -> None:
+        async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
+            await client.models.list()
+
+    for url in ("127.0.0.1:9/v1", "ftp://127.0.0.1:9/"):
+        for ask in (httpx.get, requests.get, by_aiohttp, by_openai):
+            with pytest.raises(Exception) as met:  # of whatever class the client has for it
+                done = ask(url)
+                if inspect.isawaitable(done):
+                    await done
+            assert not is_fault(met.value), (url, ask, met.value)
+
+
+def test_a_database_that_is_locked_is_a_fault_and_a_wrong_query_is_not(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "x", timeout=0)) as one, closing(sqlite3.connect(tmp_path / "x")) as other:
+        other.execute("create table rows (x)")
+        other.execute("begin exclusive")
+        with pytest.raises(sqlite3.OperationalError) as locked:
+            one.execute("select * from rows")
+        other.rollback()
+        with pytest.raises(sqlite3.OperationalError) as wrong_query:
+            one.execute("select * from nothing")
+    assert is_fault(locked.value) and not is_fault(wrong_query.value)
+
+
+def test_a_text_nested_too_deeply_to_be_read_fails_its_trajectory_alone() -> None:
+    with pytest.raises(RecursionError), user_code("scorer", test_the_list_of_faults):
+        json.loads("[" * 100_000)
+
+
+@pytest.mark.parametrize("module", ["redis.exceptions", "psycopg", "psycopg2", "playwright._impl._errors"])
+def test_clients_that_are_not_installed_here_are_known_by_name(module: str) -> None:
+    name = {"redis": "ConnectionError", "playwright": "Error"}.get(module.partition(".")[0], "OperationalError")
+    base = type(name, (Exception,), {"__module__": module})
+    assert is_fault(base("gone")) and is_fault(type("Derived", (base,), {"__module__": module})("gone"))
+    assert not is_fault(type(name, (Exception,), {"__module__": f"not_{module}"})("gone"))
 
 
 @pytest.mark.parametrize("error", [DataError("row 7"), ConfigError("key"), CodeError("told")])

@@ -81,6 +81,10 @@ class OpenAIProxyLoop(AgentLoop):
         if session.fault is not None:
             raise session.fault
         if session.ending is Status.COMPLETED and error is not None:
+            cause = error.__cause__
+            if session.last_error is not None and session.last_error in str(cause):
+                # A server may refuse what the policy wrote; this endpoint refuses only what the agent asks for.
+                raise self._agent.error(f"{type(cause).__name__}: {cause}") from error
             raise error
         if not session.turns and session.ending is Status.COMPLETED:
             raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")

@@ -28,8 +28,8 @@ from agentrl.user_code import answer_of, finite, is_ours, number_of, wrong
 logger = logging.getLogger(__name__)
 warnings = Recurring(logger)
 ADVICE = (
-    "It is an error of this code, which would come again, and no fault of the infrastructure. Mend it and start the "
-    "same command again, or leave such trajectories out and count them with "
+    "It is an error of this code, perhaps one that only some texts of the policy meet, and no fault of the "
+    "infrastructure: it would come again. Mend it and start the same command again, or leave such trajectories out and count them with "
     "actor_rollout_ref.rollout.agent.on_code_error=count. For what may pass (a server that is gone) raise "
     "agentrl.errors.InfrastructureError"
 )

@@ -64,7 +64,7 @@ _TESTS: pydantic.TypeAdapter[Tests] = pydantic.TypeAdapter(Annotated[Tests, pyda
 
 
 class NoVerdict(RemoteUnavailable):
-    """A run ended before its tests were read: in a sandbox that is too slow for that, or by what the tests need first."""
+    """A run ended before its tests were read: the sandbox is too slow for that, or their set-up never ends."""
 
 
 class CodeJudge:

@@ -185,7 +185,7 @@ def test_a_row_and_the_url_are_checked() -> None:
     [
         (
             "import no_such_module",
-            "DataError: interaction_kwargs of tests: tests: the tests cannot run: ModuleNotFound",
+            "DataError: interaction_kwargs of tests: tests: the tests cannot run: Module",
         ),
         ("while True: pass", "NoVerdict: "),
     ],
