@@ -50,14 +50,14 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     check_profile_steps(trainer, total)
     store = open_store(trainer, display)
     folder = RunFolder(config, store, display)
+    tracker = Tracker(trainer.logger, out, config, trainer.project_name, trainer.experiment_name, display)
     with ExitStack() as stack:
+        stack.callback(tracker.close)
         if uses_ray(config):
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load model"):
             executor = open_executor(config, device, total)
         stack.callback(executor.close)
-        tracker = Tracker(trainer.logger, out, config, trainer.project_name, trainer.experiment_name, display)
-        stack.callback(tracker.close)
         trained = SupervisedTrainer(config, executor, chat, train, validation, total, folder, tracker, store, display)
         metrics = trained.fit()
     display.note(f"{out / 'policy'}: trained on {len(train)} transcripts in {total} steps")

@@ -110,7 +110,11 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
     folder = RunFolder(config, store, display)
     run_dir = folder.path
 
+    tracker = Tracker(
+        config.trainer.logger, run_dir, config, config.trainer.project_name, config.trainer.experiment_name, display
+    )
     with ExitStack() as stack:
+        stack.callback(tracker.close)
         if uses_ray(config):
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load models", total=None):
@@ -121,10 +125,6 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
             folder.clear()  # the servers' logs are in it
         opened = open_rollouts(config, device, chat, context_parts, run_dir, display, executor.nodes)
         rollouts = stack.enter_context(opened)
-        tracker = Tracker(
-            config.trainer.logger, run_dir, config, config.trainer.project_name, config.trainer.experiment_name, display
-        )
-        stack.callback(tracker.close)
         if rollout.server_urls is not None or model.lora_adapter_path is not None:
             send_first_weights(config, rollouts, policy.run("weights"), display)
         yield Parts(

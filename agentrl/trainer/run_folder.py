@@ -1,9 +1,10 @@
-"""The folder of a run. Nothing that is in it changes before a command has passed all checks, those of resuming too."""
+"""The folder of a run. Nothing that is in it changes before a command has passed all checks, those of resuming too, but
+for SGLang's own logs: with resume_mode=disable the older run is moved aside before servers that log into it start.
+"""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from agentrl.config import Config, SFTConfig, write_config
@@ -49,19 +50,17 @@ class RunFolder:
         """Every check has passed: write the config, forget the metrics of steps `after` this one (None: keep all), and
         remove what a killed save left.
 
-        Raises ConfigError where that cannot be written.
+        The store comes after the folder: it has the config of no run that could not begin here. Raises ConfigError
+        where one of them cannot be written.
         """
         try:
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / "config.yaml"
-                write_config(self._config, file)
-                if self._store is not None:
-                    self._store.begin(file)
             self.clear()
             self.path.mkdir(parents=True, exist_ok=True)
             if after is not None:
                 tracker.truncate_after(after)
-            write_config(self._config, self.path / "config.yaml")
+            write_config(self._config, file := self.path / "config.yaml")
+            if self._store is not None:
+                self._store.begin(file)
             checkpoints.clean_up()
         except OSError as error:
             if is_disk_full(error):

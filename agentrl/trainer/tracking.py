@@ -34,7 +34,10 @@ class Tracker:
     def __init__(
         self, names: Sequence[str], dir: Path, config: BaseModel, project: str, experiment: str, display: Display
     ) -> None:
-        """`names`: of console, jsonl, tensorboard, wandb. Raises ConfigError when a package is not installed."""
+        """`names`: of console, jsonl, tensorboard, wandb. Writes nothing yet.
+
+        Raises ConfigError when a package is not installed.
+        """
         self._display = display
         self._warned: set[str] = set()
         self._sinks: list[Sink] = []

@@ -1,0 +1,59 @@
+"""What a refused command leaves of an older run."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import Config
+from agentrl.errors import ConfigError
+from agentrl.train import main
+from agentrl.trainer.checkpoint import CheckpointManager
+from agentrl.trainer.display import PlainDisplay
+from agentrl.trainer.object_store import ObjectStore
+from agentrl.trainer.run_folder import RunFolder
+from agentrl.trainer.tracking import Tracker
+from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
+
+
+@pytest.mark.parametrize("name", ["sglang", "embedded"])
+def test_a_logger_that_is_missing_moves_no_older_run(
+    small_run: Callable[..., list[str]],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda name: True)  # SGLang, which is not started
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    more = ["trainer.logger=[jsonl,wandb]", "trainer.resume_mode=disable", f"actor_rollout_ref.rollout.name={name}"]
+    assert main(small_run(*more)) == 2
+    assert "names wandb, which is not installed" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+def test_the_store_is_told_of_no_run_that_could_not_begin_here(tmp_path: Path) -> None:
+    config = Config()
+    config = config.model_copy(
+        update={"trainer": config.trainer.model_copy(update={"default_local_dir": str(tmp_path / "run")})}
+    )
+    display = PlainDisplay("run", io.StringIO())
+    store = ObjectStore(f"file://{tmp_path}/store", warn=display.warn)
+    folder = RunFolder(config, store, display)
+    tracker = Tracker(["jsonl"], tmp_path / "run", config, "p", "e", display)
+    checkpoints = CheckpointManager(tmp_path / "run" / "checkpoints", keep=None, fingerprint={}, store=store)
+    (tmp_path / "run" / "config.yaml").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        folder.begin(tracker, checkpoints, 0)
+    assert not (tmp_path / "store" / "config.yaml").exists()
+    (tmp_path / "run" / "config.yaml").rmdir()
+    folder.begin(tracker, checkpoints, 0)
+    written = (tmp_path / "run" / "config.yaml").read_bytes()
+    assert (tmp_path / "store" / "config.yaml").read_bytes() == written != b""
