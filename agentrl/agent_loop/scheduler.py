@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 warnings = Recurring(logger)
 ADVICE = (
     "It is an error of this code, perhaps one that only some texts of the policy meet, and no fault of the "
-    "infrastructure: it would come again. Mend it and start the same command again, or leave such trajectories out and count them with "
-    "actor_rollout_ref.rollout.agent.on_code_error=count. For what may pass (a server that is gone) raise "
-    "agentrl.errors.InfrastructureError"
+    "infrastructure: it would come again. Mend it and start the same command again, or leave such trajectories out and "
+    "count them with actor_rollout_ref.rollout.agent.on_code_error=count. For what may pass (a server that is gone) "
+    "raise agentrl.errors.InfrastructureError"
 )
 
 

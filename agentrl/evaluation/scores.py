@@ -25,7 +25,10 @@ CHUNK_ROWS = 256
 """Rows that are scored together."""
 RECORDS = "trajectories"
 """The column in which `agentrl.generate` keeps whole records, for scorers that ask for the trajectory."""
-ADVICE = "Perhaps only some texts of the policy meet it. Mend the function, or count such responses as failures with data.on_code_error=count"
+ADVICE = (
+    "Perhaps only some responses meet it. Mend the function, or count such responses as failures with "
+    "data.on_code_error=count"
+)
 RUN = "evaluate"
 """The name by which the sandbox knows us."""
 
