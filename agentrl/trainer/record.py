@@ -131,7 +131,7 @@ def write_trajectories(
 
 
 def fill_rewards(path: Path, outlines: Sequence[Outline], turn_reward_coef: float) -> None:
-    """Write the rewards of trajectories that a reward model has scored into their file, in whose order they are.
+    """Write what a reward model made of trajectories, rewards and failures, into their file, in whose order they are.
 
     Raises DataError when it is not their file, TrainingError on a full disk.
     """
@@ -141,13 +141,16 @@ def fill_rewards(path: Path, outlines: Sequence[Outline], turn_reward_coef: floa
         raise DataError(f"{path}: the rewards cannot be filled in, for it cannot be read: {error}") from error
     if table["uid"].to_pylist() != [_text(outline.uid) for outline in outlines]:
         raise DataError(f"{path}: the rewards cannot be filled in, for it holds other trajectories than were scored")
-    columns = {
+    columns: dict[str, list[Any]] = {
+        "status": [outline.status.value for outline in outlines],
+        "failure": [_text(outline.failure) for outline in outlines],
+        "score": [outline.score for outline in outlines],
         "reward": [outline.reward(turn_reward_coef) for outline in outlines],
         "model_reward": [None if outline.score is None else outline.model_reward for outline in outlines],
     }
     for name, values in columns.items():
         index = table.schema.get_field_index(name)
-        table = table.set_column(index, table.schema.field(index), pa.array(values, pa.float64()))
+        table = table.set_column(index, table.schema.field(index), pa.array(values, SCHEMA.field(name).type))
     with published(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 

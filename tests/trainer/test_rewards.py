@@ -16,7 +16,8 @@ from agentrl.algorithms.estimate import add_rewards
 from agentrl.batching import from_trajectories
 from agentrl.errors import DataError
 from agentrl.trainer.metrics import step_metrics
-from agentrl.trainer.record import fill_rewards, write_trajectories
+from agentrl.trainer.model_scores import with_model_score
+from agentrl.trainer.record import fill_rewards, read_trajectories, write_trajectories
 from agentrl.trajectory import COUNTED, Status, Trajectory
 from tests.trainer.written import Writer
 
@@ -93,11 +94,25 @@ def test_rewards_are_filled_in_without_touching_anything_else(tmp_path: Path) ->
     assert after["reward"].to_pylist() == [3.25, 1.25]
     assert after["model_reward"].to_pylist() == [2.0, 0.0]
     assert after.schema == before.schema
-    rest = [name for name in before.column_names if name not in ("reward", "model_reward")]
+    rest = [name for name in before.column_names if name not in ("reward", "model_reward")]  # the status is as it was
     assert after.select(rest) == before.select(rest)
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(DataError, match=r"train_000001\.parquet.*other trajectories"):
         fill_rewards(path, outlines[::-1], 0.5)
+
+
+def test_a_trajectory_that_the_reward_model_fails_is_failed_in_its_file(tmp_path: Path) -> None:
+    made = [Writer("p", uid=uid).says("a").ends(1.0) for uid in "ab"]
+    path = write_trajectories(tmp_path, made, step=1, split="train", turn_reward_coef=None)
+    outlines = [
+        with_model_score(one.outline(), score, 2.0) for one, score in zip(made, (float("nan"), 0.5), strict=True)
+    ]
+    fill_rewards(path, outlines, 1.0)
+    failed, kept = pq.read_table(path).to_pylist()
+    assert (failed["status"], failed["score"], failed["reward"], failed["model_reward"]) == ("failed", None, None, None)
+    assert failed["failure"] == outlines[0].failure and "reward_model: " in failed["failure"]
+    assert (kept["status"], kept["failure"], kept["score"], kept["reward"]) == ("completed", None, 1.0, 2.0)
+    assert [one.status for one in read_trajectories(path)] == [one.status for one in outlines]
 
 
 def test_add_rewards_reaches_only_what_is_trained_on() -> None:
