@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agentrl.config.schema import CustomRewardConfig
+from agentrl.data.sample import Sample
+from agentrl.errors import CodeError
 from agentrl.evaluate import main
+from agentrl.evaluation.scores import Responses, score_chunk
+from agentrl.reward import RewardManager
 from agentrl.trainer.record import SCHEMA, to_row
 from agentrl.trajectory import Status
 from tests.trainer.written import tool_trajectory
@@ -178,3 +185,25 @@ def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
     fails([f"data.path={good}", "custom_reward_function.name=f"], capsys, "custom_reward_function.path")
     assert set(tmp_path.rglob("*")) == before
+
+
+async def test_an_error_ends_the_scorers_beside_it_before_what_they_use_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import asyncio\n"
+        "running = []\n"
+        "async def compute_score(solution_str):\n"
+        "    if solution_str == 'bad':\n"
+        "        raise KeyError('which')\n"
+        "    running.append(solution_str)\n"
+        "    try:\n"
+        "        await asyncio.Event().wait()\n"
+        "    finally:\n"
+        "        running.remove(solution_str)\n"
+    )
+    reward = RewardManager(custom=CustomRewardConfig(path=str(tmp_path / "mine.py")))
+    row = Sample([], "x", "single_turn")
+    chunk = [Responses(row, ["a", "b"], None), Responses(row, ["c", "bad"], None)]
+    with pytest.raises(CodeError, match="KeyError"):
+        await score_chunk(chunk, reward, count=False)
+    assert sys.modules["agentrl_custom_reward_mine"].running == []
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +21,7 @@ from agentrl.reward.scorer import Verdict
 from agentrl.trainer.record import from_row
 from agentrl.trajectory import Status, Trajectory, Turn
 
+T = TypeVar("T")
 CHUNK_ROWS = 256
 """Rows that are scored together."""
 RECORDS = "trajectories"
@@ -185,7 +186,17 @@ def check_sources(reward: RewardManager, sources: Mapping[str, str]) -> None:
 
 async def score_chunk(chunk: Sequence[Responses], reward: RewardManager, *, count: bool) -> list[Scores]:
     """The scores of all rows, as many at once as the reward manager lets run; see `score_row`."""
-    return list(await asyncio.gather(*(score_row(row, reward, count=count) for row in chunk)))
+    return await together(score_row(row, reward, count=count) for row in chunk)
+
+
+async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """What all give, in order. Raises the first error, when the others have been ended and use nothing any more."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return [task.result() for task in tasks]
 
 
 async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Scores:
@@ -202,7 +213,7 @@ async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Sc
 
     trajectories = [trajectory_of(row, number) for number in range(len(row.texts))]
     answered = [one for one, text in zip(trajectories, row.texts, strict=True) if text is not None]
-    verdicts = dict(zip(map(id, answered), await asyncio.gather(*map(score, answered)), strict=True))
+    verdicts = dict(zip(map(id, answered), await together(map(score, answered)), strict=True))
     found = [verdicts.get(id(one)) for one in trajectories]
     causes = ["no response" if id(one) not in verdicts else one.failure or "" for one in trajectories]
     return Scores(
