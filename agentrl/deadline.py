@@ -1,5 +1,9 @@
 """Deadlines that what runs inside them can see, to give up in good order and to tell a server how long it has, and
 whose clock stands still while it waits for its turn.
+
+They are of single calls. A trajectory's deadline is `asyncio.timeout` on purpose: it bounds how long one may hold up
+its step, waits for a queue included, and a call is not to be cut short for it and taken for a fault of the server, by
+which the trajectory would be tried again.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Scheduler:
 
     async def _run_loop(self, episode: Episode) -> None:
         loop, name = self.loops[episode.sample.agent_name], f"agent loop {episode.sample.agent_name}"
-        deadline = asyncio.timeout(self.trajectory_timeout)
+        deadline = asyncio.timeout(self.trajectory_timeout)  # not `within`: see agentrl.deadline
         try:
             async with deadline:
                 await answer_of(name, loop.run, lambda: loop.run(episode), passing=(RequestError,))

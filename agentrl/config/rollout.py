@@ -95,7 +95,7 @@ class AgentConfig(Section):
     max_concurrent: int = Field(1024, gt=0)
     """Trajectories that run at once."""
     trajectory_timeout: float = Field(600.0, gt=0)
-    """Deadline of one try of a trajectory, tools included. One that passes it is not trained on."""
+    """Deadline of one try of a trajectory, tools and waits for them included; one that passes it is not trained on."""
     max_retries: int = Field(2, ge=0)
     """Fresh tries of a trajectory that failed for a fault of the infrastructure."""
     on_code_error: Literal["error", "count"] = "error"
