@@ -7,6 +7,8 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,32 @@ from agentrl.tool_arguments import ArgumentCheck
 from agentrl.tool_loading import tool_of_function, tools_of_entry
 from agentrl.tool_session import NOT_SHOWN, CallLimits, Slot, ToolSession
 from agentrl.truncation import Decode, Encode, Side, truncate
-from agentrl.user_code import answer_of, code_error, user_code
+from agentrl.user_code import answer_of, code_error, numbers_of
 
 logger = logging.getLogger(__name__)
 
 BROKEN = (TypeError, AttributeError, NameError, ImportError, SyntaxError, NotImplementedError)
 """Errors of a tool's code rather than of what the policy asked it; an answer of another type than ToolResponse is a
 TypeError."""
+ENOUGH_CALLS = 8
+ENOUGH_TRAJECTORIES = 4
+"""Failed calls of a tool, and trajectories that made them, from which on they speak of the tool rather than of what the
+policy asked it: a policy must not be able to end a run by one odd call, or one trajectory full of them."""
+_trajectory: ContextVar[str] = ContextVar("agentrl_trajectory", default="")
+"""Of the session that was opened last around the caller."""
+
+
+def _raise(error: CodeError) -> None:
+    raise error
+
+
+@dataclass(slots=True)
+class Failed:
+    """Calls that failed for errors of a tool's code."""
+
+    calls: int = 0
+    trajectories: set[str] = field(default_factory=set)
+    """Their tries, up to as many as are enough."""
 
 
 class ToolSet:
@@ -51,6 +72,8 @@ class ToolSet:
         self.warn: Callable[[str], None] = logger.warning
         """Tells the user what is wrong with a tool."""
         self._once = ToldOnce()
+        self._failed: dict[str, Failed] = {}
+        """By tool, since it last answered in a batch."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closing: set[asyncio.Task[list[float]]] = set()
         for tool in tools:
@@ -156,29 +179,41 @@ class ToolSet:
         to end a run. So it is the tool's error, for `check`, only where it is of a kind that arguments seldom provoke.
         """
         found = code_error(f"tool {slot.tool.name}", error, _code_of(slot.tool))
-        if isinstance(error, BROKEN) and slot.broken is None:
-            slot.broken = found
+        if isinstance(error, BROKEN):
+            slot.broken = slot.broken or found
+            failed = self._failed.setdefault(slot.tool.name, Failed())
+            failed.calls += 1
+            if len(failed.trajectories) < ENOUGH_TRAJECTORIES:
+                failed.trajectories.add(_trajectory.get())
         if self._once(found.place or found.summary):
             self.warn(f"{found}\n  The model is told; errors that it should see are raised as agentrl.tool.ToolError")
 
     def check(self) -> None:
-        """Raises CodeError for a tool that has answered no call so far, and some of them for errors of its code."""
+        """A batch of trajectories is over. Raises CodeError for a tool that answered no call of it, nor of those before
+        since its code's first error, when enough calls of enough trajectories failed for such errors."""
         for name, slot in self.slots.items():
-            if slot.broken is not None and not slot.answered:
+            if slot.answered:
+                slot.answered, slot.broken = False, None
+                self._failed.pop(name, None)
+            failed = self._failed.get(name, Failed())
+            is_enough = failed.calls >= ENOUGH_CALLS and len(failed.trajectories) >= ENOUGH_TRAJECTORIES
+            if slot.broken is not None and is_enough:
                 raise CodeError(
-                    f"{slot.broken}\nThe tool {name} has not answered a single call. Mend it and start the same "
-                    "command again, or go on, and let the model be told, with "
+                    f"{slot.broken}\nThe tool {name} has answered no call any more: {failed.calls} failed for errors "
+                    "of its code. Mend it and start the same command again, or go on, and let the model be told, with "
                     "actor_rollout_ref.rollout.agent.on_code_error=count",
                     slot.broken.place,
                 )
 
-    def take_metrics(self) -> dict[str, float]:
+    def take_metrics(self, meet: Callable[[CodeError], None] = _raise) -> dict[str, float]:
         """By tool, since they were last taken: seconds that calls waited for their turn, infrastructure faults, and
-        the tool's own numbers (of a remote one: retries, faults by kind, the state of its breaker)."""
+        the tool's own numbers (of a remote one: retries, faults by kind, the state of its breaker).
+
+        `meet` is given an error of a tool's code, whose own numbers are left out."""
         metrics: dict[str, float] = {}
         for name, slot in self.slots.items():
-            with user_code(f"tool {name}", slot.tool.take_metrics):
-                numbers = {f"tool/{name}/{key}": float(value) for key, value in slot.tool.take_metrics().items()}
+            own = numbers_of(f"tool {name}", slot.tool.take_metrics, meet)
+            numbers = {f"tool/{name}/{key}": value for key, value in own.items()}
             if slot.queued:
                 waited, slot.queued = sorted(slot.queued), []
                 numbers[f"tool/{name}/queue_seconds_mean"] = sum(waited) / len(waited)
@@ -202,6 +237,7 @@ class ToolSet:
             self.quota = self.quota.anew()
             for slot in self.slots.values():
                 slot.quota = slot.quota.anew()
+        _trajectory.set(instance_id)
         session = ToolSession(self, instance_id, images=images)
         if tools_kwargs:
             await session.create_named(tools_kwargs)

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sysconfig
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,6 +129,18 @@ async def answer_of(
         if inspect.isawaitable(answer):
             return await answer
     raise wrong(what, code, "it must be a coroutine function (`async def`)")
+
+
+def numbers_of(
+    what: str, code: Callable[[], Mapping[str, float]], meet: Callable[[CodeError], None]
+) -> dict[str, float]:
+    """What `code`, called so in messages, gives of its own. An error of it goes to `meet`, and gives none."""
+    try:
+        with user_code(what, code):
+            return {key: float(value) for key, value in code().items()}
+    except CodeError as error:
+        meet(error)
+        return {}
 
 
 def code_error(what: str, error: BaseException, code: Code) -> CodeError:

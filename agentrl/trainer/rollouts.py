@@ -16,13 +16,14 @@ from agentrl.batching import from_trajectories
 from agentrl.config import Config
 from agentrl.config.rollout import RolloutConfig, ValKwargs
 from agentrl.data.sample import Sample
-from agentrl.errors import TrainingError
+from agentrl.errors import CodeError, TrainingError
+from agentrl.recurring import ToldOnce
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollout.engine import EngineError, RolloutEngine, SamplingParams
 from agentrl.rollout.weights import SyncReport, Weights
 from agentrl.trainer.record import fill_rewards, write_trajectories
 from agentrl.trajectory import Outline, Trajectory
-from agentrl.user_code import user_code
+from agentrl.user_code import numbers_of
 
 STALL_SECONDS = 30.0
 GREEDY = SamplingParams(1, temperature=0.0)
@@ -128,6 +129,7 @@ class Rollouts:
         self.resting = False
         """The engine's memory is lent to the policy."""
         self._going_on: asyncio.Task[Any] | None = None
+        self._once = ToldOnce()
 
     def train(self, samples: Sequence[Sample], step: int, *, show: bool = False, first: int = 0) -> Rollout:
         """See `training`. The trajectories are in the order of the prompts, which are counted from `first`."""
@@ -161,7 +163,10 @@ class Rollouts:
         """Write what the reward model made of rewards into the files of a rollout, whose outlines these are."""
         done = 0
         for path, count in files:
-            fill_rewards(path, outlines[done : done + count], self.turn_reward_coef)
+            if path.exists():
+                fill_rewards(path, outlines[done : done + count], self.turn_reward_coef)
+            else:  # a worker that took another's place may be on another machine
+                self.audience.warn(f"{path} is not on this machine: the reward model's part is missing in it")
             done += count
 
     def sync_weights(self, weights: Weights, version: int) -> SyncReport:
@@ -186,14 +191,20 @@ class Rollouts:
         health = self.runner.run(self.engine.health()).metrics
         metrics = {f"engine/{name}": value for name, value in health.items()}
         context = self.scheduler.context
-        metrics |= context.tools.take_metrics()
+        metrics |= context.tools.take_metrics(self._meet)
         for name, interaction in context.interactions.items():
-            with user_code(f"interaction {name}", interaction.take_metrics):
-                numbers = interaction.take_metrics().items()
-                metrics |= {f"interaction/{name}/{key}": float(value) for key, value in numbers}
+            numbers = numbers_of(f"interaction {name}", interaction.take_metrics, self._meet)
+            metrics |= {f"interaction/{name}/{key}": value for key, value in numbers.items()}
         if self.scheduler.reward is not None:
             metrics |= self.scheduler.reward.take_metrics()
         return metrics
+
+    def _meet(self, error: CodeError) -> None:
+        """Raise it, or tell it, once a place; see `rollout.agent.on_code_error`."""
+        if self.config.actor_rollout_ref.rollout.agent.on_code_error == "error":
+            raise error
+        if self._once(error.place or error.summary):
+            self.audience.warn(f"{error}\n  Its numbers are left out")
 
     def stop(self) -> None:
         """From any thread: whoever waits for trajectories gets CancelledError in their place."""

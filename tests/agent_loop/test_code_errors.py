@@ -20,6 +20,7 @@ from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward import RewardManager
 from agentrl.rollout.engine import EngineError
 from agentrl.tool import Tool, ToolResponse
+from agentrl.toolset import ENOUGH_CALLS
 from agentrl.trajectory import Message, Status, Trajectory
 from tests.agent_loop.conftest import Bench, call, sample
 
@@ -350,11 +351,11 @@ async def test_a_tool_that_answers_no_call_is_broken_and_told_at_once(
 ) -> None:
     b = bench(lambda session, turn: [call("thing"), "#### 5"][turn], [Thing(execute=execute)])
     told = told_by(b)
-    trajectories = await b.run(sample(), n=3)
-    assert [t.score for t in trajectories] == [1.0] * 3, "the model is told, and may go on"
+    trajectories = await b.run(sample(), n=ENOUGH_CALLS)
+    assert {t.score for t in trajectories} == {1.0}, "the model is told, and may go on"
     assert "Error (execution)" in trajectories[0].tool_calls[0].response
     assert len(told) == 1 and says in told[0] and f"{__file__}:" in told[0]
-    with pytest.raises(CodeError, match="has not answered a single call") as found:
+    with pytest.raises(CodeError, match="has answered no call any more") as found:
         b.scheduler.context.tools.check()
     assert says in str(found.value) and f"{__file__}:" in str(found.value)
 
@@ -369,6 +370,46 @@ async def test_an_error_that_arguments_may_provoke_breaks_no_tool_and_is_told_on
     assert [t.score for t in trajectories] == [1.0] * 3
     assert len(told) == 1 and here("# the fault itself") in told[0] and type(error).__name__ in told[0]
     b.scheduler.context.tools.check()
+
+
+@pytest.mark.parametrize("batches", [[(4, 2)], [(4, 1), (4, 1)], [(1, 1)] * 8, [(8, 1)], [(1, 4), (4, 1)]])
+async def test_a_tool_is_broken_after_enough_failed_calls_of_enough_trajectories(
+    bench: MakeBench, batches: list[tuple[int, int]]
+) -> None:
+    """Batches of so many trajectories with so many calls each; over several, while no call is answered."""
+    calls = {"each": 1}
+    b = bench(
+        lambda session, turn: call("thing") * calls["each"] if turn == 0 else "#### 5",
+        [Thing(execute=raises(TypeError("no add")))],
+    )
+    for number, (trajectories, calls["each"]) in enumerate(batches):
+        requests = [replace(one, uid=f"{number}/{k}") for k, one in enumerate(b.requests(sample(), n=trajectories))]
+        await b.scheduler.run(requests)
+        if number < len(batches) - 1:
+            b.scheduler.context.tools.check()
+    with pytest.raises(CodeError, match="8 failed for errors of its code"):
+        b.scheduler.context.tools.check()
+
+
+@pytest.mark.parametrize(("trajectories", "each"), [(1, 1), (1, 4), (2, 4), (3, 4), (4, 1), (7, 1)])
+async def test_odd_calls_of_few_trajectories_end_no_run(bench: MakeBench, trajectories: int, each: int) -> None:
+    thing = Thing(execute=raises(TypeError("no add")))
+    b = bench(lambda session, turn: call("thing") * each if turn == 0 else "#### 5", [thing])
+    await b.run(sample(), n=trajectories)
+    assert thing.calls == trajectories * each
+    b.scheduler.context.tools.check()
+
+
+async def test_an_answer_takes_earlier_failures_back_and_counts_for_its_batch_alone(bench: MakeBench) -> None:
+    thing = Thing()
+    b = bench(lambda session, turn: [call("thing"), "#### 5"][turn % 2], [thing])
+    for breaks in (True, False, True):
+        thing.methods = {"execute": raises(TypeError("no add"))} if breaks else {}
+        await b.run(sample(), n=ENOUGH_CALLS - 1 if breaks else 1)
+        b.scheduler.context.tools.check()
+    await b.run(sample(), n=1)
+    with pytest.raises(CodeError, match="has answered no call any more"):
+        b.scheduler.context.tools.check()
 
 
 async def test_a_policy_cannot_end_a_run_by_arguments_once_the_tool_has_answered(bench: MakeBench) -> None:

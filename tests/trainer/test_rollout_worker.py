@@ -7,19 +7,26 @@ import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow.parquet as pq
 import pytest
 
 from agentrl.agent_loop import Scheduler
 from agentrl.config import Config
 from agentrl.data.sample import Sample
 from agentrl.errors import CodeError
+from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.rollout.engine import RolloutEngine
-from agentrl.toolset import ToolSet
+from agentrl.tool import Tool, ToolResponse
+from agentrl.toolset import ENOUGH_CALLS, ToolSet
+from agentrl.trainer.record import write_trajectories
 from agentrl.trainer.rollouts import Audience, Rollouts
+from agentrl.trajectory import Message
+from tests.trainer.written import Writer
 
 pytest.importorskip("ray")
 from agentrl.trainer.ray_rollouts import Relay, RolloutWorker
@@ -114,7 +121,8 @@ def test_a_tool_that_answers_no_call_ends_the_run_with_the_batch(
         context = SimpleNamespace(tools=tools)
 
         async def run(self, requests: Any, on_end: Any) -> list[Any]:
-            await (await tools.open("t/0", {})).call("broken", {"x": 1})
+            for number in range(ENOUGH_CALLS):
+                await (await tools.open(f"t/{number}", {})).call("broken", {"x": 1})
             return []
 
     config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})
@@ -125,6 +133,65 @@ def test_a_tool_that_answers_no_call_ends_the_run_with_the_batch(
     )
     with ends or nullcontext():
         rollouts.validate([], 3, greedy=True)
+
+
+class Counting(Tool):
+    """Whose own numbers cannot be taken."""
+
+    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
+        return ToolResponse("done")
+
+    def take_metrics(self) -> dict[str, float]:
+        return {"x": float("much")}
+
+
+class Partner(Interaction):
+    """Of which the same is true."""
+
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None: ...
+
+    async def generate_response(self, instance_id: str, messages: list[Message]) -> InteractionResponse:
+        return InteractionResponse(True, "")
+
+    def take_metrics(self) -> dict[str, float]:
+        return {"x": 1 / 0}
+
+
+def test_numbers_that_cannot_be_taken_end_the_run_or_are_left_out_and_told_once(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    class Healthy:
+        async def health(self) -> Any:
+            return SimpleNamespace(metrics={"requests": 1.0})
+
+    parameters = {"type": "object", "properties": {}}
+    tool = Counting({}, {"type": "function", "function": {"name": "t", "description": "", "parameters": parameters}})
+    context = SimpleNamespace(tools=ToolSet.of([tool]), interactions={"p": Partner({}, "p")})
+    scheduler = cast(Scheduler, SimpleNamespace(context=context, reward=None))
+    for on_code_error in ("error", "count"):
+        config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})
+        relay = Relay()
+        rollouts = Rollouts(config, scheduler, cast(RolloutEngine, Healthy()), runner, relay, tmp_path)
+        if on_code_error == "error":
+            with pytest.raises(CodeError, match=r"tool t .*ValueError"):
+                rollouts.metrics()
+            continue
+        assert [rollouts.metrics() for _ in range(2)] == [{"engine/requests": 1.0}] * 2
+        first, second = relay.take().warnings
+        assert first.startswith("tool t (") and second.startswith("interaction p (")
+
+
+def test_a_file_on_another_machine_has_no_rewards_filled_in_and_that_is_told(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    relay, missing = Relay(), tmp_path / "train_000001.1of2.parquet"
+    rollouts = Rollouts(Config(), cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None), runner, relay, tmp_path)
+    made = [Writer("p", uid=uid).says("a").ends(1.0) for uid in "ab"]
+    path = write_trajectories(tmp_path, made[1:], step=1, split="train", turn_reward_coef=None)
+    outlines = [replace(one.outline(), model_reward=2.0) for one in made]
+    rollouts.fill_rewards([(missing, 1), (path, 1)], outlines)
+    assert [warning.split(" is not")[0] for warning in relay.take().warnings] == [str(missing)]
+    assert pq.read_table(path)["reward"].to_pylist() == [3.0], "the others are, each with its own"
 
 
 def test_all_workers_parts_of_a_validation_have_one_name(runner: asyncio.Runner, tmp_path: Path) -> None:
