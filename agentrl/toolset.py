@@ -7,7 +7,6 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,6 @@ ENOUGH_CALLS = 8
 ENOUGH_TRAJECTORIES = 4
 """Failed calls of a tool, and trajectories that made them, from which on they speak of the tool rather than of what the
 policy asked it: a policy must not be able to end a run by one odd call, or one trajectory full of them."""
-_trajectory: ContextVar[str] = ContextVar("agentrl_trajectory", default="")
-"""Of the session that was opened last around the caller."""
 
 
 def _raise(error: CodeError) -> None:
@@ -172,7 +169,7 @@ class ToolSet:
         if self.cassette is not None:
             self.cassette.close()
 
-    def meet(self, slot: Slot, error: BaseException) -> None:
+    def meet(self, slot: Slot, error: BaseException, instance_id: str) -> None:
         """What `execute` raised is told to the model; tell the user where it was raised, once a place.
 
         An exception does not say whether the code or the policy's arguments are to blame, and a policy must not be able
@@ -184,7 +181,7 @@ class ToolSet:
             failed = self._failed.setdefault(slot.tool.name, Failed())
             failed.calls += 1
             if len(failed.trajectories) < ENOUGH_TRAJECTORIES:
-                failed.trajectories.add(_trajectory.get())
+                failed.trajectories.add(instance_id)
         if self._once(found.place or found.summary):
             self.warn(f"{found}\n  The model is told; errors that it should see are raised as agentrl.tool.ToolError")
 
@@ -237,7 +234,6 @@ class ToolSet:
             self.quota = self.quota.anew()
             for slot in self.slots.values():
                 slot.quota = slot.quota.anew()
-        _trajectory.set(instance_id)
         session = ToolSession(self, instance_id, images=images)
         if tools_kwargs:
             await session.create_named(tools_kwargs)
