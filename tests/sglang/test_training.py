@@ -75,8 +75,9 @@ def found_again(rows: list[Trajectory]) -> float:
     for row in rows:
         mine = [turn for turn in row.turns if turn.role == "assistant"]
         known += sum(turn.end for turn in mine[:-1])
-        # At least: of the first prompt other sessions may have left everything but the last token.
-        found += row.metrics["cached_tokens"] - row.transcripts[0].prompt_length
+        # Where a loop does not count it: at least, for others may have left all of the first prompt but its last token.
+        first = row.metrics.get("cached_at_first", row.transcripts[0].prompt_length)
+        found += row.metrics["cached_tokens"] - first
     return found / known
 
 

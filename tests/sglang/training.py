@@ -30,6 +30,8 @@ class FourTurns(AgentLoop):
             if turn and not episode.observe([{"role": "user", "content": "And then?"}]):
                 return episode.finish(Status.LENGTH)
             await episode.generate()
+            if not turn:
+                episode.trajectory.metrics["cached_at_first"] = episode.cached_tokens
             with open("turns.txt", "a") as turns:
                 turns.write("turn\\n")
         episode.finish(Status.COMPLETED)
