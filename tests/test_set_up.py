@@ -36,7 +36,7 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     # Without what an outer `make test` leaves in the environment for its children, or the machine's own GPU.
-    left_out = ("MFLAGS", "CONSTRAINTS", "TORCH_INDEX")
+    left_out = ("MFLAGS", "CONSTRAINTS", "TORCH_INDEX", "PYTHON", "VENV", "ARGS", "PROCESSES")
     environment = {name: value for name, value in os.environ.items() if "MAKE" not in name and name not in left_out}
     environment.setdefault("NVIDIA_GPUS", "/nowhere")
     return subprocess.run(["make", *arguments], cwd=PROJECT, capture_output=True, text=True, env=environment)
