@@ -1,12 +1,16 @@
-"""How many calls may run at once, and how many may begin in a second."""
+"""How many calls may run at once, how many may begin in a second, and running many to their end."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine, Iterable
 from types import TracebackType
+from typing import TypeVar
 
 from aiolimiter import AsyncLimiter
+
+T = TypeVar("T")
 
 
 class Quota:
@@ -48,3 +52,13 @@ class Quota:
     def _release(self) -> None:
         if self._places is not None:
             self._places.release()
+
+
+async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """Run all at once; their results in order. Raises the first error, when the others have been ended."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return [task.result() for task in tasks]

@@ -19,6 +19,7 @@ from agentrl.agent_loop.base import AgentLoop, Episode, LoopContext
 from agentrl.agent_loop.limits import seed_of
 from agentrl.data.sample import Sample
 from agentrl.errors import CodeError, UserError
+from agentrl.quota import together
 from agentrl.recurring import Recurring, ToldOnce
 from agentrl.reward import RewardManager
 from agentrl.rollout.engine import RequestError, SamplingParams
@@ -73,12 +74,7 @@ class Scheduler:
         Raises CodeError for the first error of a user's code, unless these are counted; all else is cancelled then.
         """
         places = asyncio.Semaphore(self.max_concurrent)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run_one(request, places, on_end)) for request in requests]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
-        return [task.result() for task in tasks]
+        return await together(self._run_one(request, places, on_end) for request in requests)
 
     async def close(self) -> None:
         """End what loops hold."""

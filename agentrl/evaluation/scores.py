@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from agentrl.data.columns import is_struct, is_text
 from agentrl.data.rows import to_sample
 from agentrl.data.sample import Sample
 from agentrl.errors import CodeError, DataError, UserError
+from agentrl.quota import together
 from agentrl.reward.manager import RewardManager
 from agentrl.reward.scorer import Verdict
 from agentrl.trainer.record import from_row
@@ -187,16 +187,6 @@ def check_sources(reward: RewardManager, sources: Mapping[str, str]) -> None:
 async def score_chunk(chunk: Sequence[Responses], reward: RewardManager, *, count: bool) -> list[Scores]:
     """The scores of all rows, as many at once as the reward manager lets run; see `score_row`."""
     return await together(score_row(row, reward, count=count) for row in chunk)
-
-
-async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """What all give, in order. Raises the first error, when the others have been ended and use nothing any more."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]
 
 
 async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Scores:

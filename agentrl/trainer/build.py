@@ -141,17 +141,22 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
             critic=executor.groups.get("critic"),
             reward_model=executor.groups.get("reward_model"),
             kl_controller=build_kl_controller(config),
-            checkpoints=CheckpointManager(
-                run_dir / "checkpoints",
-                keep=config.trainer.max_actor_ckpt_to_keep,
-                fingerprint={"algorithm.adv_estimator": config.algorithm.adv_estimator},
-                store=store,
-                background=config.actor_rollout_ref.actor.checkpoint.async_save,
-                warn=display.warn,
-            ),
+            checkpoints=build_checkpoints(config, run_dir, store, display),
             tracker=tracker,
             total_steps=total_steps,
         )
+
+
+def build_checkpoints(config: Config, run_dir: Path, store: ObjectStore | None, display: Display) -> CheckpointManager:
+    """The run's checkpoints, in `run_dir` and, with a `store`, there."""
+    return CheckpointManager(
+        run_dir / "checkpoints",
+        keep=config.trainer.max_actor_ckpt_to_keep,
+        fingerprint={"algorithm.adv_estimator": config.algorithm.adv_estimator},
+        store=store,
+        background=config.actor_rollout_ref.actor.checkpoint.async_save,
+        warn=display.warn,
+    )
 
 
 def load_chat(config: Config) -> Chat:
