@@ -17,19 +17,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.command import exit_status
 from agentrl.config import load_config
 from agentrl.config.offline import EvaluateConfig
 from agentrl.data.dataset import expand
-from agentrl.data.responses import check_folder
 from agentrl.errors import DataError
-from agentrl.publish import published
-from agentrl.trainer.display import Display
-from agentrl.trainer.excerpt import visible
+from agentrl.observe.display import Display
+from agentrl.observe.excerpt import visible
+from agentrl.offline.responses import check_folder
+from agentrl.system.command import exit_status
+from agentrl.system.publish import published
 
 if TYPE_CHECKING:
-    from agentrl.evaluation.scores import Responses, Scores
-    from agentrl.evaluation.summary import Summary
+    from agentrl.offline.scores import Responses, Scores
+    from agentrl.offline.summary import Summary
     from agentrl.reward import RewardManager
 
 ALL = "all"
@@ -40,8 +40,8 @@ SHOWN_CAUSES = 5
 def evaluate(config: EvaluateConfig, display: Display) -> dict[str, Summary]:
     """The whole job: the numbers by data source, and under `all` those of all rows. Raises UserError."""
     # Imported late, so that --help and config errors wait for nothing.
-    from agentrl.evaluation.scores import ResponseFiles, check_sources
-    from agentrl.evaluation.summary import Summary
+    from agentrl.offline.scores import ResponseFiles, check_sources
+    from agentrl.offline.summary import Summary
     from agentrl.reward import RewardManager
     from agentrl.reward.prompt_scores import PromptScores
 
@@ -78,14 +78,14 @@ def score_all(
     """Here, or with Ray where it is asked for."""
     if config.ray_init.address is None and config.ray_init.num_cpus is None:
         return score_here(chunks, reward, count=config.data.on_code_error == "count")
-    from agentrl.evaluation.on_ray import score_with_ray
+    from agentrl.offline.on_ray import score_with_ray
 
     return score_with_ray(chunks, config)
 
 
 def score_here(chunks: Iterable[list[Responses]], reward: RewardManager, *, count: bool) -> Iterator[list[Scores]]:
     """In this process. Raises ConfigError when the sandbox does not answer."""
-    from agentrl.evaluation.scores import RUN, score_chunk
+    from agentrl.offline.scores import RUN, score_chunk
 
     with asyncio.Runner() as runner:
         try:
@@ -124,7 +124,7 @@ def write(path: Path, summaries: Mapping[str, Summary]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the process's exit status (see `agentrl.command`)."""
+    """Returns the process's exit status (see `agentrl.system.command`)."""
 
     def work() -> None:
         config = load_config(list(sys.argv[1:] if argv is None else argv), "evaluate", EvaluateConfig)

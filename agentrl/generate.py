@@ -14,15 +14,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.command import exit_status
 from agentrl.config import load_config
 from agentrl.config.keys import flatten, leaf_keys
 from agentrl.config.load import config_to_dict
 from agentrl.config.needs import uses_ray
 from agentrl.config.offline import GenerateConfig
-from agentrl.data.responses import InputRows, Parts, check_output
 from agentrl.errors import TrainingError
-from agentrl.trainer.display import Display
+from agentrl.observe.display import Display
+from agentrl.offline.responses import InputRows, Parts, check_output
+from agentrl.system.command import exit_status
 from agentrl.trajectory import Status, Trajectory
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from agentrl.chat import Chat
     from agentrl.data.dataset import ParquetDataset
-    from agentrl.data.sample import Sample
+    from agentrl.rollouts.local import Rollouts
+    from agentrl.rollouts.ray import RayRollouts
     from agentrl.trainer.build import ContextParts
-    from agentrl.trainer.ray_rollouts import RayRollouts
-    from agentrl.trainer.rollouts import Rollouts
+    from agentrl.trajectory.sample import Sample
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ADDED = (
@@ -96,9 +96,9 @@ def run(
     display: Display,
 ) -> None:
     """Make what is missing of `parts`."""
-    from agentrl.ray_session import ray_session
+    from agentrl.runtime.device import resolve_device
+    from agentrl.runtime.ray.session import ray_session
     from agentrl.trainer.build import open_rollouts, send_first_weights, show_first_prompts
-    from agentrl.workers.device import resolve_device
 
     show_first_prompts(chat, context, display)
     device = resolve_device(config.trainer.device, display.warn)
@@ -140,7 +140,7 @@ def with_responses(rows: pa.Table, trajectories: Sequence[Trajectory], config: G
     import pyarrow as pa
 
     from agentrl.reward.manager import SCORER_FAILED, turns_text
-    from agentrl.trainer.record import SCHEMA, to_row, valid_unicode
+    from agentrl.trajectory.parquet import SCHEMA, to_row, valid_unicode
 
     record = pa.struct([field for field in SCHEMA if field.name not in ("step", "split")])
 
@@ -176,8 +176,8 @@ def settings(config: GenerateConfig, data: ParquetDataset) -> dict[str, Any]:
 
 def model_weights(config: GenerateConfig) -> Any:
     """Those of the model's files, for servers that were started by somebody else."""
+    from agentrl.engines.weights import Weights
     from agentrl.model.packed import load_model
-    from agentrl.rollout.weights import Weights
 
     model = config.actor_rollout_ref.model
     loaded = load_model(model.path, dtype=model.dtype, trust_remote_code=model.trust_remote_code)
@@ -185,7 +185,7 @@ def model_weights(config: GenerateConfig) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the process's exit status (see `agentrl.command`)."""
+    """Returns the process's exit status (see `agentrl.system.command`)."""
 
     def work() -> None:
         config = load_config(list(sys.argv[1:] if argv is None else argv), "generate", GenerateConfig)

@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from agentrl.chat import Chat
-from agentrl.command import exit_status
 from agentrl.config import SFTConfig, load_config
 from agentrl.config.needs import uses_ray
 from agentrl.data.sft import SFTSample, load_transcripts
-from agentrl.trainer.display import Display
+from agentrl.observe.display import Display
+from agentrl.system.command import exit_status
 
 
 def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
@@ -25,15 +25,15 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     the last step (sft/..., and val/loss with validation data). Raises UserError.
     """
     # Imported late, so that --help and config errors do not wait for torch.
-    from agentrl.ray_session import ray_session
+    from agentrl.observe.tracking import Tracker
+    from agentrl.runtime.device import resolve_device
+    from agentrl.runtime.executor import open_executor
+    from agentrl.runtime.placement import processes
+    from agentrl.runtime.profiler import check_profile_steps
+    from agentrl.runtime.ray.session import ray_session
     from agentrl.trainer.build import open_store
     from agentrl.trainer.run_folder import RunFolder
-    from agentrl.trainer.supervised import SupervisedTrainer, steps_per_epoch
-    from agentrl.trainer.tracking import Tracker
-    from agentrl.workers.device import resolve_device
-    from agentrl.workers.executor import open_executor
-    from agentrl.workers.pools import processes
-    from agentrl.workers.profiler import check_profile_steps
+    from agentrl.trainer.sft import SupervisedTrainer, steps_per_epoch
 
     model, trainer, out = config.model, config.trainer, Path(config.trainer.default_local_dir)
     device = resolve_device(trainer.device, display.warn)
@@ -76,7 +76,7 @@ def read(files: str | list[str], config: SFTConfig, chat: Chat, display: Display
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the process's exit status (see `agentrl.command`)."""
+    """Returns the process's exit status (see `agentrl.system.command`)."""
 
     def work() -> None:
         config = load_config(list(sys.argv[1:] if argv is None else argv), "sft", SFTConfig)

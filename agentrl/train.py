@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from agentrl.command import exit_status
 from agentrl.config import Config, load_config
-from agentrl.trainer.display import Display
+from agentrl.observe.display import Display
+from agentrl.system.command import exit_status
 
 
 def train(config: Config, display: Display) -> dict[str, float]:
     """The whole job: prepare what is `quickstart`, build, train, validate. Returns the last validation's metrics."""
     # Imported late, so that --help and config errors do not wait for torch.
-    from agentrl.quickstart import with_quickstart
+    from agentrl.quickstart.assets import with_quickstart
     from agentrl.trainer.build import build
-    from agentrl.trainer.loop import Trainer
+    from agentrl.trainer.grpo import Trainer
 
     config = with_quickstart(config, display)
     with build(config, display) as parts:
@@ -25,7 +25,7 @@ def train(config: Config, display: Display) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the process's exit status (see `agentrl.command`)."""
+    """Returns the process's exit status (see `agentrl.system.command`)."""
 
     def work() -> None:
         config = load_config(list(sys.argv[1:] if argv is None else argv))

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from agentrl.config.schema import SandboxFusionConfig
-from agentrl.deadline import within
 from agentrl.errors import DataError, UserError
 from agentrl.remote import RemoteRefused, RemoteUnavailable
 from agentrl.reward.code import CodeJudge, NoVerdict
+from agentrl.system.deadline import within
 from data_prep.code_problems import LeftOut, Problem, problem
 from data_prep.files import write_rows
 from data_prep.options import positive

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
-from agentrl.publish import published
+from agentrl.system.publish import published
 
 Row = Mapping[str, Any]
 _GROUP_ROWS = 1000

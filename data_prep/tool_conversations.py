@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from agentrl.errors import ConfigError, DataError, UserError
-from agentrl.tool_arguments import ArgumentCheck
+from agentrl.tool.arguments import ArgumentCheck
 from data_prep.conversation_formats import BadConversation, Conversation, Message, conversation
 from data_prep.files import write_rows
 from data_prep.records import read_records

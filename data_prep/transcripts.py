@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from agentrl.config.files import configs_dir
+from agentrl.system.config_files import configs_dir
 from data_prep.made_up import Call, Fact, Task, World, arithmetic, look_up
 
 Message = dict[str, Any]

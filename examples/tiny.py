@@ -19,10 +19,10 @@ from random import Random
 from typing import Any, Literal
 
 from agentrl.errors import UserError
-from agentrl.quickstart import WarmUp, sft_config, write_untrained
+from agentrl.observe.display import Display
+from agentrl.quickstart.assets import WarmUp, sft_config, write_untrained
+from agentrl.quickstart.tiny_policy import TinyShape
 from agentrl.sft import train_sft
-from agentrl.tiny_policy import TinyShape
-from agentrl.trainer.display import Display
 from data_prep.files import write_json_lines, write_parquet
 from data_prep.made_up import Split, Task, World
 

@@ -13,10 +13,11 @@ import pydantic
 
 from agentrl.errors import ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.plugin import import_object
-from agentrl.threads import AbandonedThreads, DaemonThreads, OwnThread
+from agentrl.system.numbers import finite
+from agentrl.system.plugin import import_object
+from agentrl.system.threads import AbandonedThreads, DaemonThreads, OwnThread
+from agentrl.system.user_code import wrong
 from agentrl.trajectory import Message
-from agentrl.user_code import finite, wrong
 
 T = TypeVar("T")
 

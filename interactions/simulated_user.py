@@ -10,11 +10,11 @@ from typing import Any
 import pydantic
 
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.picture import text_of
-from agentrl.prompt_file import load_prompt
 from agentrl.remote import FaultKind, RemoteOptions, RemoteUnavailable
 from agentrl.remote.chat_endpoint import ChatEndpoint
+from agentrl.remote.prompt_file import load_prompt
 from agentrl.trajectory import Message
+from agentrl.trajectory.picture import text_of
 
 PROMPT = """\
 You play a person who talks to an assistant. Stay that person: never speak of being a model, and never do the

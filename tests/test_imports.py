@@ -13,11 +13,11 @@ LIBRARY = [
     "agentrl.config",
     "agentrl.data.dataset",
     "agentrl.data.loader",
-    "agentrl.data.sample",
+    "agentrl.trajectory.sample",
     "agentrl.errors",
     "agentrl.interaction",
     "agentrl.tool",
-    "agentrl.toolset",
+    "agentrl.tool.toolset",
     "agentrl.train",
 ]
 

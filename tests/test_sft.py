@@ -18,18 +18,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.batch import RaggedBatch
 from agentrl.chat import Chat
 from agentrl.config import SFTConfig
 from agentrl.config.schema import SFTDataConfig
 from agentrl.data.sft import SFTSample, load_transcripts
 from agentrl.errors import DataError, WorkerDied
+from agentrl.observe.display import Display
+from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.sft import main, train_sft
-from agentrl.tiny_policy import TinyShape, make_tiny_policy
-from agentrl.trainer.display import Display
-from agentrl.trainer.supervised import batches
+from agentrl.trainer.sft import batches
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.learner import MAX_SKIPPED
-from agentrl.workers.supervised import SupervisedWorker, to_batch
+from agentrl.workers.sft import SupervisedWorker, to_batch
 from tests.chat.templates import HERMES
 from tests.chat.turn_ends import ENDINGS, load_chat
 from tests.chat.vocabularies import QWEN, save_tokenizer
@@ -378,7 +378,7 @@ def test_a_full_disk_leaves_the_older_policy(
     older = tmp_path / "run" / "policy" / "model.safetensors"
     older.parent.mkdir(parents=True)
     older.write_bytes(b"older")
-    monkeypatch.setattr("agentrl.workers.supervised.export_model", full_disk)
+    monkeypatch.setattr("agentrl.workers.sft.export_model", full_disk)
     data = write(tmp_path / "a.parquet", TRANSCRIPTS)
     arguments = [f"data.train_files={data}", f"model.path={policy}", "trainer.device=cpu"]
     assert main([*arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]) == 2

@@ -27,9 +27,9 @@ PAGE = PROJECT / "docs" / "performance.md"
 MARKS = ("<!-- make test-all -->", "<!-- end of make test-all -->")
 
 SOAKS = {
-    "faulty-tools": ["-m", "benchmarks.faulty_tools"],
-    "sandbox-soak": ["-m", "benchmarks.sandbox_latency", "--runs", "0", "--soak", "5000"],
-    "worker-deaths": ["-m", "benchmarks.worker_deaths", "--kills", "20"],
+    "faulty-tools": ["-m", "benchmarks.tools.faulty_tools"],
+    "sandbox-soak": ["-m", "benchmarks.tools.sandbox_latency", "--runs", "0", "--soak", "5000"],
+    "worker-deaths": ["-m", "benchmarks.training.worker_deaths", "--kills", "20"],
 }
 """Programs that exit with 1 when what they try does not hold."""
 

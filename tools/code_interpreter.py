@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 import orjson
 import pydantic
 
-from agentrl.deadline import within
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import FaultKind, RemoteOptions, RemoteRefused, RemoteTool, RemoteUnavailable, checked_url
+from agentrl.system.deadline import within
 from agentrl.tool import ToolArgumentsError, ToolResponse
 from tools.program_report import Command, report
 

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pydantic
 
-from agentrl.deadline import within
 from agentrl.errors import ConfigError
 from agentrl.remote import FaultKind, RemoteOptions, RemoteRefused, RemoteTool, RemoteUnavailable, checked_url
+from agentrl.system.deadline import within
 from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse, ToolSchema
 from tools.documents import Document, Format, read_document, shown
 from tools.search import SearchTool

@@ -12,7 +12,7 @@ import numpy as np
 import pydantic
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.threads import DaemonThreads
+from agentrl.system.threads import DaemonThreads
 from agentrl.tool import Tool, ToolResponse
 from tools.documents import Document, Format, read_line, shown
 

@@ -3,7 +3,6 @@
 from agentrl.agent_loop.base import AgentLoop, Episode, LoopContext, Reply
 from agentrl.agent_loop.inline import InlineLoop
 from agentrl.agent_loop.limits import LoopLimits
-from agentrl.agent_loop.openai_proxy import AgentOptions, OpenAIProxyLoop
 from agentrl.agent_loop.react import ReactLoop
 from agentrl.agent_loop.registry import agent_names, get_loop, load_agent_loops, register
 from agentrl.agent_loop.scheduler import Request, Scheduler
@@ -13,12 +12,10 @@ from agentrl.agent_loop.tool_agent import ToolAgentLoop
 
 __all__ = [
     "AgentLoop",
-    "AgentOptions",
     "Episode",
     "InlineLoop",
     "LoopContext",
     "LoopLimits",
-    "OpenAIProxyLoop",
     "ReToolLoop",
     "ReactLoop",
     "Reply",

@@ -14,14 +14,14 @@ from typing import ClassVar
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.chat import AssistantMessage, Chat, Drift
-from agentrl.data.sample import Sample
+from agentrl.engines.contract import EngineError, FinishReason, Generation, RequestError, RolloutEngine, SamplingParams
 from agentrl.errors import DataError, UserError
 from agentrl.interaction import Interaction
-from agentrl.picture import text_of
-from agentrl.rollout.engine import EngineError, FinishReason, Generation, RequestError, RolloutEngine, SamplingParams
 from agentrl.tool import ToolSchema
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Message, PlacedImage, Status, Trajectory, Transcript, Turn
+from agentrl.trajectory.picture import text_of
+from agentrl.trajectory.sample import Sample
 
 CUT_MARKER = "\n[cut: the token budget is used up]"
 
@@ -71,7 +71,7 @@ class AgentLoop(ABC):
     async def run(self, episode: Episode) -> None:
         """Drive one trajectory to its end and set `episode.trajectory.status`, which `episode.finish` does.
 
-        A fault of the infrastructure (see `agentrl.user_code`) ends this try, and the scheduler tries again. A
+        A fault of the infrastructure (see `agentrl.system.user_code`) ends this try, and the scheduler tries again. A
         UserError or RequestError fails the trajectory, and any other exception is an error of this code.
         """
 

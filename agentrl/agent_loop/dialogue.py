@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from agentrl.agent_loop.base import Episode
-from agentrl.deadline import within
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse, ask
-from agentrl.picture import joined
+from agentrl.system.deadline import within
+from agentrl.system.user_code import user_code
 from agentrl.trajectory import Message
-from agentrl.user_code import user_code
+from agentrl.trajectory.picture import joined
 
 
 @dataclass(slots=True)

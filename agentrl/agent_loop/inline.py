@@ -12,10 +12,10 @@ from agentrl.agent_loop.base import AgentLoop, Episode, Reply
 from agentrl.agent_loop.outcome import status_of
 from agentrl.agent_loop.tool_calls import answer_calls, open_tools
 from agentrl.chat import ParsedCall
-from agentrl.picture import joined
 from agentrl.tool import MALFORMED
-from agentrl.tool_session import ToolSession
+from agentrl.tool.session import ToolSession
 from agentrl.trajectory import Message, Status, ToolCallRecord
+from agentrl.trajectory.picture import joined
 
 
 class InlineLoop(AgentLoop):

@@ -18,9 +18,9 @@ from agentrl.agent_loop.registry import register
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
 from agentrl.chat import ParsedCall
 from agentrl.chat.message import parse_json
-from agentrl.data.sample import Sample
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, ToolCallRecord
+from agentrl.trajectory.sample import Sample
 
 STOP = "Observation:"
 _ACTION = re.compile(r"^Action:[ \t]*(.*?)[ \t]*$", re.MULTILINE)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from agentrl.agent_loop.base import AgentLoop
-from agentrl.data.sample import AGENT_ALIASES
 from agentrl.errors import ConfigError
-from agentrl.plugin import Entry, nearest, read_entries
+from agentrl.system.plugin import Entry, nearest, read_entries
+from agentrl.trajectory.sample import AGENT_ALIASES
 
 _LOOPS: dict[str, type[AgentLoop]] = {}
 

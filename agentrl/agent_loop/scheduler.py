@@ -17,14 +17,15 @@ from typing import Literal
 
 from agentrl.agent_loop.base import AgentLoop, Episode, LoopContext
 from agentrl.agent_loop.limits import seed_of
-from agentrl.data.sample import Sample
+from agentrl.engines.contract import RequestError, SamplingParams
 from agentrl.errors import CodeError, UserError
-from agentrl.quota import together
-from agentrl.recurring import Recurring, ToldOnce
 from agentrl.reward import RewardManager
-from agentrl.rollout.engine import RequestError, SamplingParams
+from agentrl.system.numbers import finite, number_of
+from agentrl.system.quota import together
+from agentrl.system.recurring import Recurring, ToldOnce
+from agentrl.system.user_code import answer_of, is_ours, wrong
 from agentrl.trajectory import Status, Trajectory
-from agentrl.user_code import answer_of, finite, is_ours, number_of, wrong
+from agentrl.trajectory.sample import Sample
 
 logger = logging.getLogger(__name__)
 warnings = Recurring(logger)
@@ -147,7 +148,7 @@ class Scheduler:
 
     async def _run_loop(self, episode: Episode) -> None:
         loop, name = self.loops[episode.sample.agent_name], f"agent loop {episode.sample.agent_name}"
-        deadline = asyncio.timeout(self.trajectory_timeout)  # not `within`: see agentrl.deadline
+        deadline = asyncio.timeout(self.trajectory_timeout)  # not `within`: see agentrl.system.deadline
         try:
             async with deadline:
                 await answer_of(name, loop.run, lambda: loop.run(episode), passing=(RequestError,))

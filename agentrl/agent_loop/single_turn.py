@@ -5,9 +5,9 @@ from __future__ import annotations
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.outcome import status_of
 from agentrl.agent_loop.registry import register
-from agentrl.data.sample import Sample
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status
+from agentrl.trajectory.sample import Sample
 
 
 @register("single_turn")

@@ -16,10 +16,10 @@ from agentrl.agent_loop.inline import InlineLoop, with_system
 from agentrl.agent_loop.registry import register
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
 from agentrl.chat import ParsedCall
-from agentrl.data.sample import Sample
 from agentrl.errors import ConfigError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, ToolCallRecord
+from agentrl.trajectory.sample import Sample
 
 _FINAL = "answer"
 _THOUGHTS = "think"

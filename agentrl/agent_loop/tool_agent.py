@@ -13,7 +13,7 @@ from agentrl.agent_loop.outcome import status_of
 from agentrl.agent_loop.registry import register
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST, answer_calls, open_tools
 from agentrl.tool import MALFORMED
-from agentrl.tool_session import ToolSession
+from agentrl.tool.session import ToolSession
 from agentrl.trajectory import Message, Status
 
 

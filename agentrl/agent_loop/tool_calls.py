@@ -10,10 +10,10 @@ from typing import Any
 
 from agentrl.agent_loop.base import Episode
 from agentrl.chat import ParsedCall
-from agentrl.picture import image_part
 from agentrl.tool import ErrorKind
-from agentrl.tool_session import ToolResult, ToolSession
+from agentrl.tool.session import ToolResult, ToolSession
 from agentrl.trajectory import Message, ToolCallRecord
+from agentrl.trajectory.picture import image_part
 
 FINAL_ANSWER_REQUEST = "No more tool calls are possible. Give your final answer now."
 

@@ -21,8 +21,8 @@ from agentrl.algorithms.groups import Groups
 from agentrl.algorithms.ragged import masked_whiten, segment_ids, segment_sum, suffix_sums
 
 if TYPE_CHECKING:
-    from agentrl.batch import RaggedBatch
     from agentrl.config.schema import AlgorithmConfig
+    from agentrl.trajectory.batch import RaggedBatch
 
 EPSILON = 1e-6
 """Added to a group's standard deviation before dividing by it."""

@@ -13,8 +13,8 @@ from agentrl.algorithms.kl import KLController, apply_kl_to_rewards, logprob_gap
 from agentrl.errors import TrainingError
 
 if TYPE_CHECKING:
-    from agentrl.batch import RaggedBatch
     from agentrl.config.schema import AlgorithmConfig
+    from agentrl.trajectory.batch import RaggedBatch
 
 
 @dataclass(frozen=True, slots=True)

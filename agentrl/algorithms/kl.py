@@ -12,7 +12,7 @@ from agentrl.algorithms.ragged import masked_mean, masked_sum, segment_sum
 from agentrl.errors import TrainingError
 
 if TYPE_CHECKING:
-    from agentrl.batch import RaggedBatch
+    from agentrl.trajectory.batch import RaggedBatch
 
 Kind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from agentrl.chat.codec import Codec
 from agentrl.chat.drift import Drift
-from agentrl.chat.format import Format
+from agentrl.chat.formats.format import Format
 from agentrl.chat.message import AssistantMessage, normalise, with_named_ids
 from agentrl.chat.vision import Vision
 from agentrl.errors import ConfigError, DataError
-from agentrl.picture import Picture, pictures_in
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, PlacedImage
+from agentrl.trajectory.picture import Picture, pictures_in
 
 CACHED_PROMPTS = 256
 """First prompts remembered: the trajectories of a group render the same one."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.chat.codec import Codec
-from agentrl.chat.format import Format
-from agentrl.chat.parsers import CALL_FORMATS, detect_format
-from agentrl.chat.template import TemplateFormat
+from agentrl.chat.formats.format import Format
+from agentrl.chat.formats.parsers import CALL_FORMATS, detect_format
+from agentrl.chat.formats.template import TemplateFormat
 from agentrl.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ def make_format(codec: Codec, name: str, template_kwargs: dict[str, Any], *, own
     """
     from renderers.base import MODEL_RENDERER_MAP  # type: ignore[import-untyped]
 
-    from agentrl.chat.family import FAMILIES, FamilyFormat
+    from agentrl.chat.formats.family import FAMILIES, FamilyFormat
 
     family = MODEL_RENDERER_MAP.get(codec.tokenizer.name_or_path) if name == "auto" and not own_template else name
     if family in FAMILIES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl.chat.arguments import resolved
+from agentrl.chat.formats.arguments import resolved
 from agentrl.tool import ToolSchema
 
 SAMPLES: dict[str, tuple[Any, Any]] = {

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.picture import Picture
 from agentrl.trajectory import Image, PlacedImage
+from agentrl.trajectory.picture import Picture
 
 CACHED_BYTES = 1 << 29
 """Patches remembered: the trajectories of a group begin with the same images."""

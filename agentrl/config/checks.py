@@ -11,8 +11,8 @@ from agentrl.config.offline import EvaluateConfig, EvaluateRayConfig, GenerateCo
 from agentrl.config.parallel import Parallel
 from agentrl.config.schema import Config, ModelConfig, RayInitConfig, RunConfig, SFTConfig
 from agentrl.config.section import Section
+from agentrl.engines.sglang.options import check_extra
 from agentrl.errors import ConfigError
-from agentrl.rollout.sglang.options import check_extra
 
 
 def check(config: Section, user_set: Mapping[str, Any]) -> None:

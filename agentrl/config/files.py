@@ -1,15 +1,12 @@
-"""Where our YAML files lie, and where files that keys name are looked for."""
+"""The keys that name a file, and the files that they name."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from agentrl.errors import ConfigError
-
-PACKAGE = Path(__file__).resolve().parent.parent
+from agentrl.system.config_files import find_file
 
 FILE_KEYS = (
     "actor_rollout_ref.model.chat_template",
@@ -20,20 +17,6 @@ FILE_KEYS = (
     "reward_model.judge.prompt",
 )
 """Keys that name one file."""
-
-
-def configs_dir() -> Path:
-    """Our `configs/`: inside the installed package, or at the root of the checkout it is installed from."""
-    installed = PACKAGE / "_configs"
-    return installed if installed.is_dir() else PACKAGE.parent / "configs"
-
-
-def find_file(key: str, name: str) -> str:
-    """The file, relative to the working directory or else to `configs/`. Raises ConfigError where it is in neither."""
-    for folder in (Path(), configs_dir()):
-        if (folder / Path(name).expanduser()).is_file():
-            return str(folder / Path(name).expanduser())
-    raise ConfigError(f"{key}: there is no file {name} in the working directory {Path.cwd()} or in {configs_dir()}")
 
 
 def find_files(values: dict[str, Any]) -> dict[str, Any]:

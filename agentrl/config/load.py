@@ -18,14 +18,15 @@ from pydantic import ValidationError
 
 from agentrl.config.checks import check
 from agentrl.config.command_line import CommandLine, parse_command_line
-from agentrl.config.files import configs_dir, find_files
+from agentrl.config.files import find_files
 from agentrl.config.keys import MISSING, defaults, flatten, leaf_keys, nearest
 from agentrl.config.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.schema import Config, SFTConfig
 from agentrl.config.section import Section
 from agentrl.config.verl_keys import translate
 from agentrl.errors import ConfigError
-from agentrl.publish import published
+from agentrl.system.config_files import configs_dir
+from agentrl.system.publish import published
 
 logger = logging.getLogger(__name__)
 

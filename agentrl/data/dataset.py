@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from agentrl.data.columns import BadValue, bad_rows, names_in
 from agentrl.data.rows import to_sample
-from agentrl.data.sample import AGENT_ALIASES, Sample
 from agentrl.data.store import ROW_NUMBER, RowReader, RowStore
 from agentrl.errors import CodeError, DataError, UserError
-from agentrl.plugin import nearest
+from agentrl.system.plugin import nearest
+from agentrl.trajectory.sample import AGENT_ALIASES, Sample
 
 Progress = Callable[[int], Any]
 """Called with the number of rows just done."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError
-from agentrl.picture import Picture, image_part
 from agentrl.trajectory import Message
+from agentrl.trajectory.picture import Picture, image_part
 
 PLACEHOLDER = "<image>"
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.data.dataset import ParquetDataset
-from agentrl.data.sample import Sample
 from agentrl.errors import DataError
+from agentrl.trajectory.sample import Sample
 
 
 class Loader:

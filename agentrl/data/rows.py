@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.data.images import with_images
-from agentrl.data.sample import AGENT_ALIASES, Sample
+from agentrl.trajectory.sample import AGENT_ALIASES, Sample
 
 
 def to_sample(

@@ -22,7 +22,6 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 import agentrl.model.experts  # noqa: F401  # registers itself with transformers
 from agentrl.errors import ConfigError
-from agentrl.images import Images
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention, Rule
 from agentrl.model.layout import PackedLayout, flat_layout, tree_layout
 from agentrl.model.ulysses import Slice
@@ -37,6 +36,7 @@ from agentrl.model.vision import (
     rope_positions,
     told_apart,
 )
+from agentrl.trajectory.images import Images
 
 _CHUNK_LOGITS, _CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
 """Logits kept for the backward pass at once (64 MiB in fp32, on a GPU 512 MiB); more are computed in chunks and again

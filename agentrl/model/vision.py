@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from agentrl.images import Images
 from agentrl.trajectory import Image, PlacedImage
+from agentrl.trajectory.images import Images
 
 FIRST_FEATURE = 1 << 31
 """Image tokens are told apart, for sharing, by numbers from here on: no vocabulary is so large."""

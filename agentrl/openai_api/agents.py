@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentrl.errors import CodeError, ConfigError, InfrastructureError
-from agentrl.plugin import import_object
-from agentrl.threads import DaemonThreads
-from agentrl.user_code import finite, user_code, wrong
+from agentrl.system.numbers import finite
+from agentrl.system.plugin import import_object
+from agentrl.system.threads import DaemonThreads
+from agentrl.system.user_code import user_code, wrong
 
 PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),

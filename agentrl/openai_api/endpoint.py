@@ -20,12 +20,12 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from agentrl.agent_loop.base import Episode
-from agentrl.http_bounds import BodyLimit, metered
 from agentrl.openai_api.completion import KEEP_ALIVE, Completion, error_event
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Digest
 from agentrl.openai_api.request import read_request
 from agentrl.openai_api.session import Session
+from agentrl.system.http_bounds import BodyLimit, metered
 from agentrl.tool import ToolSchema
 
 logger = logging.getLogger(__name__)

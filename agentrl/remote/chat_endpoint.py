@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.deadline import within
 from agentrl.errors import ConfigError
 from agentrl.remote.client import RemoteClient, RemoteOptions
 from agentrl.remote.credentials import Secrets, from_environment
 from agentrl.remote.faults import FaultKind, RemoteRefused, RemoteUnavailable
 from agentrl.remote.url import checked_url
+from agentrl.system.deadline import within
 from agentrl.trajectory import Message
 
 START_SECONDS = 30.0

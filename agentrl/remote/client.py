@@ -19,10 +19,10 @@ import orjson
 import pydantic
 import tenacity
 
-from agentrl.deadline import seconds_left
-from agentrl.http import allow_many_files, http_client
 from agentrl.remote.breaker import CircuitBreaker, StillOpen
 from agentrl.remote.faults import FaultKind, RemoteFault, RemoteRefused, RemoteUnavailable
+from agentrl.system.deadline import seconds_left
+from agentrl.system.http import allow_many_files, http_client
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class RemoteClient:
 
         What else it raises is raised. Raises RemoteUnavailable when the deadline or the attempts are used up. A server
         that says that it is busy uses up neither for `queued` seconds; the caller then has to see to it that the
-        deadline around it does not count (`agentrl.deadline.uncounted`).
+        deadline around it does not count (`agentrl.system.deadline.uncounted`).
         """
         self._use_loop()
         deadline = seconds_left(NO_DEADLINE)

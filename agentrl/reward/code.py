@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from agentrl.config.schema import SandboxFusionConfig
-from agentrl.deadline import uncounted, within
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import FaultKind, RemoteClient, RemoteOptions, RemoteRefused, RemoteUnavailable, checked_url
+from agentrl.system.deadline import uncounted, within
 
 HARNESS = Path(__file__).with_name("code_harness.py")
 QUEUE_SECONDS = 15.0

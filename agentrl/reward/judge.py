@@ -14,9 +14,9 @@ from typing import Any
 
 from agentrl.chat.message import content_text
 from agentrl.config.schema import JudgeConfig
-from agentrl.prompt_file import load_prompt
 from agentrl.remote import RemoteOptions
 from agentrl.remote.chat_endpoint import ChatEndpoint
+from agentrl.remote.prompt_file import load_prompt
 from agentrl.trajectory import Message, Trajectory
 
 KEYS = "reward_model.judge"

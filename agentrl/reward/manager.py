@@ -13,15 +13,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentrl.config.schema import CustomRewardConfig, RewardConfig
-from agentrl.data.sample import Sample
-from agentrl.deadline import within
 from agentrl.errors import CodeError, ConfigError, DataError
-from agentrl.plugin import nearest
 from agentrl.reward.code import CodeJudge
 from agentrl.reward.judge import ModelJudge
 from agentrl.reward.scorer import Scorer, Verdict, load_function
 from agentrl.reward.sources import SOURCES, kind_of, ready_scorer
+from agentrl.system.deadline import within
+from agentrl.system.plugin import nearest
 from agentrl.trajectory import Message, Status, Trajectory
+from agentrl.trajectory.sample import Sample
 
 SCORER_FAILED = "scorer: "
 """So begins the failure of a trajectory whose scorer failed."""

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentrl.deadline import uncounted
+from agentrl.system.deadline import uncounted
 
 SECONDS = 2.0
 """Processor time of one verdict; half of it for reading the answer, or for comparing it in one way. Honest answers that

@@ -15,12 +15,12 @@ import torch
 from jinja2 import TemplateError
 from transformers import AutoConfig
 
-from agentrl.batch import RaggedBatch
 from agentrl.chat.codec import Codec
 from agentrl.chat.load import load_tokenizer
 from agentrl.chat.message import content_text, normalise
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Message, Status, Trajectory, exclusion
+from agentrl.trajectory.batch import RaggedBatch
 
 CALL, ANSWER = "AgentrlCallMark", "AgentrlAnswerMark"
 PROBE: tuple[Message, ...] = (

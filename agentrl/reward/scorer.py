@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
-from agentrl.plugin import nearest
-from agentrl.threads import DaemonThreads
-from agentrl.user_code import finite, is_ours, user_code, wrong
+from agentrl.system.numbers import finite
+from agentrl.system.plugin import nearest
+from agentrl.system.threads import DaemonThreads
+from agentrl.system.user_code import is_ours, user_code, wrong
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info", "trajectory")
 """What a function may ask for, by name; it is given those that its signature has."""

@@ -12,49 +12,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.agent_loop import AgentLoop, LoopContext, LoopLimits, Scheduler, agent_names, load_agent_loops
-from agentrl.agent_loop.openai_proxy import AgentOptions, OpenAIProxyLoop
 from agentrl.agent_loop.registry import instantiate
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
-from agentrl.cassette import Cassette
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
+from agentrl.checkpoint.manager import CheckpointManager
+from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config
 from agentrl.config.needs import uses_ray
 from agentrl.config.offline import GenerateConfig
 from agentrl.config.schema import RunConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
-from agentrl.data.sample import Sample
+from agentrl.engines.contract import EngineError, RolloutEngine
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.weights import Weights
 from agentrl.errors import ConfigError, DataError, TrainingError
 from agentrl.interaction import Interaction, load_interactions
-from agentrl.interaction_cassette import OnCassette
+from agentrl.interaction.recorded import OnCassette
 from agentrl.model.packed import load_model
-from agentrl.picture import pictures_in
-from agentrl.ray_session import ray_session
+from agentrl.observe.display import Display
+from agentrl.observe.tracking import Tracker
+from agentrl.openai_api.agent_loop import AgentOptions, OpenAIProxyLoop
 from agentrl.reward import RewardManager
 from agentrl.reward.model_input import ModelInput
-from agentrl.rollout.embedded import EmbeddedEngine
-from agentrl.rollout.engine import EngineError, RolloutEngine
-from agentrl.rollout.weights import Weights
+from agentrl.rollouts.local import Audience, Rollouts
+from agentrl.runtime.device import resolve_device
+from agentrl.runtime.executor import Executor, open_executor
+from agentrl.runtime.placement import processes
+from agentrl.runtime.profiler import check_profile_steps
+from agentrl.runtime.ray.session import ray_session
+from agentrl.system.cassette import Cassette
+from agentrl.system.user_code import answer_of, user_code
 from agentrl.tool import ToolSchema
-from agentrl.toolset import ToolSet
-from agentrl.trainer.checkpoint import CheckpointManager
-from agentrl.trainer.display import Display
-from agentrl.trainer.object_store import ObjectStore
-from agentrl.trainer.rollouts import Audience, Rollouts
+from agentrl.tool.toolset import ToolSet
 from agentrl.trainer.run_folder import RunFolder
-from agentrl.trainer.tracking import Tracker
 from agentrl.trajectory import Message
-from agentrl.user_code import answer_of, user_code
+from agentrl.trajectory.picture import pictures_in
+from agentrl.trajectory.sample import Sample
 from agentrl.workers import WorkerGroup
-from agentrl.workers.device import resolve_device
-from agentrl.workers.executor import Executor, open_executor
-from agentrl.workers.pools import processes
-from agentrl.workers.profiler import check_profile_steps
 from agentrl.workers.roles import reference_of
 
 if TYPE_CHECKING:
-    from agentrl.trainer.ray_rollouts import RayRollouts
+    from agentrl.rollouts.ray import RayRollouts
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ def open_rollouts(
         with open_local_rollouts(config, device, chat, context, run_dir, display) as rollouts:
             yield rollouts
         return
-    from agentrl.trainer.ray_rollouts import RayRollouts
+    from agentrl.rollouts.ray import RayRollouts
 
     separate = config.actor_rollout_ref.rollout.nnodes > 0
     with closing(RayRollouts(config, device, run_dir, display, None if separate else nodes)) as workers:
@@ -272,7 +272,7 @@ def build_engine(
                 max_model_len=max_model_len,
                 stop_decode=chat.decode,
             )
-    from agentrl.rollout.sglang.start import start_engine
+    from agentrl.engines.sglang.start import start_engine
 
     if rollout.free_cache_engine and device == "cpu":
         raise ConfigError(

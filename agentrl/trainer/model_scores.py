@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentrl.batch import Sequences
-from agentrl.trajectory import Outline, Status, is_reward
-from agentrl.workers.executor import Executor
+from agentrl.runtime.executor import Executor
+from agentrl.system.numbers import fits_float32
+from agentrl.trajectory import Outline, Status
+from agentrl.trajectory.batch import Sequences
 
 if TYPE_CHECKING:
-    from agentrl.batch import RaggedBatch
+    from agentrl.rollouts.local import Rollout
     from agentrl.trainer.build import Parts
-    from agentrl.trainer.rollouts import Rollout
+    from agentrl.trajectory.batch import RaggedBatch
 
 SCORE = "reward_model"
 """The name of its score among a trajectory's further numbers, and the kind of failure of one it cannot score."""
@@ -45,7 +46,7 @@ def with_model_scores(parts: Parts, rollout: Rollout, first: int = 0) -> list[Ou
 
 def with_model_score(outline: Outline, score: float, coef: float) -> Outline:
     """`outline` with what the reward model's score adds to its reward, or FAILED where it cannot be added."""
-    if not is_reward(score) or not is_reward(coef * score):
+    if not fits_float32(score) or not fits_float32(coef * score):
         failure = f"{SCORE}: its score of this {outline.data_source} conversation is {score}, no finite number"
         return replace(outline, status=Status.FAILED, score=None, failure=failure)
     return replace(outline, score_extra=outline.score_extra | {SCORE: score}, model_reward=coef * score)

@@ -7,14 +7,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from agentrl.checkpoint.manager import CheckpointManager
+from agentrl.checkpoint.manifest import STATE_FILE
+from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config, SFTConfig, write_config
 from agentrl.errors import CheckpointError, ConfigError
-from agentrl.publish import is_disk_full
-from agentrl.trainer.checkpoint import CheckpointManager
-from agentrl.trainer.display import Display
-from agentrl.trainer.object_store import ObjectStore
-from agentrl.trainer.sealed import STATE_FILE
-from agentrl.trainer.tracking import Tracker
+from agentrl.observe.display import Display
+from agentrl.observe.tracking import Tracker
+from agentrl.system.publish import is_disk_full
 
 
 class RunFolder:

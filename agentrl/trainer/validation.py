@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from agentrl.observe.metrics import validation_metrics
 from agentrl.trainer.build import Parts
-from agentrl.trainer.metrics import validation_metrics
 from agentrl.trainer.model_scores import with_model_scores
 from agentrl.trajectory import Outline, Trajectory
 

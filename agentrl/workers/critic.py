@@ -7,16 +7,16 @@ from pathlib import Path
 import torch
 
 from agentrl.algorithms.losses import LossScale, aggregate, value_loss
-from agentrl.batch import RaggedBatch, Sequences
+from agentrl.checkpoint.state import WorkerState
 from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig
-from agentrl.workers.group import by_share
+from agentrl.model.heads import ValueModel, freeze_vision
+from agentrl.model.sharded_load import open_model
+from agentrl.parallel.mesh import Mesh
+from agentrl.parallel.offload import Offload, at_work
+from agentrl.runtime.group import by_share
+from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.learner import Learner, Loss, MiniBatch, forward_tokens
-from agentrl.workers.mesh import Mesh
-from agentrl.workers.models import ValueModel, freeze_vision
-from agentrl.workers.offload import Offload, at_work
 from agentrl.workers.plan import update_plan, with_policy_tokens
-from agentrl.workers.sharded_load import open_model
-from agentrl.workers.state import WorkerState
 
 
 class CriticWorker:
@@ -81,7 +81,7 @@ class CriticWorker:
         """Fit the values to `batch.returns`, in mini-batches of whole prompts; `step` counts from 1.
 
         Returns critic/vf_loss, critic/clip_frac, critic/value_mean, critic/grad_norm, critic/lr and
-        critic/skipped_updates (see `agentrl.trainer.loop`).
+        critic/skipped_updates (see `agentrl.trainer.grpo`).
 
         Raises ValueError when values or returns are missing or there is no policy token, and TrainingError when loss
         or gradient were not finite for too long (see `agentrl.workers.learner`).

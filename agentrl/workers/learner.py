@@ -21,18 +21,18 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agentrl.batch import RaggedBatch, Sequences
 from agentrl.config.schema import OptimConfig
 from agentrl.errors import TrainingError
-from agentrl.workers.compiled import compile_layers, text_layers
-from agentrl.workers.gradients import add_up, clip, total_norm
-from agentrl.workers.group import join_tokens, shares
-from agentrl.workers.mesh import Mesh
-from agentrl.workers.offload import offloading
-from agentrl.workers.optim import Optim
+from agentrl.model.compiled import compile_layers, text_layers
+from agentrl.model.sharded_load import read_weights
+from agentrl.optim.optimizer import Optim
+from agentrl.parallel.gradients import add_up, clip, total_norm
+from agentrl.parallel.mesh import Mesh
+from agentrl.parallel.offload import offloading
+from agentrl.parallel.shard import all_max, decoder_layers, rank, shard
+from agentrl.runtime.group import join_tokens, shares
+from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.plan import micro_batches
-from agentrl.workers.shard import all_max, decoder_layers, rank, shard
-from agentrl.workers.sharded_load import read_weights
 
 logger = logging.getLogger(__name__)
 

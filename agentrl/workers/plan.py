@@ -10,7 +10,7 @@ import random
 
 import torch
 
-from agentrl.batch import Sequences, split_by_tokens
+from agentrl.trajectory.batch import Sequences, split_by_tokens
 
 
 def update_plan(group: torch.Tensor, prompts: int, epochs: int, shuffle_key: str | None) -> list[tuple[str, list[int]]]:

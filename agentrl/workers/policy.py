@@ -10,17 +10,17 @@ import torch
 
 from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss
-from agentrl.batch import RaggedBatch, Sequences
+from agentrl.checkpoint.state import WorkerState
 from agentrl.config.schema import ActorConfig, ModelConfig
-from agentrl.rollout.weights import Weights
-from agentrl.workers.export import export_model
-from agentrl.workers.group import by_share
+from agentrl.engines.weights import Weights
+from agentrl.model.export import export_model
+from agentrl.model.heads import load_policy
+from agentrl.parallel.mesh import Mesh
+from agentrl.parallel.offload import Offload, at_work, give_back
+from agentrl.runtime.group import by_share
+from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.learner import Learner, Loss, MiniBatch, forward_tokens
-from agentrl.workers.mesh import Mesh
-from agentrl.workers.models import load_policy
-from agentrl.workers.offload import Offload, at_work, give_back
 from agentrl.workers.plan import update_plan, with_policy_tokens
-from agentrl.workers.state import WorkerState
 
 
 class PolicyWorker:
@@ -115,7 +115,7 @@ class PolicyWorker:
         and a mini-batch without any other takes its optimizer step, too.
 
         Returns actor/pg_loss, actor/ppo_kl, actor/clip_frac, actor/clip_frac_lower, actor/grad_norm (before clipping),
-        actor/lr, actor/skipped_updates, with KL in the loss actor/kl_loss (see `agentrl.trainer.loop`);
+        actor/lr, actor/skipped_updates, with KL in the loss actor/kl_loss (see `agentrl.trainer.grpo`);
         train/filtered_fraction, the part of the sequences that was not computed; and perf/update_tokens, all tokens
         that the updates went over.
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from agentrl.batch import RaggedBatch
 from agentrl.config.parallel import Parallel
-from agentrl.workers.compiled import compile_layers, text_layers
-from agentrl.workers.group import WorkerGroup, by_share
+from agentrl.model.compiled import compile_layers, text_layers
+from agentrl.model.heads import PolicyModel
+from agentrl.model.sharded_load import open_model, read_weights
+from agentrl.parallel.mesh import Mesh
+from agentrl.parallel.offload import Offload, at_work
+from agentrl.parallel.shard import shard
+from agentrl.runtime.group import WorkerGroup, by_share
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.learner import forward_tokens
-from agentrl.workers.mesh import Mesh
-from agentrl.workers.models import PolicyModel
-from agentrl.workers.offload import Offload, at_work
-from agentrl.workers.shard import shard
-from agentrl.workers.sharded_load import open_model, read_weights
 
 
 class ReferenceWorker:

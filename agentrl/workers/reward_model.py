@@ -7,16 +7,16 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from agentrl.batch import RaggedBatch
 from agentrl.config.parallel import Parallel
 from agentrl.config.schema import RewardModelConfig, ScoreModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.packed import check_packed_attention, hidden_states, use_packed_attention
-from agentrl.workers.group import by_share
+from agentrl.model.sharded_load import read_weights
+from agentrl.parallel.mesh import Mesh
+from agentrl.parallel.shard import shard, world_size
+from agentrl.runtime.group import by_share
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.learner import forward_tokens
-from agentrl.workers.mesh import Mesh
-from agentrl.workers.shard import shard, world_size
-from agentrl.workers.sharded_load import read_weights
 
 
 class ScoreModel(nn.Module):

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from agentrl.config import Config, SFTConfig
 from agentrl.config.needs import NEEDS_CRITIC
 from agentrl.config.parallel import Parallel
+from agentrl.runtime.group import WorkerGroup
 from agentrl.workers.critic import CriticWorker
-from agentrl.workers.group import WorkerGroup
 from agentrl.workers.policy import PolicyWorker
 from agentrl.workers.reference import PolicyAsReference, ReferenceWorker
 from agentrl.workers.reward_model import RewardModelWorker
-from agentrl.workers.supervised import SupervisedWorker
+from agentrl.workers.sft import SupervisedWorker
 
 Role = Literal["policy", "reference", "critic", "reward_model", "sft"]
 WORKERS: dict[Role, type] = {

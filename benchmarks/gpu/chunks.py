@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from agentrl.model.packed import load_model, token_logprobs
+from benchmarks.cluster.sizing import ModelShape
 from benchmarks.gpu.part import (
     GB,
     Setting,
@@ -22,8 +23,7 @@ from benchmarks.gpu.part import (
     setting,
 )
 from benchmarks.gpu.states import policy_folder
-from benchmarks.sizing import ModelShape
-from benchmarks.update_utilization import SHAPES, made_batch
+from benchmarks.training.update_utilization import SHAPES, made_batch
 
 POWERS, TINY_POWERS = (24, 25, 26, 27, 28, 29), (17, 19)
 TOKENS, TINY_TOKENS = 16384, 2048

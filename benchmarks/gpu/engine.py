@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
+from agentrl.engines.contract import SamplingParams
+from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import load_model
-from agentrl.rollout.embedded import EmbeddedEngine
-from agentrl.rollout.engine import SamplingParams
-from benchmarks import sizing
+from benchmarks.cluster import sizing
+from benchmarks.cluster.sizing import ModelShape
 from benchmarks.gpu.part import (
     Setting,
     copy_bandwidth,
@@ -30,8 +31,7 @@ from benchmarks.gpu.part import (
     wait,
 )
 from benchmarks.gpu.states import policy_folder
-from benchmarks.sizing import ModelShape
-from benchmarks.update_utilization import SHAPES
+from benchmarks.training.update_utilization import SHAPES
 
 BATCHES, PROMPT, NEW = (1, 16, 64, 256), 512, 128
 TINY_BATCHES, TINY_PROMPT, TINY_NEW = (1, 4), 32, 8

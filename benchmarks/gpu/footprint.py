@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import sizing
+from benchmarks.cluster import sizing
+from benchmarks.cluster.sizing import BFLOAT16, ModelShape
 from benchmarks.gpu.part import GB, Setting, memory, out_of_memory_is_a_row, row, setting
 from benchmarks.gpu.states import CHUNK_LOGITS, policy_folder, states, update_bytes
-from benchmarks.sizing import BFLOAT16, ModelShape
-from benchmarks.update_utilization import SHAPES, made_batch, make_worker
+from benchmarks.training.update_utilization import SHAPES, made_batch, make_worker
 
 TOKENS = {"tiny": (512,), "0.5B": (8192, 16384), "1.5B": (8192, 16384)}
 """Tokens of a micro-batch."""

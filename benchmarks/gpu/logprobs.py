@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
-from agentrl.batch import RaggedBatch
 from agentrl.model.packed import load_model, token_logprobs
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.plan import micro_batches
+from benchmarks.cluster.sizing import ModelShape
 from benchmarks.gpu.part import (
     GB,
     Setting,
@@ -26,8 +27,7 @@ from benchmarks.gpu.part import (
     setting,
 )
 from benchmarks.gpu.states import policy_folder
-from benchmarks.sizing import ModelShape
-from benchmarks.update_utilization import SHAPES, made_batch, padded_log_probs
+from benchmarks.training.update_utilization import SHAPES, made_batch, padded_log_probs
 
 TOKENS, TINY_TOKENS = 16384, 2048
 """Tokens of a micro-batch; four of them are scored."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.cluster.sizing import ModelShape
 from benchmarks.gpu.part import (
     GB,
     Setting,
@@ -18,8 +19,7 @@ from benchmarks.gpu.part import (
     setting,
 )
 from benchmarks.gpu.states import policy_folder, states
-from benchmarks.sizing import ModelShape
-from benchmarks.update_utilization import MICRO_BATCHES, SHAPES, made_batch, make_worker
+from benchmarks.training.update_utilization import MICRO_BATCHES, SHAPES, made_batch, make_worker
 
 TOKENS, TINY_TOKENS = 16384, 512
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.orchestrate import ROW, Value
-from benchmarks.peak_memory import peak_memory
+from benchmarks.training.peak_memory import peak_memory
 
 GB = 1e9
 

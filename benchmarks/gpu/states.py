@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import sizing
+from benchmarks.cluster import sizing
+from benchmarks.cluster.sizing import BFLOAT16, ModelShape
 from benchmarks.gpu.part import free, model_folder
-from benchmarks.sizing import BFLOAT16, ModelShape
-from benchmarks.update_utilization import make_policy
+from benchmarks.training.update_utilization import make_policy
 
 CHUNK_LOGITS = 1 << 27
 """Logits alive at once on a GPU."""

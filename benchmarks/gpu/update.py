@@ -10,8 +10,9 @@ from functools import partial
 
 import torch
 
+from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.workers import PolicyWorker
-from agentrl.workers.compiled import compile_layers, text_layers
+from benchmarks.cluster.sizing import ModelShape, Work, forward_flops, update_flops
 from benchmarks.gpu.part import (
     GB,
     Setting,
@@ -24,8 +25,7 @@ from benchmarks.gpu.part import (
     setting,
 )
 from benchmarks.gpu.states import fitting, policy_folder, update_bytes
-from benchmarks.sizing import ModelShape, Work, forward_flops, update_flops
-from benchmarks.update_utilization import MICRO_BATCHES, PEAKS, SHAPES, made_batch, make_worker
+from benchmarks.training.update_utilization import MICRO_BATCHES, PEAKS, SHAPES, made_batch, make_worker
 
 TOKENS = {"tiny": (512,), "0.5B": (8192, 32768), "1.5B": (8192, 16384, 32768), "7B": (8192, 16384)}
 """Tokens of a micro-batch."""

@@ -13,14 +13,14 @@ import pytest
 from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler, registry
 from agentrl.agent_loop.registry import agent_names, instantiate
 from agentrl.chat import Chat
-from agentrl.data.sample import Sample
+from agentrl.engines.contract import SamplingParams
 from agentrl.interaction import Interaction
+from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.reward import RewardManager
-from agentrl.rollout.engine import SamplingParams
-from agentrl.tiny_policy import make_tiny_policy
 from agentrl.tool import Tool
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Trajectory
+from agentrl.trajectory.sample import Sample
 from tests.agent_loop.scripted_engine import Script, ScriptedEngine
 
 LIMITS = LoopLimits(

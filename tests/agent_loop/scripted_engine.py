@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.chat import Chat
-from agentrl.rollout.engine import EngineHealth, FinishReason, Generation, PauseMode, SamplingParams
-from agentrl.rollout.weights import SyncReport, Weights
+from agentrl.engines.contract import EngineHealth, FinishReason, Generation, PauseMode, SamplingParams
+from agentrl.engines.weights import SyncReport, Weights
 from agentrl.trajectory import PlacedImage, VersionSpan
 
 Script = Callable[[str, int], str | Exception]

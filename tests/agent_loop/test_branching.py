@@ -19,20 +19,20 @@ from agentrl.agent_loop import AgentLoop, Episode, LoopContext, Request
 from agentrl.agent_loop.dialogue import Dialogue
 from agentrl.agent_loop.registry import register
 from agentrl.agent_loop.tool_calls import answer_calls, open_tools
-from agentrl.batching import from_trajectories, token_rewards
 from agentrl.chat import Chat
+from agentrl.engines.contract import SamplingParams
+from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward.manager import policy_text
-from agentrl.rollout.embedded import EmbeddedEngine
-from agentrl.rollout.engine import SamplingParams
 from agentrl.tool import ToolResponse
-from agentrl.tool_session import ToolSession
-from agentrl.toolset import ToolSet
+from agentrl.tool.session import ToolSession
+from agentrl.tool.toolset import ToolSet
 from agentrl.train import main
-from agentrl.trainer.invariants import check_trajectory
-from agentrl.trainer.record import read_trajectories
 from agentrl.trajectory import Message, Status, Trajectory
+from agentrl.trajectory.collate import from_trajectories, token_rewards
+from agentrl.trajectory.invariants import check_trajectory
+from agentrl.trajectory.parquet import read_trajectories
 from tests.agent_loop.conftest import LIMITS, Bench, call, sample
 from tests.agent_loop.short_turns import ending_its_turns
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures

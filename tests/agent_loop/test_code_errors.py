@@ -15,12 +15,12 @@ import pytest
 
 from agentrl.agent_loop import AgentLoop, Episode, TaggedLoop
 from agentrl.config.schema import CustomRewardConfig
+from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, InfrastructureError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward import RewardManager
-from agentrl.rollout.engine import EngineError
 from agentrl.tool import Tool, ToolResponse
-from agentrl.toolset import ENOUGH_CALLS
+from agentrl.tool.toolset import ENOUGH_CALLS
 from agentrl.trajectory import Message, Status, Trajectory
 from tests.agent_loop.conftest import Bench, call, sample
 

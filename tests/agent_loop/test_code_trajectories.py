@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.agent_loop.scripted_engine import Script

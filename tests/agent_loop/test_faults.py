@@ -12,9 +12,9 @@ import pytest
 from agentrl.agent_loop import AgentLoop, Episode, Reply, Request
 from agentrl.agent_loop.react import parse_action
 from agentrl.chat import AssistantMessage
+from agentrl.engines.contract import FinishReason, RequestError, SamplingParams
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.rollout.engine import FinishReason, RequestError, SamplingParams
 from agentrl.tool import Tool, ToolResponse
 from agentrl.trajectory import Message, Status
 from tests.agent_loop.conftest import Bench, call, sample

@@ -14,14 +14,14 @@ from typing import Any
 import openai
 import pytest
 
-from agentrl.agent_loop import AgentOptions, OpenAIProxyLoop
 from agentrl.algorithms.advantages import compute_advantages
-from agentrl.batching import from_trajectories
 from agentrl.config.schema import AlgorithmConfig
+from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, ConfigError
-from agentrl.rollout.engine import EngineError
-from agentrl.trainer.metrics import step_metrics
+from agentrl.observe.metrics import step_metrics
+from agentrl.openai_api.agent_loop import AgentOptions, OpenAIProxyLoop
 from agentrl.trajectory import Status, Trajectory
+from agentrl.trajectory.collate import from_trajectories
 from tests.agent_loop.conftest import Bench, sample
 from tests.agent_loop.scripted_engine import Script
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from agentrl.agent_loop import Request
 from agentrl.algorithms.advantages import compute_advantages
-from agentrl.batching import from_trajectories
 from agentrl.config.schema import AlgorithmConfig, CustomRewardConfig
+from agentrl.engines.contract import SamplingParams
 from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.observe.metrics import step_metrics
 from agentrl.reward import RewardManager
-from agentrl.rollout.engine import SamplingParams
 from agentrl.tool import ErrorKind, Tool, ToolResponse
-from agentrl.trainer.metrics import step_metrics
 from agentrl.trajectory import Message, Status
+from agentrl.trajectory.collate import from_trajectories
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.agent_loop.test_tool_agent import broken, check_record
 

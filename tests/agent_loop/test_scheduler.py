@@ -13,8 +13,8 @@ import pytest
 from agentrl.agent_loop import AgentLoop, Episode, Request, agent_names, get_loop, load_agent_loops, register
 from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.registry import instantiate
+from agentrl.engines.contract import EngineError, SamplingParams
 from agentrl.errors import ConfigError
-from agentrl.rollout.engine import EngineError, SamplingParams
 from agentrl.trajectory import Status, Trajectory
 from tests.agent_loop.conftest import Bench, call, sample
 

@@ -10,7 +10,7 @@ import pytest
 from agentrl.agent_loop import ReToolLoop, SearchR1Loop, Tag, TaggedLoop, register
 from agentrl.chat import Chat
 from agentrl.errors import ConfigError
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status
 from tests.agent_loop.conftest import Bench, sample
 from tests.agent_loop.test_tool_agent import check_record, sampled_runs

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.agent_loop import Request
-from agentrl.rollout.engine import SamplingParams
+from agentrl.engines.contract import SamplingParams
 from agentrl.tool import ErrorKind, Tool, ToolResponse
 from agentrl.trajectory import Status, Trajectory
 from interactions.gsm8k import Gsm8kInteraction

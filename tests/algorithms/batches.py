@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from agentrl.batch import RaggedBatch
 from agentrl.config.schema import AlgorithmConfig
+from agentrl.trajectory.batch import RaggedBatch
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from agentrl.algorithms.advantages import (
     group_counts,
     zero_advantage_sequences,
 )
-from agentrl.batch import RaggedBatch
 from agentrl.config.needs import GROUP_ESTIMATORS, NEEDS_CRITIC
 from agentrl.config.schema import AlgorithmConfig
+from agentrl.trajectory.batch import RaggedBatch
 from tests.algorithms.batches import Row, algorithm, batch_of, batches
 
 N = 4

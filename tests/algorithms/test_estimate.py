@@ -12,9 +12,9 @@ import torch
 from agentrl.algorithms.advantages import ESTIMATORS
 from agentrl.algorithms.estimate import add_rewards, estimate
 from agentrl.algorithms.kl import AdaptiveKLController
-from agentrl.batch import RaggedBatch
 from agentrl.config.schema import KLType
 from agentrl.errors import TrainingError
+from agentrl.trajectory.batch import RaggedBatch
 from tests.algorithms.batches import algorithm
 
 

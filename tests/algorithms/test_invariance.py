@@ -15,7 +15,7 @@ from torch import Tensor
 from agentrl.algorithms.advantages import ESTIMATORS, compute_advantages, zero_advantage_sequences
 from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss, value_loss
-from agentrl.batch import RaggedBatch, split_by_tokens
+from agentrl.trajectory.batch import RaggedBatch, split_by_tokens
 from tests.algorithms.batches import algorithm, batches
 
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

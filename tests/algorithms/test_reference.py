@@ -14,7 +14,7 @@ from agentrl.algorithms.advantages import compute_advantages
 from agentrl.algorithms.kl import AdaptiveKLController, kl_penalty
 from agentrl.algorithms.losses import Clip, LossScale, aggregate, policy_loss, value_loss
 from agentrl.algorithms.ragged import masked_whiten, segment_sum
-from agentrl.batch import RaggedBatch
+from agentrl.trajectory.batch import RaggedBatch
 from tests.algorithms.batches import algorithm
 
 REFERENCE = json.loads(Path(__file__).with_name("reference.json").read_text(encoding="utf-8"))

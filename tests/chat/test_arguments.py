@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.chat import Chat
-from agentrl.chat.arguments import NO_VALUE, read_argument, read_literal
 from agentrl.chat.check import start_up_check
+from agentrl.chat.formats.arguments import NO_VALUE, read_argument, read_literal
 from agentrl.chat.sample_arguments import sample_arguments
 from agentrl.errors import ConfigError
 from agentrl.tool import ToolSchema
-from agentrl.tool_arguments import ArgumentCheck
+from agentrl.tool.arguments import ArgumentCheck
 from tests.chat import templates
 from tests.chat.conversations import assistant, conversation, sampled_turns
 from tests.chat.vocabularies import FAMILY_TOKENS, GLM, MINIMAX, QWEN, save_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.chat import Chat, Drift
-from agentrl.chat.family import FAMILIES, FamilyFormat
+from agentrl.chat.formats.family import FAMILIES, FamilyFormat
 from agentrl.chat.message import with_named_ids
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Message

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.chat import AssistantMessage, Chat
-from agentrl.chat.parsers import CALL_FORMATS, CallParser
+from agentrl.chat.formats.parsers import CALL_FORMATS, CallParser
 from tests.chat.conversations import TOOLS
 from tests.chat.vocabularies import FAMILY_TOKENS
 

@@ -10,9 +10,9 @@ import pytest
 from transformers import ByT5Tokenizer
 
 from agentrl.chat import Chat, Drift
-from agentrl.chat.template import TemplateFormat
+from agentrl.chat.formats.template import TemplateFormat
 from agentrl.errors import ConfigError, DataError
-from agentrl.tiny_policy import PLAIN_ENGLISH, train_tokenizer
+from agentrl.quickstart.tiny_policy import PLAIN_ENGLISH, train_tokenizer
 from agentrl.trajectory import Message
 from tests.chat import templates
 from tests.chat.conftest import TEMPLATES

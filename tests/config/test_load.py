@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from agentrl.config import Config, SFTConfig, config_to_dict, load_config, write_config
-from agentrl.config.files import configs_dir
 from agentrl.config.keys import defaults, flatten, leaf_keys, nearest
 from agentrl.config.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
+from agentrl.system.config_files import configs_dir
 
 MODEL = "actor_rollout_ref.model.path=some/model"
 DATA = "data.train_files=train.parquet"

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.data.dataset import ParquetDataset
-from agentrl.data.sample import Sample
 from agentrl.errors import CodeError, DataError
+from agentrl.trajectory.sample import Sample
 
 Row = dict[str, Any]
 

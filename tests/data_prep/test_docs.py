@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.tiny_policy import make_tiny_policy
+from agentrl.quickstart.tiny_policy import make_tiny_policy
 from tests.data_prep.test_code_tests import MBPP
 from tests.data_prep.test_tool_conversations import HERMES, SHAREGPT, XLAM
 from tests.e2e.test_docs import commands, scaled

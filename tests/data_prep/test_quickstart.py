@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import DataError
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 from data_prep.made_up import KINDS, World, calculate
 from data_prep.quickstart import Recipe, main, make
 from data_prep.transcripts import ARGUMENTS, flawed, good

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.tiny_policy import make_tiny_policy
+from agentrl.quickstart.tiny_policy import make_tiny_policy
 from tests.forked import forked
 
 PROJECT = Path(__file__).resolve().parents[2]

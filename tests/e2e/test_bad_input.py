@@ -112,7 +112,7 @@ def test_a_missing_model(small_run: Overrides, tmp_path: Path, capsys: pytest.Ca
 def test_a_checkpoint_of_another_model_and_a_half_written_one(
     small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from agentrl.tiny_policy import TinyShape, make_tiny_policy
+    from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 
     assert main(small_run("trainer.total_training_steps=2")) == 0
     capsys.readouterr()

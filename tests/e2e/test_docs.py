@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_train import lines
 from tests.forked import forked

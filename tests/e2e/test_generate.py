@@ -14,8 +14,8 @@ import pytest
 from agentrl import evaluate
 from agentrl.config import load_config, write_config
 from agentrl.generate import main
-from agentrl.trainer.invariants import check_trajectory
-from agentrl.trainer.record import from_row
+from agentrl.trajectory.invariants import check_trajectory
+from agentrl.trajectory.parquet import from_row
 from tests.forked import forked
 
 Arguments = Callable[..., list[str]]
@@ -71,7 +71,7 @@ def test_rows_with_their_responses(arguments: Arguments, data_dir: Path, tmp_pat
 
 KILLED = """
 import os, signal, sys
-from agentrl.data.responses import Parts
+from agentrl.offline.responses import Parts
 from agentrl.generate import main
 
 add = Parts.add
@@ -118,7 +118,7 @@ def test_other_keys_do_not_go_on_with_the_same_file(
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("agentrl.data.responses.Parts.publish", interrupted)
+    monkeypatch.setattr("agentrl.offline.responses.Parts.publish", interrupted)
     assert main(arguments("data.max_samples=2")) == 130
     monkeypatch.undo()
     capsys.readouterr()

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 
 from agentrl.chat import Chat
 from agentrl.train import main
-from agentrl.trainer.invariants import check_trajectory
-from agentrl.trainer.record import read_trajectories
+from agentrl.trajectory.invariants import check_trajectory
+from agentrl.trajectory.parquet import read_trajectories
 from data_prep.gsm8k import main as prepare
 from tests.e2e.test_train import lines
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.sft import main as sft
-from agentrl.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.train import main
 
 Overrides = Callable[..., list[str]]

@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.train import main
-from agentrl.trainer.invariants import check_trajectory
-from agentrl.trainer.record import read_trajectories
+from agentrl.trajectory.invariants import check_trajectory
+from agentrl.trajectory.parquet import read_trajectories
 from tests.e2e.conftest import command
 
 Overrides = Callable[..., list[str]]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.cassette import Cassette, Mode, NotOnCassette
-from agentrl.deadline import within
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.interaction_cassette import OnCassette
+from agentrl.interaction.recorded import OnCassette
+from agentrl.system.cassette import Cassette, Mode, NotOnCassette
+from agentrl.system.deadline import within
 from agentrl.trajectory import Message
 
 HELLO: list[Message] = [{"role": "user", "content": "hello"}]

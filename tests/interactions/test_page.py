@@ -12,8 +12,8 @@ import pytest
 
 from agentrl.interaction import load_interactions
 from agentrl.train import main
-from agentrl.trainer.invariants import check_trajectory
-from agentrl.trainer.record import read_trajectories
+from agentrl.trajectory.invariants import check_trajectory
+from agentrl.trajectory.parquet import read_trajectories
 from tests.agent_loop.short_turns import ending_its_turns
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_docs import write_files

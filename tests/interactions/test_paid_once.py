@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.batching import from_trajectories
 from agentrl.config import Config
 from agentrl.config.schema import RewardConfig, SandboxFusionConfig
-from agentrl.data.sample import Sample
 from agentrl.interaction import Interaction, InteractionResponse, load_interactions
 from agentrl.reward import RewardManager
 from agentrl.trajectory import Message, Status, Trajectory
+from agentrl.trajectory.collate import from_trajectories
+from agentrl.trajectory.sample import Sample
 from tests.agent_loop.conftest import Bench, bench, chat, sample, tiny_dir  # noqa: F401 - fixtures
 from tests.interactions.test_simulated_user import completion, user
 from tests.remote.conftest import FaultyServer, server  # noqa: F401 - fixtures

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.engines.contract import SamplingParams
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.sglang.model import ModelFacts
 from agentrl.model.packed import token_logprobs, use_packed_attention
-from agentrl.rollout.embedded import EmbeddedEngine
-from agentrl.rollout.engine import SamplingParams
-from agentrl.rollout.sglang.model import ModelFacts
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
 from tests.conftest import PROJECT
 from tests.model.families import FAMILIES, SIZES, batch, make_model, one_by_one

@@ -148,7 +148,7 @@ async def test_a_wrong_request_names_its_field(chat: Chat, body: dict[str, Any],
 async def test_no_framing_of_a_body_passes_the_limit(
     parser: object, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.http_bounds.AutoHTTPProtocol", parser)
+    monkeypatch.setattr("agentrl.system.http_bounds.AutoHTTPProtocol", parser)
     monkeypatch.setattr(endpoint_module, "MAX_BODY", 5000)
     async with scripted(chat, SCRIPT) as (service, _), service.session() as open:
         target = open.base_url.removeprefix(service.endpoint.url).encode() + b"/chat/completions"

@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from agentrl.chat import Chat, Drift
+from agentrl.engines.contract import EngineError
 from agentrl.openai_api.history import Checkpoint, History, digests_of
-from agentrl.rollout.engine import EngineError
 from agentrl.tool import ErrorKind
 from agentrl.trajectory import Status, Trajectory, Transcript
 from tests.agent_loop.conftest import call

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentrl.deadline import within
 from agentrl.remote import FaultKind, RemoteClient, RemoteFault, RemoteOptions, RemoteRefused, RemoteUnavailable
+from agentrl.system.deadline import within
 from tests.remote.conftest import FaultyServer, breaks, hangs, says
 
 Start = Callable[..., Awaitable[FaultyServer]]

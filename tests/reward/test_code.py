@@ -17,13 +17,13 @@ import pytest
 from aiohttp import web
 
 from agentrl.config.schema import RewardConfig, SandboxFusionConfig
-from agentrl.data.sample import Sample
-from agentrl.deadline import within
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import RemoteRefused, RemoteUnavailable
 from agentrl.reward import RewardManager
 from agentrl.reward.code import HARNESS, AssertTests, Case, CodeJudge, StdioTests, Tests, extract, same_output
+from agentrl.system.deadline import within
 from agentrl.trajectory import Status, Trajectory
+from agentrl.trajectory.sample import Sample
 from tests.remote.conftest import FaultyServer, hangs, says
 from tests.sandbox.servers import running
 

@@ -12,11 +12,11 @@ import pytest
 
 from agentrl.chat import Chat
 from agentrl.config.schema import JudgeConfig, RewardConfig
-from agentrl.data.sample import Sample
 from agentrl.errors import ConfigError
 from agentrl.reward import RewardManager
 from agentrl.reward.judge import asked, read_verdict
 from agentrl.trajectory import Message, Status, Trajectory
+from agentrl.trajectory.sample import Sample
 from tests.openai_api.conftest import chat, scripted, tiny_dir  # noqa: F401 - fixtures
 from tests.remote.conftest import FaultyServer, Handler, hangs, says, server  # noqa: F401 - fixtures
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from agentrl.config.schema import CustomRewardConfig, RewardConfig
-from agentrl.data.sample import Sample
 from agentrl.errors import CodeError, DataError
 from agentrl.reward import RewardManager
 from agentrl.trajectory import Message, Status, Trajectory, Turn
+from agentrl.trajectory.sample import Sample
 
 QUESTION: Message = {"role": "user", "content": "2 + 3?"}
 

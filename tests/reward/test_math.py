@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.schema import CustomRewardConfig, RewardConfig
-from agentrl.data.sample import Sample
-from agentrl.deadline import within
 from agentrl.reward import RewardManager, math
 from agentrl.reward.math import MathJudges
+from agentrl.system.deadline import within
 from agentrl.trajectory import Trajectory
+from agentrl.trajectory.sample import Sample
 
 UNJUDGED = {"score": 0.0, "unjudged": 1.0}
 RIGHT = {"score": 1.0, "unjudged": 0.0}

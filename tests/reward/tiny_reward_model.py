@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
-from agentrl.tiny_policy import make_tiny_policy
+from agentrl.quickstart.tiny_policy import make_tiny_policy
 
 TURN = "{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}"
 TEMPLATE = f"{{% for message in messages %}}{TURN}{{% endfor %}}"

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.rollout.sglang.options import ServerArguments
-from agentrl.rollout.sglang.process import ServerProcess
-from tests.rollout.conftest import model_dir, reference, tokenizer
-from tests.rollout.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
+from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import ServerProcess
+from tests.engines.conftest import model_dir, reference, tokenizer
+from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 
 __all__ = ["model_dir", "reference", "tokenizer"]  # fixtures, the same as those of the embedded engine's tests
 

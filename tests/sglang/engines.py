@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.http import http_client
-from agentrl.rollout.sglang.client import SGLangClient
-from agentrl.rollout.sglang.engine import SGLangEngine
-from agentrl.rollout.sglang.model import ModelFacts
-from agentrl.rollout.sglang.process import ServerProcess
-from agentrl.rollout.sglang.supervisor import Server
-from agentrl.rollout.sglang.sync.tensor import TensorSender
-from tests.rollout.contract import MAX_MODEL_LEN
+from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.sglang.engine import SGLangEngine
+from agentrl.engines.sglang.model import ModelFacts
+from agentrl.engines.sglang.process import ServerProcess
+from agentrl.engines.sglang.supervisor import Server
+from agentrl.engines.sglang.sync.tensor import TensorSender
+from agentrl.system.http import http_client
+from tests.engines.contract import MAX_MODEL_LEN
 
 
 def engine_of(

@@ -1,4 +1,4 @@
-"""`agentrl.rollout.sglang.launch` that writes down what SGLang asks of its kernels. Run as
+"""`agentrl.engines.sglang.launch` that writes down what SGLang asks of its kernels. Run as
 
     RECORD=FILE python recording_launch.py ARGUMENTS
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl import sglang_cpu
+from agentrl.engines.sglang import cpu as sglang_cpu
 
 RECORD = Path(os.environ["RECORD"])
 
@@ -46,7 +46,7 @@ class RecordingModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        from agentrl.sglang_cpu import kernels
+        from agentrl.engines.sglang.cpu import kernels
 
         have = hasattr(kernels, name)
         record("had" if have else "missing", f"sgl_kernel.{name}")
@@ -79,6 +79,6 @@ def install() -> None:
 
 if __name__ == "__main__":
     install()
-    from agentrl.rollout.sglang.launch import main
+    from agentrl.engines.sglang.launch import main
 
     main()

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from agentrl.config.schema import ActorConfig, ModelConfig
-from agentrl.http import http_client
-from agentrl.rollout.sglang.client import SGLangClient
-from agentrl.rollout.sglang.sync import DistributedSender, TensorSender
-from agentrl.rollout.weights import Weights
+from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.sglang.sync import DistributedSender, TensorSender
+from agentrl.engines.weights import Weights
+from agentrl.system.http import http_client
 from agentrl.workers import PolicyWorker
 
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 from transformers import PreTrainedModel
 
-from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.sglang.engine import SGLangEngine
-from agentrl.rollout.sglang.process import ServerProcess
-from tests.rollout.contract import EngineContract
+from agentrl.engines.contract import RolloutEngine
+from agentrl.engines.sglang.engine import SGLangEngine
+from agentrl.engines.sglang.process import ServerProcess
+from tests.engines.contract import EngineContract
 from tests.sglang.engines import engine_of
 
 

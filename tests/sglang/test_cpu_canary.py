@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from agentrl.rollout.sglang.options import ServerArguments
-from agentrl.rollout.sglang.process import environment, free_port
-from agentrl.rollout.sglang.startup_log import last_error
+from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import environment, free_port
+from agentrl.engines.sglang.startup_log import last_error
 
 LAUNCH = Path(__file__).parent / "recording_launch.py"
 SERVER_MODULES = [
@@ -39,7 +39,7 @@ failed = []
 try:
     launch.install()
 except Exception as error:
-    failed.append(f"agentrl.sglang_cpu: {{type(error).__name__}}: {{error}}")
+    failed.append(f"agentrl.engines.sglang.cpu: {{type(error).__name__}}: {{error}}")
 for name in {SERVER_MODULES!r}:
     try:
         importlib.import_module(name)
@@ -66,7 +66,7 @@ def test_all_that_is_imported_is_there(tmp_path: Path) -> None:
     failed = json.loads(done.stdout.splitlines()[-1])
     missing = [name for name in records(record, "missing") if name.startswith("sgl_kernel.")]
     print(f"{versions()}\nasked for: {records(record, 'had')}")
-    assert not missing, f"{versions()}: agentrl/sglang_cpu/kernels.py lacks {missing}"
+    assert not missing, f"{versions()}: agentrl/engines/sglang/cpu/kernels.py lacks {missing}"
     assert not failed, f"{versions()}: does not import on a CPU: {failed}"
     assert "sgl_kernel.assign_req_to_token_pool_cpu" in records(record, "had")  # that something was recorded at all
 

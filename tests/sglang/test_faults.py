@@ -15,17 +15,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.http import http_client
-from agentrl.rollout.engine import EngineError, Generation, SamplingParams
-from agentrl.rollout.sglang.client import ServerFailed, SGLangClient
-from agentrl.rollout.sglang.engine import SGLangEngine
-from agentrl.rollout.sglang.fleet import FleetState, Timings
-from agentrl.rollout.sglang.options import ServerArguments
-from agentrl.rollout.sglang.process import ServerProcess, living
-from agentrl.rollout.sglang.start import reach
-from agentrl.rollout.sglang.sync.tensor import TensorSender
-from agentrl.rollout.weights import Weights
-from tests.rollout.contract import greedy_ids, params_of, prompt_of
+from agentrl.engines.contract import EngineError, Generation, SamplingParams
+from agentrl.engines.sglang.client import ServerFailed, SGLangClient
+from agentrl.engines.sglang.engine import SGLangEngine
+from agentrl.engines.sglang.fleet import FleetState, Timings
+from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import ServerProcess, living
+from agentrl.engines.sglang.start import reach
+from agentrl.engines.sglang.sync.tensor import TensorSender
+from agentrl.engines.weights import Weights
+from agentrl.system.http import http_client
+from tests.engines.contract import greedy_ids, params_of, prompt_of
 from tests.sglang.conftest import STARTUP
 from tests.sglang.engines import engine_of
 

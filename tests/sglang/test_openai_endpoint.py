@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.chat import Chat
-from agentrl.rollout.sglang.process import ServerProcess
-from agentrl.rollout.weights import Weights
+from agentrl.engines.sglang.process import ServerProcess
+from agentrl.engines.weights import Weights
+from tests.engines.contract import MAX_MODEL_LEN, logprobs_of
 from tests.openai_api.conftest import ADD, Service, serve
-from tests.rollout.contract import MAX_MODEL_LEN, logprobs_of
 from tests.sglang.engines import engine_of
 
 QUESTION = {"role": "user", "content": "What is 2 + 3?"}

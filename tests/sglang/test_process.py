@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agentrl.rollout.engine import EngineError
-from agentrl.rollout.sglang.options import RESERVED, ServerArguments
-from agentrl.rollout.sglang.process import ServerProcess, living
-from tests.rollout.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
+from agentrl.engines.contract import EngineError
+from agentrl.engines.sglang.options import RESERVED, ServerArguments
+from agentrl.engines.sglang.process import ServerProcess, living
+from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 from tests.sglang.conftest import STARTUP, StartServer
 
 pytestmark = pytest.mark.timeout(600)  # two starts, on a busy machine
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.timeout(600)  # two starts, on a busy machine
 STARTER = """
 import asyncio, os, sys, time
 from pathlib import Path
-from agentrl.rollout.sglang.options import ServerArguments
-from agentrl.rollout.sglang.process import ServerProcess
+from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import ServerProcess
 
 model, log, when = sys.argv[1:]
 arguments = ServerArguments(model, device="cpu", context_length=64, max_num_seqs=2)
@@ -166,7 +166,7 @@ def test_sglang_understands_the_command_line_of_a_server_on_gpus() -> None:
         extra={"attention_backend": "triton", "lora_paths": ["a", "b"]},
     ).argv(7001)
     program = (
-        "import sys; from agentrl import sglang_cpu; sglang_cpu.install()\n"
+        "import sys; from agentrl.engines.sglang import cpu as sglang_cpu; sglang_cpu.install()\n"
         "from sglang.srt.server_args import prepare_server_args\n"
         "args = prepare_server_args(sys.argv[1:])\n"
         "print(args.device, args.tp_size, args.base_gpu_id, args.mem_fraction_static, args.dtype,\n"

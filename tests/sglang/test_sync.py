@@ -20,14 +20,14 @@ import torch.multiprocessing
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agentrl.http import http_client
+from agentrl.engines.contract import SamplingParams
+from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.sglang.model import ModelFacts
+from agentrl.engines.sglang.process import ServerProcess
+from agentrl.engines.sglang.sync import DiskSender, DistributedSender, TensorSender, WeightSender
+from agentrl.engines.weights import Weights
 from agentrl.model.checkpoint_names import CheckpointNames
-from agentrl.rollout.engine import SamplingParams
-from agentrl.rollout.sglang.client import SGLangClient
-from agentrl.rollout.sglang.model import ModelFacts
-from agentrl.rollout.sglang.process import ServerProcess
-from agentrl.rollout.sglang.sync import DiskSender, DistributedSender, TensorSender, WeightSender
-from agentrl.rollout.weights import Weights
+from agentrl.system.http import http_client
 from tests.conftest import PROJECT
 from tests.model.families import make_model
 from tests.sglang.conftest import StartServer
@@ -263,10 +263,10 @@ async def test_no_shared_memory_is_left_after_close(client: SGLangClient, refere
 TRAINER = """
 import asyncio, sys, time, torch
 from transformers import AutoModelForCausalLM
-from agentrl.http import http_client
-from agentrl.rollout.sglang.client import SGLangClient
-from agentrl.rollout.sglang.sync import TensorSender
-from agentrl.rollout.weights import Weights
+from agentrl.system.http import http_client
+from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.sglang.sync import TensorSender
+from agentrl.engines.weights import Weights
 
 model = AutoModelForCausalLM.from_pretrained(sys.argv[2])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.chat import Chat
-from agentrl.rollout.sglang.process import ServerProcess
-from benchmarks.sglang_throughput import compare
-from benchmarks.sglang_work import Shape
+from agentrl.engines.sglang.process import ServerProcess
+from benchmarks.rollouts.sglang_throughput import compare
+from benchmarks.rollouts.sglang_work import Shape
 
 
 async def test_all_ways_ask_for_the_same_and_have_the_same_tokens(server: ServerProcess, model_dir: Path) -> None:

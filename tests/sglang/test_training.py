@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config
-from agentrl.rollout.sglang.process import ServerProcess
+from agentrl.engines.sglang.process import ServerProcess
 from agentrl.train import main
-from agentrl.trainer.invariants import check_trajectory
-from agentrl.trainer.record import read_trajectories
 from agentrl.trajectory import Trajectory
+from agentrl.trajectory.invariants import check_trajectory
+from agentrl.trajectory.parquet import read_trajectories
 from tests.e2e.test_docs import SMALL, blocks, commands
 from tests.e2e.test_train import lines
 from tests.sglang.training import Run, overrides, write_assets

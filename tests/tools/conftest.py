@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.tool import ToolError
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 from tools.calculator import CalculatorTool, calculate, evaluate
 
 

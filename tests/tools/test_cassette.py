@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.cassette import Cassette, Mode, NotOnCassette
 from agentrl.errors import CodeError, ConfigError
+from agentrl.system.cassette import Cassette, Mode, NotOnCassette
 from agentrl.tool import Tool, ToolError, ToolResponse, ToolSource
-from agentrl.tool_session import CallLimits, ToolInfrastructureError, ToolResult
-from agentrl.toolset import ToolSet
+from agentrl.tool.session import CallLimits, ToolInfrastructureError, ToolResult
+from agentrl.tool.toolset import ToolSet
 
 Bind = Callable[[ToolSet], ToolSet]
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}}

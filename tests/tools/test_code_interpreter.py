@@ -17,8 +17,8 @@ from aiohttp import web
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import RemoteUnavailable
-from agentrl.tool_session import ToolInfrastructureError, ToolResult, ToolSession
-from agentrl.toolset import ToolSet
+from agentrl.tool.session import ToolInfrastructureError, ToolResult, ToolSession
+from agentrl.tool.toolset import ToolSet
 from tests.sandbox.servers import PROJECT, Server, running
 from tools.code_interpreter import CodeInterpreterTool, unfenced
 from tools.program_report import Command, report, shortened

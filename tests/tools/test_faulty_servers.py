@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from agentrl.chat import Chat
-from agentrl.tiny_policy import make_tiny_policy
-from benchmarks.faulty_tools import build, run, serving
+from agentrl.quickstart.tiny_policy import make_tiny_policy
+from benchmarks.tools.faulty_tools import build, run, serving
 
 
 @pytest.mark.timeout(170)
 def test_no_trajectory_is_lost_none_has_a_false_zero_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.faulty_tools.ATTEMPT", 3.0)  # less to wait for than with 2,000 at once
-    monkeypatch.setattr("benchmarks.faulty_tools.TIMEOUT", 12.0)
+    monkeypatch.setattr("benchmarks.tools.faulty_tools.ATTEMPT", 3.0)  # less to wait for than with 2,000 at once
+    monkeypatch.setattr("benchmarks.tools.faulty_tools.TIMEOUT", 12.0)
     chat = Chat.from_pretrained(str(make_tiny_policy(tmp_path, seed=1)))
     with serving(failing=0.05, hanging=0.01) as server:
         found = asyncio.run(run(build(chat, server.url), 100, server, kill=True))

@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 from agentrl.tool import ErrorKind, FunctionTool, ToolResponse, tool
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 
 Bind = Callable[[ToolSet], ToolSet]
 

@@ -17,8 +17,8 @@ import yaml
 
 from agentrl.errors import ConfigError
 from agentrl.tool import ErrorKind
-from agentrl.tool_session import ToolInfrastructureError, ToolResult
-from agentrl.toolset import ToolSet
+from agentrl.tool.session import ToolInfrastructureError, ToolResult
+from agentrl.tool.toolset import ToolSet
 
 SECRET = "s3cr3t-t0ken/+x"
 Call = Callable[..., Any]

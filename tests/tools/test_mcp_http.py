@@ -20,7 +20,7 @@ from aiohttp import web
 pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
 from agentrl.errors import ConfigError
-from agentrl.tool_session import ToolInfrastructureError, ToolResult
+from agentrl.tool.session import ToolInfrastructureError, ToolResult
 from tests.tools.test_mcp_stdio import load, running, told
 
 ROOT = Path(__file__).parents[2]

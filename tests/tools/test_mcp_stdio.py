@@ -22,8 +22,8 @@ pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
 from agentrl.errors import ConfigError
 from agentrl.tool import ErrorKind
-from agentrl.tool_session import ToolInfrastructureError, ToolResult, ToolSession
-from agentrl.toolset import ToolSet
+from agentrl.tool.session import ToolInfrastructureError, ToolResult, ToolSession
+from agentrl.tool.toolset import ToolSet
 from tools.mcp import connection
 
 SDK = [sys.executable, "-m", "tests.tools.mcp_server"]

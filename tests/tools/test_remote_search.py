@@ -20,8 +20,8 @@ pytest.importorskip("tantivy", reason="the extra `retriever` is not installed")
 
 from agentrl.errors import ConfigError
 from agentrl.tool import ErrorKind
-from agentrl.tool_session import ToolInfrastructureError, ToolResult
-from agentrl.toolset import ToolSet
+from agentrl.tool.session import ToolInfrastructureError, ToolResult
+from agentrl.tool.toolset import ToolSet
 from tests.tools.retriever_process import RetrieverProcess
 from tools.remote_search import RemoteSearchTool
 from tools.retriever.build import create

@@ -10,8 +10,8 @@ import pytest
 
 from agentrl.errors import CodeError
 from agentrl.tool import Tool, ToolResponse
-from agentrl.tool_session import ToolInfrastructureError
-from agentrl.toolset import ToolSet
+from agentrl.tool.session import ToolInfrastructureError
+from agentrl.tool.toolset import ToolSet
 
 Bind = Callable[[ToolSet], ToolSet]
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from agentrl.threads import AbandonedThreads, DaemonThreads
+from agentrl.system.threads import AbandonedThreads, DaemonThreads
 
 
 async def test_results_and_exceptions_come_back() -> None:
@@ -48,7 +48,7 @@ async def test_given_up_calls_are_counted_until_they_return() -> None:
 def test_a_hanging_call_keeps_no_process_alive() -> None:
     program = (
         "import asyncio, time\n"
-        "from agentrl.threads import DaemonThreads\n"
+        "from agentrl.system.threads import DaemonThreads\n"
         "async def main():\n"
         "    try: await asyncio.wait_for(DaemonThreads('x').run(time.sleep, 60), 0.05)\n"
         "    except TimeoutError: print('given up')\n"

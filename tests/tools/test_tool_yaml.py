@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.tool import Tool, ToolResponse, tool
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 
 Bind = Callable[[ToolSet], ToolSet]
 HERE = __name__
@@ -205,7 +205,7 @@ def run_in(folder: Path, class_name: str) -> str:
     program = (
         "import sys; sys.path.insert(0, '')\n"
         "from agentrl.errors import UserError\n"
-        "from agentrl.toolset import ToolSet\n"
+        "from agentrl.tool.toolset import ToolSet\n"
         "try: print(ToolSet.from_yaml('t.yaml').names)\n"
         "except UserError as error: print(error)\n"
     )
@@ -241,7 +241,7 @@ def test_a_module_that_fails_to_import_says_why(tmp_path: Path) -> None:
 
 def test_no_torch() -> None:
     program = (
-        "import sys, agentrl.toolset, agentrl.interaction, agentrl.reward\n"
+        "import sys, agentrl.tool.toolset, agentrl.interaction, agentrl.reward\n"
         "import tools.calculator, tools.search, interactions.gsm8k\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse, tool
-from agentrl.tool_session import ToolInfrastructureError, ToolResult
-from agentrl.toolset import ToolSet
+from agentrl.tool.session import ToolInfrastructureError, ToolResult
+from agentrl.tool.toolset import ToolSet
 
 Bind = Callable[[ToolSet], ToolSet]
 

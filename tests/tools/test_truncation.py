@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from agentrl.truncation import Side, truncate
+from agentrl.tool.truncation import Side, truncate
 
 MARKER = re.compile(r"\n\[\.\.\. (\d+) tokens cut \.\.\.\]\n")
 TEXTS = st.text(alphabet=st.sampled_from("ab 1\n[.é語\U0001f600\ufffd"), max_size=300) | st.text(

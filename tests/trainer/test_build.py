@@ -13,7 +13,7 @@ from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward import RewardManager
 from agentrl.reward.code import CodeJudge
 from agentrl.tool import Tool, ToolResponse
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 from agentrl.trainer.build import ContextParts
 
 

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
+from agentrl.checkpoint.export import STEP_FILE
 from agentrl.errors import WorkerDied
 from agentrl.train import main
-from agentrl.trainer.loop import Trainer
-from agentrl.trainer.policy_export import STEP_FILE
-from agentrl.trainer.record import read_trajectories
+from agentrl.trainer.grpo import Trainer
+from agentrl.trajectory.parquet import read_trajectories
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_train import lines
 

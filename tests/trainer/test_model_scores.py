@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from agentrl.batch import RaggedBatch
 from agentrl.reward.model_input import ModelInput
 from agentrl.train import main
-from agentrl.trainer.record import read_trajectories
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.parquet import read_trajectories
 from agentrl.workers.reward_model import RewardModelWorker
 from tests.e2e.conftest import data_dir, policy_dir, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_train import lines

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.algorithms.estimate import add_rewards
-from agentrl.batching import from_trajectories
 from agentrl.errors import DataError
-from agentrl.trainer.metrics import step_metrics
+from agentrl.observe.metrics import step_metrics
 from agentrl.trainer.model_scores import with_model_score
-from agentrl.trainer.record import fill_rewards, read_trajectories, write_trajectories
 from agentrl.trajectory import COUNTED, Status, Trajectory
-from tests.trainer.written import Writer
+from agentrl.trajectory.collate import from_trajectories
+from agentrl.trajectory.parquet import fill_rewards, read_trajectories, write_trajectories
+from tests.trajectory.written import Writer
 
 NUMBERS = st.floats(-4, 4, allow_nan=False).map(lambda number: round(number, 3))
 TURNS = st.lists(st.tuples(st.sampled_from(["", "a", "abc"]), st.none() | NUMBERS), max_size=4)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.checkpoint.manager import CheckpointManager
+from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config
 from agentrl.errors import ConfigError
+from agentrl.observe.display import PlainDisplay
+from agentrl.observe.tracking import Tracker
 from agentrl.train import main
-from agentrl.trainer.checkpoint import CheckpointManager
-from agentrl.trainer.display import PlainDisplay
-from agentrl.trainer.object_store import ObjectStore
 from agentrl.trainer.run_folder import RunFolder
-from agentrl.trainer.tracking import Tracker
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from agentrl.batch import RaggedBatch
 from agentrl.chat import Chat
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
-from agentrl.images import Images
-from agentrl.picture import image_part
 from agentrl.trajectory import Message
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.images import Images
+from agentrl.trajectory.picture import image_part
 from agentrl.workers import PolicyWorker
 from tests.vision.tiny import picture
 

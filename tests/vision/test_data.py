@@ -16,9 +16,9 @@ from PIL import Image as Pillow
 from agentrl.chat import Chat
 from agentrl.data.dataset import ParquetDataset
 from agentrl.errors import DataError
-from agentrl.picture import Picture, pictures_in
-from agentrl.tiny_policy import make_tiny_policy
+from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.trajectory import Message
+from agentrl.trajectory.picture import Picture, pictures_in
 from tests.vision.tiny import encoded, picture
 
 PNG, OTHER = encoded(1), encoded(2, 16, 32)

@@ -7,9 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
-from agentrl.batching import from_trajectories
-from agentrl.images import Images
 from agentrl.trajectory import Image, PlacedImage, Trajectory, Transcript
+from agentrl.trajectory.collate import from_trajectories
+from agentrl.trajectory.images import Images
 
 
 def image(number: int, rows: int = 2, columns: int = 2) -> Image:

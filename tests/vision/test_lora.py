@@ -10,7 +10,7 @@ import torch
 from agentrl.chat import Chat
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
 from agentrl.errors import ConfigError
-from agentrl.tiny_policy import make_tiny_policy
+from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.workers import PolicyWorker
 from tests.vision.sharded import images_for_one
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.images import Images
 from agentrl.model.packed import token_logprobs, use_packed_attention
 from agentrl.trajectory import Image, PlacedImage
+from agentrl.trajectory.images import Images
 from tests.vision.tiny import make_model
 
 VOCAB = 90

@@ -12,18 +12,18 @@ import torch
 from agentrl.agent_loop import AgentLoop, LoopContext, Request, Scheduler
 from agentrl.agent_loop.base import Episode
 from agentrl.agent_loop.registry import instantiate
-from agentrl.batching import from_trajectories
 from agentrl.chat import Chat
-from agentrl.data.sample import Sample
-from agentrl.images import Images
+from agentrl.engines.contract import SamplingParams
+from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import hidden_states, load_model, token_logprobs
-from agentrl.picture import Picture, image_part
 from agentrl.reward import RewardManager
-from agentrl.rollout.embedded import EmbeddedEngine
-from agentrl.rollout.engine import SamplingParams
 from agentrl.tool import ToolResponse, tool
-from agentrl.toolset import ToolSet
+from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Message, Status, Trajectory
+from agentrl.trajectory.collate import from_trajectories
+from agentrl.trajectory.images import Images
+from agentrl.trajectory.picture import Picture, image_part
+from agentrl.trajectory.sample import Sample
 from tests.agent_loop.conftest import LIMITS, call
 from tests.agent_loop.scripted_engine import ScriptedEngine
 from tests.vision.tiny import encoded, picture

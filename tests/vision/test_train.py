@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor
 
-from agentrl.picture import Picture
 from agentrl.train import main
+from agentrl.trajectory.picture import Picture
 from tests.vision.tiny import encoded
 
 SCORE = """

@@ -13,8 +13,8 @@ from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from agentrl.picture import Picture
-from agentrl.tiny_policy import CHAT_TEMPLATE, PLAIN_ENGLISH, train_tokenizer
+from agentrl.quickstart.tiny_policy import CHAT_TEMPLATE, PLAIN_ENGLISH, train_tokenizer
+from agentrl.trajectory.picture import Picture
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 WRITTEN = """\

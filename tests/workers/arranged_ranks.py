@@ -20,16 +20,16 @@ from torch._dynamo.utils import counters
 from transformers import AutoTokenizer, PreTrainedModel
 
 from agentrl.algorithms.advantages import compute_advantages
-from agentrl.batch import RaggedBatch
 from agentrl.config import Config, SFTConfig
 from agentrl.config.parallel import Parallel
-from agentrl.images import Images
+from agentrl.model.heads import PolicyModel
 from agentrl.model.packed import token_logprobs, use_packed_attention
-from agentrl.workers.group import join_tokens, shares
-from agentrl.workers.mesh import Mesh
-from agentrl.workers.models import PolicyModel
+from agentrl.parallel.mesh import Mesh
+from agentrl.parallel.shard import full, rank, shard, world_size
+from agentrl.runtime.group import join_tokens, shares
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.images import Images
 from agentrl.workers.roles import Role, copies, make_worker
-from agentrl.workers.shard import full, rank, shard, world_size
 from tests.model.families import batch, make_model, one_by_one
 from tests.vision import test_model as vision
 from tests.vision import tiny

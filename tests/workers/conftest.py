@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
-from agentrl.tiny_policy import TinyShape, make_tiny_policy
+from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
 
 SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)

@@ -19,14 +19,14 @@ from tests import pretend_device
 if __name__ == "__main__":
     pretending = pretend_device.install()  # before the engine is imported, which is in inference mode otherwise
 
-from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig
-from agentrl.images import Images
+from agentrl.engines.contract import SamplingParams
+from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import load_model
 from agentrl.model.vision import sample_image
-from agentrl.rollout.embedded import EmbeddedEngine
-from agentrl.rollout.engine import SamplingParams
 from agentrl.trajectory import PlacedImage
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.images import Images
 from agentrl.workers import CriticWorker, PolicyWorker
 from tests.vision.tiny import make_tiny_vision_policy
 

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, ModelConfig
+from agentrl.runtime.group import shares
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
-from agentrl.workers.group import shares
 
 
 def main(rank: int, ranks: int, work: Path) -> None:

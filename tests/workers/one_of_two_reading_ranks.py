@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.config.parallel import Parallel
 from agentrl.errors import ConfigError
+from agentrl.model import sharded_load
+from agentrl.model.heads import PolicyModel, ValueModel
 from agentrl.model.packed import load_model, token_logprobs
-from agentrl.workers import sharded_load
-from agentrl.workers.mesh import Mesh
-from agentrl.workers.models import PolicyModel, ValueModel
-from agentrl.workers.shard import full, shard
-from agentrl.workers.sharded_load import open_model, read_weights
+from agentrl.model.sharded_load import open_model, read_weights
+from agentrl.parallel.mesh import Mesh
+from agentrl.parallel.shard import full, shard
 
 
 def main(rank: int, ranks: int, work: Path) -> None:

@@ -20,11 +20,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from agentrl.checkpoint.state import WorkerState
 from agentrl.config.schema import OptimConfig
 from agentrl.errors import CheckpointError
-from agentrl.workers.optim import Optim
-from agentrl.workers.shard import full, placed_like
-from agentrl.workers.state import WorkerState
+from agentrl.optim.optimizer import Optim
+from agentrl.parallel.shard import full, placed_like
 
 Sharding = Callable[[nn.Module], object]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from agentrl.workers.ray_rank import Rank
+from agentrl.runtime.ray.rank import Rank
 
 
 class SleepyRank(Rank):

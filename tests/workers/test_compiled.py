@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
 from agentrl.errors import ConfigError
+from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.packed import token_logprobs, use_packed_attention
-from agentrl.workers.compiled import compile_layers, text_layers
 from tests.model.families import make_model
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
 

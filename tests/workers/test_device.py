@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError
-from agentrl.workers import device
-from agentrl.workers.device import resolve_device, visible_gpu
+from agentrl.runtime import device
+from agentrl.runtime.device import resolve_device, visible_gpu
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agentrl.workers.group import LocalWorkerGroup, reduce_metrics, shares
+from agentrl.runtime.group import LocalWorkerGroup, reduce_metrics, shares
 from tests.workers.conftest import BatchMaker
 
 

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.model.packed import load_model
-from agentrl.tiny_policy import make_tiny_policy
+from agentrl.quickstart.tiny_policy import make_tiny_policy
+from agentrl.runtime.group import LocalWorkerGroup, join_tokens, shares
 from agentrl.workers import PolicyWorker, ReferenceWorker
-from agentrl.workers.group import LocalWorkerGroup, join_tokens, shares
 from agentrl.workers.reference import PolicyAsReference
 from tests.workers.conftest import SHAPE, BatchMaker, WorkerMaker, same_weights
 from tests.workers.test_shard import RANKS, run_ranks

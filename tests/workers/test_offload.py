@@ -12,9 +12,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from agentrl.config.parallel import ActorFSDPConfig
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
-from agentrl.workers import offload
-from agentrl.workers.offload import Offload
-from agentrl.workers.optim import Optim
+from agentrl.optim.optimizer import Optim
+from agentrl.parallel import offload
+from agentrl.parallel.offload import Offload
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from agentrl.config.schema import OptimConfig
-from agentrl.workers.muon import Muon, orthogonalise
-from agentrl.workers.optim import Optim
+from agentrl.optim.muon import Muon, orthogonalise
+from agentrl.optim.optimizer import Optim
 
 
 def test_orthogonalise_keeps_singular_vectors_and_levels_singular_values() -> None:

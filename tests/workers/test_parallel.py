@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from agentrl.config import Config, SFTConfig
 from agentrl.config.parallel import Parallel
 from agentrl.errors import ConfigError
-from agentrl.tiny_policy import TinyShape, make_tiny_policy
+from agentrl.parallel.tensor_parallel import split_layers
+from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.workers.roles import make_worker
-from agentrl.workers.tensor_parallel import split_layers
 from tests.forked import ForkedPython
 from tests.model.families import make_model
 from tests.workers.conftest import BatchMaker

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig, PolicyLossConfig
 from agentrl.errors import TrainingError
 from agentrl.model.packed import load_model, token_logprobs
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import LocalWorkerGroup, ReferenceWorker
 from agentrl.workers.learner import MAX_SKIPPED
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights, weights

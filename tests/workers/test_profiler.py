@@ -11,7 +11,7 @@ import torch
 
 from agentrl.config.schema import TrainerConfig
 from agentrl.errors import ConfigError
-from agentrl.workers.profiler import Profile, check_profile_steps, profile_of, profiled
+from agentrl.runtime.profiler import Profile, check_profile_steps, profile_of, profiled
 from tests.workers.conftest import BatchMaker, WorkerMaker
 
 

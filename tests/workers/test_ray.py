@@ -23,21 +23,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl.batch import RaggedBatch
 from agentrl.config import Config
 from agentrl.config.schema import RayInitConfig
+from agentrl.engines.weights import Weights
 from agentrl.errors import ConfigError, TrainingError, WorkerDied
-from agentrl.ray_session import ray_session
-from agentrl.rollout.weights import Weights
+from agentrl.runtime.executor import Executor, open_executor
+from agentrl.runtime.ray.executor import RayExecutor
+from agentrl.runtime.ray.pool import collect
+from agentrl.runtime.ray.rank import Failure, Rank
+from agentrl.runtime.ray.session import ray_session
+from agentrl.runtime.ray.stored import StoredBatch, put_batch, put_column
+from agentrl.runtime.ray.watch import Patience
 from agentrl.sft import main as sft
-from agentrl.workers.executor import Executor, open_executor
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.learner import MAX_SKIPPED
-from agentrl.workers.ray_executor import RayExecutor
-from agentrl.workers.ray_pool import collect
-from agentrl.workers.ray_rank import Failure, Rank
-from agentrl.workers.ray_watch import Patience
 from agentrl.workers.roles import Role
-from agentrl.workers.stored import StoredBatch, put_batch, put_column
 from tests.e2e.test_docs import commands
 from tests.e2e.test_resume import numbers
 from tests.workers.conftest import BatchMaker
@@ -177,7 +177,7 @@ def same(one: RaggedBatch, other: RaggedBatch) -> bool:
 def test_what_goes_wrong_on_a_rank(
     cluster: None, configure: Configure, make_batch: BatchMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.workers.ray_pool.GRACE", 1.0)
+    monkeypatch.setattr("agentrl.runtime.ray.pool.GRACE", 1.0)
     with executor_of(configure(2)) as executor:
         assert isinstance(executor, RayExecutor)
         batch = with_returns(make_batch(prompts=7, n=1))
@@ -216,7 +216,7 @@ def test_what_goes_wrong_on_a_rank(
         assert again[0] == pytest.approx(expected[0], rel=1e-6)
 
         # A reader of the weights that died (injected) before it had asked all ranks, and one that had.
-        monkeypatch.setattr("agentrl.workers.ray_pool.READY_WITHIN", 2.0)
+        monkeypatch.setattr("agentrl.runtime.ray.pool.READY_WITHIN", 2.0)
         reader = executor.groups["policy"].run("weights").read
         ranks = executor.pools[0]
         ranks.everyone("begin_reading", "policy", "dead")
@@ -251,7 +251,7 @@ def test_a_reader_that_lost_its_turn_gets_no_weights_of_another_reading() -> Non
 
 
 def test_a_cluster_without_room_is_named(cluster: None, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.workers.ray_pool.PLACED_WITHIN", 0.5)
+    monkeypatch.setattr("agentrl.runtime.ray.pool.PLACED_WITHIN", 0.5)
     with pytest.raises(
         ConfigError, match=r"no room for trainer\.nnodes=1 x trainer\.n_gpus_per_node=99 .* it has CPU 5"
     ):
@@ -281,8 +281,8 @@ def test_ranks_that_do_not_answer_are_told_apart_and_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """One sleeps, one is stopped, and the third waits for them in a collective call."""
-    monkeypatch.setattr("agentrl.workers.ray_pool.Rank", SleepyRank)
-    monkeypatch.setattr("agentrl.workers.ray_watch.SAYS_WITHIN", 1.0)
+    monkeypatch.setattr("agentrl.runtime.ray.pool.Rank", SleepyRank)
+    monkeypatch.setattr("agentrl.runtime.ray.watch.SAYS_WITHIN", 1.0)
     with executor_of(configure(3)) as executor:
         assert isinstance(executor, RayExecutor)
         executor.pools[0].patience = Patience(stall_seconds=1.0, timeout=4.0)

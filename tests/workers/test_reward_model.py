@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from agentrl.batch import RaggedBatch
 from agentrl.config.schema import RewardModelConfig
 from agentrl.errors import ConfigError
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.reward_model import RewardModelWorker
 from tests.reward.tiny_reward_model import make_reward_model
 from tests.workers.conftest import BatchMaker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.config.schema import OptimConfig
-from agentrl.workers.schedule import lr_factor
+from agentrl.optim.schedule import lr_factor
 
 
 def factors(total: int, **config: object) -> list[float]:

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig, RewardModelConfig
+from agentrl.runtime.group import join_tokens, shares
 from agentrl.workers import CriticWorker
-from agentrl.workers.group import join_tokens, shares
 from agentrl.workers.plan import update_plan
 from agentrl.workers.reward_model import RewardModelWorker
 from tests.forked import ForkedPython

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agentrl.workers.group import LocalWorkerGroup
-from agentrl.workers.stall import Position, Stall, position_of, report, watched
+from agentrl.runtime.group import LocalWorkerGroup
+from agentrl.runtime.stall import Position, Stall, position_of, report, watched
 
 
 def position_in_thread(work: Callable[[threading.Event], Any]) -> Position:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
 from agentrl.errors import CheckpointError
-from agentrl.tiny_policy import TinyShape, make_tiny_policy
+from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights, weights
 
 SHARD = "shard-00001-of-00001.safetensors"

@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from agentrl.batch import RaggedBatch
 from agentrl.config.schema import ActorConfig, LossAggMode, ModelConfig, OptimConfig
+from agentrl.trajectory.batch import RaggedBatch
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
 
 EQUAL_PROMPTS = [0, 1, 2, 4]

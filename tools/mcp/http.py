@@ -21,10 +21,10 @@ from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import LAST_EVENT_ID, MCP_SESSION_ID, streamable_http_client
 from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS
 
-from agentrl.deadline import seconds_left
-from agentrl.http import allow_many_files, http_client
 from agentrl.remote import FaultKind
 from agentrl.remote.client import NO_DEADLINE
+from agentrl.system.deadline import seconds_left
+from agentrl.system.http import allow_many_files, http_client
 from tools.mcp.servers import HttpServer
 
 FAULT = f"agentrl-{secrets.token_hex(8)}"

@@ -14,8 +14,8 @@ import mcp_types
 import pydantic
 
 from agentrl.errors import ConfigError
-from agentrl.plugin import nearest
 from agentrl.remote import RemoteFault, RemoteOptions, RemoteTool, RemoteUnavailable
+from agentrl.system.plugin import nearest
 from agentrl.tool import Tool, ToolResponse, ToolSchema, ToolSource
 from tools.mcp.connection import Connection
 from tools.mcp.content import response_of

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pydantic
 
-from agentrl.command import exit_status
 from agentrl.errors import ConfigError
+from agentrl.system.command import exit_status
 
 try:
     import tantivy  # noqa: F401

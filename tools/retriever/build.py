@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.publish import flush_to_disk, published_directory
+from agentrl.system.publish import flush_to_disk, published_directory
 from tools.documents import read_line
 from tools.retriever.embed import Embedder, EmbeddingSpec
 from tools.retriever.lexical import LexicalWriter

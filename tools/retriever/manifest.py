@@ -18,7 +18,7 @@ from typing import Literal
 import pydantic
 
 from agentrl.errors import ConfigError
-from agentrl.publish import published
+from agentrl.system.publish import published
 from tools.retriever.embed import Embedder, EmbeddingSpec
 from tools.retriever.store import PartSpec
 from tools.retriever.words import WordsSpec

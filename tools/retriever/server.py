@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from agentrl.errors import ConfigError
-from agentrl.http_bounds import BodyLimit
+from agentrl.system.http_bounds import BodyLimit
 from tools.retriever.batcher import Batcher, QueueFull
 from tools.retriever.index import Index, Mode, Searchable
 from tools.retriever.milvus import EngineUnavailable, MilvusIndex, is_collection

@@ -1,0 +1,1 @@
+"""How chat templates and model families write turns and tool calls."""

@@ -1,0 +1,261 @@
+"""Chat formats of known model families, by the `renderers` package.
+
+Renderers answer with whole token sequences and scan the turn before; a bridge depends only on how that turn ended, so
+a stand-in turn of a few tokens is given instead of the transcript, and the cost of a turn does not grow with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from renderers import RenderedTokens, RendererConfig, create_renderer  # type: ignore[import-untyped]
+from renderers.base import ParsedToolCall, ToolCallParseStatus, merge_chat_template_kwargs  # type: ignore[import-untyped]
+from renderers.configs import config_from_name  # type: ignore[import-untyped]
+
+from agentrl.chat.codec import Codec, OffsetTokenizer, RendererTokenizer
+from agentrl.chat.formats.parsers import CALL_FORMATS, THINK, CallParser
+from agentrl.chat.formats.shape import Shapes
+from agentrl.chat.message import AssistantMessage, ParsedCall, make_call
+from agentrl.errors import ConfigError
+from agentrl.tool import ToolSchema
+from agentrl.trajectory import Message
+
+FAMILIES = tuple(
+    name
+    for config in get_args(get_args(RendererConfig)[0])
+    if (name := config.model_fields["name"].default) not in ("auto", "default", "custom")
+)
+CALLS_LIKE = {
+    "qwen3": "hermes",
+    "qwen3-vl": "hermes",
+    **dict.fromkeys(("prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8"), "qwen3_coder"),
+    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), "qwen3_coder"),
+    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), "glm"),
+    **dict.fromkeys(("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"), "glm"),
+    "minimax-m2": "minimax",
+}
+"""Families whose calls have a shared format are read by our parser: the renderers' takes quadratic time for some broken
+calls, and does not say what is wrong with them."""
+NEED_OFFSETS = ("deepseek-v4", "hy3", "laguna-xs-2.1", "laguna-s-2.1", "prime-qwen3")
+ERRORS = {
+    ToolCallParseStatus.INVALID_JSON: "the call is not valid JSON",
+    ToolCallParseStatus.UNCLOSED_BLOCK: "the call is not closed",
+    ToolCallParseStatus.MISSING_NAME: "the call has no function name",
+    ToolCallParseStatus.MALFORMED_STRUCTURE: "the call does not have the form that the system prompt shows",
+}
+USER: Message = {"role": "user", "content": "u"}
+REPLY: Message = {"role": "assistant", "content": "a"}
+
+
+class FamilyFormat:
+    """One family's renderer behind the `Format` protocol."""
+
+    parses_tools = True
+
+    def __init__(self, codec: Codec, family: str, template_kwargs: dict[str, Any]) -> None:
+        """Raises ConfigError when the tokenizer lacks the family's control tokens or a template kwarg is unknown."""
+        self.name = family
+        self._codec = codec
+        # Harmony encodes contents literally by itself, with its own tokenizer.
+        self.guards = family != "gpt-oss"
+        self.names_in_call_ids = family.startswith("kimi")
+        try:
+            config = merge_chat_template_kwargs(_config(family), template_kwargs)
+            # A transcript is never re-rendered, so a bridge may never be refused for reasoning that it keeps.
+            config = config.model_copy(update={"thinking_retention": "all"})
+            adapter = OffsetTokenizer if family in NEED_OFFSETS else RendererTokenizer
+            self._renderer: Any = create_renderer(adapter(codec), config)
+        except (AssertionError, ValueError, OSError, RuntimeError) as fault:
+            raise ConfigError(
+                f"the chat format {family!r} does not fit the tokenizer at {codec.tokenizer.name_or_path}: {fault}. "
+                f"Choose the model's own family in multi_turn.format, or `auto`"
+            ) from fault
+        self._renderer.effective_thinking_retention = "all"
+        self._stops = frozenset(self._renderer.get_stop_token_ids())
+        eos = codec.tokenizer.eos_token_id
+        stops = [*self._renderer.get_stop_token_ids(), *([] if eos is None else [eos])]
+        self.stop_token_ids = tuple(dict.fromkeys(stops))
+        self._prompt = self._generation_prompt()
+        self._reply, self.tail = self._reply_and_tail()
+        self._closes = self._reply[-1] in self._stops
+        self._close = self._reply[-1] if self._closes else self.stop_token_ids[0]
+        self._open_reply = self._reply[:-1] if self._closes else self._reply
+        self._parser = self._shared_parser()
+        self._shapes = Shapes()
+        self._bridges = True
+        # Some renderers' bridges lose the newline behind a turn; a full render shows it.
+        self._bridges = self._bridge_rendered(self._close, [USER], None) == self._difference(self._close, [USER], None)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
+        ids: list[int] = self._rendered(messages, tools, generation).token_ids
+        return ids
+
+    def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        if ids[-1] in self.stop_token_ids:
+            return self._bridge_closed(ids[-1] if ids[-1] in self._stops else self._close, messages, tools)
+        if self._bridges:  # It knows how to close reasoning that was cut.
+            prompt, sampled = self._last_turn(ids)
+            known = [*prompt, *sampled]
+            bridged = self._renderer.bridge_to_next_turn(prompt, sampled, messages, tools=tools)
+            if bridged is not None and bridged.token_ids[: len(known)] == known:
+                return list(bridged.token_ids[len(known) :])
+        return [self._close, *self._bridge_closed(self._close, messages, tools)]
+
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
+        if self._parser is not None:
+            message = self._parser.parse(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids, tools)
+            # Templates put line breaks around an answer, and take them off again.
+            return replace(message, text=message.text.strip("\n"))
+        try:
+            parsed = self._renderer.parse_response(list(ids), tools=tools, prompt_ids=self._prompt)
+        except (ValueError, RecursionError) as fault:
+            # E.g. a number of more digits, or a nesting deeper, than Python's JSON reader takes.
+            text = self._codec.decode([id for id in ids if id not in self._stops])
+            return AssistantMessage("", None, (make_call(0, text, None, None, f"the call cannot be read: {fault}"),))
+        calls = tuple(_call(index, call) for index, call in enumerate(parsed.tool_calls))
+        if not calls and self.name == "llama-3" and tools:
+            calls = _broken_llama_call(parsed.content)
+        return AssistantMessage(
+            "" if calls and not parsed.tool_calls else parsed.content, parsed.reasoning_content, calls
+        )
+
+    def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
+        prompt = self.render([USER], tools, True)
+        rendered = self._rendered([USER, message], tools)
+        whole = list(rendered.token_ids[: _last_sampled(rendered) + 1])
+        begin = _shared(prompt, whole)
+        # A token may join the end of the generation prompt with the start of the turn.
+        rest, end, text = self._codec.decode(prompt[begin:]), begin, ""
+        while not text.startswith(rest) and end < len(whole):
+            end += 1
+            text = self._codec.decode(whole[begin:end])
+        if not text.startswith(rest):
+            raise ConfigError(
+                f"the chat format {self.name!r} writes {self._codec.decode(whole[begin:])[:80]!r} where its generation "
+                f"prompt ends with {rest!r}: give assistant messages reasoning_content exactly when the format thinks "
+                f"(chat_template_kwargs, e.g. enable_thinking)"
+            )
+        turn = [*self._codec.encode(text[len(rest) :]), *whole[end:]]
+        return turn if turn and turn[-1] in self._stops else [*turn, self._stop_after(message, tools)]
+
+    def _shared_parser(self) -> CallParser | None:
+        if self.name not in CALLS_LIKE:
+            return None
+        starts_in_reasoning = self._codec.decode(self._prompt).rstrip().endswith(THINK)
+        return CallParser(self._codec, CALL_FORMATS[CALLS_LIKE[self.name]], starts_in_reasoning=starts_in_reasoning)
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool = False
+    ) -> RenderedTokens:
+        try:
+            return self._renderer.render(list(messages), tools=tools, add_generation_prompt=generation)
+        except (ValueError, TypeError, KeyError, AttributeError) as fault:
+            roles = [message["role"] for message in messages]
+            raise ConfigError(
+                f"the chat format {self.name!r} cannot render a conversation of {roles}: {fault}"
+            ) from fault
+
+    def _generation_prompt(self) -> list[int]:
+        """What a render adds for the policy to go on from."""
+        without, with_prompt = self.render([USER], None, False), self.render([USER], None, True)
+        shared = len(without) if with_prompt[: len(without)] == without else 0
+        return with_prompt[shared:]
+
+    def _reply_and_tail(self) -> tuple[list[int], list[int]]:
+        """A short reply as the policy would sample it, and what stands behind it in a full render."""
+        rendered = self._rendered([USER, REPLY], None)
+        mask = rendered.sampled_mask
+        reply = [id for id, is_sampled in zip(rendered.token_ids, mask, strict=True) if is_sampled]
+        return reply, list(rendered.token_ids[_last_sampled(rendered) + 1 :])
+
+    def _stop_after(self, message: Message, tools: Sequence[ToolSchema] | None) -> int:
+        """For formats whose turns end with the header of the next one: the header's token."""
+        following = [_answer(call) for call in message.get("tool_calls", ())] or [USER]
+        rendered = self._rendered([USER, message, *following], tools)
+        header: int = rendered.token_ids[_last_sampled(rendered)]
+        return header if header in self._stops else self._close
+
+    def _last_turn(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The last generation prompt and what was sampled after it; looks no further back than that turn."""
+        size = len(self._prompt)
+        for index in range(len(ids) - 1, -1, -1):
+            if ids[index] == self._prompt[0] and list(ids[index : index + size]) == self._prompt:
+                return self._prompt, list(ids[index + size :])
+            if ids[index] in self._stops:
+                return [ids[index]], list(ids[index + 1 :])
+        return self._prompt, list(ids)
+
+    def _bridge_closed(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        fields = tuple(tuple((name, str(v)) for name, v in m.items() if name != "content") for m in messages)
+        text = self._shapes.fill((stop, fields, id(tools)), tools, messages, lambda m: self._between(stop, m, tools))
+        return self._codec.encode(text) if text is not None else self._bridge_rendered(stop, messages, tools)
+
+    def _between(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
+        """A bridge as text; empty, so that no shape is learnt, where the text does not encode to the same ids."""
+        ids = self._bridge_rendered(stop, messages, tools)
+        text = self._codec.decode(ids)
+        return text if self._codec.encode(text) == ids else ""
+
+    def _bridge_rendered(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        reply = [*self._open_reply, stop]
+        bridged = self._renderer.bridge_to_next_turn([stop], reply, messages, tools=tools) if self._bridges else None
+        if bridged is None:
+            return self._difference(stop, messages, tools)
+        return list(bridged.token_ids[1 + len(reply) :])
+
+    def _difference(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        """What a full render writes behind a stand-in turn: for bridges that a renderer refuses or gets wrong."""
+        calls = [_asked(message) for message in messages if message["role"] == "tool"]
+        turn: Message = {**REPLY, "tool_calls": calls} if calls else REPLY
+        rendered = self._rendered([USER, turn, *messages], tools, True)
+        last = _last_sampled(rendered)
+        ids: list[int] = rendered.token_ids[last:]
+        # Where the next header ends a turn and the policy ended it otherwise, the header is still to be written.
+        header = not self._closes and ids[0] in self._stops and ids[0] != stop
+        return ids if header else ids[1:]
+
+
+def _asked(answer: Message) -> dict[str, Any]:
+    """A call that `answer` may answer."""
+    function = {"name": answer.get("name", "f"), "arguments": {}}
+    return {"id": answer.get("tool_call_id", ""), "type": "function", "function": function}
+
+
+def _answer(call: dict[str, Any]) -> Message:
+    return {"role": "tool", "content": "t", "name": call["function"]["name"], "tool_call_id": call.get("id", "")}
+
+
+def _config(family: str) -> Any:
+    config = config_from_name(family)
+    assert config is not None
+    return config
+
+
+def _call(index: int, call: ParsedToolCall) -> ParsedCall:
+    error = ERRORS.get(call.status)
+    if call.status == ToolCallParseStatus.INVALID_JSON and isinstance(call.arguments, dict):
+        error = None  # An unquoted value of another type than declared: the schema check words that better.
+    arguments = call.arguments if error is None else None
+    return make_call(index, call.raw, call.name, arguments, error, call.id)
+
+
+def _broken_llama_call(content: str) -> tuple[ParsedCall, ...]:
+    """Llama 3 calls have no markers, so the renderer takes a broken one for an answer."""
+    if not (content.startswith("{") and '"name"' in content):
+        return ()
+    return (make_call(0, content, None, None, ERRORS[ToolCallParseStatus.INVALID_JSON]),)
+
+
+def _last_sampled(rendered: RenderedTokens) -> int:
+    """Index of the last token that the policy would sample."""
+    return max(index for index, is_sampled in enumerate(rendered.sampled_mask) if is_sampled)
+
+
+def _shared(first: list[int], second: list[int]) -> int:
+    """Length of the common prefix."""
+    for index, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return index
+    return min(len(first), len(second))

@@ -1,0 +1,270 @@
+"""The default chat format: a tokenizer's own Jinja chat template, with a tool-call parser.
+
+Sampled turns are never rendered again. What the template writes between one assistant turn and the next is found by
+rendering a stand-in conversation with a marker in its assistant turn, and cutting at that turn's end (`turn_end`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from jinja2 import TemplateError
+
+from agentrl.chat.codec import GUARD, Codec
+from agentrl.chat.formats.parsers import CALL_FORMATS, THINK, CallParser
+from agentrl.chat.formats.shape import Shapes
+from agentrl.chat.formats.turn_end import (
+    TurnEnd,
+    UnclearEnd,
+    Written,
+    common_prefix,
+    cut_at_token,
+    find_turn_end,
+    shared_ending,
+)
+from agentrl.chat.message import AssistantMessage
+from agentrl.errors import ConfigError
+from agentrl.tool import ToolSchema
+from agentrl.trajectory import Message
+
+MARK = "AgentrlTurnMark"
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of an assistant message that templates read reasoning from."""
+USER: Message = {"role": "user", "content": "u"}
+REPLY: Message = {"role": "assistant", "content": MARK}
+TOOL_ANSWER: Message = {"role": "tool", "content": "AgentrlToolAnswer", "name": "f", "tool_call_id": "call00000"}
+ESCAPED_GUARD = repr(GUARD)[1:-1]
+RESERVED = ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template", "return_dict", "conversation")
+
+
+class TemplateFormat:
+    """A tokenizer's own template behind the `Format` protocol."""
+
+    guards = True
+    names_in_call_ids = False
+
+    def __init__(self, codec: Codec, parser: str, template_kwargs: dict[str, Any]) -> None:
+        """`parser`: a key of CALL_FORMATS. Raises ConfigError when the template cannot hold a plain conversation."""
+        self.name = f"template:{parser}"
+        self.parses_tools = CALL_FORMATS[parser] is not None
+        self._codec = codec
+        self._kwargs = template_kwargs
+        if reserved := sorted(set(template_kwargs) & set(RESERVED)):
+            raise ConfigError(f"chat_template_kwargs: {reserved} are set by agentrl; leave them out")
+        self._source = str(codec.tokenizer.chat_template)
+        self._shapes = Shapes()
+        prompt = self._text([USER], None, True)
+        self._standing_prompt = prompt if prompt == self._text([USER], None, False) else ""
+        self._plain = self._plain_end(prompt)
+        self._calling = self._calling_end(prompt, parser)
+        self._end_tokens = {end.token for end in (self._plain, self._calling) if isinstance(end, TurnEnd)}
+        self.tail = codec.encode(self._plain.gap + self._plain.final)
+        self.stop_token_ids = self._stop_tokens()
+        starts_in_reasoning = prompt.rstrip().endswith(THINK)
+        self._parser = CallParser(codec, CALL_FORMATS[parser], starts_in_reasoning=starts_in_reasoning)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
+        return self._codec.encode(self._text(messages, tools, generation))
+
+    def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        text = self._between(messages, tools)
+        lead, token, rest = cut_at_token(self._codec, text)
+        if not token:
+            return self._codec.encode(text)
+        # Encoded behind the token, for tokenizers that write a text's first word in another way.
+        behind = self._codec.encode(token + rest)[1:]
+        if ids[-1] == self._codec.added[token]:
+            return behind
+        # Another stop token needs no close, but a header that was not sampled is still to be written.
+        if ids[-1] in self.stop_token_ids and token in self._end_tokens:
+            return behind
+        return [*self._codec.encode(lead), self._codec.added[token], *behind]
+
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
+        sampled = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
+        return self._parser.parse(sampled, tools)
+
+    def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
+        prompt, whole = self._text([USER], tools, True), self._text([USER, message], tools, False)
+        if not whole.startswith(prompt):
+            raise ConfigError(
+                f"{self._where()} ends its generation prompt with {_last_line(prompt)!r}, but writes something else "
+                f"before an assistant turn. If that opens or closes reasoning, give assistant messages "
+                f"reasoning_content to match (or set it by chat_template_kwargs)"
+            )
+        end = self._end_of_calls() if message.get("tool_calls") else self._plain
+        turn = whole[len(prompt) :].removesuffix(end.final)
+        if end.token:
+            text, token, _ = turn.rpartition(end.token)
+            if not token:
+                raise ConfigError(f"{self._where()} ends assistant turns with {end.token}, but not {turn!r}")
+            return self._codec.encode(text + token)
+        following = [_answer(call) for call in message.get("tool_calls", ())] or [USER]
+        lead, token, _ = cut_at_token(self._codec, self._between(following, tools))
+        if token and self._codec.added[token] in self.stop_token_ids:
+            return self._codec.encode(turn + lead + token)
+        return [*self._codec.encode(turn), *self.stop_token_ids[:1]]
+
+    def _between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
+        """The text from the token that ends an assistant turn to where the next one begins."""
+        fields = tuple(
+            tuple((name, str(value)) for name, value in message.items() if name != "content" and name in self._source)
+            for message in messages
+        )
+        text = self._shapes.fill((fields, id(tools)), tools, messages, lambda m: self._render_between(m, tools))
+        return self._render_between(messages, tools) if text is None else text
+
+    def _render_between(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool = True
+    ) -> str:
+        try:
+            turn, text = self._after_stand_in(messages, tools, generation)
+        except ConfigError:
+            asked = next((index for index, message in enumerate(messages) if message["role"] != "tool"), 0)
+            if asked == 0:
+                raise
+            # Strict templates want an assistant turn between tool answers and a user's: written one after the other.
+            answered = self._render_between(messages[:asked], tools, generation=False).removesuffix(self._plain.final)
+            rest = self._render_between(messages[asked:], tools, generation)
+            _, token, _ = cut_at_token(self._codec, rest)
+            if not self._plain.token and token:  # Written before the next turn only, of whatever role this one is.
+                answered = answered.rstrip().removesuffix(token) if answered.rstrip().endswith(token) else answered
+            return answered + rest.removeprefix(self._plain.token + self._plain.gap)
+        end = self._end_of_calls() if "tool_calls" in turn else self._plain
+        if end.token:
+            _, token, rest = text.partition(end.token)
+            if not token:
+                roles = [message["role"] for message in messages]
+                raise ConfigError(f"{self._where()} ends assistant turns with {end.token}, but not before {roles}")
+            return token + rest
+        last = self._text([USER, turn], tools, False).partition(MARK)[2]
+        return text[len(shared_ending(self._codec, last, text, self._standing_prompt)) :]
+
+    def _after_stand_in(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool
+    ) -> tuple[Message, str]:
+        """The first stand-in turn that the template accepts and writes out, and the text behind its mark."""
+        refused: ConfigError | None = None
+        for turn in _stand_in_turns(messages):
+            try:
+                _, marked, text = self._text([USER, turn, *messages], tools, generation).partition(MARK)
+            except ConfigError as fault:
+                refused = refused or fault
+                continue
+            if marked:
+                return turn, text
+        raise refused or ConfigError(f"{self._where()} does not write the text of assistant turns")
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> str:
+        try:
+            text: str = self._codec.tokenizer.apply_chat_template(
+                list(messages), tools=tools, add_generation_prompt=generation, tokenize=False, **self._kwargs
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as fault:
+            roles = [message.get("role") for message in messages]
+            raise ConfigError(f"{self._where()} cannot render a conversation of {roles}: {fault}") from fault
+        if ESCAPED_GUARD in text:
+            given = json.dumps([*messages, tools], ensure_ascii=False, default=str)
+            # A template that writes a value as Python does has escaped the guard in it.
+            return text if ESCAPED_GUARD in given else text.replace(ESCAPED_GUARD, GUARD)
+        return text
+
+    def _plain_end(self, prompt: str) -> TurnEnd:
+        """How turns without calls end. Raises ConfigError when a policy could not end them."""
+        written = self._written(prompt, REPLY, [USER])
+        if written is None:
+            raise ConfigError(f"{self._where()} does not write the text of assistant turns")
+        with suppress(ConfigError):
+            # A token between reasoning and answer ends no turn, either.
+            reasoned = self._written(prompt, REPLY | dict.fromkeys(REASONING_FIELDS, "r"), [USER])
+            written = written if reasoned is None else replace(written, turn=reasoned.turn)
+        end = self._found_end(written)
+        shared = shared_ending(self._codec, written.last, written.followed, self._standing_prompt)
+        if not end.token and shared.strip():
+            raise ConfigError(
+                f"{self._where()} ends an assistant turn with {shared!r}, which is not a token of the vocabulary, "
+                f"so the policy could not end its turn: add it to the tokenizer or choose another template"
+            )
+        return end
+
+    def _calling_end(self, prompt: str, parser: str) -> TurnEnd | ConfigError:
+        """How turns with calls end; as others do where the template writes no calls. An error is for those who call."""
+        format = CALL_FORMATS[parser]
+        for count in (2, 1):
+            answers = [{**TOOL_ANSWER, "tool_call_id": f"call{index:05d}"} for index in range(count)]
+            try:
+                written = self._written(prompt, _stand_in_turns(answers)[0], answers)
+                if written is not None:
+                    return self._found_end(written, () if format is None else format.markers)
+            except ConfigError as fault:
+                if isinstance(fault.__cause__, UnclearEnd):
+                    return fault
+        return self._plain
+
+    def _end_of_calls(self) -> TurnEnd:
+        if isinstance(self._calling, ConfigError):
+            raise self._calling
+        return self._calling
+
+    def _written(self, prompt: str, turn: Message, following: Sequence[Message]) -> Written | None:
+        """`turn`, which ends in MARK, as the template writes it; None where the mark is missing."""
+        head, marked, last = self._text([USER, turn], None, False).partition(MARK)
+        _, marked_too, followed = self._text([USER, turn, *following], None, True).partition(MARK)
+        if not (marked and marked_too):
+            return None
+        return Written(head[len(common_prefix(prompt, head)) :], last, followed)
+
+    def _found_end(self, written: Written, markers: Sequence[str] = ()) -> TurnEnd:
+        try:
+            return find_turn_end(self._codec, written, self._standing_prompt, self._codec.tokenizer.eos_token, markers)
+        except UnclearEnd as fault:
+            raise ConfigError(
+                f"{self._where()} {fault}, so the policy could not end its turn and be answered. Set multi_turn.format "
+                f"(format in SFT) to the model's own family, or model.chat_template to a template that ends every "
+                f"assistant turn with one control token"
+            ) from fault
+
+    def _stop_tokens(self) -> tuple[int, ...]:
+        """The tokens that end turns of each kind, else those that the next turn opens with; and the tokenizer's EOS."""
+        stops: list[int] = []
+        for following in (USER, TOOL_ANSWER):
+            with suppress(ConfigError):
+                text = self._render_between([following], None)
+                _, token, rest = cut_at_token(self._codec, text)
+                # Templates that know no tool answers write none.
+                if token and following["content"] in rest:
+                    stops.append(self._codec.added[token])
+        eos = self._codec.tokenizer.eos_token_id
+        return tuple(dict.fromkeys([*stops, *([] if eos is None else [eos])]))
+
+    def _where(self) -> str:
+        return f"the chat template of {self._codec.tokenizer.name_or_path or 'the tokenizer'}"
+
+
+def _stand_in_turns(messages: Sequence[Message]) -> list[Message]:
+    """Assistant turns that `messages` may answer, with MARK as the last thing in them: one that made all the calls,
+    one that made a single call, and one without any.
+    """
+    calls = [_asked(index, message) for index, message in enumerate(messages) if message["role"] == "tool"]
+    if not calls:
+        return [REPLY]
+    calls[-1]["function"]["arguments"] = {"x": MARK}
+    return [{"role": "assistant", "content": "", "tool_calls": made} for made in (calls, calls[-1:])] + [REPLY]
+
+
+def _asked(index: int, answer: Message) -> dict[str, Any]:
+    """A call that `answer` may answer."""
+    function = {"name": answer.get("name") or "f", "arguments": {"x": "y"}}
+    return {"id": answer.get("tool_call_id", f"call{index:05d}"), "type": "function", "function": function}
+
+
+def _answer(call: dict[str, Any]) -> Message:
+    return {"role": "tool", "content": "t", "name": call["function"]["name"], "tool_call_id": call.get("id", "")}
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip("\n").rpartition("\n")[2]

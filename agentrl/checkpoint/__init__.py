@@ -1,0 +1,1 @@
+"""Checkpoints: tensors of every rank, manifests, copies in object stores, and resuming."""

@@ -1,0 +1,41 @@
+"""The trained policy in Hugging Face format, and which step of a run it is of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers.utils import CONFIG_NAME
+
+from agentrl.chat import Chat
+from agentrl.checkpoint.remote import ObjectStore
+from agentrl.checkpoint.state import wait_until_seen
+from agentrl.observe.display import Display
+from agentrl.system.publish import published_directory
+from agentrl.workers import WorkerGroup
+
+STEP_FILE = "trained_steps"
+"""In the exported policy: how many steps it was trained for."""
+
+
+def export_policy(
+    workers: WorkerGroup, chat: Chat, step: int, folder: Path, store: ObjectStore | None, display: Display
+) -> None:
+    """Write what `workers` have learnt in `step` steps, whole or not at all, and upload it where there is a store.
+
+    Raises TrainingError when the disk is full, CheckpointError when it was written on another machine's disk.
+    """
+    with published_directory(folder) as partial:
+        workers.run("export", dir=partial, tokenizer=chat.tokenizer)
+        wait_until_seen(partial, lambda folder: None if (folder / CONFIG_NAME).exists() else CONFIG_NAME)
+        if chat.vision is not None:
+            chat.vision.save(partial)
+        (partial / STEP_FILE).write_text(f"{step}\n")
+    if store is not None:
+        with display.stage("upload"):
+            store.upload_policy(folder, STEP_FILE)
+
+
+def exported_step(folder: Path) -> int | None:
+    """The step that the exported policy is of; None when there is none."""
+    file = folder / STEP_FILE
+    return int(file.read_text()) if file.exists() else None

@@ -1,0 +1,282 @@
+"""Checkpoints: directories `step_000012/` that are there whole or not at all.
+
+A save writes into a hidden directory beside its place, flushes every file to the disk, and is published by one rename;
+only then are older checkpoints removed, each by a rename out of the way first. So whenever the process is killed, every
+`step_*` is complete, and the newest is that of the last save that returned, or of the one that was being published.
+Checkpoints of later steps, of a continuation that was given up, are moved out of the way just before that rename.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl.checkpoint.manifest import BLOCK, DamagedCheckpointError, name_of, seal, step_of, verified, versions
+from agentrl.checkpoint.remote import ObjectStore
+from agentrl.errors import CheckpointError
+from agentrl.observe.display import Display
+from agentrl.system.publish import flush_to_disk, is_disk_full
+
+# A save that is not published; a checkpoint that a new one of its step is about to replace; one being removed.
+_PARTIAL, _REPLACED, _REMOVED = ".partial", ".replaced", ".removed"
+
+logger = logging.getLogger(__name__)
+
+Finish = Callable[[bool], bool]
+"""Whether the files are written; waits for them when it is given True, and raises what writing them raised."""
+Writer = Callable[[Path], Finish | None]
+"""Fills a directory. One that goes on in the background returns how to finish."""
+
+
+@dataclass(slots=True)
+class _Save:
+    """One that is going on."""
+
+    step: int
+    partial: Path
+    final: Path
+    state: Mapping[str, Any]
+    free: int
+    unfinished: list[Finish | None] = field(default_factory=list)
+    publishing: Future[None] | None = None
+
+
+class CheckpointManager:
+    """The checkpoints of one run, in `dir`. Only one process at a time may own a directory."""
+
+    def __init__(
+        self,
+        dir: Path,
+        *,
+        keep: int | None,
+        fingerprint: Mapping[str, Any] | None = None,
+        background: bool = False,
+        store: ObjectStore | None = None,
+        warn: Callable[[str], None] = logger.warning,
+    ) -> None:
+        """`keep`: how many are kept (None: all). `fingerprint`: config keys with their values (JSON) that a checkpoint
+        must share to be loaded, such as the model's shape. `background`: `save` does not wait for the disk.
+        `store`: where each is uploaded when it is published. What a killed save had moved away is put back.
+        """
+        self.dir = dir
+        self.keep = keep
+        self.background = background
+        self.store = store
+        self.published = False
+        """Whether a save of this process is there."""
+        self.fingerprint: dict[str, Any] = json.loads(json.dumps(dict(fingerprint or {})))
+        self._warn = warn
+        self._going_on: _Save | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        for path in self.dir.glob(f".step_*{_REPLACED}"):
+            original = self.dir / path.stem.removeprefix(".")
+            if not original.exists():
+                path.rename(original)
+
+    def save(self, step: int, writers: Mapping[str, Writer], state: Mapping[str, Any]) -> Path:
+        """Write `step_<step>/`: each writer fills the subdirectory of its name, `state` (JSON) is what `load` returns.
+
+        Waits for the save before it. In the background this returns when the writers have; `settle` does the rest.
+        Returns where the checkpoint is, or will be. Checkpoints of later steps belong to a continuation that was given
+        up, and are removed with the old ones. Raises CheckpointError on a full disk, with the earlier ones intact.
+        """
+        self.settle()
+        final = self.dir / name_of(step)
+        partial = self.dir / f".{final.name}{_PARTIAL}"
+        self.dir.mkdir(parents=True, exist_ok=True)
+        free = self._check_room(final)
+        self._going_on = going_on = _Save(step, partial, final, state, free)
+        with self._undone_on_error(going_on):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            for name, write in writers.items():
+                (partial / name).mkdir()
+                going_on.unfinished.append(write(partial / name))
+        if not self.background:
+            self.settle()
+        return final
+
+    def settle(self, *, wait: bool = True) -> None:
+        """Publish the save that is going on when its files are written, or `wait` for it. Raises what went wrong."""
+        going_on = self._going_on
+        if going_on is None:
+            return
+        with self._undone_on_error(going_on):
+            if going_on.publishing is None:
+                if not all(finish is None or finish(wait) for finish in going_on.unfinished):
+                    return
+                going_on.publishing = self._thread.submit(self._seal_and_publish, going_on)
+            if not (wait or going_on.publishing.done()):
+                return
+            going_on.publishing.result()
+        self._going_on = None
+
+    def give_up(self) -> None:
+        """Forget the save that is going on, whose writers are gone; what they had all written before is published."""
+        going_on, self._going_on = self._going_on, None
+        if going_on is not None and going_on.publishing is not None:
+            with self._undone_on_error(going_on):
+                going_on.publishing.result()
+        elif going_on is not None:
+            shutil.rmtree(going_on.partial, ignore_errors=True)
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint that is undamaged; damaged ones are warned of. None when there are none at all.
+
+        Raises CheckpointError when there are checkpoints but none that can be used.
+        """
+        steps = self._steps()
+        for step in sorted(steps, reverse=True):
+            try:
+                verified(steps[step])
+            except DamagedCheckpointError as error:
+                self._warn(f"{error}; looking for an older one")
+            else:
+                return steps[step]
+        if steps:
+            raise CheckpointError(
+                f"{self.dir} holds {len(steps)} checkpoints, and every one is damaged (see above). Restore one, or "
+                "start over with trainer.resume_mode=disable"
+            )
+        return None
+
+    def fetch(self, display: Display) -> None:
+        """Download the newest checkpoint of the store when there is none here that is as new, and undamaged.
+
+        Raises CheckpointError when the store does not answer.
+        """
+        if self.store is None:
+            return
+        here = max((step for step, path in self._steps().items() if _is_whole(path)), default=-1)
+        for step in sorted((step for step in self.store.steps() if step > here), reverse=True):
+            final = self.dir / name_of(step)
+            partial = self.dir / f".{final.name}{_PARTIAL}"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            try:
+                self.store.download(step, partial, display)
+                verified(partial)
+            except DamagedCheckpointError as error:
+                self._warn(f"{self.store.url}: {error}; looking for an older one")
+                shutil.rmtree(partial)
+                continue
+            shutil.rmtree(final, ignore_errors=True)
+            partial.rename(final)
+            display.note(f"{final.name} comes from {self.store.url}; what is here is older")
+            return
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Check the checkpoint whole and return its `state`; what the writers wrote is in its subdirectories.
+
+        Raises CheckpointError when it is missing, damaged, of another format, or of another fingerprint.
+        """
+        if not path.is_dir():
+            there = ", ".join(found.name for _, found in sorted(self._steps().items())) or "none"
+            raise CheckpointError(f"{path}: there is no such checkpoint. In {self.dir} there are: {there}")
+        record = verified(path)
+        theirs = record["fingerprint"]
+        differing = [
+            f"{key}: {_shown(theirs, key)} in the checkpoint, {_shown(self.fingerprint, key)} in this run"
+            for key in sorted({*theirs, *self.fingerprint})
+            if _shown(theirs, key) != _shown(self.fingerprint, key)
+        ]
+        if differing:
+            raise CheckpointError(
+                f"{path} is of another model or config: {'; '.join(differing)}. Set the keys as they were, or start "
+                "another run (trainer.experiment_name)"
+            )
+        for package, found in versions().items():
+            wrote = record["versions"].get(package, found)
+            if wrote != found:
+                self._warn(f"{path} was written with {package} {wrote}, this is {found}: numbers may differ")
+        state: dict[str, Any] = record["state"]
+        return state
+
+    def _steps(self) -> dict[int, Path]:
+        found = ((step_of(path.name), path) for path in self.dir.glob("step_*") if path.is_dir())
+        return {step: path for step, path in found if step is not None}
+
+    def clean_up(self) -> None:
+        """Remove what a killed process left of its saves. Called before the first one."""
+        for path in self.dir.glob(".step_*"):
+            if path.suffix in (_PARTIAL, _REPLACED, _REMOVED):
+                shutil.rmtree(path)
+
+    @contextmanager
+    def _undone_on_error(self, going_on: _Save) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._going_on = None
+            if going_on.publishing is not None and not going_on.publishing.done():
+                raise  # Ctrl-C: the thread goes on with these files, and the process ends when it has published them
+            full = is_disk_full(error) or shutil.disk_usage(self.dir).free < BLOCK
+            written = sum(path.stat().st_size for path in going_on.partial.rglob("*") if path.is_file())
+            shutil.rmtree(going_on.partial, ignore_errors=True)
+            if full and isinstance(error, Exception):
+                raise self._no_room(going_on.final, f"more than {written:,}", going_on.free) from error
+            raise
+
+    def _seal_and_publish(self, going_on: _Save) -> None:
+        seal(going_on.partial, going_on.step, self.fingerprint, going_on.state)
+        self._publish(going_on.partial, going_on.final, going_on.step)
+        if self.store is not None:
+            self.store.upload(going_on.final, going_on.step, self.keep)
+
+    def _publish(self, partial: Path, final: Path, step: int) -> None:
+        """Rename into place. What must never be resumed from again goes first, what is only old goes last."""
+        steps = self._steps()
+        abandoned = sorted(found for found in steps if found > step)
+        if abandoned:
+            self._warn(f"removing checkpoints of steps {abandoned}: the run went on from an earlier one")
+        removed = [self._set_aside(steps[found], _REMOVED) for found in abandoned]
+        if final.exists():
+            removed.append(self._set_aside(final, _REPLACED))
+        partial.rename(final)
+        flush_to_disk(self.dir)
+        self.published = True
+        if self.keep is not None:
+            kept = sorted(self._steps().items())
+            removed += [self._set_aside(path, _REMOVED) for _, path in kept[: -self.keep]]
+        for path in removed:
+            shutil.rmtree(path)
+
+    def _set_aside(self, path: Path, suffix: str) -> Path:
+        return path.rename(self.dir / f".{path.name}{suffix}")
+
+    def _check_room(self, final: Path) -> int:
+        """Free bytes. Raises CheckpointError when they are fewer than the newest checkpoint's size."""
+        free = shutil.disk_usage(self.dir).free
+        steps = self._steps()
+        if steps:
+            newest = steps[max(steps)]
+            needed = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+            if free < needed:
+                raise self._no_room(final, f"about {needed:,}", free)
+        return free
+
+    def _no_room(self, final: Path, needed: str, free: int) -> CheckpointError:
+        return CheckpointError(
+            f"the disk is full: {final} needs {needed} bytes and {free:,} were free. Earlier checkpoints are intact. "
+            "Make room (trainer.max_actor_ckpt_to_keep limits how many are kept) and start again: the run goes on from "
+            "the last one"
+        )
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        verified(path)
+    except DamagedCheckpointError:
+        return False
+    return True
+
+
+def _shown(fingerprint: Mapping[str, Any], key: str) -> str:
+    return json.dumps(fingerprint[key], sort_keys=True) if key in fingerprint else "not set"

@@ -1,0 +1,301 @@
+"""Weights and optimizer state of one worker on disk: each rank writes what it holds, any number of ranks can read it.
+
+A directory holds one safetensors file a rank, in the layout of torch.distributed.checkpoint's HuggingFaceStorageReader
+(the place of each piece in its tensor is in the header of the file), and `state.json`, which says what the whole must
+be. Nothing is pickled, and writing needs no collective call, so that a thread can do it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from agentrl.errors import CheckpointError
+from agentrl.optim.optimizer import Optim
+from agentrl.parallel.shard import all_gather, all_max, rank, world_size
+from agentrl.system.publish import flush_to_disk
+
+_STATE = "state.json"
+_FORMAT = 2
+_PLACES = "DCP_SHARDING_INFO"  # of torch.distributed.checkpoint._hf_utils
+_USE_AN_EARLIER = "delete this checkpoint to go on from the one before it"
+
+
+SEEN_WITHIN = 60.0
+"""Seconds in which a file that another node wrote can be seen here: network file systems remember what was there."""
+
+
+class WorkerState:
+    """The parameters `params` that learn and their optimizer, on this rank. One save at a time."""
+
+    def __init__(self, params: Mapping[str, nn.Parameter], optim: Optim) -> None:
+        self._params = params
+        self._optim = optim
+        self._thread = ThreadPoolExecutor(1, "save")
+        self._writing: Future[None] | None = None
+        self._host: dict[str, torch.Tensor] = {}
+
+    def save(self, directory: Path, mark: Mapping[str, Any] | None = None, *, background: bool = False) -> None:
+        """Write into `directory`, with the other ranks. Every rank must call it.
+
+        Args:
+            mark: what is not in the checkpoint and must be the same when it is loaded, by the key of the model's
+                config.
+            background: copy everything to host memory, which stays reserved for the next save, and return; `finish`
+                waits for the files.
+        """
+        self.finish()
+        remembered = self._optim.state()
+        description = {
+            "format": _FORMAT,
+            "ranks": world_size(),
+            "optimizer": self._optim.name,
+            "weights": {name: _signature(tensor.dtype, tensor.shape) for name, tensor in self._params.items()},
+            "optimizer_tensors": {name: _signature(tensor.dtype, tensor.shape) for name, tensor in remembered.items()},
+            "mark": dict(mark or {}),
+        }
+        pieces: dict[str, torch.Tensor] = {}
+        places: dict[str, dict[str, list[int]]] = {}
+        for name, piece, offset in _pieces({**self._params, **remembered}):
+            pieces[name] = self._staged(name, piece) if background else piece.cpu().contiguous()
+            places[name] = {"saved_offsets": offset}
+        if background and torch.cuda.is_available():
+            torch.cuda.synchronize()
+        shard = directory / _shard_name(rank(), world_size())
+        self._writing = self._thread.submit(_write, shard, pieces, places, description if rank() == 0 else None)
+        if not background:
+            self.finish()
+
+    def finish(self, *, wait: bool = True) -> bool:
+        """Whether the last save's files are written. Raises what writing them raised."""
+        if self._writing is None:
+            return True
+        if not (wait or self._writing.done()):
+            return False
+        writing, self._writing = self._writing, None
+        writing.result()
+        return True
+
+    def load(self, directory: Path, mark: Mapping[str, Any] | None = None) -> None:
+        """Take over what any number of ranks saved, exactly. Every rank must call it, and reads only what it needs.
+
+        Nothing is changed on any rank unless everything fits. Raises CheckpointError when a file is missing or broken,
+        or when the checkpoint is of another model or optimizer.
+        """
+        loaded: dict[str, torch.Tensor] = {}
+        error = None
+        try:
+            loaded = self._read(directory, mark or {})
+        except CheckpointError as found:
+            error = found
+        if all_max(error is not None, _device(next(iter(self._params.values())))):
+            raise error or CheckpointError(f"{directory}: another rank could not read its part")
+        with torch.no_grad():
+            for name, param in self._params.items():
+                param.copy_(loaded.pop(name))
+        self._optim.load_state(loaded)
+
+    def _staged(self, name: str, piece: torch.Tensor) -> torch.Tensor:
+        """A copy in host memory. Memory that was used before is filled several times faster than new pages."""
+        buffer = self._host.get(name)
+        if buffer is None or (buffer.shape, buffer.dtype) != (piece.shape, piece.dtype):
+            buffer = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=piece.is_cuda)
+            self._host[name] = buffer
+        return buffer.copy_(piece, non_blocking=True)
+
+    def _read(self, directory: Path, mark: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Weights and optimizer state as they are to be here, by name."""
+        described = _read_description(directory)
+        missing = _first_missing(directory)
+        if missing is not None:
+            raise CheckpointError(f"{directory}: half-written, {missing} is missing; {_USE_AN_EARLIER}")
+        reader = HuggingFaceStorageReader(str(directory))
+        try:
+            there = reader.read_metadata()
+        except Exception as error:
+            raise _broken(directory, error) from error
+        weights: dict[str, str] = described["weights"]
+        _check_same_model(directory, weights, self._params)
+        for key, value in mark.items():
+            if described["mark"].get(key) != value:
+                raise CheckpointError(
+                    f"{directory}: its adapters are of another model. {key}: {described['mark'].get(key)} in the "
+                    f"checkpoint, {value} in this run. Set actor_rollout_ref.model.{key} to what the run began with"
+                )
+        if described["optimizer"] != self._optim.name:
+            raise CheckpointError(
+                f"{directory}: the checkpoint was made with optim.name={described['optimizer']}, this run has "
+                f"optim.name={self._optim.name}. Set it back, or start over with trainer.resume_mode=disable"
+            )
+        for name, signature in (weights | described["optimizer_tensors"]).items():
+            _check_whole(directory, name, signature, there)
+        wanted = {name: torch.empty_like(param.detach()) for name, param in self._params.items()}
+        for name in described["optimizer_tensors"]:
+            found = there.state_dict_metadata[name]
+            assert isinstance(found, TensorStorageMetadata)
+            try:
+                wanted[name] = self._optim.empty_state(name, found.size, found.properties.dtype)
+            except ValueError as error:
+                raise CheckpointError(f"{directory / _STATE}: broken ({error}); {_USE_AN_EARLIER}") from error
+        planner = DefaultLoadPlanner()
+        planner.set_up_planner(wanted, there, is_coordinator=True)
+        reader.set_up_storage_reader(there, is_coordinator=True)
+        try:
+            reader.read_data(planner.create_local_plan(), planner)
+        except Exception as error:
+            raise _broken(directory, error) from error
+        return wanted
+
+
+def all_seen(directory: Path, *, wait: bool = True) -> bool:
+    """For the driver, when every rank has written its part: whether all files can be seen from here.
+
+    Raises CheckpointError when some do not appear within SEEN_WITHIN seconds.
+    """
+    if not wait:
+        return _first_missing(directory) is None
+    wait_until_seen(directory, _first_missing)
+    return True
+
+
+def wait_until_seen(directory: Path, first_missing: Callable[[Path], str | None]) -> None:
+    """Until `first_missing` names no file that ranks wrote into `directory`.
+
+    Raises CheckpointError when some do not appear within SEEN_WITHIN seconds.
+    """
+    ends = time.monotonic() + SEEN_WITHIN
+    while (missing := first_missing(directory)) is not None:
+        if time.monotonic() >= ends:
+            raise CheckpointError(
+                f"{directory / missing} was written by its rank, and cannot be seen from the process of the training "
+                "loop: trainer.default_local_dir must be on a file system that all nodes share"
+            )
+        time.sleep(0.1)
+
+
+def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, list[int]]]:
+    """What this rank writes: name, local tensor, its place. Ranks that hold the same pieces take turns."""
+    held: list[tuple[str, torch.Tensor, list[int]]] = []
+    starts = []
+    for name, tensor in tensors.items():
+        piece, offset = tensor.detach(), [0] * tensor.ndim
+        if isinstance(piece, DTensor):
+            offset = list(compute_local_shape_and_global_offset(tensor.shape, piece.device_mesh, piece.placements)[1])
+            piece = piece.to_local()
+        held.append((name, piece, offset))
+        nothing = piece.numel() == 0 and tensor.numel() > 0
+        starts.append(-1 if nothing else _element(offset, tensor.shape))
+    by_rank = all_gather(torch.tensor(starts, device=_device(next(iter(tensors.values()))))).cpu()
+    for index, (one, start) in enumerate(zip(held, starts, strict=True)):
+        holders = (by_rank[:, index] == start).nonzero()[:, 0].tolist()
+        if start >= 0 and holders[index % len(holders)] == rank():
+            yield one
+
+
+def _element(place: Sequence[int], shape: Sequence[int]) -> int:
+    """The number of the element at `place` of a tensor of `shape`."""
+    number = 0
+    for at, size in zip(place, shape, strict=True):
+        number = number * size + at
+    return number
+
+
+def _write(
+    shard: Path,
+    pieces: Mapping[str, torch.Tensor],
+    places: Mapping[str, Any],
+    description: Mapping[str, Any] | None,
+) -> None:
+    shard.parent.mkdir(parents=True, exist_ok=True)
+    save_file(dict(pieces), shard, metadata={"format": "pt", "DCP_VERSION": "1.0", _PLACES: json.dumps(places)})
+    flush_to_disk(shard)
+    if description is not None:
+        path = shard.parent / _STATE
+        path.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        flush_to_disk(path)
+
+
+def _device(param: torch.Tensor) -> torch.device:
+    """Where the ranks talk."""
+    return torch.device(param.device_mesh.device_type) if isinstance(param, DTensor) else param.device
+
+
+def _signature(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _read_description(directory: Path) -> dict[str, Any]:
+    path = directory / _STATE
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{directory}: half-written or no checkpoint, {_STATE} is missing; {_USE_AN_EARLIER}"
+        ) from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: broken ({error}); {_USE_AN_EARLIER}") from error
+    if described.get("format") != _FORMAT:
+        raise CheckpointError(f"{path}: expected format {_FORMAT}, found {described.get('format')!r}")
+    return dict(described)
+
+
+def _first_missing(directory: Path) -> str | None:
+    if not (directory / _STATE).exists():
+        return _STATE
+    ranks = _read_description(directory)["ranks"]
+    names = (_shard_name(rank, ranks) for rank in range(ranks))
+    return next((name for name in names if not (directory / name).exists()), None)
+
+
+def _shard_name(rank: int, ranks: int) -> str:
+    return f"shard-{rank + 1:05d}-of-{ranks:05d}.safetensors"
+
+
+def _broken(directory: Path, error: Exception) -> CheckpointError:
+    """Names the first shard that cannot be opened."""
+    for path in sorted(directory.glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except SafetensorError as found:
+            return CheckpointError(f"{path}: broken ({found}); {_USE_AN_EARLIER}")
+    return CheckpointError(f"{directory}: broken ({error}); {_USE_AN_EARLIER}")
+
+
+def _check_whole(directory: Path, name: str, signature: str, there: Metadata) -> None:
+    """Raises CheckpointError when the pieces in the shards do not make up the tensor that state.json tells of."""
+    found = there.state_dict_metadata.get(name)
+    if not isinstance(found, TensorStorageMetadata):
+        raise CheckpointError(f"{directory}: half-written, {name!r} is missing; {_USE_AN_EARLIER}")
+    elements = sum(math.prod(chunk.sizes) for chunk in found.chunks)
+    if _signature(found.properties.dtype, found.size) != signature or elements != math.prod(found.size):
+        raise CheckpointError(
+            f"{directory}: half-written, {elements} elements of {name!r} are there, of {signature}; {_USE_AN_EARLIER}"
+        )
+
+
+def _check_same_model(directory: Path, weights: Mapping[str, str], params: Mapping[str, nn.Parameter]) -> None:
+    for name in [*params, *sorted(set(weights) - set(params))]:
+        found = weights.get(name, "nothing")
+        expected = _signature(params[name].dtype, params[name].shape) if name in params else "nothing"
+        if found != expected:
+            raise CheckpointError(
+                f"{directory}: a checkpoint of another model. {name}: this model has {expected}, the checkpoint has "
+                f"{found}. Set actor_rollout_ref.model.path (or critic.path) and the keys of LoRA as they were, or "
+                "start over with trainer.resume_mode=disable"
+            )

@@ -1,0 +1,1 @@
+"""Rollout engines: the contract, the embedded engine, and SGLang servers."""

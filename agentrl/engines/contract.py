@@ -1,0 +1,165 @@
+"""The contract of a rollout engine. `tests/engines/contract.py` holds every implementation to it.
+
+Conventions, the same as SGLang's: log-probs are of log_softmax(logits / temperature) over the whole vocabulary, not
+renormalised for top-p or top-k; at temperature 0 (greedy) of plain log_softmax(logits). A stop token stays in the ids.
+With a stop string the ids end with the token that completed it. An aborted request returns what it had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from agentrl.engines.weights import SyncReport, Weights
+from agentrl.errors import InfrastructureError
+from agentrl.trajectory import PlacedImage, VersionSpan
+
+PauseMode = Literal["abort", "in_place", "retract"]
+
+
+class EngineError(InfrastructureError):
+    """The engine failed, not the request: the trajectory may be retried."""
+
+
+class RequestError(ValueError):
+    """The request can never be served (id outside the vocabulary, context too long, bad parameter)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. `max_new_tokens` counts tokens; `top_k` -1 means all; temperature 0 means greedy."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    """Same seed, same ids and same weights give the same tokens, whatever else runs in the batch."""
+
+    def check(self) -> None:
+        """Raises RequestError for a value out of its range."""
+        if self.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens is {self.max_new_tokens}; expected at least 1")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise RequestError(f"temperature is {self.temperature}; expected 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top_p is {self.top_p}; expected more than 0 and at most 1")
+        if self.top_k != -1 and self.top_k < 1:
+            raise RequestError(f"top_k is {self.top_k}; expected -1 (all) or at least 1")
+
+
+def check_request(ids: Sequence[int], params: SamplingParams, max_model_len: int) -> None:
+    """Raises RequestError for a request that no engine with contexts of `max_model_len` tokens can serve."""
+    if not ids:
+        raise RequestError("the prompt is empty")
+    params.check()
+    if len(ids) + params.max_new_tokens > max_model_len:
+        raise RequestError(
+            f"{len(ids)} prompt tokens and max_new_tokens={params.max_new_tokens} exceed the context of "
+            f"{max_model_len} tokens"
+        )
+
+
+def outside_vocabulary(ids: Sequence[int], size: int) -> RequestError:
+    """What is said of `ids`, of which at least one is outside the vocabulary."""
+    bad = next(place for place, token in enumerate(ids) if not 0 <= token < size)
+    return RequestError(f"id {ids[bad]} at place {bad} is outside the vocabulary of {size}")
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReason:
+    """Why generation ended: a stop token (matched: its id) or stop string (matched: str), the length, or an abort."""
+
+    kind: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What was sampled. `versions` spans are relative to `ids` and cover it."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: FinishReason
+    versions: list[VersionSpan]
+    cached_tokens: int = 0
+    """How many of the prompt's tokens came from the KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """What the engine says of itself."""
+
+    version: int
+    running: int
+    waiting: int
+    paused: bool
+    asleep: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of the engine itself, e.g. how many of its servers are healthy; metrics of each training step."""
+
+
+class RolloutEngine(Protocol):
+    """Generates tokens for many sessions at once. All methods are coroutines of one event loop."""
+
+    async def generate(
+        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+    ) -> Generation:
+        """Continue `ids`. `session` names the trajectory, so that its KV cache is found again on the next turn.
+
+        `images`: all that stand in `ids`. Loops leave it out where there are none, so an engine for text needs not
+        take it.
+
+        Raises RequestError (this request can never be served) or EngineError (the engine failed).
+        """
+        ...
+
+    async def abort(self, session: str | None = None) -> None:
+        """End one session's running request, or all of them; each returns with what it has. Unknown is no error."""
+        ...
+
+    async def release(self, session: str) -> None:
+        """The session is over; its KV cache may be dropped."""
+        ...
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Stop sampling. abort: end what runs; in_place: keep it with its KV; retract: keep it, drop its KV."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`. New requests made meanwhile were waiting."""
+        ...
+
+    async def update_weights(self, weights: Weights, version: int) -> SyncReport:
+        """Replace weights by Hugging Face parameter name. All or nothing: unknown names or shapes raise ValueError
+        before anything is changed. KV caches of the old weights are dropped, except of requests paused in_place.
+        Sampling stops between two steps for the exchange; running requests go on with the new version.
+
+        The engine may read `weights` again until the next update, as long as requests run.
+        """
+        ...
+
+    async def flush_cache(self) -> None:
+        """Drop all KV that no running request uses."""
+        ...
+
+    async def sleep(self) -> None:
+        """Free the memory of the KV cache, and of the weights where the engine has its own copy on a shared device.
+
+        Raises EngineError when requests are running. Until `wake` new requests wait.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Undo `sleep`. Where weights were freed, the next `update_weights` must come first."""
+        ...
+
+    async def health(self) -> EngineHealth: ...
+
+    async def close(self) -> None:
+        """End all requests with an abort and free everything."""
+        ...

@@ -1,0 +1,1 @@
+"""The embedded engine: the trainer's own model, in this process."""

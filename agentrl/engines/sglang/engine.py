@@ -1,0 +1,425 @@
+"""The rollout engine over a fleet of SGLang servers.
+
+A request goes to its session's server, which has the session's prefix in its cache. When that server fails, the
+request goes on elsewhere from the tokens that had arrived; what it says of its weights is checked, so that a server
+with old weights cannot pass as current. `Supervisor` looks after the servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from agentrl.engines.contract import (
+    EngineError,
+    EngineHealth,
+    FinishReason,
+    Generation,
+    PauseMode,
+    RequestError,
+    SamplingParams,
+    check_request,
+    outside_vocabulary,
+)
+from agentrl.engines.sglang.client import Part, ServerFailed, describe
+from agentrl.engines.sglang.fleet import FleetState, Timings
+from agentrl.engines.sglang.model import ModelFacts
+from agentrl.engines.sglang.router import NoServer
+from agentrl.engines.sglang.supervisor import Server, Supervisor
+from agentrl.engines.sglang.sync.update import WeightSender
+from agentrl.engines.weights import SyncReport, Weights
+from agentrl.trajectory import PlacedImage, VersionSpan
+
+MAX_FAILOVERS = 8
+"""Servers that one request may see fail before it is given up."""
+FREED = ("kv_cache", "weights")
+GRACE = 5.0
+"""Seconds that a server has for an abort, and to become idle."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A running `generate`."""
+
+    session: str
+    images: Sequence[PlacedImage] = ()
+    aborted: bool = False
+    server: Server | None = None
+    """Where it runs now; None while it waits."""
+    asking: asyncio.Task[Generation] | None = None
+    """The request there."""
+    rid: str = ""
+    part: Part = field(default_factory=Part)
+    """What has arrived of the answer that it waits for."""
+
+
+class SGLangEngine:
+    """Implements `agentrl.engines.contract.RolloutEngine`.
+
+    Args:
+        servers: started and answering, all with the weights of version 0; `close` stops those that have a process.
+        http: the connections to all servers; closed with the engine.
+        model: vocabulary and parameters, to check what a server would die of.
+        sender: carries new weights to servers.
+        max_model_len: tokens of the longest context, prompt and response together.
+        deterministic: the servers honour seeds (SGLang's enable_deterministic_inference).
+        free_weights: `sleep` frees the weights, too (the servers share the policy's device).
+        notify: is told what happens to servers, in words for people.
+        timings: of checks and restarts.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        http: aiohttp.ClientSession,
+        model: ModelFacts,
+        sender: WeightSender,
+        *,
+        max_model_len: int,
+        deterministic: bool = False,
+        free_weights: bool = False,
+        notify: Callable[[str], None] = lambda _: None,
+        timings: Timings | None = None,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self._http = http
+        self._model = model
+        self._deterministic = deterministic
+        self._free_weights = free_weights
+        self._supervisor = Supervisor(servers, sender, notify, timings)
+        self._calls: dict[str, Call] = {}
+        self._paused: PauseMode | None = None
+        self._asleep = self._updating = self._closed = self._weights_gone = False
+        self._background: set[asyncio.Task[None]] = set()
+        self._failovers = 0
+        self._seeds = itertools.count(1 << 62)
+
+    # Requests
+
+    async def generate(
+        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+    ) -> Generation:
+        """See `RolloutEngine.generate`. While the engine is paused, asleep or takes new weights the request waits."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        check_request(ids, params, self.max_model_len)
+        if min(ids) < 0 or max(ids) >= self._model.vocab_size:
+            raise outside_vocabulary(ids, self._model.vocab_size)
+        params = self._seeded(params)
+        if session in self._calls:
+            raise RequestError(f"session {session!r} is generating already; one request a session at a time")
+        self._supervisor.start()
+        call = self._calls[session] = Call(session, images)
+        try:
+            return await self._serve(call, list(ids), params)
+        finally:
+            del self._calls[session]
+
+    def _seeded(self, params: SamplingParams) -> SamplingParams:
+        """As a server needs it to sample the same whatever else runs there.
+
+        Without a seed every request would have the same one. And a batch in which any request has a top-k (a greedy
+        one has 1) draws by rank, another by token id: all must have one.
+        """
+        seed = next(self._seeds) if params.seed is None else params.seed
+        top_k = self._model.vocab_size if self._deterministic and params.top_k == -1 else params.top_k
+        return dataclasses.replace(params, seed=seed, top_k=top_k)
+
+    async def _serve(self, call: Call, prompt: list[int], params: SamplingParams) -> Generation:
+        """Ask servers until one has finished the answer; what earlier ones had begun of it is kept."""
+        done = Generation([], [], FinishReason("abort"), [])
+        cached: int | None = None
+        for _ in range(MAX_FAILOVERS):
+            server = await self._place(call)
+            if server is None:
+                return done
+            version = self._supervisor.version
+            part = call.part = Part()
+            rest = dataclasses.replace(params, max_new_tokens=params.max_new_tokens - len(done.ids))
+            began = time.monotonic()
+            try:
+                answer = await self._ask(call, server, prompt + done.ids, rest, version)
+            except ServerFailed as error:
+                failure = error
+                self._failovers += 1
+                self._supervisor.failed(server, str(error))
+                # Stop strings are looked for in what one server wrote; a stale server's tokens are of other weights.
+                if not params.stop and self._supervisor.fleet.state(server.url) is not FleetState.STALE:
+                    done = joined(done, self._arrived(part, version))
+                if len(done.ids) == params.max_new_tokens:
+                    return dataclasses.replace(done, finish_reason=FinishReason("length"), cached_tokens=cached or 0)
+                continue
+            finally:
+                self._supervisor.router.done(call.session, server.url)
+                call.server = call.asking = None
+            cached = answer.cached_tokens if cached is None else cached
+            if any(span.version < version for span in answer.versions):
+                failure = ServerFailed(server.url, f"it generated with weights older than version {version}")
+                self._supervisor.fleet.stale(server.url)
+                server.give_up()  # the others' tokens there are as old
+                self._supervisor.look()
+                continue
+            self._supervisor.fleet.served(server.url)
+            self._supervisor.router.served(server.url, len(answer.ids), time.monotonic() - began)
+            if answer.finish_reason.kind == "abort" and not call.aborted:
+                failure = ServerFailed(server.url, "it aborted the request by itself")
+                done = done if params.stop else joined(done, answer)
+                continue
+            return dataclasses.replace(joined(done, answer), cached_tokens=cached)
+        raise EngineError(f"{MAX_FAILOVERS} servers in a row failed; the last one: {failure}")
+
+    async def _place(self, call: Call) -> Server | None:
+        """The server that runs the call's next request, once requests may run; None when it was aborted meanwhile."""
+        while not call.aborted:
+            if not self._supervisor.quiet:
+                try:
+                    url = self._supervisor.router.route(call.session)
+                except NoServer as error:
+                    if self._supervisor.fleet.hopeless:
+                        raise EngineError(f"{error}: {self._supervisor.reasons()}") from error
+                else:
+                    if not self._supervisor.fleet.suspect(url):
+                        return self._supervisor.servers[url]
+                    self._supervisor.router.done(call.session, url)
+            await self._supervisor.changed.wait()
+        return None
+
+    async def _ask(
+        self, call: Call, server: Server, ids: list[int], params: SamplingParams, version: int
+    ) -> Generation:
+        """One request to one server. Cancelled, it is aborted there; when the server is given up, ServerFailed."""
+        call.server, call.rid = server, uuid.uuid4().hex
+        client, rid = server.client, call.rid
+        asking = asyncio.create_task(
+            client.generate(rid, ids, params, cache_key=f"v{version}", part=call.part, images=call.images)
+        )
+        call.asking = asking
+        server.asking.add(asking)
+        try:
+            return await asking
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            cancelled = task is not None and task.cancelling() > 0
+            if cancelled or call.aborted:
+                self._spawn(quietly(client.abort(rid)))
+            if cancelled:
+                raise
+            if call.aborted:
+                return self._arrived(call.part, version)
+            raise ServerFailed(server.url, self._supervisor.fleet.reason(server.url) or "given up") from error
+        finally:
+            server.asking.discard(asking)
+
+    def _arrived(self, part: Part, version: int) -> Generation:
+        """What a request that began with `version` has brought, as an aborted answer. Where new weights came in
+        between, or the server had others, it is unknown which tokens are of which: then nothing."""
+        if not part.ids or version != self._supervisor.version or part.weight_version != str(version):
+            return Generation([], [], FinishReason("abort"), [])
+        return Generation(part.ids, part.logprobs, FinishReason("abort"), [VersionSpan(version, 0, len(part.ids))])
+
+    async def abort(self, session: str | None = None) -> None:
+        """See `RolloutEngine.abort`."""
+        calls = [call for call in self._calls.values() if session is None or call.session == session]
+        self._mark_aborted(calls)
+        running = [(call.server, call.rid) for call in calls if call.server is not None]
+        await asyncio.gather(*[quietly(server.client.abort(rid)) for server, rid in running if server is not None])
+
+    def _mark_aborted(self, calls: Sequence[Call]) -> None:
+        """End those that wait, and those of which nothing has come: a server does not abort what it has not begun."""
+        for call in calls:
+            call.aborted = True
+            if call.asking is not None and not call.part.ids:
+                call.asking.cancel()
+        self._supervisor.wake()
+
+    async def _all_ended(self) -> None:
+        """Until the aborted calls have ended. One whose server brings no end in time has what has arrived."""
+        late = time.monotonic() + GRACE
+        while running := [call for call in self._calls.values() if call.server is not None]:
+            for call in running:
+                if call.asking is not None and (time.monotonic() > late or not call.part.ids):
+                    call.asking.cancel()
+            await asyncio.sleep(0.001)
+
+    async def release(self, session: str) -> None:
+        """See `RolloutEngine.release`. A request of the session that still runs is aborted."""
+        if session in self._calls:
+            await self.abort(session)
+        self._supervisor.router.forget(session)
+
+    # Control
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """See `RolloutEngine.pause`. abort ends the requests that wait, too."""
+        self._paused = mode
+        self._hush()
+        if mode == "abort":
+            self._mark_aborted(list(self._calls.values()))
+        await self._supervisor.each(lambda server: server.client.pause(mode))
+        if mode == "abort":
+            await self._all_ended()
+
+    async def resume(self) -> None:
+        """See `RolloutEngine.resume`."""
+        await self._supervisor.each(lambda server: server.client.resume())
+        self._paused = None
+        self._hush()
+
+    async def flush_cache(self) -> None:
+        """See `RolloutEngine.flush_cache`. A server refuses while requests run; its idle entries go by age then.
+
+        One whose answers have all arrived may still be putting the last of them away: that is waited for.
+        """
+        await self._supervisor.each(lambda server: server.client.flush_cache(wait=0.0 if server.asking else GRACE))
+
+    async def sleep(self) -> None:
+        """See `RolloutEngine.sleep`."""
+        if self._calls:
+            raise EngineError(f"sleep: {len(self._calls)} requests are running; pause with mode abort")
+        self._asleep = True
+        self._hush()
+        if self._background:  # requests are being aborted
+            await asyncio.wait(self._background, timeout=GRACE)
+        async with self._supervisor.sending:
+            await self._supervisor.each(lambda server: self._free(server))
+        self._weights_gone = self._free_weights
+
+    async def _free(self, server: Server) -> None:
+        if not await server.client.flush_cache(wait=GRACE):
+            raise ServerFailed(server.url, f"requests still run there after {GRACE:g} s: its memory cannot be freed")
+        tags = FREED if self._free_weights else FREED[:1]
+        await server.client.release_memory(tags)
+        server.freed = tags
+
+    async def wake(self) -> None:
+        """See `RolloutEngine.wake`. Raises EngineError when weights were freed and no new ones have come."""
+        if self._weights_gone:
+            raise EngineError("wake: the weights were freed; update_weights must come first")
+        await self._supervisor.each(lambda server: self._restore(server, FREED))
+        self._asleep = False
+        self._hush()
+
+    async def _restore(self, server: Server, tags: Sequence[str]) -> None:
+        freed = [tag for tag in server.freed if tag in tags]
+        if freed:
+            await server.client.resume_memory(freed)
+            server.freed = tuple(tag for tag in server.freed if tag not in freed)
+
+    async def _leave(self, server: Server) -> None:
+        """Whoever attaches to it next must find it able to answer."""
+        if server.process is None:
+            await self._restore(server, FREED)
+            await server.client.resume()
+
+    async def health(self) -> EngineHealth:
+        """See `RolloutEngine.health`; as the client sees it, without asking the servers."""
+        running = sum(call.server is not None for call in self._calls.values())
+        metrics = {
+            "servers_healthy": float(len(self._supervisor.fleet.serving)),
+            "failovers": float(self._failovers),
+            "restarts": float(self._supervisor.restarts),
+        }
+        waiting = len(self._calls) - running
+        return EngineHealth(self._supervisor.version, running, waiting, self._paused is not None, self._asleep, metrics)
+
+    async def close(self) -> None:
+        """See `RolloutEngine.close`. Servers that were running before stay."""
+        if self._closed:
+            return
+        self._closed = True
+        aborting = asyncio.create_task(self.abort())
+        await asyncio.wait([aborting, *self._background], timeout=GRACE)
+        await self._all_ended()
+        while self._calls:
+            await asyncio.sleep(0.001)
+        for task in (aborting, *self._background):
+            task.cancel()
+        await asyncio.gather(aborting, *self._background, return_exceptions=True)
+        try:
+            if self._supervisor.quiet:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._supervisor.each(self._leave), GRACE)
+            await self._supervisor.close()
+        finally:
+            await self._http.close()
+
+    # Weights
+
+    async def update_weights(self, weights: Weights, version: int) -> SyncReport:
+        """See `RolloutEngine.update_weights`. A server that cannot be given them serves no more until it was.
+
+        Raises ValueError for what the model does not have, and EngineError when no server could be given them.
+        """
+        self._model.check(weights)
+        began = time.perf_counter()
+        async with self._exchange() as servers:
+            faults = await self._supervisor.send_weights(servers, weights, version)
+            self._weights_gone = False
+        gone = all(isinstance(fault.__cause__, ServerFailed) for fault in faults.values())
+        if len(faults) == len(servers) and not (gone and self._supervisor.restartable):
+            why = describe(next(iter(faults.values()))) if faults else self._supervisor.reasons()
+            raise EngineError(f"no server took the weights: {why}")
+        return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
+
+    @asynccontextmanager
+    async def _exchange(self) -> AsyncIterator[list[Server]]:
+        """Nothing is sampled inside; gives the servers that answer. Running requests go on behind it, their keys and
+        values computed anew unless they were paused in_place before."""
+        self._updating = True
+        self._hush()
+        self._supervisor.look()  # servers may have ended while the event loop stood still
+        servers = self._supervisor.answering()
+        try:
+            if self._paused is None:
+                servers = await self._supervisor.each(lambda server: server.client.pause("retract"), servers)
+            ready = await self._supervisor.each(lambda server: self._restore(server, FREED[1:]), servers)
+            if self._paused != "in_place":
+                ready = await self._supervisor.each(lambda server: server.client.flush_cache(), ready)
+            yield ready
+        finally:
+            try:
+                if self._paused is None:
+                    await self._supervisor.each(lambda server: server.client.resume(), servers)
+            finally:
+                self._updating = False
+                self._hush()
+
+    def _hush(self) -> None:
+        """Whether servers may generate has changed."""
+        self._supervisor.quiet = self._paused is not None or self._asleep or self._updating
+        self._supervisor.wake()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def joined(first: Generation, second: Generation) -> Generation:
+    """One answer from two parts of it; ends as the second does."""
+    shift = len(first.ids)
+    moved = [VersionSpan(span.version, span.start + shift, span.end + shift) for span in second.versions]
+    return Generation(
+        first.ids + second.ids,
+        first.logprobs + second.logprobs,
+        second.finish_reason,
+        first.versions + moved,
+        second.cached_tokens,
+    )
+
+
+async def quietly(call: Awaitable[object]) -> None:
+    """For a server that may be gone: then there is nothing to abort."""
+    try:
+        await call
+    except (EngineError, RequestError):
+        return

@@ -1,0 +1,268 @@
+"""Looks after the servers of an engine: does what `Fleet` says is due, and keeps `Router` at what serves.
+
+While the engine lives it checks servers, starts dead ones again, and sends weights to those that have old ones. What
+runs on a server that died, or that may hold a mixture of weights, is given up there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.engines.contract import Generation
+from agentrl.engines.sglang.client import ServerFailed, SGLangClient, describe
+from agentrl.engines.sglang.fleet import Check, Fleet, FleetState, Restart, SendWeights, Timings
+from agentrl.engines.sglang.process import ServerProcess, status_text
+from agentrl.engines.sglang.router import Router
+from agentrl.engines.sglang.sync.update import WeightSender
+from agentrl.engines.weights import Weights
+
+TICK = 0.5
+"""Seconds between two looks at the fleet."""
+
+
+@dataclass(slots=True)
+class Server:
+    """One server: its client, its process if we started it, and what asks it now."""
+
+    client: SGLangClient
+    process: ServerProcess | None = None
+    asking: set[asyncio.Task[Generation]] = field(default_factory=set)
+    freed: tuple[str, ...] = ()
+    """What of its memory is released now."""
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    def give_up(self) -> None:
+        """End what asks it; the requests go on elsewhere."""
+        for asking in self.asking:
+            asking.cancel()
+
+
+class Supervisor:
+    """See the module. `notify` is told what happens to servers, in words for people."""
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        sender: WeightSender,
+        notify: Callable[[str], None],
+        timings: Timings | None = None,
+    ) -> None:
+        self.servers = {server.url: server for server in servers}
+        self.router = Router()
+        self.version = 0
+        """Of the weights that servers must have."""
+        self.quiet = False
+        """Servers may not generate now, so that they cannot answer a check."""
+        self.restarts = 0
+        self.changed = asyncio.Event()
+        """Set, and replaced, whenever something changes that a waiting request may wait for."""
+        self._sender = sender
+        self._notify = notify
+        self._clock = LoopClock()
+        self.restartable = all(server.process is not None for server in servers)
+        self.fleet = Fleet(list(self.servers), self._clock.now, restartable=self.restartable, timings=timings)
+        self._weights: Weights | None = None
+        self.sending = asyncio.Lock()
+        """Held while weights are on their way to a server."""
+        self._down: set[str] = set()
+        """Those whose death was told and that have not come back."""
+        self._watcher: asyncio.Task[None] | None = None
+        self._tasks: dict[asyncio.Task[None], Check | Restart | SendWeights] = {}
+        for url in self.servers:
+            self.fleet.started(url)
+            self.fleet.answered(url, None)
+        self.router.set_serving(self.fleet.serving)
+
+    def start(self) -> None:
+        """Begin, if it has not yet."""
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """End it and stop the servers that we started."""
+        tasks = [*self._tasks, *([self._watcher] if self._watcher else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await self._sender.close()
+        finally:
+            processes = [server.process for server in self.servers.values() if server.process is not None]
+            await asyncio.gather(*[asyncio.to_thread(process.stop) for process in processes])
+
+    def answering(self) -> list[Server]:
+        """Those that a control call may be sent to."""
+        alive = (FleetState.HEALTHY, FleetState.STALE)
+        return [server for url, server in self.servers.items() if self.fleet.state(url) in alive]
+
+    async def each(
+        self, call: Callable[[Server], Awaitable[object]], servers: Sequence[Server] | None = None
+    ) -> list[Server]:
+        """A control call to every server that answers; one that fails is the fleet's concern. Those that did not."""
+
+        async def one(server: Server) -> bool:
+            try:
+                await call(server)
+            except ServerFailed as error:
+                self.failed(server, str(error))
+                return False
+            return True
+
+        asked = self.answering() if servers is None else list(servers)
+        done = await asyncio.gather(*[one(server) for server in asked])
+        return [server for server, well in zip(asked, done, strict=True) if well]
+
+    def failed(self, server: Server, reason: str) -> None:
+        """A request failed there."""
+        self._see_ends()
+        self.fleet.failed(server.url, reason)
+        self.look()
+
+    def _see_ends(self) -> None:
+        for server in self.servers.values():
+            if server.process is not None and (status := server.process.exited) is not None:
+                text = f"its process ended ({status_text(status)}); its log: {server.process.log}"
+                self.fleet.exited(server.url, text)
+
+    def look(self) -> None:
+        """Route by the fleet's state; give up what runs on dead servers, and say what has changed."""
+        self._see_ends()
+        before, now = set(self.router.serving), set(self.fleet.serving)
+        for url in before - now:
+            if self.fleet.state(url) is FleetState.DEAD:
+                count = len(self.servers[url].asking)
+                self._notify(f"{url} is dead: {self.fleet.reason(url)}. {count} requests go on elsewhere")
+                self._down.add(url)
+        for url in now & self._down:
+            self._down.remove(url)
+            self._notify(f"{url} serves again, with the weights of version {self.version}")
+        for url, server in self.servers.items():
+            if self.fleet.state(url) is FleetState.DEAD:
+                server.give_up()
+        if before != now:
+            self.router.set_serving(self.fleet.serving)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let requests that wait look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def reasons(self) -> str:
+        """What is wrong with each server."""
+        return "; ".join(f"{url} is {self.fleet.state(url)}: {self.fleet.reason(url)}" for url in self.servers)
+
+    # Weights
+
+    async def send_weights(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
+        """New weights, which from now on all servers must have. Faults by server."""
+        async with self.sending:
+            self.version, self._weights = version, weights
+            self.fleet.target(version)
+            self.look()
+            return await self._send(servers)
+
+    async def _send(self, servers: Sequence[Server]) -> dict[str, Exception]:
+        assert self._weights is not None
+        try:
+            faults = await self._sender.send([server.client for server in servers], self._weights, self.version)
+        except BaseException:
+            for server in servers:
+                server.give_up()
+            raise
+        for server in servers:
+            if server.url not in faults:
+                self.fleet.updated(server.url, self.version)
+                continue
+            self._notify(f"{server.url} did not take the weights: {describe(faults[server.url])}")
+            server.give_up()  # it may have some of the new and some of the old
+        self.look()
+        return faults
+
+    async def _catch_up(self, server: Server, action: SendWeights) -> None:
+        """Weights for a server that does not serve. An earlier update may have left it paused, and what it has in its
+        cache or still runs may be of other weights than it is thought to have."""
+        server.give_up()
+        await server.client.pause("retract")
+        try:
+            await server.client.flush_cache()
+            async with self.sending:
+                if self.fleet.outstanding(server.url) is not action:
+                    return  # an update of all servers was first
+                faults = await self._send([server])
+        finally:
+            await self.each(lambda server: server.client.resume(), [server])
+        if faults:
+            raise faults[server.url]
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of weights of the last update."""
+        return self._sender.bytes_sent
+
+    # The watch
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            if self.quiet:
+                continue
+            self._clock.tick()
+            self.look()
+            for action in self.fleet.due():
+                task = asyncio.create_task(self._act(action))
+                self._tasks[task] = action
+                task.add_done_callback(lambda task: self._tasks.pop(task, None))
+            for task, action in self._tasks.items():
+                if isinstance(action, Check) and self.fleet.outstanding(action.server) is not action:
+                    task.cancel()  # too late, or pointless
+            self.look()
+
+    async def _act(self, action: Check | Restart | SendWeights) -> None:
+        server = self.servers[action.server]
+        try:
+            match action:
+                case Check():
+                    if self.fleet.state(server.url) is FleetState.DEAD:
+                        await server.client.resume()  # paused, as a broken update leaves it, it would not answer
+                    await server.client.check(None)
+                    self.fleet.answered(server.url, None)
+                case SendWeights():
+                    await self._catch_up(server, action)
+                case Restart():
+                    await self._restart(server)
+        except Exception as error:  # whatever it is, the fleet decides what comes next
+            self.fleet.failed(server.url, describe(error), action)
+        self.look()
+
+    async def _restart(self, server: Server) -> None:
+        assert server.process is not None
+        self.restarts += 1
+        self._notify(f"{server.url} is started again")
+        await asyncio.to_thread(server.process.stop)
+        server.process.start()
+        server.freed = ()
+        self.fleet.started(server.url)
+
+
+class LoopClock:
+    """Seconds that stand still while the event loop does: between two steps of training no check can be late."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._last = time.monotonic()
+
+    def now(self) -> float:
+        return self._seconds
+
+    def tick(self) -> None:
+        """Must be called every TICK seconds while the servers may generate."""
+        now = time.monotonic()
+        self._seconds += min(now - self._last, 4 * TICK)
+        self._last = now

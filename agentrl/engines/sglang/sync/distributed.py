@@ -1,0 +1,267 @@
+"""Weights broadcast to servers on any host, through a torch.distributed group of its own: rank 0 is the trainer, then
+come the ranks of each server.
+
+The group is apart from every other of the trainer, its default group included. It lasts from one send to the next while
+the servers stay the same. When a server fails in mid-broadcast the others break off too; the group is then made anew
+without it and all is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from agentrl.engines.contract import RequestError
+from agentrl.engines.sglang.sync.buckets import Bucket, buckets, buffer_bytes
+from agentrl.engines.sglang.sync.checksum import Expectation, compare
+from agentrl.engines.sglang.sync.update import Comparison, Server, Update
+from agentrl.engines.weights import Weights
+
+GRACE = 10.0
+"""Seconds for servers to answer after the group was broken off."""
+
+
+class DistributedSender:
+    """A WeightSender for servers on any host that the trainer can reach, and that can reach the trainer."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        bucket_bytes: int,
+        backend: Literal["gloo", "nccl"],
+        *,
+        timeout: float = 300.0,
+        checksum: bool = False,
+    ) -> None:
+        """`dtype`: the servers' dtype. `bucket_bytes`: what is broadcast at once, held once here and once by each rank
+        of a server. `timeout`: seconds for one bucket, and for making the group. `checksum`: have the servers' weights
+        compared after each send."""
+        self.bytes_sent = 0
+        self.compared: Comparison = "none"
+        self._dtype = dtype
+        self._bucket_bytes = bucket_bytes
+        self._backend: Literal["gloo", "nccl"] = backend
+        self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        self._timeout = timeout
+        self._checksum = checksum
+        self._group: _Group | None = None
+        self._version = ""
+
+    async def send(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
+        """See WeightSender. Reads `weights` once more for each time that a server fails under way."""
+        update = Update(servers, version, self._timeout)
+        infos = await update.infos()
+        await update.begin()
+        while update.servers:
+            taking_part = list(update.servers)
+            try:
+                await self._join(update, infos)
+                expectation = await self._broadcast(update, weights)
+            except _Broken as broken:
+                await self._drop_group(update.servers)
+                if len(update.servers) == len(taking_part):
+                    update.fail_all(taking_part, broken.step, broken)
+                continue
+            await update.end()
+            self._version = str(version)
+            if self._checksum:
+                self.compared = await compare(update, expectation)
+            break
+        return update.faults
+
+    async def close(self) -> None:
+        """Destroy the group here and on the servers that answer."""
+        if self._group is not None:
+            await self._drop_group(self._group.servers)
+
+    async def _join(self, update: Update, infos: Mapping[str, Any]) -> None:
+        """Have a group of exactly the servers of the update. Raises _Broken.
+
+        A server with another version than it was last sent was started anew since, and is in no group.
+        """
+        sizes = [(server.url, infos[server.url].tensor_parallel) for server in update.servers]
+        same = all(infos[server.url].weight_version == self._version for server in update.servers)
+        if self._group is not None and self._group.sizes == sizes and same:
+            return
+        await self.close()
+        group = self._group = _Group(update.servers, sizes, self._backend, self._timeout)
+        await self._together(update, "joining the group", "/init_weights_update_group", group.invitation, group.join)
+
+    async def _broadcast(self, update: Update, weights: Weights) -> Expectation:
+        assert self._group is not None
+        group = self._group
+        self.bytes_sent = 0
+        expectation = Expectation()
+        buffer = torch.empty(
+            buffer_bytes(weights.shapes, self._dtype, self._bucket_bytes), dtype=torch.uint8, device=self._device
+        )
+        for number, bucket in enumerate(buckets(weights.read(), buffer, self._bucket_bytes, self._dtype), start=1):
+            if self._checksum:
+                expectation.add(bucket)
+            body = _announcement(bucket, group.name, update.version)
+            await self._together(
+                update,
+                f"bucket {number}",
+                "/update_weights_from_distributed",
+                lambda _, body=body: body,
+                lambda data=bucket.data: group.broadcast(data),
+            )
+            self.bytes_sent += bucket.data.numel()
+        return expectation
+
+    async def _together(self, update: Update, step: str, path: str, body: Any, ours: Any) -> None:
+        """One request to each server while `ours` runs in a thread. Whichever fails first ends the other sides.
+
+        Raises _Broken when anything failed. Who is to blame is dropped from the update: servers that gave no answer; if
+        all did, those that refused before we broke off. A server that only tells of the broken group stays.
+        """
+        assert self._group is not None
+        servers = list(update.servers)
+        theirs = [asyncio.create_task(update.post_one(server, path, body(server))) for server in servers]
+        mine = asyncio.create_task(asyncio.to_thread(ours))
+        try:
+            done, _ = await asyncio.wait([mine, *theirs], return_when=asyncio.FIRST_EXCEPTION, timeout=self._timeout)
+            first = next((task.exception() for task in done if task.exception() is not None), None)
+            if first is None and len(done) == 1 + len(theirs):
+                return
+            refused = [] if mine in done and mine.exception() else _errors(servers, theirs)
+            await asyncio.to_thread(self._group.abort)
+            await asyncio.wait([mine, *theirs], timeout=GRACE)
+        except asyncio.CancelledError:
+            self._group.abort()  # nobody knows how far the others are
+            self._group = None
+            raise
+        finally:
+            for task in theirs:
+                task.cancel()
+            await asyncio.gather(*theirs, return_exceptions=True)
+        errors = _errors(servers, theirs)
+        for server, error in [pair for pair in errors if not isinstance(pair[1], RequestError)] or refused:
+            update.fail(server, step, error)
+        raise _Broken(step, first or TimeoutError(f"not done within {self._timeout:g} s"))
+
+    async def _drop_group(self, servers: Sequence[Server]) -> None:
+        """Servers that are gone, or never joined, do not matter here."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+        body = {"group_name": group.name}
+        await asyncio.gather(
+            *(server.post("/destroy_weights_update_group", body, timeout=GRACE) for server in servers),
+            asyncio.to_thread(group.abort),
+            return_exceptions=True,
+        )
+
+
+class _Broken(Exception):
+    """The group can no longer be used."""
+
+    def __init__(self, step: str, cause: BaseException) -> None:
+        super().__init__(str(cause) or repr(cause))
+        self.step = step
+
+
+class _Group:
+    """The trainer's side. SGLang makes its side with torch's own helper, whose store prefixes are repeated here."""
+
+    def __init__(
+        self, servers: Sequence[Server], sizes: list[tuple[str, int]], backend: Literal["gloo", "nccl"], timeout: float
+    ) -> None:
+        """`sizes`: each server's URL and its number of ranks."""
+        self.servers = list(servers)
+        self.sizes = sizes
+        self.name = f"agentrl-{uuid.uuid4().hex}"
+        self._backend = backend
+        self._timeout = timedelta(seconds=timeout)
+        self._world = 1 + sum(size for _, size in self.sizes)
+        self._offsets = dict(zip([url for url, _ in self.sizes], _offsets([n for _, n in self.sizes]), strict=True))
+        self._store: TCPStore | None = TCPStore(
+            "0.0.0.0", 0, self._world, is_master=True, timeout=self._timeout, wait_for_workers=False
+        )
+        self._port = self._store.port
+        self._peers: Any = None
+
+    def invitation(self, server: Server) -> dict[str, Any]:
+        return {
+            "master_address": address_towards(server.url),
+            "master_port": self._port,
+            "rank_offset": self._offsets[server.url],
+            "world_size": self._world,
+            "group_name": self.name,
+            "backend": self._backend,
+        }
+
+    def join(self) -> None:
+        """Blocks until all ranks are there."""
+        assert self._store is not None
+        device = "cuda" if self._backend == "nccl" else "cpu"
+        named = PrefixStore(f"{self.name}/", PrefixStore(self.name, self._store))
+        store = PrefixStore(f"{device}/", named)
+        if self._backend == "gloo":
+            self._peers = dist.ProcessGroupGloo(store, 0, self._world, timeout=self._timeout)
+            return
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        self._peers = dist.ProcessGroupNCCL(store, 0, self._world, options)
+
+    def broadcast(self, data: torch.Tensor) -> None:
+        """Blocks until `data` is sent. Raises RuntimeError when a peer broke off or the time is over."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        self._peers.broadcast([data], options).wait(self._timeout)
+        if data.is_cuda:
+            torch.cuda.synchronize(data.device)
+
+    def abort(self) -> None:
+        """Close all connections: peers that wait for us break off at once."""
+        peers, self._peers, self._store = self._peers, None, None
+        if peers is not None:
+            peers.abort()
+
+
+def _errors(servers: Sequence[Server], tasks: Sequence[asyncio.Task[Any]]) -> list[tuple[Server, Exception]]:
+    """Servers whose request has ended in an error, or was given up."""
+    errors: list[tuple[Server, Exception]] = []
+    for server, task in zip(servers, tasks, strict=True):
+        error = TimeoutError("no answer") if task.cancelled() else task.exception() if task.done() else None
+        if isinstance(error, Exception):
+            errors.append((server, error))
+    return errors
+
+
+def address_towards(url: str) -> str:
+    """This host's address as the server at `url` sees it. Raises OSError when there is no way there."""
+    parts = urlsplit(url)
+    family, kind, protocol, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _announcement(bucket: Bucket, group: str, version: int) -> dict[str, Any]:
+    return {
+        "names": [entry.name for entry in bucket.entries],
+        "dtypes": [str(entry.dtype).removeprefix("torch.") for entry in bucket.entries],
+        "shapes": [list(entry.shape) for entry in bucket.entries],
+        "group_name": group,
+        "load_format": "flattened_bucket",
+        "flush_cache": False,
+        "weight_version": str(version) if bucket.last else None,
+    }
+
+
+def _offsets(sizes: Sequence[int]) -> Iterator[int]:
+    """The first rank of each server; the trainer is rank 0."""
+    rank = 1
+    for size in sizes:
+        yield rank
+        rank += size

@@ -1,1 +1,0 @@
-"""Scores of responses that were written to files: the work of `python -m agentrl.evaluate`."""

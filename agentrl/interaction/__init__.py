@@ -1,0 +1,5 @@
+"""Interactions: the other side of a dialogue, which user code implements."""
+
+from agentrl.interaction.contract import Interaction, InteractionResponse, ask, load_interactions
+
+__all__ = ["Interaction", "InteractionResponse", "ask", "load_interactions"]

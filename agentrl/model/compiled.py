@@ -1,0 +1,56 @@
+"""torch.compile for decoder layers: what lies between their matrix products becomes a few kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.compiler.config
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.moe import ExpertsInterface
+
+from agentrl.errors import ConfigError
+from agentrl.model.attention import IMPLEMENTATION, packed_attention
+from agentrl.model.experts import GROUPED, grouped_experts
+from agentrl.model.vision import vision_tower
+from agentrl.parallel.shard import decoder_layers
+
+_PROGRAMS = 64
+"""Programs of one piece of code, beyond which torch would run it as it is: all roles of a process share the code of
+their layers, and each needs its own with and without a gradient, and for a few ranges of sizes."""
+
+
+def text_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers, without those of a vision tower. Ask before `shard`, which changes classes."""
+    tower = vision_tower(model)
+    inside = set() if tower is None else set(tower.modules())
+    return [layer for layer in decoder_layers(model) if layer not in inside]
+
+
+def compile_layers(layers: Sequence[nn.Module], device: str | torch.device) -> None:
+    """Compile each of `layers` for itself and in place, when it is first called; parameters keep their names.
+
+    Layers of a kind share their programs, in which the number of tokens is a symbol: micro-batches of other sizes need
+    no others. Attention and the products of experts, whose calls follow the lengths of sequences and the choices of
+    routers, run between these programs as they do otherwise.
+
+    Raises ConfigError where torch cannot compile for `device`.
+    """
+    _check_compiler(device)
+    AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(packed_attention))
+    ExpertsInterface.register(GROUPED, torch.compiler.disable(grouped_experts))
+    torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, _PROGRAMS)
+    for layer in layers:
+        layer.compile(dynamic=True)
+
+
+def _check_compiler(device: str | torch.device) -> None:
+    try:
+        torch.compile(torch.nn.functional.silu)(torch.ones(8, device=device))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.use_torch_compile=true: torch cannot compile for {device} here: {error}\n"
+            "It needs a C++ compiler (g++) on a CPU, and Triton with a C compiler on a GPU. Install it, or set the key "
+            "to false"
+        ) from error

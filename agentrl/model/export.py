@@ -1,0 +1,50 @@
+"""A trained model in Hugging Face format."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from agentrl.model.heads import Params, PolicyModel
+from agentrl.parallel.shard import rank
+
+ADAPTER = "adapter"
+"""The folder of the adapters, in that of the model."""
+
+
+def export_model(model: PolicyModel, params: Params, dtype: torch.dtype, directory: Path, tokenizer: Any) -> None:
+    """Write the weights of `model`, from all its parameters `params`, in `dtype`, with config and tokenizer.
+
+    Adapters are merged, and written in peft's format beside it, into `adapter/`. Every rank must call it.
+
+    The weights are hung into an empty copy of the model, since a sharded one cannot be written and packed attention is
+    nothing that a user's `from_pretrained` knows.
+    """
+    tensors = {name: tensor.to(dtype).cpu() for name, tensor in model.tensors(params) if rank() == 0}
+    if rank() == 0:
+        _write(model.base, tensors, dtype, directory)
+        tokenizer.save_pretrained(directory)
+    if model.lora is not None:
+        model.lora.write(directory / ADAPTER, params)
+
+
+def _write(model: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype, directory: Path) -> None:
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = "eager"
+    with torch.device("meta"):
+        shell: PreTrainedModel = type(model)(config)
+    nn.Module.to(shell, dtype)
+    kept = shell.state_dict().keys()
+    buffers = {name: buffer.detach().cpu() for name, buffer in model.named_buffers() if name in kept}
+    shell.load_state_dict(tensors | buffers, strict=False, assign=True)
+    shell.tie_weights()
+    left = [name for name, param in shell.named_parameters() if param.is_meta]
+    if left:
+        raise ValueError(f"export_model: no tensor was given for {left[0]}")
+    shell.generation_config = copy.deepcopy(model.generation_config)
+    shell.save_pretrained(directory)

@@ -1,0 +1,208 @@
+"""LoRA (arXiv:2106.09685) by peft: chosen linear layers compute W x + alpha / rank * B (A x), and only A and B learn.
+
+The adapters are put into the model in place: it stays what it was but for the linear layers. Its parameters are then
+named as peft names them (`<layer>.base_layer.weight`, `<layer>.lora_A.default.weight`), and the engine is given the
+merged weights under the names that the model has without adapters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.helpers import rescale_adapter_scale
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from agentrl.config.schema import ModelConfig
+from agentrl.errors import ConfigError
+from agentrl.model.vision import vision_tower
+from agentrl.parallel.shard import full, rank
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PEFT_PREFIX = "base_model.model."
+_ADAPTER = ".default"
+_BASE = ".base_layer."
+
+
+class Lora:
+    """The adapters of one model: A random by `seed`, B zero; or both as `lora_adapter_path` has them."""
+
+    def __init__(self, model: PreTrainedModel, config: ModelConfig, seed: int) -> None:
+        """Adapters are float32 whatever the model is; everything else of it is frozen.
+
+        Raises ConfigError when target_modules or lora_adapter_path do not fit the model.
+        """
+        _check_targets(model, config.target_modules)
+        self.config = LoraConfig(
+            r=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            target_modules=config.target_modules,
+            lora_dropout=0.0,
+            exclude_modules=_frozen_vision(model),
+            bias="none",
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=config.path,
+        )
+        self._model = model
+        self._scale = config.lora_alpha / config.lora_rank
+        try:
+            inject_adapter_in_model(self.config, model)
+        except ValueError as error:
+            raise ConfigError(f"target_modules={config.target_modules}: {error}") from error
+        self.config.target_modules = sorted(self.config.target_modules or ())  # what peft found, in no order
+        model.eval()
+        _start(model, seed)
+        if config.lora_adapter_path is not None:
+            self._start_from(Path(config.lora_adapter_path))
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """The model computes what it does without adapters."""
+        with rescale_adapter_scale(self._model, 0.0):
+            yield
+
+    def plain(self, params: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Those of `params`, all parameters of the model, that it has without adapters, by their names there."""
+        return {_plain(name): param for name, param in params.items() if not _is_adapter(name)}
+
+    def merged(self, params: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight of the model without adapters, by its name there: W + alpha / rank * B A where one has adapters.
+
+        Made one at a time, from all parameters of the model, sharded or not; every rank must read together.
+        """
+        for name, param in params.items():
+            layer, adapted, kind = name.rpartition(_BASE)
+            if _is_adapter(name):
+                continue
+            if adapted and kind == "weight":
+                a, b = (full(params[f"{layer}.lora_{side}{_ADAPTER}.weight"].detach()) for side in "AB")
+                yield _plain(name), full(param.detach()).float() + self._scale * (b @ a)
+            else:
+                yield _plain(name), full(param.detach())
+
+    def write(self, directory: Path, params: Mapping[str, nn.Parameter]) -> None:
+        """Write what `PeftModel.from_pretrained` reads. Every rank must call it; the first one writes."""
+        tensors = {
+            _PEFT_PREFIX + name.replace(_ADAPTER, ""): full(param.detach()).cpu().contiguous()
+            for name, param in params.items()
+            if _is_adapter(name)
+        }
+        if rank() != 0:
+            return
+        self.config.save_pretrained(str(directory))
+        save_file(tensors, directory / _WEIGHTS, metadata={"format": "pt"})
+
+    def mark(self, params: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+        """What adapters of a checkpoint mean nothing without: how they are scaled, and the weights they stand beside.
+
+        Of these a checksum of the first layer with adapters, the same in float32 and bfloat16. Every rank must call it.
+        """
+        first = next(param for name, param in params.items() if name.endswith(f"{_BASE}weight"))
+        weights = full(first.detach()).to(torch.bfloat16).cpu().contiguous().view(torch.uint8)
+        checksum = zlib.crc32(weights.numpy().tobytes())
+        return {"lora_alpha": self.config.lora_alpha, "path": f"weights with checksum {checksum:08x}"}
+
+    def _start_from(self, path: Path) -> None:
+        """Take over adapters in peft's format. Raises ConfigError when they are not those of the config."""
+        theirs = _read_config(path)
+        ours = {"peft_type": "LORA", "r": self.config.r, "lora_alpha": self.config.lora_alpha}
+        for key, value in ours.items():
+            if theirs.get(key) != value:
+                name = {"r": "lora_rank"}.get(key, key)
+                raise ConfigError(
+                    f"lora_adapter_path={path}: {_CONFIG} has {key}={theirs.get(key)}, and the run has {name}={value}"
+                )
+        plain = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
+        used = [key for key in plain if theirs.get(key)] + (["bias"] if theirs.get("bias", "none") != "none" else [])
+        if used:
+            raise ConfigError(f"lora_adapter_path={path}: {_CONFIG} has {used[0]}={theirs[used[0]]}; only plain LoRA")
+        try:
+            tensors = load_file(path / _WEIGHTS)
+        except (FileNotFoundError, SafetensorError) as error:
+            raise ConfigError(f"lora_adapter_path={path}: {_WEIGHTS} cannot be read: {error}") from error
+        found = {name.removeprefix(_PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+        params = {name.replace(_ADAPTER, ""): p for name, p in self._model.named_parameters() if _is_adapter(name)}
+        for name in [*params, *sorted(set(found) - set(params))]:
+            shapes = [list(there[name].shape) if name in there else "nothing" for there in (params, found)]
+            if shapes[0] != shapes[1]:
+                raise ConfigError(
+                    f"lora_adapter_path={path}: {name}: the run has {shapes[0]}, the adapter {shapes[1]}. Set "
+                    f"target_modules and path as it was made with: target_modules={theirs.get('target_modules')}, "
+                    f"path={theirs.get('base_model_name_or_path')}"
+                )
+        with torch.no_grad():
+            for name, param in params.items():
+                param.copy_(found[name])
+
+
+def _frozen_vision(model: PreTrainedModel) -> list[str] | None:
+    """The layers of a vision tower that is frozen."""
+    tower = vision_tower(model)
+    if tower is None or any(param.requires_grad for param in tower.parameters()):
+        return None
+    inside = set(map(id, tower.modules()))
+    return [name for name, module in model.named_modules() if id(module) in inside]
+
+
+def _plain(name: str) -> str:
+    return name.replace(_BASE, ".")
+
+
+def _is_adapter(name: str) -> bool:
+    return f"{_ADAPTER}." in name and ".lora_" in name
+
+
+def _check_targets(model: PreTrainedModel, targets: str | list[str]) -> None:
+    if isinstance(targets, str):
+        return
+    names = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    for target in targets:
+        matched = [name for name in names if name == target or name.endswith(f".{target}")]
+        if not matched:
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
+            raise ConfigError(
+                f"target_modules: {type(model).__name__} has no linear layer named {target!r}; it has: {known}"
+            )
+        if model.config.tie_word_embeddings and any(names[name] is model.get_output_embeddings() for name in matched):
+            raise ConfigError(
+                f"target_modules: {target!r} is the head, whose weights are also the embeddings of "
+                f"{type(model).__name__}; leave it out"
+            )
+
+
+def _start(model: PreTrainedModel, seed: int) -> None:
+    """Draw the adapters anew in float32 on the CPU, the same for a model on any device, `meta` included, and dtype."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name, module in model.named_modules():
+            if isinstance(module, LoraLayer):
+                base = module.get_base_layer()
+                if type(base) is not nn.Linear:
+                    raise ConfigError(
+                        f"target_modules: {name} is a {type(base).__name__}; adapters go beside nn.Linear only"
+                    )
+                for side in (module.lora_A, module.lora_B):
+                    side.to_empty(device="cpu").float()
+                module.reset_lora_parameters(_ADAPTER.removeprefix("."), init_lora_weights=True)
+                if not base.weight.is_meta:
+                    for side in (module.lora_A, module.lora_B):
+                        side.to(base.weight.device)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((path / _CONFIG).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"lora_adapter_path={path}: {_CONFIG} cannot be read: {error}. Give a folder that peft wrote"
+        ) from error

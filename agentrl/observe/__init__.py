@@ -1,0 +1,1 @@
+"""What a run shows and logs: terminal, metrics, curves."""

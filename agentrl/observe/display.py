@@ -1,0 +1,308 @@
+"""What a user sees while a run goes on: a live display on a terminal, log lines with the time anywhere else.
+
+Nothing that a model, a tool or a file wrote reaches the output raw: every text goes through `excerpt.visible`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import RLock
+from types import TracebackType
+from typing import Self, TextIO
+
+from agentrl.observe.excerpt import Decode, cut, headline, pieces, visible
+from agentrl.trajectory import Trajectory
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One number of the step's table."""
+
+    label: str
+    keys: tuple[str, ...]
+    """The first of these that the metrics hold is shown."""
+    style: str
+    """Format spec of the value."""
+    importance: int
+    """Where there is no room for all columns, those with the smallest importance are left out."""
+
+    def text(self, metrics: Mapping[str, float]) -> str | None:
+        """The formatted value, or None when the metrics do not hold it."""
+        value = next((metrics[key] for key in self.keys if key in metrics), None)
+        return None if value is None else format(value, self.style)
+
+
+STEP_COLUMNS = (
+    Column("reward", ("reward/mean",), ".3f", 100),
+    Column("success", ("success/rate",), ".0%", 99),
+    Column("tokens", ("response/sampled_mean",), ".0f", 80),
+    Column("turns", ("turns/mean",), ".1f", 79),
+    Column("calls", ("tool/calls_mean",), ".1f", 78),
+    Column("bad calls", ("tool/malformed_rate",), ".0%", 77),
+    Column("KL", ("actor/kl_loss", "actor/reward_kl_penalty", "actor/ppo_kl"), ".4f", 50),
+    Column("entropy", ("actor/entropy",), ".3f", 60),
+    Column("grad", ("actor/grad_norm",), ".2f", 61),
+    Column("s/step", ("time/step",), ".1f", 90),
+    Column("tok/s", ("perf/tokens_per_second",), ".0f", 70),
+)
+VALIDATION_COLUMNS = (
+    Column("sampled", ("val/success_sampled",), ".1%", 2),
+    Column("greedy", ("val/success_greedy",), ".1%", 1),
+)
+"""Success rates."""
+SCORE_COLUMNS = (
+    Column("score sampled", ("val/score_sampled",), ".3f", 2),
+    Column("score greedy", ("val/score_greedy",), ".3f", 1),
+)
+"""Mean scores, which are shown where they are not the success rates: where scores are graded."""
+
+
+def score_columns(metrics: Mapping[str, float]) -> tuple[Column, ...]:
+    """SCORE_COLUMNS where a validation's scores are graded, else none."""
+    pairs = zip(SCORE_COLUMNS, VALIDATION_COLUMNS, strict=True)
+    graded = any(metrics.get(score.keys[0]) != metrics.get(success.keys[0]) for score, success in pairs)
+    return SCORE_COLUMNS if graded else ()
+
+
+def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of each stage of a step, without their total."""
+    return {
+        key.removeprefix("time/"): value
+        for key, value in metrics.items()
+        if key.startswith("time/") and key != "time/step" and value > 0
+    }
+
+
+def duration(seconds: float) -> str:
+    """4.2 s, 1:07 or 2:03:09."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Stage:
+    """A stretch of work with a progress. Made by `Display.stage`; a context manager."""
+
+    def __init__(self, display: Display, name: str, total: int | None, done: int) -> None:
+        self.name = visible(name)
+        self.total = total
+        self.begun_at = done
+        self.completed = done
+        self.values: dict[str, float] = {}
+        self.depth = 0
+        self._ended: float | None = None
+        self._display = display
+        self._started = display.clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the stage began; when it is over, those it took."""
+        return (self._ended or self._display.clock()) - self._started
+
+    @property
+    def remaining(self) -> float | None:
+        """Estimated seconds to its end; None when that cannot be told, or it is over."""
+        done = self.completed - self.begun_at
+        if self.total is None or done <= 0 or self._ended:
+            return None
+        return self.elapsed / done * max(0, self.total - self.completed)
+
+    @property
+    def progress(self) -> str:
+        """For example `12/340  2.1 s  1:10 left  loss 0.31`."""
+        parts = [f"{self.completed}" if self.total is None else f"{self.completed}/{self.total}"]
+        if self.total is None and not self.completed:
+            parts = []  # it counts nothing
+        parts.append(duration(self.elapsed))
+        if self.remaining:
+            parts.append(f"{duration(self.remaining)} left")
+        parts.extend(f"{visible(name)} {value:.4g}" for name, value in self.values.items())
+        return "  ".join(parts)
+
+    def advance(self, count: int = 1, **values: float) -> None:
+        """`count` more units are done; `values` are numbers to show beside the bar. Safe from any thread."""
+        with self._display.lock:
+            self.completed += count
+            self.values.update(values)
+        self._display._stage_advanced(self)
+
+    def __enter__(self) -> Self:
+        with self._display.lock:
+            self.depth = len(self._display.stages)
+            self._display.stages.append(self)
+        self._started = self._display.clock()
+        self._display._stage_began(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._display.lock:
+            self._display.stages.remove(self)
+            self._ended = self._display.clock()
+        self._display._stage_ended(self, finished=kind is None)
+
+
+class Display(ABC):
+    """The display of one run: `with Display.create(title) as display: ...`.
+
+    Methods may be called before, inside and after the `with`; only inside it is anything animated.
+    """
+
+    def __init__(self, title: str, clock: Clock = time.monotonic) -> None:
+        self.title = visible(title)
+        self.clock = clock
+        self.decode: Decode | None = None
+        """Token ids to text (`chat.decode`); needed before `trajectory`."""
+        self.stages: list[Stage] = []
+        """Those running, outermost first."""
+        self.lock = RLock()
+
+    @staticmethod
+    def create(title: str) -> Display:
+        """A live display where stdout is a terminal that can show it, else plain lines."""
+        encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
+        if sys.stdout.isatty() and encoding == "utf8" and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+            from agentrl.observe.terminal import RichDisplay
+
+            return RichDisplay(title)
+        return PlainDisplay(title)
+
+    def stage(self, name: str, total: int | None = None, done: int = 0) -> Stage:
+        """A stage to enter with `with`. Stages nest; `done` is what was done before (a resumed run)."""
+        return Stage(self, name, total, done)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    @abstractmethod
+    def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
+        """The numbers of a finished training step; of all metrics the important ones are shown."""
+
+    @abstractmethod
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The numbers of a finished validation (`val/...`)."""
+
+    @abstractmethod
+    def trajectory(self, trajectory: Trajectory, title: str) -> None:
+        """One whole trajectory, cut where it is long. Raises ValueError when `decode` has not been set."""
+
+    @abstractmethod
+    def note(self, text: str) -> None: ...
+
+    @abstractmethod
+    def warn(self, text: str) -> None: ...
+
+    @abstractmethod
+    def error(self, text: str) -> None: ...
+
+    @abstractmethod
+    def _stage_began(self, stage: Stage) -> None: ...
+
+    @abstractmethod
+    def _stage_advanced(self, stage: Stage) -> None: ...
+
+    @abstractmethod
+    def _stage_ended(self, stage: Stage, finished: bool) -> None: ...
+
+    def _decode(self) -> Decode:
+        if self.decode is None:
+            raise ValueError("Display.trajectory: set display.decode first (e.g. display.decode = chat.decode)")
+        return self.decode
+
+
+class PlainDisplay(Display):
+    """Lines with the time of day: for log files and CI."""
+
+    INTERVAL = 5.0
+    """Least seconds between two progress lines of one stage."""
+    PIECE_LINES = 12
+    """Lines shown of one piece of a trajectory."""
+    PIECES = 24
+
+    def __init__(self, title: str, stream: TextIO | None = None, clock: Clock = time.monotonic) -> None:
+        super().__init__(title, clock)
+        self._stream = stream
+        self._told: dict[Stage, float] = {}
+
+    def __enter__(self) -> Self:
+        self._line(self.title)
+        return self
+
+    def step(self, step: int, total_steps: int, metrics: Mapping[str, float]) -> None:
+        texts = [(column.label.replace(" ", "_"), column.text(metrics)) for column in STEP_COLUMNS]
+        numbers = [f"{label}={text}" for label, text in texts if text is not None]
+        seconds = [f"{name}={value:.2f}s" for name, value in stage_seconds(metrics).items()]
+        self._line(" ".join([f"step {step}/{total_steps}:", *numbers, *seconds]))
+
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        numbers = [f"{key.removeprefix('val/')}={value:.4g}" for key, value in metrics.items() if key[:4] == "val/"]
+        self._line(" ".join([f"validation at step {step}:", *numbers]))
+
+    def trajectory(self, trajectory: Trajectory, title: str) -> None:
+        decode = self._decode()
+        self._line(f"{title}: {headline(trajectory)}")
+        for index in range(len(trajectory.transcripts)):
+            lines = []
+            for piece in pieces(trajectory, index, decode):
+                shown = cut(piece.text.strip("\n").split("\n"), self.PIECE_LINES)
+                lines.append("\n".join(f"    {piece.kind:>8} | {line}" for line in shown))
+            for line in cut(lines, self.PIECES, "pieces"):
+                self._write(line + "\n")
+
+    def note(self, text: str) -> None:
+        self._line(text)
+
+    def warn(self, text: str) -> None:
+        self._line(f"warning: {text}")
+
+    def error(self, text: str) -> None:
+        self._line(f"error: {text}")
+
+    def _stage_began(self, stage: Stage) -> None:
+        with self.lock:
+            self._told[stage] = self.clock()
+        if stage.depth == 0:
+            self._line(f"{stage.name}: begins" + (f", {stage.total} to do" if stage.total else ""))
+
+    def _stage_advanced(self, stage: Stage) -> None:
+        with self.lock:
+            now = self.clock()
+            if now - self._told.get(stage, now) < self.INTERVAL:
+                return
+            self._told[stage] = now
+        self._line(f"{stage.name}: {stage.progress}")
+
+    def _stage_ended(self, stage: Stage, finished: bool) -> None:
+        with self.lock:
+            self._told.pop(stage, None)
+        # A stage inside another is told only when it was long: the step's line has its seconds.
+        if stage.depth == 0 or stage.elapsed >= self.INTERVAL or not finished:
+            self._line(f"{stage.name}: {'done' if finished else 'stopped'}  {stage.progress}")
+
+    def _line(self, text: str) -> None:
+        lines = visible(text).split("\n")
+        self._write(
+            "\n".join([f"{time.strftime('%H:%M:%S')} {lines[0]}", *(f"         {more}" for more in lines[1:])]) + "\n"
+        )
+
+    def _write(self, text: str) -> None:
+        stream = self._stream or sys.stdout
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        # A character that the stream's encoding lacks must not end the run.
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()

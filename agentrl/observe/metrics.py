@@ -1,0 +1,295 @@
+"""What a step's trajectories say about it, as one flat dict of numbers. Pure functions.
+
+Each name has the one definition in these tables. Words in them:
+
+- *scored*: has a score. A trajectory without one *fails*: the infrastructure was at fault, or its time ran out.
+- *trained on*: scored, with at least one token of the policy's.
+- *succeeds*: its score is at least `reward_model.success_threshold`.
+- *begun*: did not end as `failed`, and has a first prompt. Only the last try of a trajectory
+  counts.
+
+Lengths are in tokens, times in seconds, rates and fractions between 0 and 1. A number that has nothing to be taken
+over is left out. Names that scorers and tools give to their numbers never take the place of one of these.
+
+Training (`step_metrics`):
+
+| name | what it is |
+|---|---|
+| `reward/mean` `/std` `/min` `/max` | of those trained on, their `Outline.reward`: all but the KL (std is unbiased) |
+| `reward/<source>/mean` | the same by data source |
+| `score/mean` | the reward function's value, of those scored |
+| `score/<extra>` | a further number that it gave, of those scored that have it |
+| `success/rate`, `success/<source>` | fraction of those scored that succeeds; by data source |
+| `group/zero_variance` | fraction of the prompts with two or more trained on whose rewards are all equal |
+| `prompt/mean` `/max` | tokens of the first prompt, of those begun |
+| `response/sampled_mean` `/sampled_max` | tokens that the policy sampled, of those begun |
+| `response/observed_mean` `/observed_max` | tokens after the first prompt that it did not sample, of those begun |
+| `response/mean` `/max` | both together, of those begun |
+| `turns/mean` `/max` | assistant turns, of those begun |
+| `tool/calls_mean` `/calls_max` | tool calls a trajectory, of those begun |
+| `tool/malformed_rate` | fraction of calls that name no known tool, or have unreadable or wrong arguments |
+| `tool/error_rate`, `tool/error/<kind>` | fraction of calls that ended in an error, and in one of a kind |
+| `tool/truncated_rate` | fraction of calls whose answer was cut |
+| `tool/seconds_mean` `/seconds_p99` | latency of a call |
+| `tool/<name>/calls` `/error_rate` `/error/<kind>` | by tool, of calls that name a known one in readable form |
+| `tool/<name>/seconds_mean` `/seconds_p50` `/seconds_p99` | latency of these calls |
+| `tool/<name>/queue_seconds_mean` `/queue_seconds_p99` | how long its calls waited for their turn |
+| `tool/<name>/faults` | calls that failed their trajectory, through no fault of the policy's |
+| `tool/<name>/retries` `/fault/<kind>` | of a tool that asks a server: requests made again; failed requests by kind |
+| `tool/<name>/breaker_open` `/breaker_opened` | whether its server is left alone now; how often that began |
+| `status/<status>` | fraction of all that ended so; `status/length` is the truncation rate |
+| `failure/<cause>` | number of those that fail by cause; they add up to all that fail |
+| `drift/<kind>` | of those compared with a full re-render, the mean fraction of transcripts that drifted so |
+| `trajectory/retries` | fresh tries, summed over all |
+| `trajectory/<name>` | what else the loop or a tool measured (`generate_seconds`, ...), mean of those that have it |
+
+Validation (`validation_metrics`), with n sampled trajectories a prompt. Numbers by data source are means over its
+prompts with a score, of which each counts once; `pass@1` is therefore the success rate of sampled trajectories:
+
+| name | what it is |
+|---|---|
+| `val/success_sampled`, `val/success_greedy` | fraction of those scored that succeeds |
+| `val/score_sampled`, `val/score_greedy` | mean score of those scored |
+| `val/reward_sampled`, `val/reward_greedy` | mean of what they would be trained on, as `reward/mean` |
+| `val/<source>/mean@n` | mean score of the prompt's sampled trajectories |
+| `val/<source>/best@n` | the best score of n; of prompts with n scores |
+| `val/<source>/pass@k` | chance that one of k succeeds, k = 1, 2, 4, ... up to n; of prompts with k scores |
+| `val/<source>/greedy` | score of the greedy trajectory |
+| `val/<source>/success_greedy` | fraction of the greedy trajectories that succeeds |
+| `val/<source>/<extra>/mean@n` `/greedy` | a further number of the scorer's, of prompts that have it |
+| `val/response_mean` `/turns_mean` `/calls_mean` `/malformed_rate` | as in training, of the sampled ones, else greedy |
+| `val/failed` | fraction of all validation trajectories that fail |
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+from agentrl.algorithms.groups import EQUAL
+from agentrl.reward.prompt_scores import PromptScores
+from agentrl.tool import MALFORMED, ErrorKind
+from agentrl.tool.toolset import percentile
+from agentrl.trajectory import Outline, Status, ToolCallRecord
+
+Metrics = dict[str, float]
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+def step_metrics(trajectories: Sequence[Outline], *, turn_reward_coef: float, success_threshold: float) -> Metrics:
+    """Metrics of one training step; names in the module's table."""
+    begun = _begun(trajectories)
+    return (
+        _scores(trajectories, success_threshold)
+        | _rewards(trajectories, turn_reward_coef)
+        | _lengths(begun)
+        | _tools([trajectory.calls for trajectory in begun])
+        | _endings(trajectories)
+        | _measured(trajectories)
+    )
+
+
+def validation_metrics(
+    sampled: Sequence[Outline], greedy: Sequence[Outline], *, turn_reward_coef: float, success_threshold: float
+) -> Metrics:
+    """Metrics of one validation; names in the module's table. `Outline.group` tells the prompts apart."""
+    metrics: Metrics = {}
+    for name, trajectories in (("sampled", sampled), ("greedy", greedy)):
+        scores = _scores_of(trajectories)
+        if scores:
+            metrics[f"val/success_{name}"] = _mean(score >= success_threshold for score in scores)
+            metrics[f"val/score_{name}"] = _mean(scores)
+        rewards = _rewards_of(trajectories, turn_reward_coef)
+        if rewards:
+            metrics[f"val/reward_{name}"] = _mean(rewards)
+        for source, members in _by(trajectories, lambda trajectory: trajectory.data_source).items():
+            prompts = _prompts(members, success_threshold)
+            numbers = _sampled_source(prompts) if name == "sampled" else _greedy_source(prompts)
+            metrics |= {f"val/{source}/{key}": value for key, value in numbers.items()}
+    begun = _begun(sampled or greedy)
+    if begun:
+        lengths, tools = _lengths(begun), _tools([trajectory.calls for trajectory in begun])
+        metrics["val/response_mean"] = lengths["response/mean"]
+        metrics["val/turns_mean"] = lengths["turns/mean"]
+        metrics["val/calls_mean"] = tools["tool/calls_mean"]
+        if "tool/malformed_rate" in tools:
+            metrics["val/malformed_rate"] = tools["tool/malformed_rate"]
+    everything = [*sampled, *greedy]
+    if everything:
+        metrics["val/failed"] = _mean(trajectory.score is None for trajectory in everything)
+    return metrics
+
+
+def _begun(trajectories: Sequence[Outline]) -> list[Outline]:
+    return [one for one in trajectories if one.status is not Status.FAILED and one.prompt_length]
+
+
+def _scores_of(trajectories: Iterable[Outline]) -> list[float]:
+    return [one.score for one in trajectories if one.score is not None]
+
+
+def _rewards_of(trajectories: Iterable[Outline], coef: float) -> list[float]:
+    return [reward for one in trajectories if (reward := one.reward(coef)) is not None]
+
+
+def _scores(trajectories: Sequence[Outline], success_threshold: float) -> Metrics:
+    scored = [trajectory for trajectory in trajectories if trajectory.score is not None]
+    if not scored:
+        return {}
+    # The table's own names come last: a number called `mean` or a source called `rate` does not take their place.
+    extras = _collect(trajectory.score_extra for trajectory in scored)
+    metrics = {f"score/{name}": _mean(values) for name, values in extras.items()}
+    for source, members in _by(scored, lambda trajectory: trajectory.data_source).items():
+        metrics[f"success/{source}"] = _mean(score >= success_threshold for score in _scores_of(members))
+    scores = _scores_of(scored)
+    metrics["success/rate"] = _mean(score >= success_threshold for score in scores)
+    metrics["score/mean"] = _mean(scores)
+    return metrics
+
+
+def _rewards(trajectories: Sequence[Outline], coef: float) -> Metrics:
+    rewards = _rewards_of(trajectories, coef)
+    if not rewards:
+        return {}
+    metrics = {
+        "reward/mean": _mean(rewards),
+        "reward/std": _std(rewards),
+        "reward/min": min(rewards),
+        "reward/max": max(rewards),
+    }
+    for source, members in _by(trajectories, lambda trajectory: trajectory.data_source).items():
+        if of_source := _rewards_of(members, coef):
+            metrics[f"reward/{source}/mean"] = _mean(of_source)
+    groups = _by(trajectories, lambda trajectory: trajectory.group).values()
+    compared = [group for members in groups if len(group := _rewards_of(members, coef)) > 1]
+    if compared:
+        metrics["group/zero_variance"] = _mean(map(_equal, compared))
+    return metrics
+
+
+def _equal(rewards: Sequence[float]) -> bool:
+    """Whether a group's rewards are all the same, as `Groups.equal` of the estimators has it."""
+    high, low = max(rewards), min(rewards)
+    return high - low <= EQUAL * max(abs(high), abs(low))
+
+
+def _lengths(trajectories: Sequence[Outline]) -> Metrics:
+    if not trajectories:
+        return {}
+    series = {
+        "prompt/": [trajectory.prompt_length for trajectory in trajectories],
+        "response/": [trajectory.response_length for trajectory in trajectories],
+        "response/sampled_": [trajectory.num_sampled for trajectory in trajectories],
+        "response/observed_": [trajectory.response_length - trajectory.num_sampled for trajectory in trajectories],
+        "turns/": [trajectory.assistant_turns for trajectory in trajectories],
+    }
+    metrics: Metrics = {}
+    for prefix, values in series.items():
+        metrics |= {f"{prefix}mean": _mean(values), f"{prefix}max": float(max(values))}
+    return metrics
+
+
+def _tools(by_trajectory: Sequence[Sequence[ToolCallRecord]]) -> Metrics:
+    if not by_trajectory:
+        return {}
+    counts = [len(calls) for calls in by_trajectory]
+    calls = [call for one in by_trajectory for call in one]
+    metrics = {"tool/calls_mean": _mean(counts), "tool/calls_max": float(max(counts))}
+    if not calls:
+        return metrics
+    seconds = sorted(call.seconds for call in calls)
+    metrics |= {
+        "tool/malformed_rate": _mean(call.error in MALFORMED for call in calls),
+        "tool/error_rate": _mean(call.error is not None for call in calls),
+        "tool/truncated_rate": _mean(call.truncated for call in calls),
+        "tool/seconds_mean": _mean(seconds),
+        "tool/seconds_p99": percentile(seconds, 0.99),
+    }
+    for kind, count in Counter(call.error for call in calls if call.error).items():
+        metrics[f"tool/error/{kind}"] = count / len(calls)
+    # What the policy made up must not become a metric's name.
+    known = [call for call in calls if call.name and call.error not in (ErrorKind.UNKNOWN_TOOL, ErrorKind.PARSE)]
+    for name, members in _by(known, lambda call: call.name).items():
+        metrics[f"tool/{name}/calls"] = float(len(members))
+        metrics[f"tool/{name}/error_rate"] = _mean(call.error is not None for call in members)
+        for kind, count in Counter(call.error for call in members if call.error).items():
+            metrics[f"tool/{name}/error/{kind}"] = count / len(members)
+        seconds = sorted(call.seconds for call in members)
+        metrics[f"tool/{name}/seconds_mean"] = _mean(seconds)
+        metrics[f"tool/{name}/seconds_p50"] = percentile(seconds, 0.5)
+        metrics[f"tool/{name}/seconds_p99"] = percentile(seconds, 0.99)
+    return metrics
+
+
+def _endings(trajectories: Sequence[Outline]) -> Metrics:
+    if not trajectories:
+        return {}
+    metrics: Metrics = {
+        f"status/{status}": _mean(trajectory.status is status for trajectory in trajectories) for status in Status
+    }
+    failed = [trajectory for trajectory in trajectories if trajectory.score is None]
+    causes = Counter((one.failure or one.status.value).partition(":")[0].strip() for one in failed)
+    return metrics | {f"failure/{cause}": float(count) for cause, count in causes.items()}
+
+
+def _measured(trajectories: Sequence[Outline]) -> Metrics:
+    collected = _collect(trajectory.metrics for trajectory in trajectories)
+    metrics: Metrics = {}
+    if "retries" in collected:
+        metrics["trajectory/retries"] = sum(collected.pop("retries"))
+    for name, values in collected.items():
+        metrics[name if name.startswith("drift/") else f"trajectory/{name}"] = _mean(values)
+    return metrics
+
+
+def _prompts(trajectories: Sequence[Outline], success_threshold: float) -> PromptScores:
+    """The scores of one data source's trajectories, by prompt."""
+    scores = PromptScores(success_threshold)
+    for group in _by(trajectories, lambda trajectory: trajectory.group).values():
+        scores.add([one.score for one in group], [one.score_extra for one in group if one.score is not None])
+    return scores
+
+
+def _sampled_source(prompts: PromptScores) -> Metrics:
+    n = prompts.most
+    values = {f"mean@{n}": prompts.mean.value, f"best@{n}": prompts.best_of_all, **prompts.pass_at()}
+    values |= {f"{name}/mean@{n}": mean.value for name, mean in prompts.extras.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _greedy_source(prompts: PromptScores) -> Metrics:
+    values = {"greedy": prompts.mean.value, "success_greedy": prompts.pass_at().get("pass@1")}
+    values |= {f"{name}/greedy": mean.value for name, mean in prompts.extras.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    groups: dict[K, list[T]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
+
+
+def _collect(dicts: Iterable[dict[str, float]]) -> dict[str, list[float]]:
+    """All values of each key, in order."""
+    collected: dict[str, list[float]] = defaultdict(list)
+    for one in dicts:
+        for name, value in one.items():
+            collected[name].append(float(value))
+    return collected
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
+
+
+def _std(values: Sequence[float]) -> float:
+    """Unbiased; 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -1,0 +1,1 @@
+"""Generating and scoring responses without training."""

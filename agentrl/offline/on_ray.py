@@ -1,0 +1,86 @@
+"""Chunks of responses scored in the processes of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from agentrl.config.offline import EvaluateConfig
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.offline.scores import RUN, Responses, Scores, score_chunk
+from agentrl.reward.manager import RewardManager
+from agentrl.runtime.ray.session import start_ray
+
+try:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+except ImportError as error:
+    raise ConfigError("ray_init.* needs Ray: pip install 'agentrl[ray]'") from error
+
+AHEAD = 2
+"""Chunks that are sent for each CPU, so that none waits for rows."""
+
+
+def score_with_ray(chunks: Iterable[list[Responses]], config: EvaluateConfig) -> Iterator[list[Scores]]:
+    """The scores of all chunks, in order. Ray is started, or a cluster connected to, and left at the end.
+
+    Raises ConfigError when the cluster does not answer, TrainingError when Ray's processes die.
+    """
+    start_ray(config.ray_init.address, config.ray_init.num_cpus)
+    try:
+        function = ray.remote(_score).options(num_cpus=1, max_retries=2)
+        shared = ray.put(absolute(config))
+        most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        running: list[ray.ObjectRef] = []
+        for chunk in chunks:
+            running.append(function.remote(chunk, shared))
+            if len(running) >= most:
+                yield _next(running)
+        while running:
+            yield _next(running)
+    finally:
+        ray.shutdown()
+
+
+def absolute(config: EvaluateConfig) -> EvaluateConfig:
+    """The same where the files of the function and of the judge's prompt are looked for from other folders."""
+    custom, judge = config.custom_reward_function, config.reward_model.judge
+    judged = config.reward_model.model_copy(
+        update={"judge": judge.model_copy(update={"prompt": _absolute(judge.prompt)})}
+    )
+    return config.model_copy(
+        update={
+            "custom_reward_function": custom.model_copy(update={"path": _absolute(custom.path)}),
+            "reward_model": judged,
+        }
+    )
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().absolute())
+
+
+def _score(chunk: list[Responses], config: EvaluateConfig) -> list[Scores]:
+    """In a process of Ray."""
+
+    async def work() -> list[Scores]:
+        reward = RewardManager(config.reward_model, config.custom_reward_function)
+        try:
+            await reward.start(RUN)
+            return await score_chunk(chunk, reward, count=config.data.on_code_error == "count")
+        finally:
+            await reward.close()
+
+    return asyncio.run(work())
+
+
+def _next(running: list[ray.ObjectRef]) -> list[Scores]:
+    """The first of `running`, taken out: in the order of the rows, so that sums come out the same."""
+    try:
+        scores: list[Scores] = ray.get(running.pop(0))
+    except RayTaskError as error:
+        raise error.cause from error
+    except RayError as error:
+        raise TrainingError(f"scoring in Ray's processes failed: {error}") from error
+    return scores

@@ -1,0 +1,153 @@
+"""A parquet file of rows and what a policy made of them, written in parts while it is made.
+
+The parts lie in a folder beside the file, `<file>.parts/`, each whole or not at all and named by the position of its
+first row. They are joined to the file when all rows are done, and the folder is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.errors import DataError
+from agentrl.system.publish import published
+from agentrl.trajectory.sample import Sample
+
+READ_ROWS = 1024
+"""Input rows that are decoded at once."""
+SETTINGS = "settings.json"
+
+
+class InputRows:
+    """All columns of the rows that samples were made of, for samples in the order of their files."""
+
+    def __init__(self, files: Sequence[str], added: Collection[str]) -> None:
+        """Raises DataError when the files' columns differ in type, or one has a name among `added`."""
+        schemas = {file: pq.read_schema(file).remove_metadata() for file in files}
+        self.schema = pa.schema([])
+        for file, schema in schemas.items():
+            taken = sorted(set(schema.names) & set(added))
+            if taken:
+                raise DataError(
+                    f"{file}: the column {taken[0]} would be written, and is there already; drop or rename it"
+                )
+            try:
+                self.schema = pa.unify_schemas([self.schema, schema])
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise DataError(
+                    f"{file}: its columns have other types than those of {files[0]}, and both go into one file: {error}"
+                ) from error
+        self._file: str | None = None
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._batch = pa.RecordBatch.from_pylist([])
+        self._start = 0
+
+    def take(self, samples: Sequence[Sample]) -> pa.Table:
+        """The rows of `samples`, none of which may be before one that was taken earlier."""
+        tables, chosen = [], list[int]()
+        for sample in samples:
+            if sample.file != self._file or not self._start <= sample.row < self._start + self._batch.num_rows:
+                tables.append(self._rows(chosen))
+                chosen = []
+                self._go_to(sample)
+            chosen.append(sample.row - self._start)
+        return pa.concat_tables([*tables, self._rows(chosen)])
+
+    def _go_to(self, sample: Sample) -> None:
+        if sample.file != self._file or sample.row < self._start:
+            self._file, self._start, self._batch = sample.file, 0, pa.RecordBatch.from_pylist([])
+            # As RowReader numbers them.
+            self._batches = pq.ParquetFile(sample.file, buffer_size=1 << 20, pre_buffer=False).iter_batches(READ_ROWS)
+        while sample.row >= self._start + self._batch.num_rows:
+            self._start += self._batch.num_rows
+            self._batch = next(self._batches)
+
+    def _rows(self, chosen: list[int]) -> pa.Table:
+        if not chosen:
+            return self.schema.empty_table()
+        rows = self._batch.take(pa.array(chosen, pa.int64()))
+        columns = [
+            rows.column(field.name).cast(field.type)
+            if field.name in rows.schema.names
+            else pa.nulls(rows.num_rows, field.type)
+            for field in self.schema
+        ]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+class Parts:
+    """The parts of one file that is being made. `done` rows of it are there."""
+
+    def __init__(self, output: Path, settings: Mapping[str, Any]) -> None:
+        """`settings` are what the rows depend on: a file is continued with the same ones only.
+
+        Raises DataError when the file cannot be written, or its parts were made with other settings.
+        """
+        check_output(output)
+        self.output = output
+        self.folder = output.with_name(f"{output.name}.parts")
+        self._settings = dict(settings)
+        self.done = 0
+        for part in self._files():
+            if int(part.stem) != self.done:
+                raise DataError(f"{self.folder}: the part at row {self.done} is missing; remove it to begin anew")
+            self.done += pq.read_metadata(part).num_rows
+        if self.done:
+            self._check_settings()
+
+    def add(self, rows: pa.Table) -> None:
+        """Write the next rows. Raises TrainingError on a full disk."""
+        if not self.done:
+            with published(self.folder / SETTINGS) as temporary:
+                temporary.write_text(json.dumps(self._settings, indent=2) + "\n", encoding="utf-8")
+        with published(self.folder / f"{self.done:012d}.parquet") as temporary:
+            pq.write_table(rows, temporary, compression="zstd")
+        self.done += rows.num_rows
+
+    def publish(self) -> None:
+        """Join the parts to the file, and remove their folder. Raises TrainingError on a full disk."""
+        files = self._files()
+        with (
+            published(self.output) as temporary,
+            pq.ParquetWriter(temporary, pq.read_schema(files[0]), compression="zstd") as writer,
+        ):
+            for file in files:
+                writer.write_table(pq.read_table(file))
+        shutil.rmtree(self.folder)
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("[0-9]*.parquet"))
+
+    def _check_settings(self) -> None:
+        file = self.folder / SETTINGS
+        try:
+            before = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} cannot be read ({error}); remove {self.folder} to begin anew") from error
+        for key in sorted({*before, *self._settings}):
+            if before.get(key) != self._settings.get(key):
+                raise DataError(
+                    f"{self.folder} holds {self.done} rows that were made with {key}={before.get(key)}, and now it is "
+                    f"{self._settings.get(key)}. Set it back to go on, or remove the folder to begin anew"
+                )
+
+
+def check_output(output: Path) -> None:
+    """Raises DataError when the file is there already, or cannot be made."""
+    if output.exists():
+        raise DataError(f"data.output_path: {output} exists already; move it away, or name another file")
+    check_folder(output)
+
+
+def check_folder(output: Path) -> None:
+    """Raises DataError when no file can be made there."""
+    folder = next(folder for folder in output.absolute().parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise DataError(f"data.output_path: {output} cannot be written: {folder} is no folder that may be written to")

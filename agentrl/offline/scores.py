@@ -1,0 +1,232 @@
+"""Responses that were written to a file, scored as if their trajectories had just ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from agentrl.config.offline import EvaluateConfig
+from agentrl.data.columns import is_struct, is_text
+from agentrl.data.rows import to_sample
+from agentrl.errors import CodeError, DataError, UserError
+from agentrl.reward.manager import RewardManager
+from agentrl.reward.scorer import Verdict
+from agentrl.system.quota import together
+from agentrl.trajectory import Status, Trajectory, Turn
+from agentrl.trajectory.parquet import from_row
+from agentrl.trajectory.sample import Sample
+
+T = TypeVar("T")
+CHUNK_ROWS = 256
+"""Rows that are scored together."""
+RECORDS = "trajectories"
+"""The column in which `agentrl.generate` keeps whole records, for scorers that ask for the trajectory."""
+ADVICE = (
+    "Perhaps only some responses meet it. Mend the function, or count such responses as failures with "
+    "data.on_code_error=count"
+)
+RUN = "evaluate"
+"""The name by which the sandbox knows us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """One row: a prompt with its responses."""
+
+    sample: Sample
+    texts: Sequence[str | None]
+    records: Sequence[Mapping[str, Any]] | None
+    """Rows of `trainer.record`, one a response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the scorer said of one row's responses."""
+
+    data_source: str
+    scores: list[float | None]
+    """None: a failure, which is never a score of zero."""
+    extras: list[dict[str, float]]
+    """The further numbers of each verdict."""
+    failures: list[str]
+    """The causes."""
+
+
+class ResponseFiles:
+    """The rows of parquet files, checked, a chunk at a time."""
+
+    def __init__(self, files: Sequence[str], config: EvaluateConfig) -> None:
+        """Raises DataError for a file that cannot be read, or whose columns cannot be scored."""
+        self.files = files
+        self.keys = config.data
+        self.has_function = config.custom_reward_function.path is not None
+        self.rows = 0
+        for file in files:
+            try:
+                parquet = pq.ParquetFile(file)
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{file}: expected a parquet file, but it cannot be read as one: {error}") from error
+            self._check(file, parquet.schema_arrow)
+            self.rows += parquet.metadata.num_rows
+        if not self.rows:
+            raise DataError(f"there is no row in {', '.join(files)}")
+
+    def sources(self) -> dict[str, str]:
+        """Every data source, and where it first stands. Raises DataError for a row without one."""
+        key, found = self.keys.data_source_key, dict[str, str]()
+        for file, first, batch in self._batches([key]):
+            if key not in batch.schema.names:
+                found.setdefault("unknown", f"{file}, row {first}")
+                continue
+            column = batch.column(key).cast(pa.string())
+            for source in pc.unique(column).to_pylist():
+                place = pc.index(column.is_null() if source is None else pc.equal(column, source), True).as_py()
+                where = f"{file}, row {first + place} (the first is 0)"
+                if source is None:
+                    raise DataError(f"{where}, column {key}: expected text, found null")
+                found.setdefault(source, where)
+        return found
+
+    def __iter__(self) -> Iterator[list[Responses]]:
+        """Raises DataError for a row whose records do not fit its responses."""
+        keys, index = self.keys, 0
+        names = [keys.prompt_key, keys.response_key, keys.data_source_key, keys.reward_model_key]
+        for file, first, batch in self._batches([*names, "extra_info", "agent_name", RECORDS]):
+            chunk = []
+            for number, row in enumerate(batch.to_pylist(maps_as_pydicts="strict"), first):
+                chunk.append(self._responses(row, index, file, number))
+                index += 1
+            yield chunk
+
+    def _batches(self, columns: Sequence[str]) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+        """With the file and the number of its first row."""
+        for file in self.files:
+            parquet, first = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False), 0
+            known = [name for name in dict.fromkeys(columns) if name in parquet.schema_arrow.names]
+            try:
+                for batch in parquet.iter_batches(CHUNK_ROWS, columns=known):
+                    yield file, first, batch
+                    first += batch.num_rows
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{file}: the parquet file is damaged after row {first}: {error}") from error
+
+    def _check(self, file: str, schema: pa.Schema) -> None:
+        keys = {
+            "response_key": (self.keys.response_key, True),
+            "data_source_key": (self.keys.data_source_key, not self.has_function),
+            "reward_model_key": (self.keys.reward_model_key, not self.has_function),
+        }
+        for key, (column, needed) in keys.items():
+            if needed and column not in schema.names:
+                raise DataError(
+                    f"{file}: there is no column {column!r}; its columns are {', '.join(schema.names)}. "
+                    f"Name the right one with data.{key}"
+                )
+
+        def expect(column: str, fits: bool, what: str) -> None:
+            if not fits:
+                raise DataError(f"{file}, column {column}: expected {what}, found {schema.field(column).type}")
+
+        column = self.keys.response_key
+        kind = schema.field(column).type
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        expect(column, is_text(kind.value_type if is_list else kind), "text, or a list of texts")
+        if (column := self.keys.data_source_key) in schema.names:
+            expect(column, is_text(schema.field(column).type), "text")
+        if (column := self.keys.reward_model_key) in schema.names:
+            expect(column, is_struct(schema.field(column).type), "a struct with ground_truth")
+        if "extra_info" in schema.names:
+            expect("extra_info", is_struct(schema.field("extra_info").type), "a struct (a mapping)")
+
+    def _responses(self, row: dict[str, Any], index: int, file: str, number: int) -> Responses:
+        keys, texts = self.keys, row[self.keys.response_key]
+        records = row.get(RECORDS)
+        texts = (texts or [None]) if isinstance(texts, list) else [texts]
+        if isinstance(records, list) and len(records) != len(texts):
+            raise DataError(
+                f"{file}, row {number} (the first is 0): {len(texts)} responses in the column {keys.response_key}, and "
+                f"{len(records)} records in {RECORDS}"
+            )
+        sample = to_sample(
+            {
+                "prompt": messages(row.get(keys.prompt_key)),
+                "data_source": row.get(keys.data_source_key),
+                "reward_model": row.get(keys.reward_model_key),
+                "extra_info": row.get("extra_info"),
+                "agent_name": row.get("agent_name"),
+            },
+            prompt_key="prompt",
+            image_key=None,
+            default_agent_loop="single_turn",
+            index=index,
+            file=file,
+            number=number,
+        )
+        return Responses(sample, texts, records if isinstance(records, list) else None)
+
+
+def messages(prompt: Any) -> list[dict[str, Any]]:
+    """The prompt's messages; a text is one of the user."""
+    return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}] if prompt else []
+
+
+def check_sources(reward: RewardManager, sources: Mapping[str, str]) -> None:
+    """Raises UserError naming the first row of a data source that nothing scores."""
+    for source, where in sources.items():
+        try:
+            reward.check([source])
+        except UserError as error:
+            raise type(error)(f"{where}: {error}") from error
+
+
+async def score_chunk(chunk: Sequence[Responses], reward: RewardManager, *, count: bool) -> list[Scores]:
+    """The scores of all rows, as many at once as the reward manager lets run; see `score_row`."""
+    return await together(score_row(row, reward, count=count) for row in chunk)
+
+
+async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Scores:
+    """What fails a scorer becomes a failure. Raises CodeError for an error of its code, unless to `count` it, too."""
+
+    async def score(trajectory: Trajectory) -> Verdict | None:
+        try:
+            return await reward.score(trajectory, row.sample)
+        except CodeError as error:
+            if count:
+                return None
+            place = f"{row.sample.file}, row {row.sample.row} (the first is 0)"
+            raise CodeError(f"{error}\n  in {place}\n{ADVICE}", error.place) from error
+
+    trajectories = [trajectory_of(row, number) for number in range(len(row.texts))]
+    answered = [one for one, text in zip(trajectories, row.texts, strict=True) if text is not None]
+    verdicts = dict(zip(map(id, answered), await together(map(score, answered)), strict=True))
+    found = [verdicts.get(id(one)) for one in trajectories]
+    causes = ["no response" if id(one) not in verdicts else one.failure or "" for one in trajectories]
+    return Scores(
+        data_source=row.sample.data_source,
+        scores=[None if verdict is None else verdict.score for verdict in found],
+        extras=[verdict.extra for verdict in found if verdict is not None],
+        failures=[cause for cause, verdict in zip(causes, found, strict=True) if verdict is None],
+    )
+
+
+def trajectory_of(row: Responses, number: int) -> Trajectory:
+    """The record of one response, or as much of it as its text says."""
+    if row.records is not None:
+        record = from_row(dict(row.records[number]))
+        # What failed and yet has a text failed when it was scored.
+        status = Status.COMPLETED if record.status is Status.FAILED else record.status
+        return replace(record, status=status, failure=None, score=None)
+    text = row.texts[number] or ""
+    return Trajectory(
+        uid=f"{row.sample.index}/{number}",
+        group=row.sample.index,
+        data_source=row.sample.data_source,
+        agent_name=row.sample.agent_name,
+        turns=[Turn("assistant", text, transcript=0, start=0, end=0)],
+        messages=[*row.sample.prompt, {"role": "assistant", "content": text}],
+    )

@@ -1,0 +1,49 @@
+"""What the scores of many responses come to, by data source, without keeping them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.offline.scores import Scores
+from agentrl.reward.prompt_scores import PromptScores
+
+CAUSES = 100
+"""Different causes of failures that are told apart; the rest count as one."""
+CAUSE_LENGTH = 300
+
+
+@dataclass(slots=True)
+class Summary:
+    """The numbers of one data source. A row of which a response failed is judged by what is left."""
+
+    scores: PromptScores
+    rows: int = 0
+    responses: int = 0
+    failures: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, row: Scores) -> None:
+        """Count one row."""
+        self.rows += 1
+        self.responses += len(row.scores)
+        self.failures += len(row.failures)
+        self.scores.add(row.scores, row.extras)
+        for cause in row.failures:
+            cause = cause[:CAUSE_LENGTH]
+            self.causes[cause if cause in self.causes or len(self.causes) < CAUSES else "other causes"] += 1
+
+    def numbers(self) -> dict[str, Any]:
+        """As they are written: mean, best@n, pass@k and the scorers' further numbers are means over rows."""
+        scores = self.scores
+        return {
+            "rows": self.rows,
+            "responses": self.responses,
+            "failures": self.failures,
+            "mean": scores.mean.value,
+            f"best@{scores.most}": scores.best_of_all,
+            **scores.pass_at(),
+            "extra": {name: mean.value for name, mean in sorted(scores.extras.items())},
+            "causes": dict(self.causes.most_common()),
+        }

@@ -1,0 +1,143 @@
+"""Trains an agent that was written against an OpenAI client, as it is.
+
+The agent runs by itself and calls an endpoint of ours, which records what the policy samples. One server serves all
+trajectories; each has a session of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentrl.agent_loop.base import AgentLoop, Episode
+from agentrl.agent_loop.registry import register
+from agentrl.agent_loop.tool_calls import add_turn_reward
+from agentrl.errors import ConfigError
+from agentrl.tool import ToolSchema
+from agentrl.trajectory import Message, Status
+from agentrl.trajectory.sample import Sample
+
+if TYPE_CHECKING:
+    from agentrl.openai_api.agents import Agent, Outcome
+    from agentrl.openai_api.endpoint import Endpoint
+    from agentrl.openai_api.session import Session
+
+GRACE = 5.0
+"""Seconds that a cancelled agent has to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """Exactly one of `target` and `command` is set."""
+
+    target: str | None = None
+    """`package.module:function` or `path/to/file.py:function`."""
+    command: Sequence[str] | None = None
+    pass_env: Sequence[str] = ()
+    """More of the trainer's environment variables that the command may see."""
+
+    def load(self) -> Agent:
+        """Raises ConfigError."""
+        from agentrl.openai_api.agents import CallableAgent, CommandAgent
+
+        if (self.target is None) == (self.command is None):
+            raise ConfigError("agent_name openai_proxy: set either openai_proxy.target or openai_proxy.command")
+        if self.target is not None:
+            return CallableAgent(self.target)
+        return CommandAgent(self.command or (), passed_on=self.pass_env)
+
+
+@register("openai_proxy")
+class OpenAIProxyLoop(AgentLoop):
+    """See the module. The agent is loaded, and the server started, when the first trajectory needs them."""
+
+    def __init__(self, options: AgentOptions | None = None) -> None:
+        self.options = options or AgentOptions()
+        self._agent: Agent | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._endpoint: asyncio.Task[Endpoint] | None = None
+
+    takes_images = False
+
+    def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
+        """The row's prompt; what the agent makes of it is only known when it runs."""
+        return sample.prompt, []
+
+    def check(self) -> None:
+        """Load the agent. Raises ConfigError when it cannot be."""
+        if self._agent is None:
+            self._agent = self.options.load()
+
+    async def run(self, episode: Episode) -> None:
+        self.check()
+        assert self._agent is not None
+        endpoint = await self._started()
+        episode.waiting_for = "the agent"
+        async with endpoint.session(episode) as (session, base_url):
+            outcome, error = await self._run_agent(self._agent, session, base_url)
+        if session.fault is not None:
+            raise session.fault
+        if session.ending is Status.COMPLETED and error is not None:
+            cause = error.__cause__
+            if session.last_error is not None and session.last_error in str(cause):
+                # A server may refuse what the policy wrote; this endpoint refuses only what the agent asks for.
+                raise self._agent.error(f"{type(cause).__name__}: {cause}") from error
+            raise error
+        if not session.turns and session.ending is Status.COMPLETED:
+            raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")
+        if outcome.reward is not None:
+            add_turn_reward(episode, outcome.reward)
+        episode.trajectory.score_extra.update(outcome.numbers)
+        episode.finish(session.ending)
+
+    async def close(self) -> None:
+        if self._endpoint is not None and self._loop is asyncio.get_running_loop():
+            await (await self._endpoint).close()
+        self._endpoint = self._loop = None
+
+    async def _run_agent(self, agent: Agent, session: Session, base_url: str) -> tuple[Outcome, Exception | None]:
+        """What it reports, or why it failed. An agent whose engine failed is ended at once."""
+        from agentrl.openai_api.agents import Access, Outcome
+        from agentrl.openai_api.endpoint import API_KEY, MODEL
+
+        access = Access(base_url, API_KEY, MODEL)
+        running = asyncio.ensure_future(agent.run(described(session.episode.sample), access))
+        over = asyncio.create_task(session.over.wait())
+        try:
+            await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                return Outcome(), None
+            return running.result(), None
+        except ConfigError:
+            raise
+        except Exception as error:
+            return Outcome(), error
+        finally:
+            over.cancel()
+            running.cancel()
+            await asyncio.wait({running}, timeout=GRACE)  # A coroutine may refuse to be cancelled; its session ends.
+            if running.done() and not running.cancelled():
+                running.exception()
+
+    async def _started(self) -> Endpoint:
+        loop = asyncio.get_running_loop()
+        if self._endpoint is None or self._loop is not loop:
+            self._loop, self._endpoint = loop, loop.create_task(_start())
+        return await asyncio.shield(self._endpoint)
+
+
+async def _start() -> Endpoint:
+    from agentrl.openai_api.endpoint import Endpoint
+
+    endpoint = Endpoint()
+    await endpoint.start()
+    return endpoint
+
+
+def described(sample: Sample) -> dict[str, Any]:
+    """What an agent is told of its row: all but how it is scored."""
+    told = {name: getattr(sample, name) for name in ("prompt", "extra_info", "data_source", "ability", "index")}
+    return copy.deepcopy(told)  # Agents may write into it; rows are read again.

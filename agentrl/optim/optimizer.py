@@ -1,0 +1,109 @@
+"""The optimizer of a trained model: AdamW, or Muon for the matrices of the hidden layers and AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from agentrl.config.schema import OptimConfig
+from agentrl.optim.muon import Muon
+from agentrl.optim.schedule import lr_factor
+from agentrl.parallel.gradients import by_mesh
+from agentrl.parallel.offload import move_state
+
+
+class Optim:
+    """Steps the named parameters `params` of a model; `matrices` names those that Muon may take.
+
+    The learning rates are set before each step from the schedule (`lr_factor`), never kept from the last one. What it
+    remembers lies on the device `home` between steps; None: beside the parameters.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, nn.Parameter],
+        matrices: set[str],
+        config: OptimConfig,
+        total_steps: int,
+        home: torch.device | None = None,
+    ) -> None:
+        self.name = config.name
+        self._config = config
+        self._total_steps = total_steps
+        self._home = home
+        self._params = dict(params)
+        by_muon = matrices if config.name == "muon" else set()
+        rest = [param for name, param in self._params.items() if name not in by_muon]
+        rest_lr = config.lr if config.adamw_lr is None else config.adamw_lr
+        self._optimizers: list[tuple[float, torch.optim.Optimizer]] = []
+        if by_muon:
+            chosen = [self._params[name] for name in self._params if name in by_muon]
+            self._optimizers.append((config.lr, Muon(chosen, lr=config.lr, weight_decay=config.weight_decay)))
+        if rest:  # adapters may all be matrices
+            adamw = torch.optim.AdamW(
+                [{"params": group} for group in by_mesh(rest)],
+                lr=rest_lr,
+                betas=config.betas,
+                weight_decay=config.weight_decay,
+                fused=True,
+            )
+            self._optimizers.append((rest_lr, adamw))
+
+    def step(self, step: int) -> float:
+        """Apply the gradients at the rates of training step `step` (counted from 1); returns optim.lr's rate."""
+        factor = lr_factor(self._config, step, self._total_steps)
+        for lr, optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * factor
+            if self._home is not None:
+                move_state(optimizer, None)
+            optimizer.step()
+        self._rest()
+        return self._config.lr * factor
+
+    def zero_grad(self) -> None:
+        for _, optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything it remembers between steps, sharded as it is here, by the name `<parameter>/<state>`."""
+        state: dict[str, torch.Tensor] = {}
+        for name, param in self._params.items():
+            for key, value in self._of(param).state.get(param, {}).items():
+                state[f"{name}/{key}"] = value.detach()
+        return state
+
+    def empty_state(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor for `load_state`, not filled, for what `state` names `name`: placed as its parameter is.
+
+        Raises ValueError for what cannot be the state of a parameter.
+        """
+        param = self._params.get(name.rpartition("/")[0])
+        if param is not None and shape == param.shape:
+            return torch.empty_like(param.detach(), dtype=dtype)
+        if param is not None and not shape:  # AdamW's step count
+            return torch.empty((), dtype=dtype, device=param.device)
+        raise ValueError(f"{name} of shape {list(shape)} is not the state of a parameter")
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over `state`, tensors of `empty_state` that are filled; parameters without an entry start anew."""
+        for _, optimizer in self._optimizers:
+            optimizer.state.clear()
+        for key, value in state.items():
+            name, _, kind = key.rpartition("/")
+            self._of(self._params[name]).state[self._params[name]][kind] = value
+        self._rest()
+
+    def _rest(self) -> None:
+        if self._home is not None:
+            for _, optimizer in self._optimizers:
+                move_state(optimizer, self._home)
+
+    def _of(self, param: nn.Parameter) -> torch.optim.Optimizer:
+        """The optimizer that steps `param`."""
+        for _, optimizer in self._optimizers[:-1]:
+            if any(param is other for group in optimizer.param_groups for other in group["params"]):
+                return optimizer
+        return self._optimizers[-1][1]

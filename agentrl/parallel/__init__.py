@@ -1,0 +1,1 @@
+"""Ranks of a process group: meshes, sharding, tensor parallelism, offloading."""

@@ -1,0 +1,52 @@
+"""The gradients of one optimizer step, whatever is sharded over what: added up, measured, clipped."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from agentrl.parallel.shard import full
+
+
+def by_mesh(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """`params` in groups of those that are sharded over the same mesh, which torch's fused operations need."""
+    groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    for param in params:
+        groups[param.device_mesh if isinstance(param, DTensor) else None].append(param)
+    return list(groups.values())
+
+
+def add_up(params: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Sum the gradients of `params` over the ranks of `group`, which hold the same parts of them. In place."""
+    parts = [part for param in params if (part := _local(param)) is not None]
+    if not parts:
+        return
+    flat = torch.cat([part.flatten() for part in parts])
+    dist.all_reduce(flat, group=group)
+    for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+        part.copy_(total.view_as(part))
+
+
+def total_norm(params: Iterable[nn.Parameter]) -> torch.Tensor:
+    """The norm of all gradients together, a scalar, on every rank."""
+    groups = by_mesh(param for param in params if param.grad is not None)
+    norms = [full(get_total_norm([param.grad for param in group if param.grad is not None])) for group in groups]
+    return torch.stack(norms).norm()
+
+
+def clip(params: Iterable[nn.Parameter], limit: float, norm: torch.Tensor) -> None:
+    """Scale all gradients so that their norm, which is `norm`, is at most `limit`. In place."""
+    for group in by_mesh(params):
+        clip_grads_with_norm_(group, limit, norm)
+
+
+def _local(param: nn.Parameter) -> torch.Tensor | None:
+    """This rank's part of the gradient."""
+    return param.grad.to_local() if isinstance(param.grad, DTensor) else param.grad

@@ -1,0 +1,1 @@
+"""The data, the tiny policy and the warm-up of the quickstart."""

@@ -1,0 +1,156 @@
+"""The quickstart's assets: made-up tasks, and a tiny policy that can do them but usually does not.
+
+The policy is trained from nothing on conversations that solve the tasks, then for a short while on conversations most
+of which go wrong. What the warm-up leaves to be learnt is to use the tools rather than to guess.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from agentrl.config.schema import (
+    Config,
+    OptimConfig,
+    QuickstartConfig,
+    SFTConfig,
+    SFTDataConfig,
+    SFTModelConfig,
+    SFTTrainerConfig,
+)
+from agentrl.observe.display import Display
+from agentrl.quickstart.tiny_policy import CHAT_TEMPLATE, TinyShape, build_model, train_tokenizer
+from agentrl.sft import train_sft
+from agentrl.system.config_files import configs_dir
+
+NAME = "quickstart"
+"""What `data.train_files`, `data.val_files` and `actor_rollout_ref.model.path` say to mean these assets."""
+TOKENIZER_ROWS = 1000
+"""Conversations that the tokenizer learns its vocabulary from."""
+POLICY = "warmed-up"
+"""Not `policy`: that is what a run calls the one it has trained, should both be told to use one directory."""
+STAMP = "quickstart.json"
+"""What data, and policy, were made with; written when they are whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuickstartAssets:
+    """Where everything lies."""
+
+    train_files: str
+    val_files: str
+    tool_config_path: str
+    model_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """How the policy is warmed up. `format` is raised whenever the same values come to make another policy."""
+
+    format: int = 1
+    batch_size: int = 32
+    lr: float = 0.02
+    """Of Muon, for the matrices."""
+    adamw_lr: float = 6e-3
+    """Of AdamW, for embeddings and norms."""
+
+
+def with_quickstart(config: Config, display: Display) -> Config:
+    """The config with `quickstart` replaced by paths, everything there made first. Raises UserError."""
+    data, model, turns = config.data, config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.multi_turn
+    if NAME not in (data.train_files, data.val_files, model.path):
+        return config
+    assets = prepare(config, display)
+    tree = config.model_dump()
+    if data.train_files == NAME:
+        tree["data"]["train_files"] = assets.train_files
+    if data.val_files == NAME:
+        tree["data"]["val_files"] = assets.val_files
+    if model.path == NAME:
+        tree["actor_rollout_ref"]["model"]["path"] = assets.model_path
+    if turns.tool_config_path == str(configs_dir() / "tools" / "quickstart.yaml"):
+        tree["actor_rollout_ref"]["rollout"]["multi_turn"]["tool_config_path"] = assets.tool_config_path
+    return Config.model_validate(tree)
+
+
+def prepare(config: Config, display: Display) -> QuickstartAssets:
+    """Make what is not yet in `quickstart.dir`, or was made with other keys. Raises UserError."""
+    keys = config.quickstart
+    directory = Path(keys.dir)
+    make_data(directory, keys, display)
+    if config.actor_rollout_ref.model.path == NAME:
+        make_policy(directory, keys, config.trainer.device, display)
+    return QuickstartAssets(
+        train_files=str(directory / "train.parquet"),
+        val_files=str(directory / "val.parquet"),
+        tool_config_path=str(directory / "tools.yaml"),
+        model_path=str(directory / POLICY),
+    )
+
+
+def make_data(directory: Path, keys: QuickstartConfig, display: Display) -> None:
+    """`python -m data_prep.quickstart`, which imports this package and is therefore imported by name."""
+    module = importlib.import_module("data_prep.quickstart")
+    recipe = module.Recipe(seed=keys.seed, train_rows=keys.train_rows, val_rows=keys.val_rows)
+    with display.stage("quickstart data", total=None):
+        module.make(directory, recipe, display.note)
+
+
+def make_policy(directory: Path, keys: QuickstartConfig, device: str, display: Display) -> None:
+    """Tokenizer, random weights and warm-up; a policy that was made with the same keys is used again."""
+    policy, warm_up = directory / POLICY, WarmUp()
+    stamp = {"warm_up": asdict(warm_up), "data": json.loads((directory / STAMP).read_text(encoding="utf-8"))}
+    if read_stamp(policy) == stamp:
+        display.note(f"{policy}: made before with the same keys, used again")
+        return
+    making = directory / "warm-up"
+    shutil.rmtree(making, ignore_errors=True)
+    write_untrained(making / "untrained", directory / "sft.parquet", keys.seed, TinyShape())
+    train_sft(sft_config(directory / "sft.parquet", making, warm_up, keys.seed, device), display)
+    (making / "policy" / STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(policy, ignore_errors=True)
+    (making / "policy").rename(policy)
+
+
+def read_stamp(policy: Path) -> Any:
+    """What the policy was made with; None when it is not there."""
+    try:
+        return json.loads((policy / STAMP).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def write_untrained(directory: Path, conversations: Path, seed: int, shape: TinyShape) -> None:
+    """A tokenizer trained on the rendered conversations, and a model with random weights."""
+    rows = next(pq.ParquetFile(conversations).iter_batches(TOKENIZER_ROWS)).to_pylist()
+    texts = render_jinja_template(
+        conversations=[row["messages"] for row in rows], tools=json.loads(rows[0]["tools"]), chat_template=CHAT_TEMPLATE
+    )[0]
+    tokenizer = train_tokenizer(texts, shape.vocab)
+    build_model(tokenizer, shape, seed).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def sft_config(conversations: Path, out: Path, warm_up: WarmUp, seed: int, device: Any) -> SFTConfig:
+    """The conversations once, in the order of their file: solving first, going wrong last."""
+    return SFTConfig(
+        data=SFTDataConfig(train_files=str(conversations), train_batch_size=warm_up.batch_size, shuffle=False),
+        model=SFTModelConfig(path=str(out / "untrained")),
+        optim=OptimConfig(
+            name="muon",
+            lr=warm_up.lr,
+            adamw_lr=warm_up.adamw_lr,
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
+            lr_scheduler_type="linear",
+        ),
+        grad_clip=1.0,
+        trainer=SFTTrainerConfig(default_local_dir=str(out), device=device, logger=["jsonl"]),
+    )

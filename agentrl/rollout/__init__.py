@@ -1,1 +1,0 @@
-"""Rollout engines: token ids in, sampled token ids and log-probs out."""

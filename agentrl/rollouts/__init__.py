@@ -1,0 +1,1 @@
+"""Where the trajectories of a step come from."""

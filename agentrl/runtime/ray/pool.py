@@ -1,0 +1,235 @@
+"""The ranks of one pool under Ray.
+
+A fault of any rank is told once, with its traceback; ranks that wait for one that failed are ended, since a collective
+call has no other end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from agentrl import errors
+from agentrl.errors import ConfigError, TrainingError, UserError, WorkerDied
+from agentrl.runtime.placement import Pool
+from agentrl.runtime.profiler import Profile
+from agentrl.runtime.ray.rank import Failure, Place, Rank
+from agentrl.runtime.ray.session import death_of
+from agentrl.runtime.ray.watch import GONE, CallWatch, Patience
+from agentrl.workers.roles import Role
+
+PLACED_WITHIN = 60.0
+"""Seconds in which a cluster has to find room."""
+GRACE = 5.0
+"""Seconds that the other ranks have after one failed: mostly they fail alike."""
+READ_BYTES = 256 << 20
+"""Weights that travel at once."""
+READY_WITHIN = 60.0
+"""Seconds in which a rank ends the part of a reading that it was asked for."""
+ASK_AGAIN = 0.1
+"""Seconds until a reader of weights asks again whether another has finished."""
+COLLECTIVE_GRACE = 60.0
+"""Seconds by which a collective call may outlast the patience with a call: the driver, which can tell whose fault it
+is, is to be first."""
+
+
+class RankPool:
+    """See the module. `make_worker` makes a rank's part of a role, in its process."""
+
+    def __init__(self, pool: Pool, device: str, make_worker: Callable[[Role], Any]) -> None:
+        """Raises ConfigError when the cluster has no room, or a rank refuses the config."""
+        self.pool, self.device, self._make_worker = pool, device, make_worker
+        self.patience = Patience()
+        self.profile: Profile | None = None
+        """Of the calls that follow."""
+        self.places: list[Place] = []
+        self._groups: list[PlacementGroup] = []
+        self._actors: list[Any] = []
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def ranks(self) -> int:
+        return self.pool.ranks
+
+    def restart(self) -> None:
+        self.stop()
+        self._start()
+
+    def stop(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        for group in self._groups:
+            remove_placement_group(group)
+        self._actors, self._groups = [], []
+
+    def everyone(self, method: str, *arguments: Any) -> list[Any]:
+        """A method of every rank with the same arguments."""
+        return self.collect([getattr(actor, method).remote(*arguments) for actor in self._actors], method)
+
+    def first(self, method: str, *arguments: Any) -> Any:
+        """A method of the first rank."""
+        return self.collect([getattr(self._actors[0], method).remote(*arguments)], method)[0]
+
+    def each(self, role: Role, method: str, batches: Sequence[Any], load: bool, kwargs: dict[str, Any]) -> list[Any]:
+        """A method of the role's worker on every rank, with a batch for each (see `Rank.call`)."""
+        calls = [
+            actor.call.remote(role, method, batch, load, kwargs, self.profile)
+            for actor, batch in zip(self._actors, batches, strict=True)
+        ]
+        return self.collect(calls, f"{role}.{method}")
+
+    def reader(self, role: Role) -> WeightReader:
+        return WeightReader(tuple(self._actors), role)
+
+    def collect(self, calls: Sequence[Any], what: str) -> list[Any]:
+        """The ranks' answers in their order; see `collect`. Where not each of them answered, all ranks are ended."""
+        watch = CallWatch(what, self._actors[: len(calls)], self.places, self.patience)
+        return collect(calls, what, watch, abandon=self.stop)
+
+    def _start(self) -> None:
+        pool = self.pool
+        self.places = []
+        needs = {"CPU": 1.0, **({"GPU": 1.0} if self.device == "cuda" else {})}
+        self._groups = placed(
+            [[needs] * pool.n_gpus_per_node] * pool.nnodes,
+            f"{pool.keys}.nnodes={pool.nnodes} x "
+            f"{pool.keys}.n_gpus_per_node={pool.n_gpus_per_node} ranks on {self.device}",
+        )
+        actor = ray.remote(concurrency_groups={"watch": 1})(Rank)  # type: ignore[call-overload]  # not in Ray's types
+        for rank in range(self.ranks):
+            node, place = divmod(rank, pool.n_gpus_per_node)
+            options = actor.options(
+                num_cpus=1,
+                num_gpus=needs.get("GPU", 0),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._groups[node], placement_group_bundle_index=place
+                ),
+                runtime_env={"env_vars": _environment(pool.nnodes, pool.n_gpus_per_node)},
+            )
+            self._actors.append(options.remote(rank, self.ranks, self.device, self._make_worker))
+        limit = self.patience.timeout + COLLECTIVE_GRACE
+        self.places = self.everyone("connect", self.first("address"), limit, str(Path.cwd()))
+        for role in pool.roles:
+            self.everyone("make", role)
+
+
+def collect(
+    calls: Sequence[Any], what: str, watch: CallWatch | None = None, *, abandon: Callable[[], None] = lambda: None
+) -> list[Any]:
+    """The ranks' answers in their order, watched by `watch` until they are there.
+
+    Raises what the first rank that failed raised, and WorkerDied when one is gone; after `abandon()` where some have
+    not answered and never will, since they wait for the one that failed.
+    """
+    ranks = len(calls)
+    answers: dict[int, Any] = {}
+    waiting = {call: rank for rank, call in enumerate(calls)}
+    ends: float | None = None
+    death: WorkerDied | None = None
+    while waiting and death is None:
+        timeout = None if watch is None else watch.next()
+        if ends is not None:
+            timeout = max(0.0, ends - time.monotonic())
+        done, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout)
+        if done:
+            rank = waiting.pop(done[0])
+            try:
+                answers[rank] = ray.get(done[0])
+            except GONE as error:
+                death = WorkerDied(f"rank {rank} of {ranks} died in {what}: {death_of(error)}")
+                continue
+            if isinstance(answers[rank], Failure) and ends is None:
+                ends = time.monotonic() + GRACE
+        elif watch is None or ends is not None:
+            break
+        else:
+            try:
+                watch.look(sorted(waiting.values()))
+            except WorkerDied as end:
+                death = end
+    if len(answers) < ranks:
+        abandon()
+    if death is not None:
+        raise death
+    failed = next((rank for rank in sorted(answers) if isinstance(answers[rank], Failure)), None)
+    if failed is not None:
+        raise raised(answers[failed], f"rank {failed} of {ranks}, {what}")
+    return [answers[rank] for rank in range(ranks)]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReader:
+    """Reads a role's weights from its ranks, in any process of the cluster, some at a time."""
+
+    actors: tuple[Any, ...]
+    role: Role
+
+    def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every rank reads, as gathering needs all of them; what the first one has comes here."""
+        first, me = self.actors[0], uuid.uuid4().hex
+        while not self._asked([first.reserve.remote(me)])[0]:
+            time.sleep(ASK_AGAIN)
+        try:
+            self._asked([actor.begin_reading.remote(self.role, me) for actor in self.actors])
+            while tensors := self._asked([actor.read.remote(READ_BYTES, me) for actor in self.actors])[0]:
+                yield from tensors
+        finally:
+            first.release.remote(me)
+
+    def check(self) -> None:
+        """After a reader died: raises WorkerDied when ranks wait for others that it did not get to ask."""
+        calls = [actor.ready.remote() for actor in self.actors]
+        _, waiting = ray.wait(calls, num_returns=len(calls), timeout=READY_WITHIN)
+        if waiting:
+            ranks = ", ".join(str(calls.index(call)) for call in waiting)
+            raise WorkerDied(f"a reader of the {self.role}'s weights died, and ranks still read for it: {ranks}")
+
+    def _asked(self, calls: list[Any]) -> list[Any]:
+        return collect(calls, f"{self.role}.weights")
+
+
+def placed(nodes: Sequence[list[dict[str, float]]], what: str) -> list[PlacementGroup]:
+    """Room for the bundles of each node, each on one machine. Raises ConfigError when the cluster has not got it."""
+    groups = [placement_group(bundles, strategy="STRICT_PACK") for bundles in nodes]
+    ready = [group.ready() for group in groups]
+    _, missing = ray.wait(ready, num_returns=len(ready), timeout=PLACED_WITHIN)
+    if missing:
+        for group in groups:
+            remove_placement_group(group)
+        raise ConfigError(f"the Ray cluster has no room for {what}: it has {_resources()}")
+    return groups
+
+
+def raised(failure: Failure, where: str) -> UserError:
+    """The error that a rank met."""
+    if failure.kind:
+        kind = getattr(errors, failure.kind, TrainingError)
+        error: UserError = kind(f"{failure.message} ({where})")
+        return error
+    return TrainingError(f"{where}: {failure.message}\n{failure.trace}")
+
+
+def _environment(nodes: int, per_node: int) -> dict[str, str]:
+    """Of a rank's process: its share of the cores; and ranks on one machine do not use the network."""
+    variables = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // per_node)), "OMP_WAIT_POLICY": "PASSIVE"}
+    if nodes == 1:
+        variables |= {"AGENTRL_RENDEZVOUS_HOST": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    return variables
+
+
+def _resources() -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(ray.cluster_resources().items()) if name.isupper())

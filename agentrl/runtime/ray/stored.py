@@ -1,0 +1,178 @@
+"""A batch in pieces in Ray's object store: its holder knows sequences, not tokens.
+
+The rollout workers put down what they made, ranks add columns (log-probs, values, advantages), and whoever needs some
+sequences loads those and no others. The tokens never pass through the driver.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from agentrl.trajectory.batch import RaggedBatch, token_places
+
+Arrays = dict[str, Any]
+"""Tensors as numpy has them, which the store reads without a copy, and images."""
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A batch that was put into the store, without its tokens."""
+
+    ref: Any
+    lengths: torch.Tensor
+    group: torch.Tensor
+    policy_tokens: torch.Tensor
+    fields: frozenset[str]
+    """Names of the columns that are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some sequences of a batch in the object store."""
+
+    ref: Any
+    """To Arrays (see `put`): the fields of a RaggedBatch, or one token column."""
+    rows: torch.Tensor
+    """[n] int64: which sequences of the whole, in the piece's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One field for the tokens of a `StoredBatch`, in pieces."""
+
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """Implements `agentrl.trajectory.batch.Sequences`. N sequences of those that are stored; pickled, it is small."""
+
+    rows: torch.Tensor  # [N] int64, numbers of the sequences in what is stored
+    lengths: torch.Tensor  # [N] int64
+    group: torch.Tensor  # [N] int64
+    policy_tokens: torch.Tensor  # [N] int64
+    fields: frozenset[str]
+    """Those that were stored, and those of `columns`."""
+    batches: tuple[Piece, ...]
+    columns: Mapping[str, Column]
+
+    @staticmethod
+    def of(pieces: Iterable[Index]) -> StoredBatch:
+        """Of what `put_batch` returned, one after the other."""
+        index = list(pieces)
+        ends = np.cumsum([0, *(len(one.lengths) for one in index)])
+        rows = [torch.arange(start, start + len(one.lengths)) for start, one in zip(ends, index, strict=False)]
+        return StoredBatch(
+            rows=torch.cat(rows),
+            lengths=torch.cat([one.lengths for one in index]),
+            group=torch.cat([one.group for one in index]),
+            policy_tokens=torch.cat([one.policy_tokens for one in index]),
+            fields=index[0].fields,
+            batches=tuple(Piece(one.ref, part) for one, part in zip(index, rows, strict=True)),
+            columns={},
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def has(self, field: str) -> bool:
+        return field in self.fields
+
+    def select(self, indices: Sequence[int]) -> StoredBatch:
+        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        return replace(
+            self,
+            rows=self.rows[chosen],
+            lengths=self.lengths[chosen],
+            group=self.group[chosen],
+            policy_tokens=self.policy_tokens[chosen],
+        )
+
+    def with_fields(self, **values: Column) -> StoredBatch:
+        return replace(self, fields=self.fields | values.keys(), columns={**self.columns, **values})
+
+    def column(self, parts: Iterable[tuple[Any, Sequence[int]]]) -> Column:
+        """Build a Column from (reference of `put_column`, indices of its sequences in this batch) pairs."""
+        return Column(tuple(Piece(ref, self.rows[torch.as_tensor(part)]) for ref, part in parts if len(part)))
+
+    def load(self) -> RaggedBatch:
+        """Fetch these sequences; on the machine where a piece lies only they are copied."""
+        stored = [piece for piece in self.batches if len(piece.rows)]
+        if not stored:
+            empty = _view(ray.get(self.batches[0].ref))
+            return empty.with_fields(**dict.fromkeys(self.columns, torch.zeros(0)))
+        wanted = self.rows if len(self) else stored[0].rows[:1]
+        parts, places = [], []
+        for arrays, here, there in _found(stored, wanted):
+            parts.append(_view(arrays).select(here.tolist()))
+            places.append(there)
+        batch = RaggedBatch.concat(parts).select(torch.cat(places).argsort().tolist())
+        if not len(self):  # the row that stands in is in no column that was made without it
+            return batch.select([]).with_fields(**dict.fromkeys(self.columns, torch.zeros(0)))
+        for name, column in self.columns.items():
+            batch = batch.with_fields(**{name: _tokens(_found(column.pieces, wanted), batch)})
+        return batch
+
+
+def put_batch(batch: RaggedBatch) -> Index:
+    """Put down the first piece of a batch."""
+    given = {item.name: getattr(batch, item.name) for item in dataclass_fields(batch)}
+    arrays = {
+        name: value.numpy() if isinstance(value, torch.Tensor) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    return Index(ray.put(arrays), batch.lengths, batch.group, batch.policy_tokens, frozenset(arrays))
+
+
+def put_column(values: torch.Tensor, batch: RaggedBatch) -> Any:
+    """Put down a token column [tokens, ...] of `batch`; the reference to it. Raises ValueError for another length."""
+    if len(values) != batch.num_tokens:
+        raise ValueError(f"{len(values)} entries were returned for a share of {batch.num_tokens} tokens")
+    return ray.put({"values": values.numpy(), "offsets": batch.offsets.numpy()})
+
+
+def _found(pieces: Iterable[Piece], wanted: torch.Tensor) -> list[tuple[Arrays, torch.Tensor, torch.Tensor]]:
+    """What has some of the `wanted` sequences: the arrays, which of theirs, and their places among the wanted."""
+    matches = []
+    order = wanted.argsort()
+    for piece in pieces:
+        there = torch.searchsorted(wanted[order], piece.rows).clamp(max=len(wanted) - 1)
+        here = (wanted[order][there] == piece.rows).nonzero()[:, 0]
+        if len(here):
+            matches.append((piece.ref, here, order[there[here]]))
+    arrays = ray.get([ref for ref, _, _ in matches])
+    return [(one, here, there) for one, (_, here, there) in zip(arrays, matches, strict=True)]
+
+
+def _view(arrays: Arrays) -> RaggedBatch:
+    """Without a copy. What is in the store cannot be written to, and torch would warn of that."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        tensors: dict[str, Any] = {
+            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()
+        }
+        return RaggedBatch(**tensors)
+
+
+def _tokens(found: list[tuple[Arrays, torch.Tensor, torch.Tensor]], batch: RaggedBatch) -> torch.Tensor:
+    """[T, ...]: a column in the order of `batch`."""
+    values = found[0][0]["values"]
+    column = torch.from_numpy(np.empty((batch.num_tokens, *values.shape[1:]), values.dtype))
+    for arrays, here, there in found:
+        lengths = batch.lengths[there]
+        source = token_places(torch.from_numpy(arrays["offsets"].copy())[here], lengths)
+        column[token_places(batch.offsets[there], lengths)] = torch.from_numpy(arrays["values"][source.numpy()])
+    return column

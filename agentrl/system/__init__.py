@@ -1,0 +1,1 @@
+"""Files, threads, deadlines, sockets and imports: what knows nothing of reinforcement learning."""

@@ -1,0 +1,23 @@
+"""Where our YAML files lie, and where a file that a key names is looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def configs_dir() -> Path:
+    """Our `configs/`: inside the installed package, or at the root of the checkout it is installed from."""
+    installed = PACKAGE / "_configs"
+    return installed if installed.is_dir() else PACKAGE.parent / "configs"
+
+
+def find_file(key: str, name: str) -> str:
+    """The file, relative to the working directory or else to `configs/`. Raises ConfigError where it is in neither."""
+    for folder in (Path(), configs_dir()):
+        if (folder / Path(name).expanduser()).is_file():
+            return str(folder / Path(name).expanduser())
+    raise ConfigError(f"{key}: there is no file {name} in the working directory {Path.cwd()} or in {configs_dir()}")

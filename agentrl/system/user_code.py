@@ -1,0 +1,206 @@
+"""Whose fault it is when code that a user gave fails: its own, or the infrastructure's that it asked.
+
+Faults of the infrastructure are a closed list; they may pass, and are tried again. Whatever else comes out of a loop,
+an interaction, a tool, a scorer or an agent is an error of that code, which would only come again: a CodeError that
+says where. Errors that pass through code of ours alone are not the user's, and stay what they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import inspect
+import linecache
+import os
+import subprocess
+import sysconfig
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from agentrl.errors import CodeError, InfrastructureError, UserError
+
+T = TypeVar("T")
+Code = Callable[..., object]
+
+FAULTS = (
+    *(InfrastructureError, OSError, MemoryError, BrokenExecutor, http.client.HTTPException),  # TimeoutError: OSError
+    *(asyncio.IncompleteReadError, subprocess.TimeoutExpired),
+    RecursionError,
+)
+"""What the infrastructure raises, of Python's own classes and ours. RecursionError is among them because any parser
+raises it for a text that is nested deeply enough, and a policy may write one: it must not be able to end a run."""
+PATHS = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""The kinds of OSError that say of a path that it is another than the code expects."""
+CLIENTS = frozenset(
+    {
+        *(("httpx", "HTTPError"), ("httpcore", "NetworkError"), ("aiohttp", "ClientError"), ("urllib3", "HTTPError")),
+        *(("openai", "APIError"), ("anthropic", "APIError"), ("grpc", "RpcError")),
+        *(("websockets", "WebSocketException"), ("ray", "RayError"), ("torch", "OutOfMemoryError")),
+        *(("redis", "ConnectionError"), ("redis", "TimeoutError"), ("playwright", "Error")),
+        *(("psycopg", "OperationalError"), ("psycopg2", "OperationalError")),
+    }
+)
+"""Top-level package and name of base classes of what clients of servers raise, and GPUs. Compared by name, so that none
+of these packages is imported for it."""
+MISTAKES = frozenset(
+    {
+        *(("httpx", "UnsupportedProtocol"), ("httpx", "LocalProtocolError"), ("urllib3", "LocationValueError")),
+        *(("aiohttp", "InvalidURL"), ("aiohttp", "NonHttpUrlClientError")),
+        *(("requests", name) for name in ("MissingSchema", "InvalidSchema", "InvalidURL", "InvalidHeader")),
+    }
+)
+"""The same of what they raise for a URL or a header that cannot be sent: an error of the code that gave it."""
+BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR")
+"""Beginnings of SQLite's names of errors that may pass; its OperationalError stands for wrong queries, too."""
+LATER = (408, 425, 429)
+"""Statuses below 500 that say: not now."""
+CONTENT = (400, 413, 422)
+"""Those that refuse what a request holds. That may be what the policy wrote (too long, filtered), and a policy must not
+be able to end a run."""
+SHOWN_FRAMES = 4
+SHOWN_CHARACTERS = 500
+LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether the infrastructure failed: by the error's class, or by that of what it was raised `from`.
+
+    One of `MISTAKES` among these makes it none. A group of errors is a fault where all of them are.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_fault, error.exceptions))
+    chain: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and not any(found is one for one in chain):
+        chain.append(found)
+        found = found.__cause__
+    return all(map(MISTAKES.isdisjoint, map(_classes, chain))) and any(map(_fails, chain))
+
+
+def _classes(error: BaseException) -> set[tuple[str, str]]:
+    return {(one.__module__.partition(".")[0], one.__name__) for one in type(error).__mro__}
+
+
+def _fails(error: BaseException) -> bool:
+    if str(getattr(error, "sqlite_errorname", "")).startswith(BUSY):
+        return True
+    if not isinstance(error, FAULTS) and CLIENTS.isdisjoint(_classes(error)):
+        return False
+    status = None if isinstance(error, InfrastructureError) else _http_status(error)
+    return status >= 500 or status in (*LATER, *CONTENT) if status is not None else not isinstance(error, PATHS)
+
+
+def _http_status(error: BaseException) -> int | None:
+    """What a server answered, where the error holds it: httpx, aiohttp, requests, urllib and openai name it so."""
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status", "code"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and 400 <= value <= 599:
+                return value
+    return None
+
+
+@contextmanager
+def user_code(what: str, code: Code, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Around a call of `code`, which messages call `what`. Raises CodeError in place of what is an error of it.
+
+    Faults, UserErrors, the classes of `passing`, and errors that no code of a user's had a part in stay as they are.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        stays = isinstance(error, (UserError, *passing)) or is_fault(error)
+        if stays or (is_ours(code) and not _frames(error, code)):
+            raise
+        raise code_error(what, error, code) from error
+
+
+async def answer_of(
+    what: str, code: Code, call: Callable[[], Awaitable[T]], passing: tuple[type[Exception], ...] = ()
+) -> T:
+    """Await `call`, a call of `code`. Raises CodeError as `user_code` does, and for what cannot be awaited."""
+    with user_code(what, code, passing):
+        answer = call()
+        if inspect.isawaitable(answer):
+            return await answer
+    raise wrong(what, code, "it must be a coroutine function (`async def`)")
+
+
+def numbers_of(
+    what: str, code: Callable[[], Mapping[str, float]], meet: Callable[[CodeError], None]
+) -> dict[str, float]:
+    """What `code`, called so in messages, gives of its own. An error of it goes to `meet`, and gives none."""
+    try:
+        with user_code(what, code):
+            return {key: float(value) for key, value in code().items()}
+    except CodeError as error:
+        meet(error)
+        return {}
+
+
+def code_error(what: str, error: BaseException, code: Code) -> CodeError:
+    """What is told of an error of `code`: its class and text, and the last places in the user's files."""
+    while isinstance(error, BaseExceptionGroup):
+        error = next((one for one in error.exceptions if not is_fault(one)), error.exceptions[0])
+    text = " ".join(str(error)[:SHOWN_CHARACTERS].split())
+    text = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    frames = _frames(error, code)
+    problem = f"{type(error).__name__}: {text}".removesuffix(": ")
+    if not frames:
+        return wrong(what, code, problem)
+    lines = [
+        f"  {file}:{line} in {name}: {linecache.getline(file, line).strip()}"
+        for file, line, name in frames[-SHOWN_FRAMES:]
+    ]
+    return CodeError("\n".join([f"{what} ({_name(code)}): {problem}", *lines]), "{}:{}".format(*frames[-1]))
+
+
+def wrong(what: str, code: Code, problem: str) -> CodeError:
+    """What is told of `code` that gave what it must not, with the place where it is defined."""
+    place = _defined(code)
+    return CodeError(f"{what} ({_name(code)}): {problem}" + (f"\n  {place}" if place else ""), place)
+
+
+def is_ours(code: Code) -> bool:
+    """Whether it is part of this package."""
+    return _package(code) == "agentrl"
+
+
+def _frames(error: BaseException, code: Code) -> list[tuple[str, int, str]]:
+    """File, line and function of the frames in files of the user's, the innermost last.
+
+    The package of `code` is the user's wherever it is installed. Other packages there, and Python's, are libraries.
+    """
+    package, found = _package(code), []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        is_library = file.startswith(LIBRARIES) or "/site-packages/" in file or "/dist-packages/" in file
+        if module != "agentrl" and not file.startswith("<") and (module == package or not is_library):
+            found.append((str(Path(file).absolute()), line, frame.f_code.co_name))
+    return found
+
+
+def _package(code: Code) -> str:
+    module = getattr(code, "__module__", None) or type(code).__module__
+    return str(module).partition(".")[0]
+
+
+def _name(code: Code) -> str:
+    """`package.module.Class.method`, the class that of the object."""
+    owner = getattr(code, "__self__", None)
+    if owner is not None and not inspect.ismodule(owner):
+        kind = owner if isinstance(owner, type) else type(owner)
+        return f"{kind.__module__}.{kind.__qualname__}.{getattr(code, '__name__', '')}"
+    named = code if hasattr(code, "__qualname__") else type(code)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _defined(code: Code) -> str:
+    """`path:line`; empty where there is no Python source."""
+    function = inspect.unwrap(getattr(code, "__func__", code))
+    compiled = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return "" if compiled is None else f"{Path(compiled.co_filename).absolute()}:{compiled.co_firstlineno}"

@@ -1,0 +1,401 @@
+"""One trajectory's use of the run's tools.
+
+Invariant: every call ends in a `ToolResult` that can be shown to the model, or raises ToolInfrastructureError,
+CancelledError or, of `create` alone, CodeError. Every instance that was created is released exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import pydantic
+
+from agentrl.errors import CodeError, DataError, InfrastructureError
+from agentrl.system.cassette import Asked
+from agentrl.system.deadline import within
+from agentrl.system.numbers import finite, number_of
+from agentrl.system.plugin import nearest
+from agentrl.system.quota import Quota
+from agentrl.system.recurring import Recurring
+from agentrl.system.user_code import answer_of, is_fault, wrong
+from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse
+from agentrl.tool.arguments import ArgumentCheck
+from agentrl.trajectory.picture import Picture, as_picture
+
+if TYPE_CHECKING:
+    from agentrl.tool.toolset import ToolSet
+
+warnings = Recurring(logging.getLogger(__name__))
+T = TypeVar("T")
+
+NOT_SHOWN = "\n[{} images left out: only text can be shown]"
+_ERROR_CHARACTERS = 500
+"""An exception's text is cut here before tokens are counted: a library may put a whole document into it."""
+
+
+class ToolInfrastructureError(InfrastructureError):
+    """A tool failed for a reason that is not the policy's: the trajectory may be retried, and has no reward."""
+
+
+class CallLimits(pydantic.BaseModel):
+    """The config keys that every tool has."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    type: Literal["native", "function", "mcp"] = "native"
+    """As in other trainers' files; the entry's `class_name` or `function` already says it."""
+    timeout: float = pydantic.Field(30.0, gt=0)
+    """Seconds of one call (and of create, calc_reward and release); waiting for a free place does not count."""
+    max_concurrent: int = pydantic.Field(1024, gt=0)
+    """Calls of this tool that run at once, over all trajectories."""
+    max_rate: float | None = pydantic.Field(None, gt=0)
+    """Calls of this tool that begin in a second, on average."""
+    max_response_tokens: int = pydantic.Field(1024, gt=0)
+    """Tokens of one answer; longer ones are cut with a visible marker."""
+    on_error: Literal["tell", "fail"] = "tell"
+    """tell: an exception or time-out is the tool's answer; fail: it fails the trajectory as an infrastructure fault.
+    Where the YAML does not say, tools that ask a server fail, others tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What came of one call."""
+
+    text: str
+    """What the model is shown."""
+    error: ErrorKind | None = None
+    reward: float | None = None
+    seconds: float = 0.0
+    """Of the call itself, without waiting for its turn (metric `tool/<name>/queue_seconds`)."""
+    truncated: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """As in ToolResponse."""
+    images: tuple[Picture, ...] = ()
+    """What the model is shown before the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one hook of a tool: an answer, an error to show to the model, or an infrastructure fault."""
+
+    text: str = ""
+    reward: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    """An ErrorKind: `text` is its message."""
+    is_fault: bool = False
+    """`text` says what failed."""
+    is_code_error: bool = False
+    """`text` says what is wrong with the tool's code."""
+    seconds: float = 0.0
+    files: dict[str, str] = field(default_factory=dict)
+    images: list[str] = field(default_factory=list)
+    """Files in base64."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One tool with its limits, what was compiled from them, and what was counted."""
+
+    tool: Tool
+    limits: CallLimits
+    check: ArgumentCheck
+    stateful: bool
+    quota: Quota
+    queued: list[float] = field(default_factory=list)
+    """Seconds that each call waited for its turn."""
+    faults: int = 0
+    answered: bool = False
+    """A call has been answered as the tool's code meant it, an error for the model to see included."""
+    broken: CodeError | None = None
+    """The first error of its code, of a kind that no argument is to blame for."""
+
+
+class ToolSession:
+    """One trajectory's tools. Calls may run concurrently; `close` it once, however the trajectory ended."""
+
+    __slots__ = ("_closing", "_create_kwargs", "_created", "_images", "_locks", "_set", "_told", "instance_id")
+
+    def __init__(self, toolset: ToolSet, instance_id: str, *, images: bool = True) -> None:
+        self.instance_id = instance_id
+        self._images = images
+        self._set = toolset
+        self._create_kwargs: dict[str, dict[str, Any]] = {}
+        self._created: dict[str, Slot] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._told: dict[str, str] = {}
+        self._closing: asyncio.Task[list[float]] | None = None
+
+    async def create_named(self, tools_kwargs: Mapping[str, Mapping[str, Any] | None]) -> None:
+        """Create the tools that the row names. Releases what was created when one of them fails."""
+        for name, kwargs in tools_kwargs.items():
+            if name not in self._set.slots:
+                raise DataError(
+                    f"tools_kwargs names the tool {name!r}{nearest(name, self._set.names)}; configured are "
+                    f"{', '.join(self._set.names) or 'none'}: see actor_rollout_ref.rollout.multi_turn.tool_config_path"
+                )
+            if kwargs is not None:  # parquet fills the tools that other rows name with null
+                self._create_kwargs[name] = dict(kwargs.get("create_kwargs") or {})
+        slots = [self._set.slots[name] for name in self._create_kwargs]
+        try:
+            for error in await asyncio.gather(*map(self._create, slots), return_exceptions=True):
+                if error is not None:
+                    raise error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _create(self, slot: Slot) -> None:
+        """Once a trajectory, also when first calls run concurrently."""
+        name = slot.tool.name
+        if not slot.stateful or name in self._created:
+            return
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            if name in self._created:
+                return
+            kwargs = self._create_kwargs.get(name, {})
+
+            async def create() -> Outcome:
+                await _hook(slot, slot.tool.create, self.instance_id, **kwargs)
+                return Outcome()
+
+            await self._through(slot, "create", kwargs, create)
+            self._created[name] = slot
+
+    async def call(self, name: str, arguments: dict[str, Any] | None, parse_error: str | None = None) -> ToolResult:
+        """Run one call, as the policy wrote it. `parse_error`: why it could not be read.
+
+        Raises ToolInfrastructureError: the tool is configured with `on_error: fail`, or its `create` failed for a
+        fault of the infrastructure; CodeError: `create` failed for any other reason.
+        """
+        if self._closing is not None:
+            raise RuntimeError(f"tool session {self.instance_id} is closed")
+        if parse_error is not None or arguments is None:
+            return self._error(ErrorKind.PARSE, parse_error or "the call has no arguments")
+        slot = self._set.slots.get(name)
+        if slot is None:
+            shown, known = name[:64], self._set.names
+            message = f"no tool {shown!r}{nearest(shown, known)}; available: {', '.join(known) or 'none'}"
+            return self._error(ErrorKind.UNKNOWN_TOOL, message)
+        problem = slot.check(arguments)
+        if problem is not None:
+            return self._error(ErrorKind.ARGUMENTS, problem, slot.limits.max_response_tokens)
+        await self._create(slot)
+
+        async def execute() -> Outcome:
+            return await self._execute(slot, arguments)
+
+        outcome = await self._through(slot, "execute", arguments, execute)
+        limit, seconds, metrics = slot.limits.max_response_tokens, outcome.seconds, dict(outcome.metrics)
+        if outcome.error is not None:
+            return self._error(ErrorKind(outcome.error), outcome.text, limit, seconds, metrics)
+        if not outcome.images:
+            text, truncated = self._set.cut(outcome.text, limit)
+            return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files)
+        pictures = [Picture(base64.b64decode(image)) for image in outcome.images]
+        text, kept, truncated = self._set.cut_with_images(outcome.text, pictures, limit, images=self._images)
+        return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files, tuple(kept))
+
+    async def _through(
+        self, slot: Slot, hook: str, arguments: dict[str, Any], perform: Callable[[], Awaitable[Outcome]]
+    ) -> Outcome:
+        """What `perform` gives, or what the cassette holds of it.
+
+        Raises ToolInfrastructureError for a fault, CodeError for an error of the tool's code.
+        """
+        name, cassette = slot.tool.name, self._set.cassette
+        cause: BaseException | None = None
+        if cassette is not None:
+            asked = Asked(name, hook, self.instance_id, arguments, self._told.get(name, ""))
+            if slot.stateful:
+                self._told[name] = asked.key
+        if cassette is not None and cassette.mode == "replay":
+            outcome = Outcome(**cassette.replay(asked))
+        else:
+            try:
+                outcome = await perform()
+            except _Fault as fault:
+                outcome, cause = Outcome(str(fault), is_fault=True), fault.__cause__
+            except CodeError as error:
+                if cassette is not None:
+                    cassette.record(asked, asdict(Outcome(error.summary, is_fault=True, is_code_error=True)))
+                raise
+            if cassette is not None:
+                cassette.record(asked, asdict(outcome))
+        if outcome.is_code_error:
+            raise CodeError(outcome.text)
+        if outcome.is_fault:
+            slot.faults += 1
+            raise ToolInfrastructureError(f"tool {name}: {outcome.text}") from cause
+        return outcome
+
+    async def _execute(self, slot: Slot, arguments: dict[str, Any]) -> Outcome:
+        async with slot.quota as first, self._set.quota as second:
+            slot.queued.append(first + second)
+            begun = time.perf_counter()
+            deadline = within(slot.limits.timeout)
+            try:
+                async with deadline as timeout:
+                    response = await awaited(slot.tool.execute(self.instance_id, arguments))
+                check_response(response)
+                images = [] if self._set.image_tokens is None else [_encoded(one) for one in response.images]
+            except ToolError as error:
+                slot.answered = True
+                return Outcome(str(error), error=error.kind, seconds=time.perf_counter() - begun)
+            except ToolInfrastructureError as error:
+                raise _Fault(str(error)) from error
+            except (Exception, SystemExit) as error:
+                kind, text = ErrorKind.EXECUTION, f"{type(error).__name__}: {error}"
+                if isinstance(error, TimeoutError) and timeout.expired():
+                    kind, text = ErrorKind.TIMEOUT, f"{slot.tool.name} gave no answer within {slot.limits.timeout:g} s"
+                elif not is_fault(error):
+                    self._set.meet(slot, error, self.instance_id)
+                if slot.limits.on_error == "fail":
+                    raise _Fault(_one_line(text)) from error
+                return Outcome(text, error=kind, seconds=time.perf_counter() - begun)
+            slot.answered = True
+            unseen = len(response.images) - len(images)
+            text = response.text + (NOT_SHOWN.format(unseen) if unseen else "")
+            seconds, files = time.perf_counter() - begun, response.files
+            reward = None if response.reward is None else float(response.reward)
+            metrics = {str(name): float(value) for name, value in response.metrics.items()}
+            return Outcome(text, reward, metrics, seconds=seconds, files=files, images=images)
+
+    def _error(
+        self,
+        kind: ErrorKind,
+        message: str,
+        limit: int | None = None,
+        seconds: float = 0.0,
+        metrics: dict[str, float] | None = None,
+    ) -> ToolResult:
+        text, truncated = self._set.cut(
+            f"Error ({kind.value}): {_one_line(message)}", limit or self._set.default_max_tokens
+        )
+        return ToolResult(text, kind, None, seconds, truncated, metrics or {})
+
+    async def close(self) -> list[float]:
+        """Ask every created tool for its reward, then release it; the rewards that were given.
+
+        Release happens even when this is cancelled. Closing again changes nothing and gives the same. Raises
+        ToolInfrastructureError or CodeError, after all releases, when `calc_reward` failed.
+        """
+        if self._closing is None:
+            if not self._created:
+                return []
+            # A task of its own, because the caller may be cancelled in the middle.
+            self._closing = asyncio.create_task(self._close())
+            self._set.closing.add(self._closing)
+            self._closing.add_done_callback(self._set.closing.discard)
+        try:
+            return await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            await asyncio.wait([self._closing])
+            self._closing.exception()  # seen: asyncio would report it as forgotten
+            raise
+
+    async def _close(self) -> list[float]:
+        rewards: list[float] = []
+        fault: Exception | None = None
+        for slot in self._created.values():
+            try:
+                outcome = await self._through(slot, "calc_reward", {}, functools.partial(self._reward, slot))
+                if outcome.reward is not None:
+                    rewards.append(outcome.reward)
+            except Exception as error:
+                fault = fault or error
+            finally:
+                await self._release(slot)
+        if fault is not None:
+            raise fault
+        return rewards
+
+    async def _reward(self, slot: Slot) -> Outcome:
+        reward = await _hook(slot, slot.tool.calc_reward, self.instance_id)
+        if reward is not None and finite(reward) is None:
+            problem = f"it must return a finite number or None, found {reward!r:.100}"
+            raise wrong(f"tool {slot.tool.name}", slot.tool.calc_reward, problem)
+        return Outcome(reward=None if reward is None else float(reward))
+
+    async def _release(self, slot: Slot) -> None:
+        if self._set.is_replay:
+            return
+        try:
+            await _hook(slot, slot.tool.release, self.instance_id)
+        except (_Fault, CodeError) as fault:  # what it did stays valid
+            warnings.warn(f"trajectory {self.instance_id}", f"tool {slot.tool.name}: {fault}")
+
+
+class _Fault(Exception):
+    """A tool failed, and not for the policy's fault."""
+
+
+class WrongResponse(TypeError):
+    """A tool's `execute` gave what it must not."""
+
+
+async def awaited(answer: Awaitable[T]) -> T:
+    """Raises WrongResponse when `execute` is no coroutine function."""
+    if not inspect.isawaitable(answer):
+        raise WrongResponse("execute must be a coroutine function (`async def`)")
+    return await answer
+
+
+def check_response(response: Any) -> None:
+    """Raises WrongResponse for what is no ToolResponse, or one with a part of another type."""
+    if not isinstance(response, ToolResponse):
+        raise WrongResponse(f"execute must return a ToolResponse, found {type(response).__name__} {response!r:.100}")
+    numbers = isinstance(response.metrics, Mapping) and all(
+        number_of(one) is not None for one in response.metrics.values()
+    )
+    expected = {
+        "text": ("a text", isinstance(response.text, str)),
+        "reward": ("a finite number or None", response.reward is None or finite(response.reward) is not None),
+        "metrics": ("a mapping of names to numbers", numbers),
+        "files": ("a mapping of paths to base64", isinstance(response.files, Mapping)),
+        "images": ("a list", isinstance(response.images, Sequence) and not isinstance(response.images, str | bytes)),
+    }
+    for name, (kind, fits) in expected.items():
+        if not fits:
+            raise WrongResponse(
+                f"the {name} of its ToolResponse must be {kind}, found {getattr(response, name)!r:.100}"
+            )
+
+
+def _encoded(image: Any) -> str:
+    """In base64. Raises DataError for what is no image, or a damaged one."""
+    picture = as_picture(image)
+    picture.decode()
+    return base64.b64encode(picture.data).decode()
+
+
+async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: Any, **kwargs: Any) -> T:
+    """A method of the tool within the tool's deadline.
+
+    Raises _Fault for what the infrastructure or the row is to blame for, CodeError for an error of the tool's code.
+    """
+    deadline = within(slot.limits.timeout)
+    try:
+        async with deadline as timeout:
+            call = functools.partial(hook, *arguments, **kwargs)
+            return await answer_of(f"tool {slot.tool.name}", hook, call, passing=(ToolError,))
+    except CodeError:
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {_one_line(str(error))}"
+        if timeout.expired():
+            problem = f"not done within {slot.limits.timeout:g} s"
+        raise _Fault(f"{hook.__name__}: {problem}") from error
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text[:_ERROR_CHARACTERS].split()) + (" ..." if len(text) > _ERROR_CHARACTERS else "")

@@ -1,0 +1,328 @@
+"""The training loop. `Trainer.train_step` reads top to bottom like the algorithm.
+
+Everything random is derived from (trainer.seed, step, prompt, trajectory, position), so a resumed run needs no
+generator state: it continues with the same batches and, on one device, the same numbers.
+
+What a step logs beside `agentrl.observe.metrics`, the same whatever the config is. *Taken* optimizer steps are those
+that were not skipped; a number that has nothing to be taken over is left out:
+
+| name | what it is |
+|---|---|
+| `left_out/<cause>` | trajectories that are not trained on |
+| `group/groups` | prompts of which at least one trajectory is trained on |
+| `group/groups_of_one` | those of which one is; of several asked for it teaches nothing (group estimators) |
+| `group/groups_equal` | those of two or more whose rewards are all equal |
+| `rollout/logprob_gap_mean_abs` `/max_abs` `/kl` | trainer's log-probs against the engine's, over all policy tokens |
+| `actor/entropy` | mean over all policy tokens of the policy's entropy before the update, in nats |
+| `actor/reward_kl_penalty`, `actor/reward_kl_penalty_coeff` | KL in the reward: mean over sequences; its coefficient |
+| `actor/pg_loss`, `actor/kl_loss` | that term of the loss, without coefficient: mean over the taken optimizer steps |
+| `actor/ppo_kl` | mean of old - new log-prob over the policy tokens with advantage of the taken optimizer steps |
+| `actor/clip_frac`, `actor/clip_frac_lower` | fraction of the same tokens that the clip, the dual clip cut off |
+| `critic/vf_loss` | value loss: mean over the taken optimizer steps |
+| `critic/clip_frac`, `critic/value_mean` | fraction clipped, and mean value, over the policy tokens of these steps |
+| `actor/grad_norm`, `critic/grad_norm` | before clipping, mean over the taken optimizer steps |
+| `actor/lr`, `critic/lr` | the learning rate that was used |
+| `actor/skipped_updates`, `critic/skipped_updates` | optimizer steps skipped: loss or gradient was not finite |
+| `train/filtered_fraction` | fraction of the sequences that the policy's update did not go over: zero advantage |
+| `perf/update_tokens` | all tokens that it went over, counted in each epoch |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentrl.algorithms.estimate import estimate
+from agentrl.checkpoint.export import export_policy
+from agentrl.checkpoint.manager import Finish
+from agentrl.checkpoint.recovery import Continuation
+from agentrl.checkpoint.state import all_seen
+from agentrl.config import config_to_dict
+from agentrl.config.needs import GROUP_ESTIMATORS
+from agentrl.errors import TrainingError, WorkerDied
+from agentrl.observe.metrics import step_metrics
+from agentrl.observe.plot import plot
+from agentrl.runtime.profiler import profile_of
+from agentrl.trainer.build import Parts
+from agentrl.trainer.model_scores import trained_on, with_model_scores
+from agentrl.trainer.validation import validate
+from agentrl.trajectory import Outline, Trajectory
+from agentrl.trajectory.batch import Sequences
+from agentrl.trajectory.collate import left_out
+from agentrl.workers import WorkerGroup
+
+Metrics = dict[str, float]
+
+
+class Trainer:
+    """Runs `parts` from the newest checkpoint, or from the start, to the last step."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.display = parts.display
+        self.step = 0
+        self.continuation = Continuation(self.config.trainer, parts.executor, parts.checkpoints, parts.display)
+        self.seconds: Metrics = {}
+        self.first = self.state()
+
+    def fit(self) -> Metrics:
+        """Train and return the last validation's metrics (empty without validation)."""
+        config, total = self.config.trainer, self.parts.total_steps
+        validation: Metrics = {}
+        self.resume()
+        if config.val_only or (self.step == 0 and config.val_before_train):
+            validation = self.validate_first()
+            self.log(validation)
+        if config.val_only:
+            return validation
+        with self.display.stage("train", total=total, done=self.step) as stage:
+            while True:
+                done = self.step
+                try:
+                    if done == total:
+                        self.parts.checkpoints.settle()
+                        self.export()
+                        return validation
+                    self.step += 1
+                    metrics = self.train_step()
+                    if due(config.test_freq, self.step, total):
+                        validation = self.validate()
+                        metrics |= validation
+                    if "console" in config.logger:
+                        self.display.step(self.step, total, metrics)
+                    self.log(metrics)
+                    self.parts.checkpoints.settle(wait=False)
+                    if due(config.save_freq, self.step, total):
+                        self.save()
+                except WorkerDied as death:
+                    self.go_back(death)
+                except Exception:
+                    with suppress(Exception):  # the error that ended the run is the one to tell
+                        self.parts.checkpoints.settle()
+                    raise
+                stage.advance(self.step - done)
+
+    def validate_first(self) -> Metrics:
+        """Validate before any step; by new workers when some die."""
+        while True:
+            try:
+                return self.validate()
+            except WorkerDied as death:
+                self.go_back(death)
+
+    def go_back(self, death: WorkerDied) -> None:
+        """After a worker died: new workers, and what the newest checkpoint holds.
+
+        Raises WorkerDied when the run has gone on often enough.
+        """
+
+        def go_back_to(path: Path | None) -> None:
+            self.parts.rollouts.revive()
+            self.begin_again() if path is None else self.load(path)
+            if not self.config.trainer.val_only:
+                self.parts.tracker.truncate_after(self.step)
+
+        death = self.continuation.after(death, go_back_to)
+        self.display.warn(f"{death}; new workers go on after step {self.step}")
+
+    def begin_again(self) -> None:
+        """Everything as it was when this process began from no checkpoint, with workers that are new."""
+        parts = self.parts
+        self.step = 0
+        parts.loader.load_state_dict(self.first["loader"])
+        if parts.kl_controller is not None:
+            parts.kl_controller.load_state_dict(self.first["kl_controller"])
+        parts.rollouts.sync_weights(parts.policy.run("weights"), 0)
+
+    def train_step(self) -> Metrics:
+        """One step: rollouts, log-probs, advantages, update, weights to the engine."""
+        parts, algorithm = self.parts, self.config.algorithm
+        metrics = {name: spent for name, spent in self.seconds.items() if name == "time/save"}  # after the step before
+        self.seconds = {}
+        began = time.perf_counter()
+
+        samples = next(parts.loader)
+        frequency = self.config.trainer.show_trajectory_freq
+        with self.timed("rollout", shown=False):
+            show = frequency > 0 and (self.step - 1) % frequency == 0
+            rollout = parts.rollouts.train(samples, self.step, show=show)
+        metrics |= parts.rollouts.metrics()
+        parts.rollouts.rest()
+        self.show(rollout.shown, "train")
+        outlines, further_rewards = rollout.outlines, None
+        if parts.reward_model is not None:
+            with self.timed("reward_model"):
+                outlines = with_model_scores(parts, rollout)
+            further_rewards = {number: outline.model_reward for number, outline in enumerate(outlines)}
+        self.check_failures(outlines)
+        metrics |= step_metrics(
+            outlines,
+            turn_reward_coef=algorithm.turn_reward_coef,
+            success_threshold=self.config.reward_model.success_threshold,
+        )
+        metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(outlines).items()}
+
+        batch = trained_on(parts.executor, rollout, outlines)
+        tokens = batch.num_tokens
+        with self.timed("old_log_prob"):
+            logprobs, entropy = parts.policy.run("compute_log_probs", batch)
+        batch = batch.with_fields(old_logprobs=logprobs)
+        metrics |= entropy
+        if parts.reference is not None:
+            with self.timed("ref_log_prob"):
+                logprobs, _ = parts.reference.run("compute_log_probs", batch)
+            batch = batch.with_fields(ref_logprobs=logprobs)
+        if parts.critic is not None:
+            with self.timed("values"):
+                batch = batch.with_fields(values=parts.critic.run("compute_values", batch))
+
+        with self.timed("advantages"):
+            arguments = (algorithm, self.config.actor_rollout_ref.rollout.n, parts.kl_controller, further_rewards)
+            batch, found = parts.executor.compute(estimate, batch, *arguments)
+        metrics |= found.metrics
+        if parts.kl_controller is not None:
+            parts.kl_controller.load_state_dict(found.controller)
+        filtered = algorithm.filter_groups.enable and algorithm.adv_estimator in GROUP_ESTIMATORS
+        updated = False
+        if len(batch):
+            updated, update_metrics = self.update(batch, found.zero_advantage if filtered else [])
+            metrics |= update_metrics
+        if updated or parts.rollouts.resting:
+            metrics |= self.sync_weights()
+
+        seconds = time.perf_counter() - began
+        return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
+
+    def update(self, batch: Sequences, zero_advantage: list[int]) -> tuple[bool, Metrics]:
+        """Critic, and policy after the critic's warm-up; whether the policy has new weights.
+
+        zero_advantage: sequences that the policy need not go over where they teach it nothing.
+        """
+        parts = self.parts
+        metrics: Metrics = {}
+        updated = self.step > self.config.trainer.critic_warmup
+        if parts.critic is not None:
+            with self.timed("update_critic"):
+                metrics |= parts.critic.run("update", batch, step=self.step)
+        if updated:
+            with self.timed("update_actor"):
+                metrics |= parts.policy.run("update", batch, step=self.step, zero_advantage=zero_advantage)
+        return updated, metrics
+
+    def sync_weights(self) -> Metrics:
+        """The policy's weights to the engine."""
+        parts = self.parts
+        with self.timed("sync_weights"):
+            report = parts.rollouts.sync_weights(parts.policy.run("weights"), self.step)
+        return {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
+
+    def check_failures(self, outlines: list[Outline]) -> None:
+        """Raises TrainingError when too many trajectories failed."""
+        unscored = [outline for outline in outlines if outline.score is None]
+        allowed = self.config.actor_rollout_ref.rollout.agent.max_failed_fraction * len(outlines)
+        if len(unscored) > allowed or len(unscored) == len(outlines):
+            causes = sorted({outline.failure or outline.status for outline in unscored})
+            raise TrainingError(
+                f"step {self.step}: {len(unscored)} of {len(outlines)} trajectories failed, more than "
+                f"actor_rollout_ref.rollout.agent.max_failed_fraction allows. Causes: {'; '.join(causes[:5])}"
+            )
+
+    def validate(self) -> Metrics:
+        """Validate and show. Empty when there is no validation data."""
+        if self.parts.val_data is None:
+            return {}
+        with self.timed("validation", shown=False):
+            metrics, shown = validate(self.parts, self.step, show=self.config.trainer.show_trajectory_freq > 0)
+        self.show(shown, "val")
+        self.display.validation(self.step, metrics)
+        return metrics | {"time/validation": self.seconds["time/validation"]}
+
+    def log(self, metrics: Metrics) -> None:
+        """One line of metrics a step, and the plot whenever validation is in it."""
+        self.parts.tracker.log(metrics, self.step)
+        if any(name.startswith("val/") for name in metrics):
+            plot(self.parts.dir / "metrics.jsonl", self.parts.dir / "reward.png", self.config.trainer.experiment_name)
+
+    def show(self, trajectory: Trajectory | None, split: str) -> None:
+        if trajectory is not None:
+            self.display.trajectory(trajectory, f"{split}, step {self.step}")
+
+    def save(self) -> None:
+        """A checkpoint of everything a continued run needs, published now or, in the background, when it is written."""
+        parts = self.parts
+        groups = {"policy": parts.policy} | ({"critic": parts.critic} if parts.critic is not None else {})
+        writers = {name: partial(save_workers, group, parts.checkpoints.background) for name, group in groups.items()}
+        with self.timed("save"):
+            parts.checkpoints.save(self.step, writers, self.state() | {"config": config_to_dict(self.config)})
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the workers."""
+        parts = self.parts
+        state: dict[str, Any] = {"step": self.step, "loader": parts.loader.state_dict()}
+        if parts.kl_controller is not None:
+            state["kl_controller"] = parts.kl_controller.state_dict()
+        return state
+
+    def load(self, path: Path) -> None:
+        """Workers, data order, step and engine as the checkpoint has them. Raises CheckpointError."""
+        parts = self.parts
+        state = parts.checkpoints.load(path)
+        parts.policy.run("load", dir=path / "policy")
+        if parts.critic is not None:
+            parts.critic.run("load", dir=path / "critic")
+        if parts.kl_controller is not None:
+            parts.kl_controller.load_state_dict(state["kl_controller"])
+        parts.loader.load_state_dict(state["loader"])
+        self.step = state["step"]
+        parts.rollouts.sync_weights(parts.policy.run("weights"), self.step)
+
+    def resume(self) -> None:
+        """Load the checkpoint that `resume_mode` asks for, if there is one, then begin to write into the run's folder.
+
+        Raises ConfigError (see `Continuation`).
+        """
+        parts, config = self.parts, self.config.trainer
+        path = self.continuation.begin(None if config.val_only else parts.total_steps, parts.dir / "policy")
+        if path is not None:
+            self.load(path)
+            self.display.note(f"resumed from {path} (step {self.step})")
+        after = None if config.val_only else -1 if path is None else self.step
+        parts.folder.begin(parts.tracker, parts.checkpoints, after)
+
+    def export(self) -> None:
+        """The policy in Hugging Face format, whole or not at all."""
+        parts = self.parts
+        export_policy(parts.policy, parts.chat, self.step, parts.dir / "policy", parts.checkpoints.store, self.display)
+
+    @contextmanager
+    def timed(self, name: str, *, shown: bool = True) -> Iterator[None]:
+        """Time a stage into `time/<name>`, in seconds; show it, unless it shows its own progress. Profiled if asked."""
+        began = time.perf_counter()
+        self.parts.executor.profile_with(profile_of(self.config.trainer, self.parts.dir, self.step, name))
+        try:
+            with self.display.stage(name.replace("_", " ")) if shown else nullcontext():
+                yield
+        finally:
+            self.parts.executor.profile_with(None)  # what follows a worker's death is no part of the stage
+        self.seconds[f"time/{name}"] = time.perf_counter() - began
+
+
+def save_workers(group: WorkerGroup, background: bool, dir: Path) -> Finish:
+    """Have every worker write its part into `dir`; they have finished when this process sees all of it."""
+    group.run("save", dir=dir, background=background)
+
+    def finish(wait: bool) -> bool:
+        written: bool = group.run("finish_save", wait=wait)["written"] == 1  # the mean over the ranks
+        return written and all_seen(dir, wait=wait)
+
+    return finish
+
+
+def due(frequency: int, step: int, total: int) -> bool:
+    """Every `frequency` steps, and at the last one; -1: only there."""
+    return step == total or (frequency > 0 and step % frequency == 0)

@@ -1,0 +1,180 @@
+"""The loop of supervised training: steps, validation, checkpoints, the policy at the end.
+
+The order of the data follows from (data.seed, epoch), so a checkpoint's step says which batch comes next. A run that
+would order them otherwise does not go on from it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentrl.chat import Chat
+from agentrl.checkpoint.export import export_policy
+from agentrl.checkpoint.manager import CheckpointManager
+from agentrl.checkpoint.recovery import Continuation
+from agentrl.checkpoint.remote import ObjectStore
+from agentrl.config import SFTConfig, config_to_dict
+from agentrl.data.sft import SFTSample
+from agentrl.errors import WorkerDied
+from agentrl.observe.display import Display
+from agentrl.observe.tracking import Tracker
+from agentrl.runtime.executor import Executor
+from agentrl.runtime.profiler import profile_of
+from agentrl.trainer.grpo import due, save_workers
+from agentrl.trainer.run_folder import RunFolder
+from agentrl.workers.sft import to_batch
+
+Metrics = dict[str, float]
+CHECKPOINTS, POLICY = "checkpoints", "policy"
+
+
+class SupervisedTrainer:
+    """Trains the workers of `executor` for `total` steps, from the newest checkpoint or from the start."""
+
+    def __init__(
+        self,
+        config: SFTConfig,
+        executor: Executor,
+        chat: Chat,
+        train: Sequence[SFTSample],
+        validation: Sequence[SFTSample] | None,
+        total: int,
+        folder: RunFolder,
+        tracker: Tracker,
+        store: ObjectStore | None,
+        display: Display,
+    ) -> None:
+        self.config, self.executor, self.chat, self.display, self.tracker = config, executor, chat, display, tracker
+        self.train, self.validation, self.total = train, validation, total
+        self.batches = batches(config, train)
+        self.folder, self.dir = folder, folder.path
+        self.workers = executor.groups["sft"]
+        self.checkpoints = CheckpointManager(
+            self.dir / CHECKPOINTS,
+            keep=config.trainer.max_ckpt_to_keep,
+            fingerprint=order_of(config, train),
+            background=config.trainer.checkpoint.async_save,
+            store=store,
+            warn=display.warn,
+        )
+        self.step = 0
+        self.continuation = Continuation(config.trainer, executor, self.checkpoints, display)
+
+    def fit(self) -> Metrics:
+        """Train, write the policy, and return the last step's metrics; none where no step was left."""
+        self.resume()
+        metrics: Metrics = {}
+        with self.display.stage("sft", total=self.total, done=self.step) as stage:
+            while True:
+                done = self.step
+                try:
+                    if done == self.total:
+                        self.checkpoints.settle()
+                        self.export()
+                        return metrics
+                    metrics = self.train_step()
+                    shown = {name: metrics[f"sft/{name}"] for name in ("loss", "lr") if f"sft/{name}" in metrics}
+                    stage.advance(1, **shown)
+                except WorkerDied as death:
+                    self.go_back(death)
+                    stage.advance(self.step - done)
+                except Exception:
+                    with suppress(Exception):  # the error that ended the run is the one to tell
+                        self.checkpoints.settle()
+                    raise
+
+    def train_step(self) -> Metrics:
+        """The next step: an update, and validation and a checkpoint where they are due."""
+        began = time.perf_counter()
+        batch = to_batch(next(self.batches))
+        self.step += 1
+        trainer = self.config.trainer
+        self.executor.profile_with(profile_of(trainer, self.dir, self.step, "update"))
+        try:
+            metrics: Metrics = self.workers.run("update", self.executor.keep(batch), step=self.step)
+        finally:
+            self.executor.profile_with(None)
+        seconds = time.perf_counter() - began
+        metrics |= {"time/step": seconds, "perf/tokens_per_second": batch.num_tokens / seconds}
+        if self.validation is not None and due(trainer.test_freq, self.step, self.total):
+            metrics |= self.workers.run("mean_loss", self.executor.keep(to_batch(self.validation)))
+            self.display.validation(self.step, metrics)
+        self.tracker.log(metrics, self.step)
+        self.checkpoints.settle(wait=False)
+        if trainer.save_freq > 0 and due(trainer.save_freq, self.step, self.total):
+            writers = {POLICY: partial(save_workers, self.workers, self.checkpoints.background)}
+            self.checkpoints.save(self.step, writers, {"step": self.step, "config": config_to_dict(self.config)})
+        return metrics
+
+    def resume(self) -> None:
+        """Load the checkpoint that `resume_mode` asks for, if there is one, then begin to write into the run's folder.
+
+        Raises ConfigError (see `Continuation`).
+        """
+        path = self.continuation.begin(self.total, self.dir / POLICY)
+        self.load(path)
+        self.folder.begin(self.tracker, self.checkpoints, self.step)
+        if path is not None:
+            self.display.note(f"resumed from {path} (step {self.step})")
+
+    def load(self, path: Path | None) -> None:
+        """Everything as a checkpoint has it; None: as it is at the start, where new workers are."""
+        self.step = 0
+        if path is not None:
+            self.step = self.checkpoints.load(path)["step"]
+            self.workers.run("load", dir=path / POLICY)
+        self.batches = batches(self.config, self.train, self.step)
+
+    def go_back(self, death: WorkerDied) -> None:
+        """After a worker died: new workers, and what this process saved last, or began with.
+
+        Raises WorkerDied when the run has gone on often enough.
+        """
+        death = self.continuation.after(death, self.load)
+        self.tracker.truncate_after(self.step)
+        self.display.warn(f"{death}; new workers go on after step {self.step}")
+
+    def export(self) -> None:
+        """The policy in Hugging Face format, whole or not at all. Raises TrainingError when the disk is full."""
+        export_policy(self.workers, self.chat, self.step, self.dir / POLICY, self.checkpoints.store, self.display)
+
+
+def order_of(config: SFTConfig, samples: Sequence[SFTSample]) -> dict[str, Any]:
+    """What decides which transcripts each step takes, by the config's keys."""
+    checksum = 0
+    for sample in samples:
+        checksum = zlib.crc32(sample.mask.tobytes(), zlib.crc32(sample.ids.tobytes(), checksum))
+    return {
+        "data.train_files": f"{len(samples)} transcripts with checksum {checksum:08x}",
+        "data.train_batch_size": config.data.train_batch_size,
+        "data.shuffle": config.data.shuffle,
+        "data.seed": config.data.seed,
+    }
+
+
+def steps_per_epoch(config: SFTConfig, samples: Sequence[SFTSample]) -> int:
+    """The last batch of an epoch may be smaller: no transcript is left out."""
+    return -(-len(samples) // config.data.train_batch_size)
+
+
+def batches(config: SFTConfig, samples: Sequence[SFTSample], done: int = 0) -> Iterator[list[SFTSample]]:
+    """The batches after the first `done`, epoch after epoch: each shuffled anew by (data.seed, epoch), or all in the
+    order of the files.
+    """
+    size = config.data.train_batch_size
+    first, within = divmod(done, steps_per_epoch(config, samples))
+    for epoch in itertools.count(first):
+        order = list(range(len(samples)))
+        if config.data.shuffle:
+            random.Random(f"{config.data.seed}/{epoch}").shuffle(order)
+        for start in range(within * size, len(order), size):
+            yield [samples[index] for index in order[start : start + size]]
+        within = 0

@@ -1,0 +1,31 @@
+"""The record of what was sampled, and the data made of it."""
+
+from agentrl.trajectory.trajectory import (
+    COUNTED,
+    Image,
+    Message,
+    Outline,
+    PlacedImage,
+    Status,
+    ToolCallRecord,
+    Trajectory,
+    Transcript,
+    Turn,
+    VersionSpan,
+    exclusion,
+)
+
+__all__ = [
+    "COUNTED",
+    "Image",
+    "Message",
+    "Outline",
+    "PlacedImage",
+    "Status",
+    "ToolCallRecord",
+    "Trajectory",
+    "Transcript",
+    "Turn",
+    "VersionSpan",
+    "exclusion",
+]

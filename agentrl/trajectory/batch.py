@@ -1,0 +1,162 @@
+"""The ragged batch: N sequences as T tokens in a row and the offsets where each begins. There is no padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, Self
+
+import torch
+
+from agentrl.trajectory.images import Images
+
+_TOKEN = {"kind": "token"}
+_SEQUENCE = {"kind": "sequence"}
+
+
+class Sequences(Protocol):
+    """Sequences whose tokens may be in another process: what is needed to plan with them, and a way to get some."""
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """[N] int64, tokens"""
+        ...
+
+    @property
+    def group(self) -> torch.Tensor:
+        """[N] int64, index of the prompt"""
+        ...
+
+    @property
+    def policy_tokens(self) -> torch.Tensor:
+        """[N] int64, tokens that the policy sampled"""
+        ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def has(self, field: str) -> bool:
+        """Whether the optional field of `RaggedBatch` is there."""
+        ...
+
+    def select(self, indices: Sequence[int]) -> Self:
+        """The sequences `indices`, in that order."""
+        ...
+
+    def with_fields(self, **values: Any) -> Self:
+        """The same sequences with further fields, or others: what a worker group returned for them."""
+        ...
+
+    def load(self) -> RaggedBatch:
+        """With all tokens, in this process."""
+        ...
+
+
+@dataclass(slots=True)
+class RaggedBatch:
+    """T tokens of N sequences. Legend: T tokens, N sequences.
+
+    A token field's entry t belongs to ids[t]: `logprobs[t]` is log p(ids[t] | the tokens before it in its sequence),
+    so the first token of a sequence never carries one. `mask` is True where the policy sampled the token.
+    """
+
+    offsets: torch.Tensor  # [N + 1] int64, offsets[0] = 0, offsets[N] = T
+    ids: torch.Tensor = field(metadata=_TOKEN)  # [T] int64
+    mask: torch.Tensor = field(metadata=_TOKEN)  # [T] bool
+    rollout_logprobs: torch.Tensor = field(metadata=_TOKEN)  # [T] float32, the engine's
+    rewards: torch.Tensor = field(metadata=_TOKEN)  # [T] float32, each on a policy token
+    group: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, index of the prompt
+    trajectory: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, sequences of one trajectory share it
+    old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, before the update
+    ref_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the reference policy's
+    values: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the critic's
+    advantages: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
+    returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
+    images: Images | None = None
+    """Of all sequences; None where there are none."""
+
+    def __len__(self) -> int:
+        return self.offsets.numel() - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self.ids.numel()
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """[N] int64"""
+        return self.offsets.diff()
+
+    @property
+    def policy_tokens(self) -> torch.Tensor:
+        """[N] int64: tokens that the policy sampled."""
+        return torch.zeros(len(self), dtype=torch.int64).index_add_(0, self.sequence_ids(), self.mask.long())
+
+    def has(self, field: str) -> bool:
+        return getattr(self, field) is not None
+
+    def with_fields(self, **values: Any) -> RaggedBatch:
+        return replace(self, **values)
+
+    def load(self) -> RaggedBatch:
+        return self
+
+    @staticmethod
+    def concat(batches: Sequence[RaggedBatch]) -> RaggedBatch:
+        """The sequences of one batch after those of another. All must have the same optional fields; at least one."""
+        ends = torch.tensor([0, *(batch.num_tokens for batch in batches)]).cumsum(0).tolist()
+        offsets = [batch.offsets[1:] + end for batch, end in zip(batches, ends, strict=False)]
+        changes: dict[str, Any] = {"offsets": torch.cat([batches[0].offsets[:1], *offsets])}
+        changes["images"] = Images.concat([(batch.images, len(batch)) for batch in batches])
+        for item in fields(RaggedBatch):
+            if item.metadata and batches[0].has(item.name):
+                changes[item.name] = torch.cat([getattr(batch, item.name) for batch in batches])
+        return replace(batches[0], **changes)
+
+    def select(self, indices: Sequence[int]) -> RaggedBatch:
+        """The sequences `indices`, in that order."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        lengths = self.lengths[rows]
+        offsets = torch.zeros(len(indices) + 1, dtype=torch.int64)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        take = token_places(self.offsets[rows], lengths)
+        changes: dict[str, Any] = {"offsets": offsets}
+        if self.images is not None:
+            changes["images"] = self.images.select(rows.tolist(), len(self))
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None and item.metadata:
+                changes[item.name] = value[take] if item.metadata["kind"] == "token" else value[rows]
+        return replace(self, **changes)
+
+    def sequence_ids(self) -> torch.Tensor:
+        """[T] int64: which sequence each token belongs to."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.lengths)
+
+
+def token_places(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """[sum of lengths] int64: start, start + 1, ... of each sequence; starts and lengths [N] int64."""
+    before = lengths.cumsum(0) - lengths
+    return torch.repeat_interleave(starts - before, lengths) + torch.arange(int(lengths.sum()))
+
+
+def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group sequence indices into micro-batches of at most `max_tokens` tokens, longest first, first fit.
+
+    A sequence longer than `max_tokens` gets a micro-batch of its own. Deterministic.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in order:
+        for position, free in enumerate(room):
+            if lengths[index] <= free:
+                bins[position].append(index)
+                room[position] -= lengths[index]
+                break
+        else:
+            bins.append([index])
+            room.append(max_tokens - lengths[index])
+    return bins

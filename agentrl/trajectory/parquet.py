@@ -1,0 +1,298 @@
+"""Trajectories as parquet: one row a trajectory, readable by pandas, and back to `Trajectory` objects.
+
+One file a step and split, `train_000012.parquet`, or of several rollout workers one each, `train_000012.1of2.parquet`;
+it is there whole or not at all, and a step done again replaces what is there of it.
+Log-probs are stored as float32, which is what engines compute. Text that is not valid Unicode (lone surrogates) is
+stored with U+FFFD in its place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.errors import DataError
+from agentrl.system.publish import published
+from agentrl.trajectory import (
+    Message,
+    Outline,
+    PlacedImage,
+    Status,
+    ToolCallRecord,
+    Trajectory,
+    Transcript,
+    Turn,
+    VersionSpan,
+)
+
+_MESSAGE = pa.struct(
+    {
+        "role": pa.string(),
+        "content": pa.string(),  # null unless it is plain text
+        "tool_calls": pa.string(),  # JSON
+        "other": pa.string(),  # JSON of the message's further keys
+    }
+)
+_TURN = pa.struct(
+    {
+        "role": pa.string(),
+        "text": pa.string(),
+        "transcript": pa.int32(),
+        "start": pa.int32(),
+        "end": pa.int32(),
+        "finish_reason": pa.string(),
+        "reward": pa.float64(),
+        "seconds": pa.float64(),
+    }
+)
+_CALL = pa.struct(
+    {
+        "turn": pa.int32(),  # index in `turns` of the turn that made the call
+        "name": pa.string(),
+        "arguments": pa.string(),  # JSON
+        "response": pa.string(),
+        "error": pa.string(),
+        "reward": pa.float64(),
+        "seconds": pa.float64(),
+        "truncated": pa.bool_(),
+    }
+)
+_IMAGE = pa.struct(
+    {
+        "start": pa.int32(),  # its first token
+        "tokens": pa.int32(),
+        "grid": pa.list_(pa.int32()),  # frames, rows and columns of patches
+        "digest": pa.string(),  # of its file, as in `messages`
+    }
+)
+_SPAN = pa.struct({"version": pa.int64(), "start": pa.int32(), "end": pa.int32()})
+SCHEMA = pa.schema(
+    {
+        "step": pa.int64(),
+        "split": pa.string(),
+        "uid": pa.string(),
+        "group": pa.int64(),
+        "data_source": pa.string(),
+        "agent_name": pa.string(),
+        "status": pa.string(),
+        "failure": pa.string(),
+        "score": pa.float64(),
+        "reward": pa.float64(),  # `Outline.reward`: what it is trained on as a whole; null where it is not
+        "model_reward": pa.float64(),  # the reward model's part of it; null without one
+        "turn_rewards": pa.list_(pa.float64()),
+        "num_turns": pa.int32(),  # assistant turns
+        "messages": pa.list_(_MESSAGE),
+        "turns": pa.list_(_TURN),
+        "calls": pa.list_(_CALL),
+        # One entry a transcript:
+        "prompt_length": pa.list_(pa.int32()),
+        "ids": pa.list_(pa.list_(pa.int32())),
+        "mask": pa.list_(pa.list_(pa.int8())),
+        "logprobs": pa.list_(pa.list_(pa.float32())),
+        "versions": pa.list_(pa.list_(_SPAN)),
+        "images": pa.list_(pa.list_(_IMAGE)),
+        "score_extra": pa.map_(pa.string(), pa.float64()),
+        "metrics": pa.map_(pa.string(), pa.float64()),
+    }
+)
+
+
+def write_trajectories(
+    dir: Path,
+    trajectories: Sequence[Trajectory],
+    *,
+    step: int,
+    split: str,
+    part: str = "",
+    share: tuple[int, int] = (1, 1),
+    turn_reward_coef: float | None,
+) -> Path:
+    """Write `dir/<split>_<step><part>.parquet` and return its path; of a `share` (number, count) its own file.
+
+    Without `turn_reward_coef` no reward is in it: a reward model has yet to score, and `fill_rewards` comes after it.
+    Files that another number of workers wrote of the same are removed. Raises TrainingError on a full disk.
+    """
+    stem, (number, count) = f"{split}_{step:06d}{part}", share
+    names = [f"{stem}.{one}of{count}.parquet" for one in range(1, count + 1)] if count > 1 else [f"{stem}.parquet"]
+    path = dir / names[number - 1]
+    rows = [to_row(trajectory, step, split, turn_reward_coef) for trajectory in trajectories]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    with published(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+    for other in dir.glob(f"{stem}.*parquet"):
+        if other.name not in names:
+            other.unlink(missing_ok=True)
+    return path
+
+
+def fill_rewards(path: Path, outlines: Sequence[Outline], turn_reward_coef: float) -> None:
+    """Write what a reward model made of trajectories, rewards and failures, into their file, in whose order they are.
+
+    Raises DataError when it is not their file, TrainingError on a full disk.
+    """
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: the rewards cannot be filled in, for it cannot be read: {error}") from error
+    if table["uid"].to_pylist() != [_text(outline.uid) for outline in outlines]:
+        raise DataError(f"{path}: the rewards cannot be filled in, for it holds other trajectories than were scored")
+    columns: dict[str, list[Any]] = {
+        "status": [outline.status.value for outline in outlines],
+        "failure": [_text(outline.failure) for outline in outlines],
+        "score": [outline.score for outline in outlines],
+        "reward": [outline.reward(turn_reward_coef) for outline in outlines],
+        "model_reward": [None if outline.score is None else outline.model_reward for outline in outlines],
+    }
+    for name, values in columns.items():
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), pa.array(values, SCHEMA.field(name).type))
+    with published(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def read_trajectories(path: Path) -> list[Trajectory]:
+    """The trajectories of one file, in the order they were written. Raises DataError when it is not such a file."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: want a parquet file of trajectories, but it cannot be read: {error}") from error
+    missing = [name for name in SCHEMA.names if name not in table.column_names]
+    if missing:
+        raise DataError(f"{path}: want a file of trajectories; the columns {', '.join(missing)} are missing")
+    return [from_row(row) for row in table.to_pylist(maps_as_pydicts="strict")]
+
+
+def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: float | None) -> dict[str, Any]:
+    """The values of SCHEMA's columns; see `write_trajectories`."""
+    return {
+        "step": step,
+        "split": split,
+        "uid": _text(trajectory.uid),
+        "group": trajectory.group,
+        "data_source": _text(trajectory.data_source),
+        "agent_name": _text(trajectory.agent_name),
+        "status": trajectory.status.value,
+        "failure": _text(trajectory.failure),
+        "score": trajectory.score,
+        "reward": None if turn_reward_coef is None else trajectory.outline().reward(turn_reward_coef),
+        "model_reward": None,
+        "turn_rewards": trajectory.turn_rewards,
+        "num_turns": sum(turn.role == "assistant" for turn in trajectory.turns),
+        "messages": [_message_row(message) for message in trajectory.messages],
+        "turns": [_turn_row(turn) for turn in trajectory.turns],
+        "calls": [_call_row(index, call) for index, turn in enumerate(trajectory.turns) for call in turn.calls],
+        "prompt_length": [transcript.prompt_length for transcript in trajectory.transcripts],
+        "ids": [transcript.ids for transcript in trajectory.transcripts],
+        "mask": [transcript.mask for transcript in trajectory.transcripts],
+        "logprobs": [transcript.logprobs for transcript in trajectory.transcripts],
+        "versions": [
+            [{"version": span.version, "start": span.start, "end": span.end} for span in transcript.versions]
+            for transcript in trajectory.transcripts
+        ],
+        "images": [[_image_row(one) for one in transcript.images] for transcript in trajectory.transcripts],
+        "score_extra": {valid_unicode(name): value for name, value in trajectory.score_extra.items()},
+        "metrics": {valid_unicode(name): value for name, value in trajectory.metrics.items()},
+    }
+
+
+def _image_row(placed: PlacedImage) -> dict[str, Any]:
+    image = placed.image
+    return {"start": placed.start, "tokens": image.tokens, "grid": image.grid, "digest": image.digest.hex()}
+
+
+def _message_row(message: Message) -> dict[str, Any]:
+    plain = isinstance(message.get("content"), str)
+    other = {
+        key: value
+        for key, value in message.items()
+        if key not in ("role", "tool_calls") and not (plain and key == "content")
+    }
+    return {
+        "role": _text(message["role"]),
+        "content": _text(message["content"]) if plain else None,
+        "tool_calls": _json(message["tool_calls"]) if "tool_calls" in message else None,
+        "other": _json(other) if other else None,
+    }
+
+
+def _turn_row(turn: Turn) -> dict[str, Any]:
+    return {
+        "role": turn.role,
+        "text": _text(turn.text),
+        "transcript": turn.transcript,
+        "start": turn.start,
+        "end": turn.end,
+        "finish_reason": turn.finish_reason,
+        "reward": turn.reward,
+        "seconds": turn.seconds,
+    }
+
+
+def _call_row(turn: int, call: ToolCallRecord) -> dict[str, Any]:
+    return {
+        "turn": turn,
+        "name": _text(call.name),
+        "arguments": None if call.arguments is None else _json(call.arguments),
+        "response": _text(call.response),
+        "error": call.error,
+        "reward": call.reward,
+        "seconds": call.seconds,
+        "truncated": call.truncated,
+    }
+
+
+def from_row(row: dict[str, Any]) -> Trajectory:
+    """What `to_row` made a row of, without the pixels of images, which are not recorded."""
+    turns = [Turn(**turn) for turn in row["turns"]]
+    for call in row["calls"]:
+        arguments = None if call["arguments"] is None else json.loads(call["arguments"])
+        turns[call.pop("turn")].calls.append(ToolCallRecord(**call | {"arguments": arguments}))
+    return Trajectory(
+        uid=row["uid"],
+        group=row["group"],
+        data_source=row["data_source"],
+        agent_name=row["agent_name"],
+        transcripts=[
+            Transcript(ids, mask, logprobs, [VersionSpan(**span) for span in versions], prompt_length)
+            for ids, mask, logprobs, versions, prompt_length in zip(
+                row["ids"], row["mask"], row["logprobs"], row["versions"], row["prompt_length"], strict=True
+            )
+        ],
+        turns=turns,
+        messages=[_message(message) for message in row["messages"]],
+        status=Status(row["status"]),
+        failure=row["failure"],
+        score=row["score"],
+        score_extra=row["score_extra"],
+        metrics=row["metrics"],
+    )
+
+
+def _message(row: dict[str, Any]) -> Message:
+    message: Message = {"role": row["role"]}
+    if row["content"] is not None:
+        message["content"] = row["content"]
+    message |= json.loads(row["other"]) if row["other"] else {}
+    if row["tool_calls"] is not None:
+        message["tool_calls"] = json.loads(row["tool_calls"])
+    return message
+
+
+def _json(value: Any) -> str:
+    return valid_unicode(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _text(text: str | None) -> str | None:
+    return None if text is None else valid_unicode(text)
+
+
+def valid_unicode(text: str) -> str:
+    """`text` as it can be encoded in UTF-8: surrogate pairs joined, lone ones replaced."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,0 +1,310 @@
+"""The record of what was sampled.
+
+Invariant: a transcript's ids are the ids that the engine was given and returned, in order. Nothing here decodes or
+re-encodes; nothing is ever removed or replaced. A token's mask is 1 exactly when the policy sampled it, and its
+log-prob is then the engine's; everywhere else mask and log-prob are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+COUNTED = "counted_turn_reward"
+"""The name, among a scorer's further numbers, of the turn rewards that its score counts already: these are paid by the
+score, and not again beside it."""
+
+Message = dict[str, Any]
+"""An OpenAI-style chat message: role, content, and optionally tool_calls, tool_call_id, name."""
+
+
+class Status(StrEnum):
+    """How a trajectory ended."""
+
+    COMPLETED = "completed"
+    """The policy gave its final answer (or the interaction ended the dialogue)."""
+    LENGTH = "length"
+    """The token budget of the response, of a turn or of the context was used up."""
+    TURN_LIMIT = "turn_limit"
+    """The limit of assistant or user turns was reached."""
+    MALFORMED = "malformed"
+    """More malformed tool calls than `max_malformed`."""
+    TIMEOUT = "timeout"
+    """The trajectory's deadline passed."""
+    ABORTED = "aborted"
+    """The engine was told to abort it."""
+    FAILED = "failed"
+    """Infrastructure, not the policy, was at fault; it carries no reward and is not trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Which weights sampled the tokens [start, end) of a transcript (or, in a `Generation`, of its new ids)."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Image:
+    """An image as a model is fed it."""
+
+    patches: npt.NDArray[np.float32]  # [patches, D], as the model's image processor makes them
+    grid: tuple[int, int, int]
+    """Frames (1), rows and columns of patches."""
+    tokens: int
+    """How many tokens of the vocabulary's image token stand for it."""
+    digest: bytes
+    """Of its content."""
+    encoded: bytes
+    """The file (PNG, JPEG, ...), for an engine that makes the patches itself."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedImage:
+    """An image whose tokens are [start, start + image.tokens) of a list of ids."""
+
+    start: int
+    image: Image
+
+
+@dataclass(slots=True)
+class Transcript:
+    """Append-only token log of one context window.
+
+    ids, mask and logprobs have one entry a token. `logprobs[i]` is log p(ids[i] | ids[:i]) under
+    softmax(logits / temperature) as the engine returned it; 0.0 where mask is 0.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[VersionSpan] = field(default_factory=list)
+    prompt_length: int = 0
+    images: list[PlacedImage] = field(default_factory=list)
+    """In the order of their places. An image token that is in none of them was sampled: a token like any other."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def response_length(self) -> int:
+        """Tokens after the first prompt, sampled and observed."""
+        return len(self.ids) - self.prompt_length
+
+    @property
+    def sampled_length(self) -> int:
+        return sum(self.mask)
+
+    def append_prompt(self, ids: Sequence[int], images: Sequence[PlacedImage] = ()) -> None:
+        """The first prompt and its images. Raises ValueError when something is there already or `ids` is empty."""
+        if self.ids:
+            raise ValueError("append_prompt: the transcript already holds tokens; use append_observed")
+        if not ids:
+            raise ValueError("append_prompt: the prompt is empty")
+        self._place(images, len(ids))
+        self._append(ids, 0, [0.0] * len(ids))
+        self.prompt_length = len(ids)
+
+    def append_sampled(
+        self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[VersionSpan] | int
+    ) -> None:
+        """Tokens the policy sampled. `versions` is one weight version, or spans relative to `ids` that cover it.
+
+        Raises ValueError when the lengths do not agree or the spans do not cover the ids.
+        """
+        if len(ids) != len(logprobs):
+            raise ValueError(f"append_sampled: {len(ids)} ids but {len(logprobs)} log-probs")
+        if not self.ids:
+            raise ValueError("append_sampled: there is no prompt yet")
+        spans = [VersionSpan(versions, 0, len(ids))] if isinstance(versions, int) else list(versions)
+        covered = 0
+        for span in spans:
+            if span.start != covered or span.end < span.start:
+                raise ValueError(f"append_sampled: version spans {spans} do not cover {len(ids)} ids without gaps")
+            covered = span.end
+        if covered != len(ids):
+            raise ValueError(f"append_sampled: version spans cover {covered} of {len(ids)} ids")
+        base = len(self.ids)
+        self._append(ids, 1, logprobs)
+        self.versions.extend(VersionSpan(s.version, base + s.start, base + s.end) for s in spans if s.end > s.start)
+
+    def append_observed(self, ids: Sequence[int], images: Sequence[PlacedImage] = ()) -> None:
+        """Tokens the policy did not sample: tool answers, user turns, template tokens. `images`: placed in `ids`."""
+        if not self.ids:
+            raise ValueError("append_observed: there is no prompt yet")
+        self._place(images, len(ids))
+        self._append(ids, 0, [0.0] * len(ids))
+
+    def _place(self, images: Sequence[PlacedImage], size: int) -> None:
+        """Note the images of `size` ids that are about to be appended."""
+        end = 0
+        for one in images:
+            if not end <= one.start <= one.start + one.image.tokens <= size:
+                raise ValueError(f"an image of {one.image.tokens} tokens at {one.start} does not fit into {size} ids")
+            end = one.start + one.image.tokens
+        self.images.extend(PlacedImage(len(self.ids) + one.start, one.image) for one in images)
+
+    def _append(self, ids: Sequence[int], mask: int, logprobs: Sequence[float]) -> None:
+        self.ids.extend(ids)
+        self.mask.extend([mask] * len(ids))
+        self.logprobs.extend(logprobs)
+
+
+@dataclass(slots=True)
+class ToolCallRecord:
+    """One tool call that the policy made and what came of it."""
+
+    name: str
+    """The name the policy wrote; empty when none could be read."""
+    arguments: dict[str, Any] | None
+    """None when they could not be parsed."""
+    response: str
+    """The text the model was shown."""
+    error: str | None = None
+    """A `tool.ErrorKind` value, or None when the call succeeded."""
+    reward: float | None = None
+    seconds: float = 0.0
+    truncated: bool = False
+    files: dict[str, str] = field(default_factory=dict)
+    """Path: base64. What the tool made for the reward function; not stored with the trajectory."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """One assistant turn with its tool calls, or one observed turn (user, tool)."""
+
+    role: str
+    text: str
+    transcript: int
+    """Index of the transcript this turn stands in."""
+    start: int
+    end: int
+    """Token span [start, end) in that transcript."""
+    calls: list[ToolCallRecord] = field(default_factory=list)
+    finish_reason: str | None = None
+    reward: float | None = None
+    """Turn reward from tools or an interaction; it belongs to the policy's tokens of this turn."""
+    seconds: float = 0.0
+    """That the engine took for an assistant turn."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """What one run of an agent loop made of one sample."""
+
+    uid: str
+    """Unique in the run."""
+    group: int
+    """Index of the prompt in the batch; trajectories of one prompt share it."""
+    data_source: str = "unknown"
+    agent_name: str = "single_turn"
+    transcripts: list[Transcript] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    """The conversation as messages, for scoring and for people; training uses the transcripts only."""
+    status: Status = Status.COMPLETED
+    failure: str | None = None
+    """`kind: message` of what went wrong when status is FAILED."""
+    score: float | None = None
+    """The reward function's value; None until it has been scored."""
+    score_extra: dict[str, float] = field(default_factory=dict)
+    """Further numbers from the scorer (e.g. exact match, F1); averaged as metrics."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Counts and seconds that the loop measured: generate_seconds, tool_seconds, drift counts, retries."""
+
+    @property
+    def turn_rewards(self) -> list[float]:
+        return [turn.reward for turn in self.turns if turn.reward is not None]
+
+    @property
+    def counted_turn_reward(self) -> float:
+        """The part of the turn rewards that the score counts already."""
+        return self.score_extra.get(COUNTED, 0.0)
+
+    @property
+    def turn_reward(self) -> float:
+        """The sum of its turn rewards, without what the score counts already."""
+        return sum(self.turn_rewards) - self.counted_turn_reward
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(transcript.sampled_length for transcript in self.transcripts)
+
+    @property
+    def tool_calls(self) -> list[ToolCallRecord]:
+        return [call for turn in self.turns for call in turn.calls]
+
+    def outline(self) -> Outline:
+        """The trajectory without its texts and tokens."""
+        return Outline(
+            uid=self.uid,
+            group=self.group,
+            data_source=self.data_source,
+            status=self.status,
+            failure=self.failure,
+            score=self.score,
+            score_extra=self.score_extra,
+            turn_reward=self.turn_reward,
+            metrics=self.metrics,
+            calls=[
+                ToolCallRecord(call.name, None, "", call.error, call.reward, call.seconds, call.truncated)
+                for call in self.tool_calls
+            ],
+            assistant_turns=sum(turn.role == "assistant" for turn in self.turns),
+            prompt_length=self.transcripts[0].prompt_length if self.transcripts else 0,
+            response_length=sum(transcript.response_length for transcript in self.transcripts),
+            num_sampled=self.num_sampled,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a trajectory came to, in numbers: as large for a long one as for a short one."""
+
+    uid: str
+    group: int
+    data_source: str
+    status: Status
+    failure: str | None
+    score: float | None
+    score_extra: dict[str, float]
+    turn_reward: float
+    """As `Trajectory.turn_reward`."""
+    metrics: dict[str, float]
+    calls: list[ToolCallRecord]
+    """Without arguments and responses."""
+    assistant_turns: int
+    prompt_length: int
+    """Tokens of the first prompt; 0 where none was rendered."""
+    response_length: int
+    """Tokens after it, of all transcripts."""
+    num_sampled: int
+    model_reward: float = 0.0
+    """What a reward model adds to its reward."""
+
+    def reward(self, turn_reward_coef: float) -> float | None:
+        """What it is trained on as a whole: score + turn_reward_coef * turn_reward + model_reward.
+
+        The sum of its tokens' rewards, before algorithm.use_kl_in_reward takes from each token. None where it is not
+        trained on (see `exclusion`).
+        """
+        if self.score is None or exclusion(self) is not None:
+            return None
+        return self.score + turn_reward_coef * self.turn_reward + self.model_reward
+
+
+def exclusion(trajectory: Trajectory | Outline) -> str | None:
+    """Why a trajectory cannot be trained on: `failed`, `unscored`, `no_policy_tokens`; None when it can."""
+    if trajectory.status is Status.FAILED:
+        return "failed"
+    if trajectory.score is None:
+        return "unscored"
+    return None if trajectory.num_sampled else "no_policy_tokens"

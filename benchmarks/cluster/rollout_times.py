@@ -1,0 +1,124 @@
+"""How long a step's rollouts take: trajectories of several turns, with tools, on simulated servers.
+
+The router is the real one; what a server and a trajectory are is in `simulated_servers.py`. Trajectories are drawn, or
+are those of a run's parquet files, or have the lengths that a file lists.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.engines.sglang.router import Router
+from agentrl.trajectory import Trajectory, Transcript
+from agentrl.trajectory.parquet import read_trajectories
+from benchmarks.cluster.simulated_servers import Clock, Request, Session, SimulatedServer, Speed
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTimes:
+    """Seconds from the step's begin, but for the last two."""
+
+    half: float
+    """When half of the trajectories had ended."""
+    most: float
+    """When 95 % had; what comes after is the long tail."""
+    all: float
+    tools: float
+    """Mean seconds that a trajectory waited for its tools."""
+    busy: float
+    """Part of the time in which a server computed, mean over the servers."""
+
+
+def simulate(
+    sessions: Sequence[Session], servers: int, speed: Speed, *, concurrent: int, system: int = 0
+) -> RolloutTimes:
+    """Run all sessions, `concurrent` at once; `system` tokens are the beginning of every prompt."""
+    clock, router = Clock(), Router()
+    fleet = {f"server {number}": SimulatedServer(f"server {number}", clock, speed, system) for number in range(servers)}
+    router.set_serving(fleet)
+    waiting, ends = deque(sessions), list[float]()
+
+    def begin() -> None:
+        if waiting:
+            ask(waiting.popleft())
+
+    def ask(session: Session) -> None:
+        name = router.route(session.name)
+        fleet[name].submit(Request(session, clock.now, lambda request: answered(request, name)))
+
+    def answered(request: Request, name: str) -> None:
+        session, turn = request.session, request.session.turn
+        router.done(session.name, name)
+        router.served(name, session.answers[turn], clock.now - request.arrived)
+        session.turn += 1
+        if session.turn == len(session.answers):
+            router.forget(session.name)
+            ends.append(clock.now)
+            begin()
+            return
+        session.left = session.answers[session.turn]
+        session.context += session.observations[turn]
+        clock.after(session.tools[turn], lambda: ask(session))
+
+    for _ in range(min(concurrent, len(waiting))):
+        begin()
+    clock.run(lambda: len(ends) == len(sessions))
+    busy = sum(server.totals.busy for server in fleet.values()) / servers / clock.now
+    tools = sum(sum(session.tools) for session in sessions) / len(sessions)
+    return RolloutTimes(ends[(len(ends) - 1) // 2], ends[(len(ends) - 1) * 95 // 100], clock.now, tools, busy)
+
+
+def recorded(path: Path) -> list[list[Session]]:
+    """The steps of a run, in order: of one parquet file of trajectories, or of all `train_*.parquet` of a folder.
+
+    Each transcript is a session; a transcript without a sampled token is left out. Several workers write a file each:
+    `train_<six digits of the step><part>.parquet`.
+    """
+    files = sorted(path.glob("train_*.parquet")) if path.is_dir() else [path]
+    steps = itertools.groupby(files, lambda file: file.name[: len("train_000000")])
+    return [[s for file in part for t in read_trajectories(file) for s in of_trajectory(t)] for _, part in steps]
+
+
+def of_trajectory(trajectory: Trajectory) -> list[Session]:
+    """Its transcripts. The calls of a turn run side by side, so that the slowest one is what the turn waits for."""
+    sessions = []
+    for number, transcript in enumerate(trajectory.transcripts):
+        answers, observations = runs(transcript)
+        called = [turn.calls for turn in trajectory.turns if turn.calls and turn.transcript == number]
+        waits = [max(call.seconds for call in calls) for calls in called]
+        if answers:
+            tools = (waits + [0.0] * len(observations))[: len(observations)]
+            name, prompt = f"{trajectory.group}/{trajectory.uid.replace('/', '-')}.{number}", transcript.prompt_length
+            sessions.append(
+                Session(name, trajectory.group, prompt, answers, observations, tools, context=prompt, left=answers[0])
+            )
+    return sessions
+
+
+def runs(transcript: Transcript) -> tuple[list[int], list[int]]:
+    """Lengths of what was sampled after the prompt, and of what was observed between; the last run is a sampled one."""
+    mask = transcript.mask[transcript.prompt_length :]
+    lengths = [(bool(sampled), len(list(run))) for sampled, run in itertools.groupby(mask)]
+    answers = [length for sampled, length in lengths if sampled]
+    return answers, [length for sampled, length in lengths if not sampled][: len(answers) - 1]
+
+
+def listed(path: Path, trajectories: int, group_size: int, prompt: int, rng: random.Random) -> list[Session]:
+    """Trajectories of one turn, whose lengths are drawn from a file that has one number of tokens a line."""
+    lengths = [int(line) for line in path.read_text(encoding="utf-8").split()]
+    sessions = []
+    for number in range(trajectories):
+        group, member = divmod(number, group_size)
+        answer = max(1, rng.choice(lengths))
+        sessions.append(Session(f"{group}/{member}", group, prompt, [answer], [], [], context=prompt, left=answer))
+    return sessions
+
+
+def final_lengths(sessions: Sequence[Session]) -> list[int]:
+    """Tokens of each trajectory at its end."""
+    return [session.prompt + sum(session.answers) + sum(session.observations) for session in sessions]

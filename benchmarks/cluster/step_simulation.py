@@ -1,0 +1,270 @@
+"""What a training step would take on a cluster: seconds by stage, memory by part, and what dominates.
+
+    python -m benchmarks.cluster.step_simulation --model Qwen2.5-7B --nodes 1 --prompts 128 --n 8
+    python -m benchmarks.cluster.step_simulation --model path/to/config.json --trajectories runs/my-run/trajectories
+    python -m benchmarks.cluster.step_simulation --help
+
+Every number of a cluster and of a plan is an option. The rollouts are simulated trajectory by trajectory on servers
+with slots, a KV cache and the real router; the rest is arithmetic (`sizing.py`, `step_times.py`). Lengths, turns and
+the tools' latencies are drawn from log-normal distributions, or taken from a run's trajectories or a file of lengths.
+No GPU is needed, and none has been asked: see docs/scale.md for how far the figures can be trusted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cluster import rollout_times
+from benchmarks.cluster.rollout_times import RolloutTimes
+from benchmarks.cluster.simulated_servers import Lengths, Session, workload
+from benchmarks.cluster.sizing import ModelShape
+from benchmarks.cluster.step_times import Cluster, Memory, Options, Plan, Stage, Training
+
+Kind = TypeVar("Kind", bound=Options)
+
+MODELS = {
+    "Qwen2.5-1.5B": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, tied=True),
+    "Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064),
+    "Qwen2.5-32B": ModelShape(64, 5120, 40, 8, 128, 27648, 152064),
+    "Llama-3.3-70B": ModelShape(80, 8192, 64, 8, 128, 28672, 128256),
+}
+"""From their config.json; any other by its path."""
+
+
+class Trajectories(Options):
+    """What is drawn where no recorded ones are given: (median, sigma) of log-normal distributions."""
+
+    system: int = 500
+    """Tokens that all prompts begin with."""
+    prompt: int = 300
+    """Median tokens of a prompt after that; sigma 0.5."""
+    answer: int = 600
+    """Median tokens that are sampled in a turn."""
+    answer_sigma: float = 0.9
+    answer_most: int = 8192
+    turns: float = 3.0
+    """Mean turns of a trajectory."""
+    turns_most: int = 12
+    observation: int = 300
+    """Median tokens of a tool's answer; sigma 1."""
+    tool_seconds: float = 1.0
+    """Median; sigma 1.2, at most 60."""
+    response_most: int = 16384
+    """Tokens after the prompt, at which a trajectory is cut (data.max_response_length)."""
+
+    def draw(self, plan: Plan, rng: random.Random) -> list[Session]:
+        more = max(0.0, 1 - 1 / self.turns)
+        lengths = Lengths(
+            system=self.system,
+            question=(self.prompt, 0.5, 10, 20 * self.prompt),
+            answer=(self.answer, self.answer_sigma, 1, self.answer_most),
+            observation=(self.observation, 1.0, 1, 20 * self.observation),
+            tool_seconds=(self.tool_seconds, 1.2, 0.0, 60),
+            more_turns=(more, more),
+            most_turns=self.turns_most,
+        )
+        sessions = workload(plan.prompts * plan.n, plan.n, lengths, rng)
+        for session in sessions:
+            cut(session, self.response_most)
+        return sessions
+
+
+def cut(session: Session, most: int) -> None:
+    """Let a session that has not begun end after `most` tokens, in the midst of an answer or before it."""
+    answers: list[int] = []
+    for answer, observed in zip(session.answers, [0, *session.observations], strict=True):
+        most -= observed
+        if most <= 0:
+            break
+        answers.append(min(answer, most))
+        most -= answers[-1]
+    turns = len(answers)
+    session.answers, session.left = answers, answers[0]
+    session.observations, session.tools = session.observations[: turns - 1], session.tools[: turns - 1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Forecast:
+    """One step."""
+
+    training: Training
+    tokens: int
+    longest: int
+    sampled: int
+    rollout: RolloutTimes
+    stages: list[Stage]
+    memory: Memory
+
+    @property
+    def seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def dominates(self) -> Stage:
+        return max(self.stages, key=lambda stage: stage.seconds)
+
+    def tree(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "cluster": self.training.cluster.model_dump(),
+            "plan": self.training.plan.model_dump(),
+            "parameters": self.training.shape.params,
+            "trained_parameters": self.training.trained,
+            "tokens": self.tokens,
+            "longest": self.longest,
+            "sampled": self.sampled,
+            "rollout": dataclasses.asdict(self.rollout),
+            "stages": {stage.name: dataclasses.asdict(stage) | {"seconds": stage.seconds} for stage in self.stages},
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens / self.seconds,
+            "dominates": self.dominates.name,
+            "memory": self.memory.moments,
+            "fits": self.memory.fits,
+            "kv_tokens_per_server": self.training.kv_tokens,
+            "host": self.training.host_bytes(self.tokens),
+        }
+
+
+def forecast(training: Training, sessions: Sequence[Session], *, system: int = 0) -> Forecast:
+    """The stages of `agentrl.trainer.grpo.Trainer.train_step`, one after another. The sessions are used up."""
+    plan = training.plan
+    rollout = rollout_times.simulate(
+        sessions, training.servers, training.speed(), concurrent=plan.concurrent, system=system
+    )
+    tail = f"95 % done after {rollout.most:.3g} s; tools {rollout.tools:.3g} s a trajectory; busy {rollout.busy:.0%}"
+    stages = [Stage("rollout", serial=rollout.all, note=tail), training.forward("old_log_prob", sessions)]
+    if plan.reference:
+        stages.append(training.forward("ref_log_prob", sessions))
+    if plan.critic:
+        stages.append(training.forward("values", sessions, head=False))
+        stages.append(training.update("update_critic", sessions, head=False))
+    stages += [training.update("update_actor", sessions), training.sync(), training.save()]
+    lengths = rollout_times.final_lengths(sessions)
+    sampled = sum(sum(session.answers) for session in sessions)
+    return Forecast(training, sum(lengths), max(lengths), sampled, rollout, stages, training.memory())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--model", default="Qwen2.5-7B", help=f"{', '.join(MODELS)}, or the path of a config.json")
+    parser.add_argument("--trajectories", type=Path, help="a run's trajectories: a parquet file, or their folder")
+    parser.add_argument(
+        "--lengths", type=Path, help="a file of tokens a response, one a line: trajectories of one turn"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    for kind in (Cluster, Plan, Trajectories):
+        add_options(parser, kind)
+    given = parser.parse_args()
+    cluster, plan, drawn = made(Cluster, given), made(Plan, given), made(Trajectories, given)
+    try:
+        shape = MODELS[given.model] if given.model in MODELS else ModelShape.read(Path(given.model))
+        rng, system = random.Random(given.seed), 0
+        if given.trajectories:
+            sessions = rollout_times.recorded(given.trajectories)[-1]
+            plan = plan.model_copy(update={"prompts": len({session.group for session in sessions})})
+        elif given.lengths:
+            sessions = rollout_times.listed(given.lengths, plan.prompts * plan.n, plan.n, drawn.prompt, rng)
+        else:
+            sessions, system = drawn.draw(plan, rng), drawn.system
+        found = forecast(Training(cluster, plan, shape), sessions, system=system)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        parser.error(f"{type(error).__name__}: {error}")
+    if given.json:
+        print(json.dumps(found.tree(), indent=1))
+    else:
+        show(found, Console(width=120))
+
+
+def made(kind: type[Kind], given: argparse.Namespace) -> Kind:
+    """From the options that `add_options` made."""
+    return kind(**{name: getattr(given, name) for name in kind.model_fields})
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type[Options]) -> None:
+    """An option for each field, with its default and its docstring."""
+    group = parser.add_argument_group(kind.__name__.lower(), (kind.__doc__ or "").splitlines()[0])
+    for name, field in kind.model_fields.items():
+        flag, text = "--" + name.replace("_", "-"), (field.description or " ").replace("%", "%%")
+        if field.annotation is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default, help=text)
+        else:
+            choices = get_args(field.annotation) or None
+            group.add_argument(flag, type=type(field.default), choices=choices, default=field.default, help=text)
+
+
+def show(found: Forecast, console: Console) -> None:
+    training = found.training
+    plan, gpus = training.plan, training.cluster.gpus
+    console.print(
+        f"{training.shape.params / 1e9:.2f} billion parameters, {training.trained / 1e9:.3g} billion learn;"
+        f" {gpus} GPUs: {training.trainers} train, {training.servers} servers of {plan.tp} GPUs generate"
+        f" ({'separate' if plan.rollout_gpus else 'the same GPUs, in turn'}), {training.kv_tokens:,} tokens of KV"
+        f" cache each\n{plan.prompts} x {plan.n} trajectories, {found.tokens:,} tokens, {found.sampled:,} sampled, the"
+        f" longest of {found.longest:,}"
+    )
+    console.print(stage_table(found))
+    console.print(memory_table(found.memory))
+    parts = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in training.host_bytes(found.tokens).items())
+    console.print(f"A machine's own memory: {parts}")
+    first = found.dominates
+    console.print(
+        f"{first.name} dominates: {first.seconds / found.seconds:.0%} of the step, bound by {bound_by(first)}"
+    )
+    if not found.memory.fits:
+        console.print("[bold red]It does not fit.[/]")
+
+
+def bound_by(stage: Stage) -> str:
+    if stage.name == "rollout":
+        return "decoding, tools and the longest trajectories"
+    if stage.serial >= max(stage.compute, stage.traffic):
+        return "what travels between machines, memories and disks"
+    return "arithmetic" if stage.compute >= stage.traffic else "the network that gathers weights"
+
+
+def stage_table(found: Forecast) -> Table:
+    table = Table(box=box.SIMPLE, title="seconds by stage")
+    for column in ("stage", "seconds", "part", "compute", "gathering", "other", ""):
+        table.add_column(column, justify="left" if column in ("stage", "") else "right")
+    for stage in found.stages:
+        table.add_row(
+            stage.name,
+            f"{stage.seconds:.3g}",
+            f"{stage.seconds / found.seconds:.0%}",
+            *(f"{value:.3g}" if value else "" for value in (stage.compute, stage.traffic, stage.serial)),
+            stage.note,
+        )
+    rate = f"{found.tokens / found.seconds:,.0f} tokens/s, {found.sampled / found.seconds:,.0f} sampled"
+    table.add_row("step", f"{found.seconds:.3g}", "", "", "", "", rate, style="bold")
+    return table
+
+
+def memory_table(memory: Memory) -> Table:
+    table = Table(box=box.SIMPLE, title=f"GB of a GPU that trains, of {memory.capacity / 1e9:g}")
+    table.add_column("part")
+    for moment in memory.moments:
+        table.add_column(moment, justify="right")
+    for part in dict.fromkeys(part for parts in memory.moments.values() for part in parts):
+        sizes = [parts.get(part, 0.0) for parts in memory.moments.values()]
+        table.add_row(part, *(f"{size / 1e9:.2f}" if size else "" for size in sizes))
+    totals = [memory.total(moment) for moment in memory.moments]
+    shown = [f"{total / 1e9:.1f}" + ("" if total <= memory.capacity else " too much") for total in totals]
+    table.add_row("together", *shown, style="bold")
+    return table
+
+
+if __name__ == "__main__":
+    main()

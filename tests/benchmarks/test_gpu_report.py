@@ -1,0 +1,263 @@
+"""The command for GPU machines, on a CPU: injected faults, its parts at tiny size, the wheels that it needs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import engine, marked_tests, orchestrate, quickstart, states, update, wheels
+from benchmarks.gpu.__main__ import PARTS, parts
+from benchmarks.gpu.orchestrate import ROW, Part, Report, run_parts
+from benchmarks.gpu.report import markdown
+from benchmarks.training.update_utilization import SHAPES
+from tests.conftest import PROJECT
+
+SAY = f"""
+import json, os, subprocess, sys, time
+def row(label, **values):
+    print({ROW!r} + json.dumps([label, values]), flush=True)
+"""
+
+
+def fake(name: str, program: str, limit: float = 60.0) -> Part:
+    return Part(name, f"a fake part: {name}", (sys.executable, "-S", "-c", SAY + program), limit)
+
+
+def run(folder: Path, fakes: list[Part], **options: float | bool | None) -> Report:
+    before = folder / "report.json"
+    report = Report.read(before) if before.exists() else Report("cpu", tiny=True)
+    run_parts(fakes, report, folder, markdown, say=lambda line: None, **options)  # type: ignore[arg-type]
+    assert Report.read(before) == report
+    return report
+
+
+def test_injected_faults_cost_only_their_own_part(tmp_path: Path) -> None:
+    """Fault injection: parts that hang, crash, write nonsense, or leave a process behind that holds their pipe."""
+    child = "subprocess.Popen(['sleep', '60'])\n"
+    fakes = [
+        fake("hangs", "row('before', value=1)\ntime.sleep(60)", limit=1.0),
+        fake("hangs with a child", f"{child}row('before', value=1)\ntime.sleep(60)", limit=1.0),
+        fake("crashes", "row('before', value=1)\nos.abort()"),
+        fake("exits", "print('no room | left')\nsys.exit(3)"),
+        fake("leaves a child", f"{child}row('a', value=True)"),
+        fake(
+            "writes nonsense", f"print({ROW!r} + '[1')\nprint({ROW!r} + '3', flush=True)\nos.write(1, bytes([255, 10]))"
+        ),
+        fake("works", "row('a', value=0.5)\nrow('b', other='x')\nrow('a', value=123456.0)"),
+    ]
+    began = time.monotonic()
+    report = run(tmp_path, fakes)
+    assert time.monotonic() - began < 30
+    assert {name: part.status for name, part in report.parts.items()} == {
+        "hangs": "timed out after 1 s",
+        "hangs with a child": "timed out after 1 s",
+        "crashes": "failed: ended by SIGABRT",
+        "exits": "failed: exit status 3",
+        "leaves a child": "done",
+        "writes nonsense": "done",
+        "works": "done",
+    }
+    for name in ("hangs", "hangs with a child", "crashes"):
+        assert report.parts[name].rows == {"before": {"value": 1}}
+    assert report.parts["works"].rows == {"a": {"value": 123456.0}, "b": {"other": "x"}}
+    page = (tmp_path / "report.md").read_text()
+    assert "| works | done |" in page and "| a | 123,456 |  |" in page and "no room | left" in page
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.txt", "report.json", "report.md"]
+
+
+def test_it_goes_on_with_what_is_not_done(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    once = fake("once", f"open({str(mark)!r}, 'a').write('x')\nrow('a', value=1)")
+    fails = fake("fails", f"sys.exit(0 if os.path.getsize({str(mark)!r}) > 1 else 1)")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    assert [part.status for part in run(folder, [once, fails]).parts.values()] == ["done", "failed: exit status 1"]
+    assert run(folder, [once, fails]).parts["fails"].status == "failed: exit status 1" and mark.read_text() == "x"
+    assert [part.status for part in run(folder, [once, fails], again=True).parts.values()] == ["done", "done"]
+    assert mark.read_text() == "xx"
+
+
+def test_a_budget_ends_parts_and_leaves_the_rest_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orchestrate, "LEAST", 0.5)
+    fakes = [fake("long", "row('a', value=1)\ntime.sleep(60)"), fake("next", "row('a', value=1)")]
+    began = time.monotonic()
+    report = run(tmp_path, fakes, budget=2.0)
+    assert 1.5 < time.monotonic() - began < 20
+    assert report.parts["long"].status == "timed out after 2 s" and report.parts["long"].rows
+    assert report.parts["next"].status == "not run: the budget was used up"
+
+
+def test_a_command_that_is_ended_leaves_its_rows_and_no_process(tmp_path: Path) -> None:
+    """Fault injection: SIGTERM while a part hangs."""
+    hang = SAY + "row(1, pid=os.getpid())\ntime.sleep(60)"
+    program = (
+        "import sys\nimport benchmarks.gpu.__main__ as command\nfrom benchmarks.gpu.orchestrate import Part\n"
+        f"hang = Part('hang', '', (sys.executable, '-c', {hang!r}), 60.0)\n"
+        "command.parts = lambda *_: [hang]\nsys.exit(command.main())\n"
+    )
+    words = [sys.executable, "-c", program, "--device=cpu", f"--out={tmp_path}"]
+    with subprocess.Popen(words, cwd=PROJECT, stdout=subprocess.DEVNULL) as command:
+        end = time.monotonic() + 30
+        file = tmp_path / "report.json"
+        while not file.exists() or '"pid"' not in file.read_text():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(20) == 128 + signal.SIGTERM
+    part = Report.read(tmp_path / "report.json").parts["hang"]
+    assert part.status == "interrupted"
+    pid = part.rows["1"]["pid"]
+    assert isinstance(pid, int)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_command_runs_a_real_part(tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--parts", "environment", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu", *words], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    rows = report["parts"]["environment"]["rows"]
+    assert rows["python"]["value"].startswith("3.") and rows["matrix product, TFLOP/s"]["value"] > 0
+    (tmp_path / "report.json").write_text("[]")
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu", *words], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 2 and "is no report of this command" in done.stderr
+
+
+def test_every_part_is_a_module_and_tiny_ones_are_asked_for_on_a_cpu() -> None:
+    for name, module, limit, about, _ in PARTS:
+        assert callable(importlib.import_module(f"benchmarks.gpu.{module}").main), name
+        assert limit > 0 and about
+    on_cpu, on_gpu = parts("cpu", True, None), parts("cuda", False, None)
+    assert all("--tiny" in part.words for part in on_cpu) and not any("--tiny" in part.words for part in on_gpu)
+    assert [part.name for part in on_gpu] == [part[0] for part in PARTS]
+    assert [part.name for part in parts("cuda", False, ["engine", "tests"])] == ["tests", "engine"]
+
+
+@pytest.mark.slice(2, "matrix")
+@pytest.mark.parametrize(
+    ("module", "rows", "column"),
+    [
+        ("update", {"512 tokens", "512 tokens, compiled"}, "of the matrix product"),
+        ("engine", {"1 requests", "4 requests", "1 requests, transformers' generate"}, "decoded tokens a second"),
+        ("logprobs", {"packed", "padded"}, "seconds"),
+        (
+            "footprint",
+            {"tiny, without checkpointing, 512 tokens: update"},
+            "foretold GB",
+        ),
+        ("offload", {"nothing offloaded", "param_offload", "enable_activation_offload"}, "update seconds"),
+        ("attention", {"tiny, capped: as it trains", "tiny, capped: one at a time"}, "ms"),
+        ("chunks", {"2^17 logits", "2^19 logits"}, "seconds"),
+    ],
+)
+def test_parts_at_tiny_size(
+    module: str, rows: set[str], column: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [module, "--device=cpu", "--tiny"])
+    monkeypatch.setattr(update, "compile_layers", lambda layers, device: None)  # tests/workers/test_compiled.py runs it
+    importlib.import_module(f"benchmarks.gpu.{module}").main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(ROW)]
+    found = dict(json.loads(line[len(ROW) :]) for line in lines)
+    assert rows <= set(found) and not any("error" in values for values in found.values())
+    assert all(found[name][column] > 0 for name in rows)
+    if module == "logprobs":
+        assert 0 < found["packed against padded"]["largest difference"] < 1e-4
+    if module == "attention":
+        assert found["tiny, capped: as it trains"]["gradients off float32"] < 1e-5
+
+
+def test_the_marked_tests_are_found_where_they_are() -> None:
+    found = [str(file.relative_to(PROJECT)) for file in marked_tests.files()]
+    assert {"tests/model/test_packed.py", "tests/engines/test_embedded.py", "tests/workers/test_offload.py"} <= set(
+        found
+    )
+    assert not any("sglang" in name for name in found)
+    line = "tests/model/test_packed.py::test_a[mistral, window 7-dtype0] PASSED    [ 50%]"
+    assert marked_tests.outcome(line) == ("tests/model/test_packed.py::test_a[mistral, window 7-dtype0]", "passed")
+    assert marked_tests.outcome("collected 7 items") is None
+
+
+def test_the_quickstart_part_reads_whole_lines_of_a_run_that_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = {"step": 0, "val/success_sampled": 0.1, "val/success_greedy": 0.06}
+    later = {"time/step": 2.0, "time/rollout": 1.5, "perf/tokens_per_second": 9.0}
+    lines = [json.dumps(step) for step in (first, {"step": 1, **later}, first | later | {"step": 2})]
+    file = tmp_path / "metrics.jsonl"
+    assert quickstart.read(file) == []
+    file.write_text("\n".join(lines) + '\n{"step": 3, "ti')
+    steps = quickstart.read(file)
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    quickstart.tell(steps, 7.0)
+    said = capsys.readouterr().out
+    assert '["seconds a step, rollout", {"seen": 1.5}]' in said
+    assert '["success, greedy last", {"seen": 0.06, "documented for a CPU": 1.0}]' in said
+
+
+def test_a_shape_is_cut_to_the_layers_that_a_device_has_room_for() -> None:
+    whole = SHAPES["1.5B"]
+    needs = sum(states.update_bytes(whole, 8192, autocast=True).values())
+    assert states.fitting(whole, 8192, needs, autocast=True) == whole
+    fewer = states.fitting(whole, 8192, needs - 1, autocast=True)
+    assert fewer.layers == whole.layers - 1 and fewer.hidden == whole.hidden
+    assert states.fitting(whole, 8192, 0.0, autocast=True).layers == 1
+    # 16 bytes a parameter, and its bfloat16 copy
+    assert needs > 18 * whole.params
+
+
+def test_the_least_time_of_a_decoding_step_reads_weights_and_contexts_once() -> None:
+    shape = SHAPES["7B"]
+    weights = shape.params - shape.head_params
+    assert engine.least_step(shape, 0, 1e12, 2) == pytest.approx(2 * weights / 1e12)
+    added = engine.least_step(shape, 1000, 1e12, 2) - engine.least_step(shape, 0, 1e12, 2)
+    assert added == pytest.approx(1000 * 57_344 / 1e12)
+
+
+# The wheels
+
+
+def test_what_a_machine_lacks_follows_from_its_list_and_our_metadata() -> None:
+    have = wheels.read_have(wheels.HAVE.read_text(encoding="utf-8"))
+    assert have["torch"] == "2.11.0" and have["typing-extensions"] is None
+    lack = wheels.lacking(wheels.wanted(), have, "3.12")
+    assert {"hydra-core", "omegaconf", "pydantic", "pydantic-core", "orjson", "pytest-asyncio"} <= set(lack.missing)
+    assert lack.missing["antlr4-python3-runtime"] == "4.9.3"
+    assert not set(lack.missing) & set(have)
+    assert not any(name.startswith(("nvidia", "torch", "ray", "wandb", "moto")) for name in lack.missing)
+    assert lack.too_old == []
+
+
+def test_a_machine_with_everything_lacks_nothing_and_old_versions_are_told() -> None:
+    nothing = wheels.lacking(wheels.wanted(), {}, "3.12").missing
+    assert wheels.lacking(wheels.wanted(), dict.fromkeys(nothing), "3.12").missing == {}
+    lack = wheels.lacking(["rich>=13.7", "torch>=2.11"], {"torch": "2.4.0", "rich": "14.0"}, "3.12")
+    assert lack.too_old == ["torch 2.4.0, and agentrl needs >=2.11"]
+    marked = ["tomli>=2; python_version < '3.11'", "orjson; sys_platform == 'win32'", "pyyaml; extra == 'x'"]
+    assert wheels.lacking(marked, {}, "3.12").missing == {}
+
+
+def test_lists_of_packages_are_read_as_pip_writes_them() -> None:
+    text = "# a comment\nPyYAML==6.0.3\ntyping_extensions\n\nagentrl @ file:///somewhere\ntorch==2.11.0+cu130  # here\n"
+    assert wheels.read_have(text) == {
+        "pyyaml": "6.0.3",
+        "typing-extensions": None,
+        "agentrl": None,
+        "torch": "2.11.0+cu130",
+    }
+
+
+def test_wheels_that_are_too_much_to_carry_are_refused_with_the_largest(tmp_path: Path) -> None:
+    for name, megabytes in (("small", 1), ("large", 3)):
+        (tmp_path / f"{name}-1-py3-none-any.whl").write_bytes(bytes(megabytes * 1_000_000))
+    assert wheels.check_size(tmp_path, 4.0) == "2 wheels, 4.0 of at most 4 MB"
+    with pytest.raises(SystemExit, match=r"2 wheels, 4\.0 of at most 3 MB; the largest: large-1.*3\.0.*--have"):
+        wheels.check_size(tmp_path, 3.0)

@@ -1,0 +1,151 @@
+"""The arithmetic of docs/scale.md, against models as transformers makes them and cases worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+from agentrl.model.packed import hidden_states, use_packed_attention
+from benchmarks.cluster.sizing import (
+    ModelShape,
+    Work,
+    activation_bytes,
+    attention_flops,
+    forward_flops,
+    fsdp_bytes,
+    gathered_bytes,
+    kv_bytes,
+    layer_activation_bytes,
+    logits_bytes,
+    ring,
+    state_bytes,
+    ulysses_bytes,
+    update_flops,
+)
+
+SMALL = ModelShape(layers=2, hidden=8, heads=4, kv_heads=2, head_dim=2, intermediate=16, vocab=10)
+SEVEN = ModelShape(28, 3584, 28, 4, 128, 18944, 152064)
+"""Qwen2.5-7B."""
+SEVENTY = ModelShape(80, 8192, 64, 8, 128, 28672, 128256)
+"""Llama-3.3-70B."""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen2Config(hidden_size=256, intermediate_size=700, num_hidden_layers=3, vocab_size=999, num_key_value_heads=8),
+        Qwen3Config(
+            hidden_size=256,
+            intermediate_size=700,
+            num_hidden_layers=3,
+            vocab_size=999,
+            head_dim=64,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+        ),
+        LlamaConfig(hidden_size=256, intermediate_size=700, num_hidden_layers=3, vocab_size=999),
+        Qwen3MoeConfig(
+            hidden_size=256,
+            moe_intermediate_size=96,
+            num_hidden_layers=2,
+            vocab_size=999,
+            num_experts=8,
+            num_experts_per_tok=2,
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_parameters_are_those_of_the_real_model_but_for_norms_and_biases(config: PretrainedConfig) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    matrices = sum(param.numel() for param in model.parameters() if param.ndim > 1)
+    assert ModelShape.of(config.to_dict()).params == matrices
+
+
+def test_known_models_have_the_size_that_they_are_called_by() -> None:
+    assert SEVEN.params == pytest.approx(7.6156e9, rel=1e-4)
+    assert SEVENTY.params == pytest.approx(70.55e9, rel=1e-4)
+    assert SEVEN.lora_params(32) == pytest.approx(80.7e6, rel=1e-3)
+
+
+def test_flops_of_a_hand_worked_case() -> None:
+    layer = 2 * 8 * (8 + 4) + 3 * 8 * 16  # 576: attention 192, MLP 384
+    assert SMALL.active_params == 2 * layer
+    work = Work.of([3, 5], scored=2)
+    pairs = 9 + 25
+    attention = 2 * 2 * 8 * pairs  # two products of 2 FLOPs, half of the pairs, 2 layers, 8 wide
+    assert attention_flops(SMALL, work) == attention
+    head = 2 * 80 * 2
+    assert forward_flops(SMALL, work) == 2 * 2 * layer * 8 + attention + head
+    assert update_flops(SMALL, work, recompute=False, recompute_head=False) == 3 * forward_flops(SMALL, work)
+    again = update_flops(SMALL, work, recompute=True) - update_flops(SMALL, work, recompute=False)
+    assert again == 2 * 2 * layer * 8 + attention
+    adapters = update_flops(SMALL, work, recompute=False, lora=True, recompute_head=False)
+    assert adapters == 2 * (2 * 2 * layer * 8 + head) + 3 * attention
+
+
+def test_memory_of_hand_worked_cases() -> None:
+    assert state_bytes(1000, 4, trained=True) == {"weights": 1000, "gradients": 1000, "optimizer": 2000}
+    assert state_bytes(1000, 4, trained=False) == {"weights": 500}
+    assert kv_bytes(SEVEN) == 57_344  # 2 x 28 x 4 x 128 x 2
+    assert kv_bytes(SEVENTY) == 327_680
+    assert gathered_bytes(SMALL, cast=False) == 160 * 4 + 2 * 576 * 4 + 576 * 4
+    assert gathered_bytes(SMALL, dtype=2, cast=False) == 160 * 4 + 2 * 576 * 2 + 576 * 4
+    assert logits_bytes(SEVEN, 32768, 1 << 24) == 3 * 64 * 2**20
+    assert logits_bytes(SEVEN, 32768, None) == 3 * 4 * 152064 * 32768
+    layer = layer_activation_bytes(SMALL, autocast=False)
+    assert activation_bytes(SMALL, 10, autocast=False, recompute=False) == 20 * layer
+    assert activation_bytes(SMALL, 10, autocast=False, recompute=True) == 10 * layer + 2 * 4 * 8 * 10
+
+
+def test_bytes_that_travel_in_hand_worked_cases() -> None:
+    assert ring(800, 8) == 700
+    assert fsdp_bytes(100, 4, 3, trained=False, dtype=2) == 3 * 150
+    assert fsdp_bytes(100, 4, 3, trained=True, dtype=2) == 3 * (2 * 150 + 300)
+    # 12 tokens over 4 ranks: 3 each; queries and result 8 wide, keys and values 4; 3 of 4 parts leave; 2 layers.
+    assert ulysses_bytes(SMALL, 12, 4, passes=1) == 2 * 3 * (8 + 4 + 4 + 8) * 2 * 3 / 4
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("kind", [Qwen2Config, Qwen3Config])
+def test_a_layer_keeps_the_activations_that_are_counted(kind: type[PretrainedConfig], autocast: bool) -> None:
+    one, two = (kept_bytes_by_token(kind, layers, autocast) for layers in (1, 2))
+    shape = ModelShape.of(config_of(kind, 1).to_dict())
+    assert two - one == pytest.approx(layer_activation_bytes(shape, autocast=autocast), rel=0.01)
+
+
+def config_of(kind: type[PretrainedConfig], layers: int) -> PretrainedConfig:
+    sizes: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    }
+    return kind(**sizes)
+
+
+def kept_bytes_by_token(kind: type[PretrainedConfig], layers: int, autocast: bool, tokens: int = 200) -> float:
+    """Of all tensors kept for the backward pass that have a row for each token."""
+    model = use_packed_attention(AutoModelForCausalLM.from_config(config_of(kind, layers), dtype=torch.float32))
+    weights = {param.untyped_storage().data_ptr() for param in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage().data_ptr()
+        if storage not in weights and tokens in tensor.shape:
+            kept[storage] = tensor
+        return tensor
+
+    ids = torch.arange(tokens) % 60
+    with saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        hidden = hidden_states(model, ids, torch.tensor([0, tokens]))
+    assert len(hidden) == tokens
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / tokens

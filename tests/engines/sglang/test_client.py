@@ -1,0 +1,129 @@
+"""Answers that end badly, from a server that is made to give them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from aiohttp import web
+
+from agentrl.engines.contract import RequestError, SamplingParams
+from agentrl.engines.sglang.client import Part, ServerFailed, SGLangClient
+from agentrl.system.http import http_client
+from agentrl.trajectory import Image, PlacedImage
+
+
+def chunk(ids: Sequence[int], **meta: Any) -> dict[str, Any]:
+    logprobs = [[-1.0, token, None] for token in ids]
+    return {
+        "output_ids": list(ids),
+        "meta_info": {"finish_reason": None, "weight_version": "3", "output_token_logprobs": logprobs, **meta},
+    }
+
+
+END: dict[str, Any] = {"finish_reason": {"type": "length", "length": 3}}
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def serving(generate: Handler) -> AsyncIterator[SGLangClient]:
+    """A client of a server that answers so."""
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    http = http_client()
+    try:
+        yield SGLangClient(f"http://127.0.0.1:{runner.addresses[0][1]}", http)
+    finally:
+        await http.close()
+        await runner.cleanup()
+
+
+async def answered(chunks: Sequence[dict[str, Any]], part: Part, *, break_off: bool = False) -> Any:
+    """What the client makes of a stream of `chunks`."""
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for event in chunks:
+            await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+        if break_off:
+            assert request.transport is not None
+            request.transport.close()
+        return response
+
+    async with serving(generate) as client:
+        return await client.generate("0" * 32, [5], SamplingParams(3), cache_key="v3", part=part)
+
+
+async def test_an_answer_in_pieces() -> None:
+    part = Part()
+    spans = [{"version": "3", "start": 0, "end": 3}]
+    generation = await answered([chunk([7, 8]), chunk([9], weight_versions=spans, cached_tokens=4, **END)], part)
+    assert (generation.ids, generation.cached_tokens) == ([7, 8, 9], 4)
+    assert generation.finish_reason.kind == "length" and generation.versions[0].version == 3
+
+
+async def test_what_came_before_a_break_is_kept() -> None:
+    part = Part()
+    with pytest.raises(ServerFailed):
+        await answered([chunk([7, 8])], part, break_off=True)
+    assert (part.ids, part.logprobs, part.weight_version) == ([7, 8], [-1.0, -1.0], "3")
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        chunk([9], **END),  # no versions
+        chunk([9], weight_versions=[{"version": "default", "start": 0, "end": 3}], **END),
+        chunk([9], weight_versions=[{"version": "3", "start": 0, "end": 2}], **END),
+        chunk([9], output_token_logprobs=[], **END),
+        chunk([9], output_token_logprobs=[[None, 9, None]], **END),
+    ],
+)
+async def test_nothing_is_kept_of_an_answer_that_makes_no_sense(last: dict[str, Any]) -> None:
+    part = Part()
+    with pytest.raises(ServerFailed, match="makes no sense"):
+        await answered([chunk([7, 8]), last], part)
+    assert part.ids == part.logprobs == []
+
+
+async def test_a_refusal_is_the_requests_fault() -> None:
+    with pytest.raises(RequestError, match="too long"):
+        await answered([{"error": {"message": "too long", "code": 400}}], Part())
+
+
+async def test_a_request_with_images_has_one_token_for_each() -> None:
+    """As SGLang 0.5.23 takes them: it makes as many tokens of each as its own image processor says."""
+    seen: list[dict[str, Any]] = []
+    images = [
+        Image(np.zeros((8, 3), np.float32), (1, 2, 4), 2, b"a", b"PNG"),
+        Image(np.zeros((4, 3), np.float32), (1, 2, 2), 1, b"b", b"JPEG"),
+    ]
+    placed = [PlacedImage(2, images[0]), PlacedImage(6, images[1])]
+    ids = [5, 81, 83, 83, 82, 81, 83, 82, 6]
+
+    async def generate(request: web.Request) -> web.Response:
+        seen.append(orjson.loads(await request.read()))
+        counted = 9 if len(seen) == 1 else 8
+        spans = [{"version": "3", "start": 0, "end": 1}]
+        event = chunk([7], weight_versions=spans, prompt_tokens=counted, **END)
+        return web.Response(body=b"data: " + orjson.dumps(event) + b"\n\n")
+
+    async with serving(generate) as client:
+        generation = await client.generate("0" * 32, ids, SamplingParams(3), cache_key="v3", images=placed)
+        assert generation.ids == [7]
+        assert seen[0]["input_ids"] == [5, 81, 83, 82, 81, 83, 82, 6]
+        assert seen[0]["image_data"] == ["data:image;base64,UE5H", "data:image;base64,SlBFRw=="]
+        with pytest.raises(RequestError, match="makes 8 tokens of a prompt with images that has 9 here"):
+            await client.generate("0" * 32, ids, SamplingParams(3), cache_key="v3", images=placed)
+        await client.generate("0" * 32, ids, SamplingParams(3), cache_key="v3")
+    assert "image_data" not in seen[2] and seen[2]["input_ids"] == ids

@@ -1,0 +1,273 @@
+"""Routes: sticky by session, groups together, away from crowded servers, else by load."""
+
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from agentrl.engines.sglang.router import CROWDED, SPARE, NoServer, Router
+
+SERVERS = ["a", "b", "c", "d"]
+
+
+def router(servers: list[str] | None = None) -> Router:
+    made = Router()
+    made.set_serving(SERVERS if servers is None else servers)
+    return made
+
+
+def test_a_session_comes_back_to_its_server_whatever_the_others_do() -> None:
+    r = router()
+    home = r.route("s")
+    r.done("s", home)
+    for i in range(3):
+        r.route(f"other {i}")
+    assert [r.route("s") for _ in range(3)] == [home] * 3
+    assert r.loads[home] == 3
+
+
+def test_sessions_without_a_group_spread_evenly() -> None:
+    r = router()
+    assert Counter(r.route(f"s{i}") for i in range(40)) == dict.fromkeys(SERVERS, 10)
+
+
+def test_of_idle_servers_the_one_with_fewest_sessions_is_taken() -> None:
+    r = router()
+    for i in range(40):
+        r.done(f"s{i}", r.route(f"s{i}"))
+    assert Counter(r.route(f"s{i}") for i in range(40)) == dict.fromkeys(SERVERS, 10)
+
+
+def test_requests_in_flight_come_before_sessions() -> None:
+    r = router(["a", "b"])
+    for session in ("one", "two", "three"):  # idle sessions: two at a, one at b
+        r.done(session, r.route(session))
+    assert r.route("two") == "b"
+    assert r.route("new") == "a"
+
+
+def slow_down(r: Router, server: str, times: float) -> None:
+    """Answers of one second for 100 tokens everywhere, but at one server."""
+    for _ in range(20):
+        for each in r.serving:
+            r.served(each, 100, times if each == server else 1.0)
+
+
+def test_the_last_session_of_a_slow_server_leaves_it_for_an_idle_one() -> None:
+    r = router()
+    home = r.route("s")
+    r.done("s", home)
+    slow_down(r, home, 4.0)
+    assert r.route("s") != home
+
+
+def test_a_slow_server_gets_its_share_of_what_is_new() -> None:
+    r = router()
+    slow_down(r, "b", 4.0)
+    shares = Counter(r.route(f"s{i}") for i in range(130))
+    assert shares["b"] == 10 and {shares[server] for server in "acd"} == {40}
+
+
+def test_a_slow_server_that_has_recovered_is_as_the_others() -> None:
+    r = router()
+    slow_down(r, "b", 4.0)
+    slow_down(r, "b", 1.0)
+    assert Counter(r.route(f"s{i}") for i in range(40)) == dict.fromkeys(SERVERS, 10)
+
+
+def test_a_difference_below_the_threshold_changes_nothing() -> None:
+    r = router()
+    slow_down(r, "b", 1.9)
+    assert Counter(r.route(f"s{i}") for i in range(40)) == dict.fromkeys(SERVERS, 10)
+
+
+def test_the_pace_of_a_server_that_comes_back_is_unknown() -> None:
+    r = router()
+    slow_down(r, "b", 4.0)
+    r.set_serving(["a", "c", "d"])
+    r.set_serving(SERVERS)
+    assert Counter(r.route(f"s{i}") for i in range(40)) == dict.fromkeys(SERVERS, 10)
+
+
+def test_of_two_servers_the_slow_one_is_told() -> None:
+    r = router(["a", "b"])
+    slow_down(r, "a", 3.0)
+    assert Counter(r.route(f"s{i}") for i in range(40)) == {"a": 10, "b": 30}
+
+
+def test_a_group_begins_on_one_server_and_groups_spread() -> None:
+    r = router()
+    homes = {group: {r.route(f"train/3/{group}/{k}.0") for k in range(8)} for group in range(4)}
+    assert [len(servers) for servers in homes.values()] == [1] * 4
+    assert set.union(*homes.values()) == set(SERVERS)
+
+
+def test_a_session_of_a_group_that_ended_is_placed_by_load() -> None:
+    r = router(["a", "b"])
+    assert r.route("g/1") == "a"
+    r.forget("g/1")
+    assert r.route("g/2") == "b"
+
+
+def test_sessions_without_a_slash_are_no_group() -> None:
+    r = router(["a", "b"])
+    assert {r.route("s1"), r.route("s2")} == {"a", "b"}
+
+
+def test_a_large_group_overflows_to_the_next_server_when_its_own_is_crowded() -> None:
+    r = router(["a", "b"])
+    assert [r.route(f"g/{k}") for k in range(SPARE + 2)] == ["a"] * (SPARE + 1) + ["b"]
+
+
+def test_a_session_leaves_a_crowded_server_and_stays_where_it_went() -> None:
+    r = router(["a", "b"])
+    for i in range(20):
+        r.route(f"s{i}")
+    for i in range(1, 20, 2):
+        r.done(f"s{i}", "b")  # ten in flight at a, none at b
+    assert r.route("s0") == "b"
+    r.done("s0", "b")
+    assert r.route("s0") == "b"
+
+
+def test_a_session_stays_while_its_server_is_only_somewhat_fuller() -> None:
+    r = router(["a", "b"])
+    for _ in range(40):
+        r.route("on b" if r.loads["a"] > r.loads["b"] else "on a")
+    assert r.loads == {"a": 20, "b": 20}
+    stays = int(CROWDED * 20 + SPARE)
+    for _ in range(stays - 20):
+        assert r.route("on a") == "a"
+    assert r.loads["a"] == stays
+    r.route("on a")
+    assert r.route("on a") == "b"
+
+
+def test_sessions_of_a_server_that_is_gone_spread_by_load_over_the_others() -> None:
+    r = router()
+    sessions = [f"s{i}" for i in range(40)]
+    homes = {session: r.route(session) for session in sessions}
+    for session in sessions:
+        r.done(session, homes[session])
+    r.set_serving(["b", "c", "d"])
+    moved = [session for session in sessions if homes[session] == "a"]
+    assert sorted(Counter(r.route(session) for session in moved).values()) == [3, 3, 4]
+    assert all(r.route(session) == homes[session] for session in sessions if homes[session] != "a")
+
+
+def test_a_server_that_comes_back_is_empty_and_fills_only_as_sessions_come() -> None:
+    r = router(["a", "b"])
+    old = [f"old {i}" for i in range(6)]
+    for session in old:
+        r.done(session, r.route(session))
+    r.set_serving(["b"])
+    r.set_serving(["a", "b"])
+    for session in old[1::2]:  # at b all along
+        assert r.route(session) == "b"
+    assert [r.route(session) for session in old[::2]] == ["a"] * 3  # were at a, and are placed by load
+    assert [r.route(f"new {i}") for i in range(4)] == ["a", "b", "a", "b"]
+
+
+def test_requests_on_a_server_that_is_gone_count_until_they_are_done() -> None:
+    r = router(["a"])
+    r.route("s")
+    r.set_serving(["b"])
+    assert r.loads == {"a": 1, "b": 0}
+    r.done("s", "a")
+    assert r.loads == {"b": 0}
+
+
+def test_without_a_server_there_is_no_route_and_nothing_changes() -> None:
+    r = router([])
+    with pytest.raises(NoServer):
+        r.route("g/s")
+    assert r.loads == {}
+    r.set_serving(["a"])
+    assert r.route("g/s") == "a"
+
+
+def test_a_request_cannot_be_done_twice_or_elsewhere() -> None:
+    r = router()
+    home = r.route("s")
+    with pytest.raises(ValueError, match="no request in flight"):
+        r.done("s", next(server for server in SERVERS if server != home))
+    r.done("s", home)
+    with pytest.raises(ValueError, match="no request in flight"):
+        r.done("s", home)
+    assert set(r.loads.values()) == {0}
+
+
+def test_a_route_costs_microseconds_with_64_servers_and_20000_sessions() -> None:
+    r = router([f"server {i}" for i in range(64)])
+    began = time.process_time()
+    for i in range(20_000):
+        r.route(f"train/1/{i // 8}/{i % 8}.0")
+    for i in range(20_000):
+        r.route(f"train/1/{i // 8}/{i % 8}.0")
+    assert (time.process_time() - began) / 40_000 < 100e-6  # about 10 here; room for slow machines
+    assert max(r.loads.values()) < 1.1 * min(r.loads.values())
+
+
+class Routing(RuleBasedStateMachine):
+    """Any order of calls, against the plain list of what is in flight."""
+
+    sessions = st.sampled_from([f"{group}{member}" for group in ("x/", "y/", "") for member in range(6)])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router()
+        self.serving: list[str] = []
+        self.in_flight: list[tuple[str, str]] = []
+        self.homes: dict[str, str] = {}
+
+    @rule(servers=st.lists(st.sampled_from(SERVERS), unique=True))
+    def set_serving(self, servers: list[str]) -> None:
+        self.router.set_serving(servers)
+        self.serving = servers
+        self.homes = {session: home for session, home in self.homes.items() if home in servers}
+
+    @rule(session=sessions, times=st.integers(1, 12))
+    def route(self, session: str, times: int) -> None:
+        for _ in range(times):
+            if not self.serving:
+                with pytest.raises(NoServer):
+                    self.router.route(session)
+                return
+            loads = dict(self.router.loads)
+            server = self.router.route(session)
+            least = min(loads[s] for s in self.serving)
+            assert server in self.serving
+            assert loads[server] + 1 <= CROWDED * (least + 1) + SPARE
+            home = self.homes.get(session)
+            if home is not None and loads[home] + 1 <= CROWDED * (least + 1) + SPARE:
+                assert server == home
+            self.homes[session] = server
+            self.in_flight.append((session, server))
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def done(self, data: st.DataObject) -> None:
+        session, server = self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
+        self.router.done(session, server)
+
+    @rule(session=sessions)
+    def forget(self, session: str) -> None:
+        self.router.forget(session)
+        self.homes.pop(session, None)
+
+    @invariant()
+    def loads_are_what_is_in_flight(self) -> None:
+        expected = dict.fromkeys(self.serving, 0) | Counter(server for _, server in self.in_flight)
+        assert self.router.loads == expected
+
+    @invariant()
+    def nothing_is_kept_of_sessions_that_are_over(self) -> None:
+        assert self.router._home == self.homes
+        assert sum(count for _, count in self.router._groups.values()) == len(self.homes)
+
+
+Routing.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRouting = Routing.TestCase

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import Config
+from agentrl.errors import ConfigError, DataError, TrainingError
+from agentrl.observe.display import PlainDisplay
+from agentrl.observe.tracking import Tracker, read_metrics
+from tests.small_disk import small_disk_in
+
+
+def tracker(dir: Path, *names: str, output: io.StringIO | None = None) -> Tracker:
+    return Tracker(
+        names or ("console", "jsonl"), dir, Config(), "project", "run", PlainDisplay("run", output or io.StringIO())
+    )
+
+
+def test_one_object_a_line_with_the_step_first(tmp_path: Path) -> None:
+    log = tracker(tmp_path / "run")
+    log.log({"reward/mean": 0.1, "time/step": 2}, 1)
+    log.log({"val/success_greedy": 1.0}, 2)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == (
+        '{"step": 1, "reward/mean": 0.1, "time/step": 2.0}\n{"step": 2, "val/success_greedy": 1.0}\n'
+    )
+
+
+def test_no_file_without_jsonl(tmp_path: Path) -> None:
+    log = tracker(tmp_path, "console")
+    log.log({"a": 1.0}, 1)
+    log.truncate_after(0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_that_are_not_finite_are_null_and_warned_of_once(tmp_path: Path) -> None:
+    output = io.StringIO()
+    log = tracker(tmp_path, output=output)
+    log.log({"actor/kl": math.nan, "b": math.inf, "c": 1.0}, 1)
+    log.log({"actor/kl": math.nan}, 2)
+    assert read_metrics(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "actor/kl": None, "b": None, "c": 1.0},
+        {"step": 2, "actor/kl": None},
+    ]
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    assert output.getvalue().count("actor/kl is nan; recorded as null") == 1
+    assert output.getvalue().count("warning") == 2
+
+
+def test_a_resumed_run_forgets_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    log = tracker(tmp_path)
+    for step in range(6):
+        log.log({"a": step / 7}, step)
+    resumed = tracker(tmp_path)
+    resumed.truncate_after(3)
+    resumed.log({"a": 9.0}, 4)
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert lines[3]["a"] == 3 / 7
+    assert lines[4]["a"] == 9.0
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_run_from_the_start_forgets_everything(tmp_path: Path) -> None:
+    log = tracker(tmp_path)
+    log.log({"a": 1.0}, 0)
+    log.truncate_after(-1)
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize("torn", [b'{"step": 2, "a": 0.', b'{"step": 2, "a": 0.25}', b'{"step": 2, "a": "\xe2\x82'])
+def test_a_last_line_cut_by_a_kill_does_not_spoil_the_next(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "a": 0.5}\n' + torn)
+    log = tracker(tmp_path)
+    log.log({"a": 1.0}, 3)
+    steps = [line["step"] for line in read_metrics(path)]
+    assert steps == ([1, 2, 3] if torn.endswith(b"}") else [1, 3])
+
+
+def test_a_broken_line_elsewhere_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2,\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2: not JSON"):
+        read_metrics(path)
+    path.write_text('{"step": 1}\n[2]\n')
+    with pytest.raises(DataError, match=r"line 2: want an object with an integer `step`"):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+def test_a_logger_that_is_not_installed_names_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, {"tensorboard": "torch.utils.tensorboard"}.get(package, package), None)
+    with pytest.raises(ConfigError, match=rf"trainer\.logger names {package}.*pip install 'agentrl\[{package}\]'"):
+        tracker(tmp_path, package)
+
+
+def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = tracker(tmp_path, "tensorboard")
+    for step in range(4):
+        first.log({"reward/mean": step / 4}, step)
+    first.close()
+    second = tracker(tmp_path, "tensorboard")
+    second.truncate_after(1)
+    second.log({"reward/mean": 9.0}, 2)
+    second.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(0, 0.0), (1, 0.25), (2, 9.0)]
+
+
+def test_wandb_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for step in (1, 2):
+        log = tracker(tmp_path, "wandb")
+        log.log({"reward/mean": 0.5, "bad": math.nan}, step)
+        log.close()
+    # offline-run-<time>-<id>, and -1 behind it for a second one of the same second
+    runs = {path.name.split("-")[3] for path in (tmp_path / "wandb").glob("offline-run-*")}
+    assert runs == {(tmp_path / "wandb_id").read_text()}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    with small_disk_in(tmp_path, "64k") as mount:
+        yield mount
+
+
+def test_a_full_disk_leaves_the_earlier_lines_whole(small_disk: Path) -> None:
+    log = tracker(small_disk)
+    metrics = {f"metric/{index}": float(index) for index in range(300)}
+    written = 0
+    with pytest.raises(TrainingError, match=r"the disk is full: .*metrics\.jsonl"):
+        for step in range(100):
+            log.log(metrics, step)
+            written = step
+    content = (small_disk / "metrics.jsonl").read_bytes()
+    assert content.endswith(b"}\n")
+    assert [json.loads(line)["step"] for line in content.splitlines()] == list(range(written + 1))
+    with pytest.raises(TrainingError, match="the disk is full"):
+        log.truncate_after(written - 1)  # needs room for the shorter copy
+    assert (small_disk / "metrics.jsonl").read_bytes() == content

@@ -1,0 +1,216 @@
+"""A rollout worker of Ray's, without Ray around it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow.parquet as pq
+import pytest
+
+from agentrl.agent_loop import Scheduler
+from agentrl.config import Config
+from agentrl.engines.contract import RolloutEngine
+from agentrl.errors import CodeError
+from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.rollouts.local import Audience, Rollouts
+from agentrl.tool import Tool, ToolResponse
+from agentrl.tool.toolset import ENOUGH_CALLS, ToolSet
+from agentrl.trajectory import Message
+from agentrl.trajectory.parquet import write_trajectories
+from agentrl.trajectory.sample import Sample
+from tests.trajectory.written import Writer
+
+pytest.importorskip("ray")
+from agentrl.rollouts.ray import Relay, RolloutWorker
+from agentrl.runtime.ray.pool import raised
+from agentrl.runtime.ray.rank import Failure
+
+
+class EndlessScheduler:
+    """A fault: no trajectory ever ends."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.cancelled = False
+
+    async def run(self, requests: Any, on_end: Any) -> None:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+
+class EmptyScheduler:
+    """Stands for one whose trajectories do not matter."""
+
+    context = SimpleNamespace(tools=ToolSet.of([]))
+
+    async def run(self, requests: Any, on_end: Any) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.mark.timeout(60)
+def test_rollouts_that_nobody_wants_any_more_are_ended(
+    runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a worker goes to the folder it is given
+    worker, scheduler = RolloutWorker(str(tmp_path)), EndlessScheduler()
+    worker.rollouts = Rollouts(
+        Config(), cast(Scheduler, scheduler), cast(RolloutEngine, None), runner, worker.relay, tmp_path
+    )
+    worker.rollouts.stop()  # nothing is going on
+
+    def stop() -> None:
+        scheduler.begun.wait()
+        worker.rollouts.stop()
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    answer = worker.call("train", ([Sample([], "test", "single_turn")], 1), {})
+    stopping.join()
+    assert isinstance(answer, Failure) and answer.message.startswith("CancelledError")
+    assert scheduler.cancelled
+
+
+class CarelessScheduler(EmptyScheduler):
+    """Meets an error of a user's code."""
+
+    async def run(self, requests: Any, on_end: Any) -> list[Any]:
+        raise CodeError("agent loop mine: TypeError: x\n  /home/me/mine.py:7 in run: 1 + None", "/home/me/mine.py:7")
+
+
+def test_a_workers_error_of_a_users_code_reaches_the_driver_with_its_place(
+    runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    worker, scheduler = RolloutWorker(str(tmp_path)), cast(Scheduler, CarelessScheduler())
+    worker.rollouts = Rollouts(Config(), scheduler, cast(RolloutEngine, None), runner, worker.relay, tmp_path)
+    failure = worker.call("train", ([Sample([], "test", "single_turn")], 1), {})
+    error = raised(pickle.loads(pickle.dumps(failure)), "rollout worker 1 of 2")
+    assert isinstance(error, CodeError) and "/home/me/mine.py:7 in run" in str(error) and "Traceback" not in str(error)
+
+
+@pytest.mark.parametrize("on_code_error", ["error", "count"])
+def test_a_tool_that_answers_no_call_ends_the_run_with_the_batch(
+    runner: asyncio.Runner, tmp_path: Path, on_code_error: str
+) -> None:
+    def broken(x: int) -> str:
+        """Never answers."""
+        return str(x + None)  # type: ignore[operator]
+
+    tools = ToolSet.of([broken])
+    tools.bind(lambda text: list(text.encode()), lambda ids: bytes(ids).decode())
+
+    class Calling(EmptyScheduler):
+        context = SimpleNamespace(tools=tools)
+
+        async def run(self, requests: Any, on_end: Any) -> list[Any]:
+            for number in range(ENOUGH_CALLS):
+                await (await tools.open(f"t/{number}", {})).call("broken", {"x": 1})
+            return []
+
+    config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})
+    scheduler, engine = cast(Scheduler, Calling()), cast(RolloutEngine, None)
+    rollouts = Rollouts(config, scheduler, engine, runner, Relay(), tmp_path)
+    ends = (
+        pytest.raises(CodeError, match=rf"{__file__}:\d+ in broken: return str") if on_code_error == "error" else None
+    )
+    with ends or nullcontext():
+        rollouts.validate([], 3, greedy=True)
+
+
+class Counting(Tool):
+    """Whose own numbers cannot be taken."""
+
+    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
+        return ToolResponse("done")
+
+    def take_metrics(self) -> dict[str, float]:
+        return {"x": float("much")}
+
+
+class Partner(Interaction):
+    """Of which the same is true."""
+
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None: ...
+
+    async def generate_response(self, instance_id: str, messages: list[Message]) -> InteractionResponse:
+        return InteractionResponse(True, "")
+
+    def take_metrics(self) -> dict[str, float]:
+        return {"x": 1 / 0}
+
+
+def test_numbers_that_cannot_be_taken_end_the_run_or_are_left_out_and_told_once(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    class Healthy:
+        async def health(self) -> Any:
+            return SimpleNamespace(metrics={"requests": 1.0})
+
+    parameters = {"type": "object", "properties": {}}
+    tool = Counting({}, {"type": "function", "function": {"name": "t", "description": "", "parameters": parameters}})
+    context = SimpleNamespace(tools=ToolSet.of([tool]), interactions={"p": Partner({}, "p")})
+    scheduler = cast(Scheduler, SimpleNamespace(context=context, reward=None))
+    for on_code_error in ("error", "count"):
+        config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})
+        relay = Relay()
+        rollouts = Rollouts(config, scheduler, cast(RolloutEngine, Healthy()), runner, relay, tmp_path)
+        if on_code_error == "error":
+            with pytest.raises(CodeError, match=r"tool t .*ValueError"):
+                rollouts.metrics()
+            continue
+        assert [rollouts.metrics() for _ in range(2)] == [{"engine/requests": 1.0}] * 2
+        first, second = relay.take().warnings
+        assert first.startswith("tool t (") and second.startswith("interaction p (")
+
+
+def test_a_file_on_another_machine_has_no_rewards_filled_in_and_that_is_told(
+    runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    relay, missing = Relay(), tmp_path / "train_000001.1of2.parquet"
+    rollouts = Rollouts(Config(), cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None), runner, relay, tmp_path)
+    made = [Writer("p", uid=uid).says("a").ends(1.0) for uid in "ab"]
+    path = write_trajectories(tmp_path, made[1:], step=1, split="train", turn_reward_coef=None)
+    outlines = [replace(one.outline(), model_reward=2.0) for one in made]
+    rollouts.fill_rewards([(missing, 1), (path, 1)], outlines)
+    assert [warning.split(" is not")[0] for warning in relay.take().warnings] == [str(missing)]
+    assert pq.read_table(path)["reward"].to_pylist() == [3.0], "the others are, each with its own"
+
+
+def test_all_workers_parts_of_a_validation_have_one_name(runner: asyncio.Runner, tmp_path: Path) -> None:
+    """Of one that is done again by another number of workers, too."""
+
+    def validate(number: int, count: int, first: int, file: int) -> None:
+        scheduler, engine = cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None)
+        audience = cast(Audience, Relay())
+        rollouts = Rollouts(Config(), scheduler, engine, runner, audience, tmp_path, share=(number, count))
+        rollouts.validate([], 3, greedy=True, first=first, file=file)
+
+    for number in (1, 2):
+        validate(number, 2, 48 * (number - 1), 0)
+        validate(number, 2, 96 + 48 * (number - 1), 96)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"val_000003_greedy{part}.{k}of2.parquet" for part in ("", "_000096") for k in (1, 2)}
+    validate(1, 1, 0, 0)
+    validate(1, 1, 96, 96)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "val_000003_greedy.parquet",
+        "val_000003_greedy_000096.parquet",
+    }

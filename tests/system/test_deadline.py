@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from agentrl.system.deadline import seconds_left, uncounted, within
+
+
+async def test_what_runs_inside_sees_how_long_it_has() -> None:
+    assert seconds_left(7.0) == 7.0
+    async with within(10.0):
+        assert 9.0 < seconds_left(7.0) <= 10.0
+        async with within(60.0):  # an inner one cannot outlast it
+            assert 9.0 < seconds_left(7.0) <= 10.0
+        async with within(1.0):
+            assert 0.5 < await asyncio.create_task(left()) <= 1.0
+        assert seconds_left(7.0) > 9.0
+    assert seconds_left(7.0) == 7.0
+
+
+async def test_it_ends_what_runs_inside() -> None:
+    with pytest.raises(TimeoutError):
+        async with within(0.05) as timeout:
+            await asyncio.sleep(10)
+    assert timeout.expired()
+    assert seconds_left(7.0) == 7.0
+
+
+async def left() -> float:
+    return seconds_left(7.0)
+
+
+async def test_what_waits_for_its_turn_is_not_charged_for_it() -> None:
+    async with within(0.08), within(0.05):
+        with uncounted():
+            await asyncio.sleep(0.1)
+            assert 0 < seconds_left(7.0) <= 0.05
+            async with within(0.01) as inner:  # one begun inside counts
+                assert seconds_left(7.0) <= 0.01
+                inner.reschedule(None)
+        assert 0 < seconds_left(7.0) <= 0.05
+    with pytest.raises(TimeoutError):
+        async with within(0.05):
+            with uncounted():
+                await asyncio.sleep(0.06)
+            await asyncio.sleep(10)
+
+
+async def test_the_clock_stands_still_while_any_of_those_inside_waits() -> None:
+    async def wait(seconds: float) -> None:
+        with uncounted():
+            await asyncio.sleep(seconds)
+
+    async with within(0.05):
+        await asyncio.gather(wait(0.02), wait(0.1), asyncio.sleep(0.09))
+    straggler = None
+    with pytest.raises(TimeoutError):
+        async with within(0.01):
+            straggler = asyncio.create_task(wait(0.0))  # begins when the deadline is over: nothing is left to stop
+            time.sleep(0.02)
+            await asyncio.sleep(10)
+    assert straggler is not None
+    await straggler
+
+
+async def test_a_cancellation_ends_the_wait() -> None:
+    async def wait() -> None:
+        async with within(5):
+            with uncounted():
+                await asyncio.sleep(10)
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

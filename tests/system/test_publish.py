@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import TrainingError
+from agentrl.system.publish import is_disk_full, published
+from tests.small_disk import small_disk_in
+
+
+def test_the_file_appears_when_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "a.txt"
+    with published(path) as temporary:
+        temporary.write_text("new")
+        assert not path.exists()
+    assert path.read_text() == "new"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), KeyboardInterrupt(), PermissionError(13, "Permission denied")])
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(type(error)), published(path) as temporary:
+        temporary.write_text("half")
+        raise error
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    with small_disk_in(tmp_path, "64k") as mount:
+        yield mount
+
+
+def test_a_full_disk_is_one_clear_error(small_disk: Path) -> None:
+    path = small_disk / "a.txt"
+    path.write_text("old")
+    with (
+        pytest.raises(TrainingError, match=r"the disk is full: .*a\.txt could not be written"),
+        published(path) as temporary,
+    ):
+        temporary.write_bytes(b"x" * 100_000)
+    assert path.read_text() == "old"
+    assert list(small_disk.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (OSError(122, "Disk quota exceeded"), True),
+        (OSError(13, "Permission denied"), False),
+        (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
+        (RuntimeError("shape mismatch"), False),
+    ],
+)
+def test_what_counts_as_a_full_disk(error: Exception, full: bool) -> None:
+    assert is_disk_full(error) is full

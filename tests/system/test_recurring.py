@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from agentrl.system.recurring import Recurring
+
+
+def test_what_recurs_is_said_ever_more_rarely_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    warnings = Recurring(logging.getLogger("test"))
+    for number in range(100):
+        warnings.warn(f"trajectory {number}", f"no answer within {number} s")
+    warnings.warn("trajectory 7", "something else")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 8  # 1, 2, 4, ... 64, and the other kind
+    assert said[0] == "trajectory 0: no answer within 0 s"
+    assert said[6] == "trajectory 63: no answer within 63 s (64 of this kind)"
+    assert said[7] == "trajectory 7: something else"

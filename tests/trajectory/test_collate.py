@@ -1,0 +1,115 @@
+"""Which trajectories are trained on, and which token carries which reward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.trajectory import Status, Trajectory, Transcript, Turn, VersionSpan
+from agentrl.trajectory.collate import from_trajectories, left_out, token_rewards
+
+
+def transcript(*parts: str) -> Transcript:
+    """Parts as text: "s3" three sampled tokens, "o2" two observed ones; a prompt of two tokens comes first."""
+    result = Transcript()
+    result.append_prompt([100, 101])
+    for part in parts:
+        ids = [10 * len(result) + at for at in range(int(part[1:]))]
+        if part[0] == "s":
+            result.append_sampled(ids, [-0.5 - at for at in range(len(ids))], [VersionSpan(3, 0, len(ids))])
+        else:
+            result.append_observed(ids)
+    return result
+
+
+def trajectory(*transcripts: Transcript, turns: list[Turn] | None = None, **fields: Any) -> Trajectory:
+    fields = {"uid": "t", "group": 0, "score": 1.0, **fields}
+    return Trajectory(transcripts=list(transcripts), turns=turns or [], **fields)
+
+
+def test_tokens_masks_logprobs_and_ids_are_those_of_the_transcripts() -> None:
+    first, second = transcript("s2", "o1", "s1"), transcript("s1")
+    batch = from_trajectories([trajectory(first, group=4), trajectory(second, group=7)], turn_reward_coef=1.0)
+    assert batch.offsets.tolist() == [0, 6, 9]
+    assert batch.ids.tolist() == first.ids + second.ids
+    assert batch.mask.tolist() == [False, False, True, True, False, True, False, False, True]
+    assert batch.rollout_logprobs.tolist() == pytest.approx([0, 0, -0.5, -1.5, 0, -0.5, 0, 0, -0.5])
+    assert (batch.group.tolist(), batch.trajectory.tolist()) == ([4, 7], [0, 1])
+    assert batch.rewards.tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 1]
+    dtypes = [batch.offsets.dtype, batch.ids.dtype, batch.mask.dtype, batch.rewards.dtype, batch.rollout_logprobs.dtype]
+    assert dtypes == [torch.int64, torch.int64, torch.bool, torch.float32, torch.float32]
+
+
+def test_the_score_is_not_on_a_trailing_tool_token() -> None:
+    assert token_rewards(trajectory(transcript("s2", "o3"), score=0.7), 1.0) == [[0, 0, 0, 0.7, 0, 0, 0]]
+
+
+def test_the_score_is_in_the_last_transcript_with_policy_tokens_and_others_are_left_out() -> None:
+    item = trajectory(transcript("s1"), transcript("s2", "o1"), transcript("o4"))
+    assert token_rewards(item, 1.0) == [[0, 0, 0], [0, 0, 0, 1, 0], [0] * 6]
+    batch = from_trajectories([item, trajectory(transcript("s1"))], turn_reward_coef=1.0)
+    assert batch.lengths.tolist() == [3, 5, 3]
+    assert batch.trajectory.tolist() == [0, 0, 1]
+    assert batch.rewards.tolist() == [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1]
+
+
+def test_a_turn_reward_is_on_the_last_policy_token_of_its_turn() -> None:
+    # tokens:       0 1 | 2 3 | 4 5 6 | 7 8 | 9
+    turns = [
+        Turn("assistant", "", 0, 2, 4, reward=0.5),
+        Turn("tool", "", 0, 4, 7),
+        Turn("assistant", "", 0, 7, 9, reward=2.0),
+    ]
+    item = trajectory(transcript("s2", "o3", "s2", "o1"), turns=turns, score=1.0)
+    assert token_rewards(item, 0.1) == [[0, 0, 0, pytest.approx(0.05), 0, 0, 0, 0, pytest.approx(1.2), 0]]
+    assert token_rewards(item, 0.0) == [[0, 0, 0, 0, 0, 0, 0, 0, 1.0, 0]]
+
+
+def test_an_assistant_turn_that_ends_with_template_tokens_or_against_another_keeps_its_reward() -> None:
+    # The first turn's span takes in an observed token; the second and third have no token between them.
+    turns = [
+        Turn("assistant", "", 0, 2, 4, reward=1.0),
+        Turn("assistant", "", 0, 4, 6, reward=2.0),
+        Turn("assistant", "", 0, 6, 7, reward=4.0),
+    ]
+    assert token_rewards(trajectory(transcript("s1", "o1", "s3"), turns=turns, score=0.0), 1.0) == [
+        [0, 0, 1.0, 0, 0, 2.0, 4.0]
+    ]
+
+
+def test_a_reward_of_an_observed_turn_belongs_to_the_policy_turn_before_it() -> None:
+    turns = [Turn("user", "", 0, 4, 6, reward=0.5), Turn("user", "", 1, 0, 2, reward=0.25)]
+    item = trajectory(transcript("s2", "o2"), transcript("s1"), turns=turns, score=0.0)
+    # The second stands at the beginning of a new transcript; the policy's turn before it is in the old one.
+    assert token_rewards(item, 1.0) == [[0, 0, 0, 0.75, 0, 0], [0, 0, 0]]
+
+
+def test_a_reward_from_before_the_policy_wrote_is_on_its_first_token() -> None:
+    turns = [Turn("user", "", 0, 0, 2, reward=0.5)]
+    assert token_rewards(trajectory(transcript("s2"), turns=turns, score=0.0), 1.0) == [[0, 0, 0.5, 0]]
+
+
+def test_what_failed_or_has_no_score_or_no_policy_token_is_left_out_and_counted() -> None:
+    good = trajectory(transcript("s1"), group=2, score=0.0)
+    trajectories = [
+        trajectory(transcript("s1"), status=Status.FAILED, failure="engine: died"),
+        trajectory(transcript("s1"), score=None),
+        trajectory(transcript("o1")),
+        trajectory(),
+        good,
+        trajectory(transcript("s2"), status=Status.TIMEOUT, score=0.5),
+    ]
+    batch = from_trajectories(trajectories, turn_reward_coef=1.0)
+    assert batch.trajectory.tolist() == [4, 5]
+    assert batch.rewards.sum().item() == 0.5
+    assert left_out(trajectories) == {"failed": 1, "unscored": 1, "no_policy_tokens": 2}
+    with pytest.raises(ValueError, match="unscored"):
+        token_rewards(trajectories[1], 1.0)
+
+
+def test_nothing_left_is_an_empty_batch() -> None:
+    batch = from_trajectories([], turn_reward_coef=1.0)
+    assert len(batch) == 0 and batch.num_tokens == 0 and batch.offsets.tolist() == [0]
+    assert len(batch.select([])) == 0
