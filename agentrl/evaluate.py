@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.config import load_config
-from agentrl.config.offline import EvaluateConfig
+from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.data.dataset import expand
 from agentrl.errors import DataError
 from agentrl.observe.display import Display

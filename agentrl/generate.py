@@ -18,7 +18,7 @@ from agentrl.config import load_config
 from agentrl.config.keys import flatten, leaf_keys
 from agentrl.config.load import config_to_dict
 from agentrl.config.needs import uses_ray
-from agentrl.config.offline import GenerateConfig
+from agentrl.config.sections.offline import GenerateConfig
 from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
 from agentrl.offline.responses import InputRows, Parts, check_output
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from agentrl.chat import Chat
     from agentrl.data.dataset import ParquetDataset
+    from agentrl.rollouts.context import ContextParts
     from agentrl.rollouts.local import Rollouts
     from agentrl.rollouts.ray import RayRollouts
-    from agentrl.trainer.build import ContextParts
     from agentrl.trajectory.sample import Sample
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -69,7 +69,7 @@ def generate(config: GenerateConfig, display: Display) -> Path:
     """The whole job; returns the file that was written. Raises UserError."""
     check_output(Path(config.data.output_path))
     # Imported late, so that --help and config errors do not wait for torch.
-    from agentrl.trainer.build import build_tools, load_chat, open_data
+    from agentrl.rollouts.context import build_tools, load_chat, open_data
 
     chat = load_chat(config)
     display.decode = chat.decode
@@ -96,9 +96,10 @@ def run(
     display: Display,
 ) -> None:
     """Make what is missing of `parts`."""
+    from agentrl.rollouts.build import open_rollouts, send_first_weights
+    from agentrl.rollouts.context import show_first_prompts
     from agentrl.runtime.device import resolve_device
     from agentrl.runtime.ray.session import ray_session
-    from agentrl.trainer.build import open_rollouts, send_first_weights, show_first_prompts
 
     show_first_prompts(chat, context, display)
     device = resolve_device(config.trainer.device, display.warn)

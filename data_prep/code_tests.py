@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from agentrl.config.schema import SandboxFusionConfig
+from agentrl.config.sections.reward import SandboxFusionConfig
 from agentrl.errors import DataError, UserError
 from agentrl.remote import RemoteRefused, RemoteUnavailable
 from agentrl.reward.code import CodeJudge, NoVerdict

@@ -12,7 +12,7 @@ from typing import Any
 
 import pydantic
 
-from agentrl.config.schema import SandboxFusionConfig
+from agentrl.config.sections.reward import SandboxFusionConfig
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward.code import AssertTests, Case, CodeJudge, Tests, extract, read_tests

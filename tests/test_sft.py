@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.chat import Chat
 from agentrl.config import SFTConfig
-from agentrl.config.schema import SFTDataConfig
+from agentrl.config.sections.sft import SFTDataConfig
 from agentrl.data.sft import SFTSample, load_transcripts
 from agentrl.errors import DataError, WorkerDied
 from agentrl.observe.display import Display

@@ -21,7 +21,7 @@ from agentrl.algorithms.groups import Groups
 from agentrl.algorithms.ragged import masked_whiten, segment_ids, segment_sum, suffix_sums
 
 if TYPE_CHECKING:
-    from agentrl.config.schema import AlgorithmConfig
+    from agentrl.config.sections.algorithm import AlgorithmConfig
     from agentrl.trajectory.batch import RaggedBatch
 
 EPSILON = 1e-6

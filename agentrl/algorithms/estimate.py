@@ -13,7 +13,7 @@ from agentrl.algorithms.kl import KLController, apply_kl_to_rewards, logprob_gap
 from agentrl.errors import TrainingError
 
 if TYPE_CHECKING:
-    from agentrl.config.schema import AlgorithmConfig
+    from agentrl.config.sections.algorithm import AlgorithmConfig
     from agentrl.trajectory.batch import RaggedBatch
 
 

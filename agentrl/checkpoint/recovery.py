@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.checkpoint.export import exported_step
 from agentrl.checkpoint.manager import CheckpointManager
-from agentrl.config.schema import RunConfig
+from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import ConfigError, WorkerDied
 from agentrl.observe.display import Display
 from agentrl.runtime.executor import Executor

@@ -1,23 +1,16 @@
 """The config: keys and defaults in `schema`, values in the YAML files of `configs/`. Importable without torch."""
 
 from agentrl.config.load import config_to_dict, load_config, write_config
-from agentrl.config.rollout import AgentConfig, MultiTurnConfig, RolloutConfig, ValKwargs
-from agentrl.config.schema import (
-    ActorConfig,
-    ActorRolloutRefConfig,
-    AlgorithmConfig,
-    Config,
-    CriticConfig,
-    CustomRewardConfig,
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
-    QuickstartConfig,
-    RefConfig,
-    RewardConfig,
-    SFTConfig,
-    TrainerConfig,
-)
+from agentrl.config.sections.actor import ActorConfig, ActorRolloutRefConfig, CriticConfig, RefConfig
+from agentrl.config.sections.algorithm import AlgorithmConfig
+from agentrl.config.sections.data import DataConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
+from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
+from agentrl.config.sections.rollout import AgentConfig, MultiTurnConfig, RolloutConfig, ValKwargs
+from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.trainer import QuickstartConfig, TrainerConfig
+from agentrl.config.sections.training import Config
 
 __all__ = [
     "ActorConfig",

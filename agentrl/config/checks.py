@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.config.needs import ACTOR, ROLLOUT, refuse_ineffective
-from agentrl.config.offline import EvaluateConfig, EvaluateRayConfig, GenerateConfig
-from agentrl.config.parallel import Parallel
-from agentrl.config.schema import Config, ModelConfig, RayInitConfig, RunConfig, SFTConfig
 from agentrl.config.section import Section
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.offline import EvaluateConfig, EvaluateRayConfig, GenerateConfig
+from agentrl.config.sections.parallel import Parallel
+from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.trainer import RayInitConfig, RunConfig
+from agentrl.config.sections.training import Config
 from agentrl.engines.sglang.options import check_extra
 from agentrl.errors import ConfigError
 

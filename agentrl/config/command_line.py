@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config.keys import leaf_keys
-from agentrl.config.offline import EvaluateConfig, GenerateConfig
-from agentrl.config.schema import Config, SFTConfig
 from agentrl.config.section import Section
+from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
+from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.training import Config
 
 TRAIN_HELP = """\
 Train a tool-using policy by reinforcement learning. With no arguments it runs the quickstart: it makes a small data

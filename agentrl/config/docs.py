@@ -10,9 +10,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from agentrl.config.keys import leaf_keys
-from agentrl.config.offline import EvaluateConfig, GenerateConfig
-from agentrl.config.schema import Config, SFTConfig
 from agentrl.config.section import Section
+from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
+from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.training import Config
 
 HEAD = """\
 # Every key

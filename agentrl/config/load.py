@@ -20,9 +20,10 @@ from agentrl.config.checks import check
 from agentrl.config.command_line import CommandLine, parse_command_line
 from agentrl.config.files import find_files
 from agentrl.config.keys import MISSING, defaults, flatten, leaf_keys, nearest
-from agentrl.config.offline import EvaluateConfig, GenerateConfig
-from agentrl.config.schema import Config, SFTConfig
 from agentrl.config.section import Section
+from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
+from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.training import Config
 from agentrl.config.verl_keys import translate
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import configs_dir

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.config.offline import EvaluateConfig, GenerateConfig
-from agentrl.config.schema import Config, ModelConfig, SFTConfig
 from agentrl.config.section import Section
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
+from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.training import Config
 from agentrl.errors import ConfigError
 
 NEEDS_CRITIC = ("gae",)

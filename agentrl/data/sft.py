@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from agentrl.chat import Chat
 from agentrl.chat.check import training_check
-from agentrl.config.schema import SFTDataConfig
+from agentrl.config.sections.sft import SFTDataConfig
 from agentrl.data.dataset import expand
 from agentrl.data.rows import without_nulls
 from agentrl.errors import DataError, UserError

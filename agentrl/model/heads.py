@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from agentrl.config.schema import ModelConfig
+from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import check_packed_attention, stored_hidden_states, token_logprobs

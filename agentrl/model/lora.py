@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from agentrl.config.schema import ModelConfig
+from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.vision import vision_tower
 from agentrl.parallel.shard import full, rank

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from agentrl.config.offline import EvaluateConfig
+from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.offline.scores import RUN, Responses, Scores, score_chunk
 from agentrl.reward.manager import RewardManager

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agentrl.config.offline import EvaluateConfig
+from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.data.columns import is_struct, is_text
 from agentrl.data.rows import to_sample
 from agentrl.errors import CodeError, DataError, UserError

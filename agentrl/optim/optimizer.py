@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from agentrl.config.schema import OptimConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.optim.muon import Muon
 from agentrl.optim.schedule import lr_factor
 from agentrl.parallel.gradients import by_mesh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from agentrl.config.schema import OptimConfig
+from agentrl.config.sections.optim import OptimConfig
 
 
 def lr_factor(config: OptimConfig, step: int, total_steps: int) -> float:

@@ -16,15 +16,10 @@ from typing import Any
 import pyarrow.parquet as pq
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from agentrl.config.schema import (
-    Config,
-    OptimConfig,
-    QuickstartConfig,
-    SFTConfig,
-    SFTDataConfig,
-    SFTModelConfig,
-    SFTTrainerConfig,
-)
+from agentrl.config.sections.optim import OptimConfig
+from agentrl.config.sections.sft import SFTConfig, SFTDataConfig, SFTModelConfig, SFTTrainerConfig
+from agentrl.config.sections.trainer import QuickstartConfig
+from agentrl.config.sections.training import Config
 from agentrl.observe.display import Display
 from agentrl.quickstart.tiny_policy import CHAT_TEMPLATE, TinyShape, build_model, train_tokenizer
 from agentrl.sft import train_sft

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from agentrl.config.schema import SandboxFusionConfig
+from agentrl.config.sections.reward import SandboxFusionConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import FaultKind, RemoteClient, RemoteOptions, RemoteRefused, RemoteUnavailable, checked_url
 from agentrl.system.deadline import uncounted, within

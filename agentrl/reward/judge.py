@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.chat.message import content_text
-from agentrl.config.schema import JudgeConfig
+from agentrl.config.sections.reward import JudgeConfig
 from agentrl.remote import RemoteOptions
 from agentrl.remote.chat_endpoint import ChatEndpoint
 from agentrl.remote.prompt_file import load_prompt

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from agentrl.config.schema import CustomRewardConfig, RewardConfig
+from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.errors import CodeError, ConfigError, DataError
 from agentrl.reward.code import CodeJudge
 from agentrl.reward.judge import ModelJudge

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from agentrl.agent_loop import Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
 from agentrl.config import Config
-from agentrl.config.rollout import RolloutConfig, ValKwargs
+from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
 from agentrl.engines.contract import EngineError, RolloutEngine, SamplingParams
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, TrainingError

@@ -89,7 +89,8 @@ class RolloutWorker:
 
     def open(self, config: Config, device: str, run_dir: Path, share: tuple[int, int]) -> Failure | None:
         """Start engine and tools."""
-        from agentrl.trainer.build import build_tools, load_chat, open_local_rollouts
+        from agentrl.rollouts.build import open_local_rollouts
+        from agentrl.rollouts.context import build_tools, load_chat
 
         try:
             chat = load_chat(config)

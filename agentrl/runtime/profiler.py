@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from agentrl.config.schema import RunConfig
+from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.system.publish import published
 

@@ -8,7 +8,8 @@ import torch
 
 from agentrl.algorithms.losses import LossScale, aggregate, value_loss
 from agentrl.checkpoint.state import WorkerState
-from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig
+from agentrl.config.sections.actor import ActorConfig, CriticConfig
+from agentrl.config.sections.model import ModelConfig
 from agentrl.model.heads import ValueModel, freeze_vision
 from agentrl.model.sharded_load import open_model
 from agentrl.parallel.mesh import Mesh

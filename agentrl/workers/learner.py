@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agentrl.config.schema import OptimConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import TrainingError
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.sharded_load import read_weights

@@ -11,7 +11,8 @@ import torch
 from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss
 from agentrl.checkpoint.state import WorkerState
-from agentrl.config.schema import ActorConfig, ModelConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
 from agentrl.engines.weights import Weights
 from agentrl.model.export import export_model
 from agentrl.model.heads import load_policy

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from agentrl.config.parallel import Parallel
+from agentrl.config.sections.parallel import Parallel
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel
 from agentrl.model.sharded_load import open_model, read_weights

@@ -7,8 +7,8 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from agentrl.config.parallel import Parallel
-from agentrl.config.schema import RewardModelConfig, ScoreModelConfig
+from agentrl.config.sections.parallel import Parallel
+from agentrl.config.sections.reward import RewardModelConfig, ScoreModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.packed import check_packed_attention, hidden_states, use_packed_attention
 from agentrl.model.sharded_load import read_weights

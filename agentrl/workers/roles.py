@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from agentrl.config import Config, SFTConfig
 from agentrl.config.needs import NEEDS_CRITIC
-from agentrl.config.parallel import Parallel
+from agentrl.config.sections.parallel import Parallel
 from agentrl.runtime.group import WorkerGroup
 from agentrl.workers.critic import CriticWorker
 from agentrl.workers.policy import PolicyWorker

@@ -11,7 +11,7 @@ import torch
 
 from agentrl.algorithms.losses import LossScale, aggregate
 from agentrl.checkpoint.state import WorkerState
-from agentrl.config.schema import SFTConfig
+from agentrl.config.sections.sft import SFTConfig
 from agentrl.data.sft import SFTSample
 from agentrl.model.export import export_model
 from agentrl.model.heads import load_policy

@@ -32,7 +32,9 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from agentrl.config import load_config
-from agentrl.config.schema import ActorConfig, Config, ModelConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.training import Config
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import load_model

@@ -1,9 +1,9 @@
 """1,000 queries at once to the retriever's server, over the 117,659 definitions of WordNet 3.0.
 
 `apt-get install wordnet-base`, then `python -m benchmarks.tools.retriever`. The client, one process on the same cores,
-keeps 1,000 requests of one query each in flight; queries are words of definitions. Measured: making the index, time until
-the server answers its first query, queries a second, latency as the client sees it, and memory of each worker (unique:
-not shared with the others; PSS: shared pages divided among those who share them). Then 64 queries a request.
+keeps 1,000 requests of one query each in flight; queries are words of definitions. Measured: making the index, time
+until the server answers its first query, queries a second, latency as the client sees it, and memory of each worker
+(unique: not shared with the others; PSS: shared pages divided among those who share them). Then 64 queries a request.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ import torch
 
 from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.manifest import name_of
-from agentrl.config.schema import ActorConfig, ModelConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trainer.grpo import save_workers
 from agentrl.trajectory.batch import RaggedBatch

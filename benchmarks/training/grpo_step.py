@@ -27,7 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.chat import Chat
-from agentrl.config.schema import OptimConfig, SFTConfig, SFTDataConfig, SFTModelConfig, SFTTrainerConfig
+from agentrl.config.sections.optim import OptimConfig
+from agentrl.config.sections.sft import SFTConfig, SFTDataConfig, SFTModelConfig, SFTTrainerConfig
 from agentrl.observe.display import Display
 from agentrl.quickstart.assets import write_untrained
 from agentrl.quickstart.tiny_policy import TinyShape

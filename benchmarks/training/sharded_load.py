@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.config.parallel import Parallel
+from agentrl.config.sections.parallel import Parallel
 from agentrl.model.heads import PolicyModel
 from agentrl.model.packed import load_model
 from agentrl.model.sharded_load import open_model, read_weights

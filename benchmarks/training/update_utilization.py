@@ -23,8 +23,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from agentrl.config.parallel import ActorFSDPConfig
-from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
+from agentrl.config.sections.parallel import ActorFSDPConfig
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import Profile, profiled
 from agentrl.trajectory.batch import RaggedBatch

@@ -24,6 +24,7 @@ from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.observe.invariants import check_trajectory
 from agentrl.reward.manager import policy_text
 from agentrl.tool import ToolResponse
 from agentrl.tool.session import ToolSession
@@ -31,7 +32,6 @@ from agentrl.tool.toolset import ToolSet
 from agentrl.train import main
 from agentrl.trajectory import Message, Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories, token_rewards
-from agentrl.trajectory.invariants import check_trajectory
 from agentrl.trajectory.parquet import read_trajectories
 from tests.agent_loop.conftest import LIMITS, Bench, call, sample
 from tests.agent_loop.short_turns import ending_its_turns

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from agentrl.agent_loop import AgentLoop, Episode, TaggedLoop
-from agentrl.config.schema import CustomRewardConfig
+from agentrl.config.sections.reward import CustomRewardConfig
 from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, InfrastructureError
 from agentrl.interaction import Interaction, InteractionResponse

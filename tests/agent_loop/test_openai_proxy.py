@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from agentrl.algorithms.advantages import compute_advantages
-from agentrl.config.schema import AlgorithmConfig
+from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, ConfigError
 from agentrl.observe.metrics import step_metrics

@@ -10,7 +10,8 @@ from typing import Any
 
 from agentrl.agent_loop import Request
 from agentrl.algorithms.advantages import compute_advantages
-from agentrl.config.schema import AlgorithmConfig, CustomRewardConfig
+from agentrl.config.sections.algorithm import AlgorithmConfig
+from agentrl.config.sections.reward import CustomRewardConfig
 from agentrl.engines.contract import SamplingParams
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.observe.metrics import step_metrics

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from agentrl.config.schema import AlgorithmConfig
+from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.trajectory.batch import RaggedBatch
 
 

@@ -12,7 +12,7 @@ import torch
 from agentrl.algorithms.advantages import ESTIMATORS
 from agentrl.algorithms.estimate import add_rewards, estimate
 from agentrl.algorithms.kl import AdaptiveKLController
-from agentrl.config.schema import KLType
+from agentrl.config.sections.algorithm import KLType
 from agentrl.errors import TrainingError
 from agentrl.trajectory.batch import RaggedBatch
 from tests.algorithms.batches import algorithm

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.recovery import Continuation
-from agentrl.config.schema import RunConfig
+from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import WorkerDied
 from agentrl.observe.display import Display
 

@@ -9,8 +9,8 @@ import yaml
 
 from agentrl.config import Config, SFTConfig, config_to_dict, load_config, write_config
 from agentrl.config.keys import defaults, flatten, leaf_keys, nearest
-from agentrl.config.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.section import Section
+from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import configs_dir
 

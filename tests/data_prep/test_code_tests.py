@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.config.schema import SandboxFusionConfig
+from agentrl.config.sections.reward import SandboxFusionConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.reward.code import CodeJudge, StdioTests, read_tests
 from data_prep.code_tests import main

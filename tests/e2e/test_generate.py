@@ -14,7 +14,7 @@ import pytest
 from agentrl import evaluate
 from agentrl.config import load_config, write_config
 from agentrl.generate import main
-from agentrl.trajectory.invariants import check_trajectory
+from agentrl.observe.invariants import check_trajectory
 from agentrl.trajectory.parquet import from_row
 from tests.forked import forked
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from agentrl.chat import Chat
+from agentrl.observe.invariants import check_trajectory
 from agentrl.train import main
-from agentrl.trajectory.invariants import check_trajectory
 from agentrl.trajectory.parquet import read_trajectories
 from data_prep.gsm8k import main as prepare
 from tests.e2e.test_train import lines

@@ -11,8 +11,8 @@ import pandas
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentrl.observe.invariants import check_trajectory
 from agentrl.train import main
-from agentrl.trajectory.invariants import check_trajectory
 from agentrl.trajectory.parquet import read_trajectories
 from tests.e2e.conftest import command
 

@@ -12,9 +12,9 @@ import pytest
 
 from agentrl.errors import CodeError, ConfigError, DataError
 from agentrl.interaction import Interaction
+from agentrl.observe.invariants import check_trajectory
 from agentrl.system.threads import AbandonedThreads
 from agentrl.trajectory import Status
-from agentrl.trajectory.invariants import check_trajectory
 from interactions import environment
 from interactions.environment import EnvironmentInteraction
 from tests.agent_loop.conftest import Bench, bench, chat, sample, tiny_dir  # noqa: F401 - fixtures

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.interaction import load_interactions
+from agentrl.observe.invariants import check_trajectory
 from agentrl.train import main
-from agentrl.trajectory.invariants import check_trajectory
 from agentrl.trajectory.parquet import read_trajectories
 from tests.agent_loop.short_turns import ending_its_turns
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures

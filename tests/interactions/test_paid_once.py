@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import Config
-from agentrl.config.schema import RewardConfig, SandboxFusionConfig
+from agentrl.config.sections.reward import RewardConfig, SandboxFusionConfig
 from agentrl.interaction import Interaction, InteractionResponse, load_interactions
 from agentrl.reward import RewardManager
 from agentrl.trajectory import Message, Status, Trajectory

@@ -12,10 +12,10 @@ import pytest
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.interaction import Interaction, ask
+from agentrl.observe.invariants import check_trajectory
 from agentrl.reward import code
 from agentrl.reward.code import AssertTests, Case, StdioTests
 from agentrl.trajectory import Status
-from agentrl.trajectory.invariants import check_trajectory
 from interactions.environment import EnvironmentInteraction
 from interactions.gsm8k import Gsm8kInteraction
 from interactions.simulated_user import SimulatedUser

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.sglang.model import ModelFacts

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.config.schema import CustomRewardConfig
+from agentrl.config.sections.reward import CustomRewardConfig
 from agentrl.errors import CodeError
 from agentrl.evaluate import main
 from agentrl.offline.scores import Responses, score_chunk

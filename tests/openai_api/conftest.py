@@ -16,11 +16,11 @@ from agentrl.agent_loop import Episode, LoopContext, LoopLimits
 from agentrl.chat import Chat
 from agentrl.engines.contract import RolloutEngine, SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.observe.invariants import check_trajectory
 from agentrl.openai_api import Endpoint, Session
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Trajectory
-from agentrl.trajectory.invariants import check_trajectory
 from tests.agent_loop.conftest import LIMITS, sample
 from tests.agent_loop.scripted_engine import Script, ScriptedEngine
 

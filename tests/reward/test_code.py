@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentrl.config.schema import RewardConfig, SandboxFusionConfig
+from agentrl.config.sections.reward import RewardConfig, SandboxFusionConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import RemoteRefused, RemoteUnavailable
 from agentrl.reward import RewardManager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.schema import CustomRewardConfig
+from agentrl.config.sections.reward import CustomRewardConfig
 from agentrl.errors import ConfigError
 from agentrl.reward import RewardManager
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.chat import Chat
-from agentrl.config.schema import JudgeConfig, RewardConfig
+from agentrl.config.sections.reward import JudgeConfig, RewardConfig
 from agentrl.errors import ConfigError
 from agentrl.reward import RewardManager
 from agentrl.reward.judge import asked, read_verdict

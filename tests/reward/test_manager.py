@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.schema import CustomRewardConfig, RewardConfig
+from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.errors import CodeError, DataError
 from agentrl.reward import RewardManager
 from agentrl.trajectory import Message, Status, Trajectory, Turn

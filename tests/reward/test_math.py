@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.schema import CustomRewardConfig, RewardConfig
+from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.reward import RewardManager, math
 from agentrl.reward.math import MathJudges
 from agentrl.system.deadline import within

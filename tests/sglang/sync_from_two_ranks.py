@@ -11,7 +11,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
-from agentrl.config.schema import ActorConfig, ModelConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.sync import DistributedSender, TensorSender
 from agentrl.engines.weights import Weights

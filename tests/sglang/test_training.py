@@ -13,9 +13,9 @@ import pytest
 
 from agentrl.config import load_config
 from agentrl.engines.sglang.process import ServerProcess
+from agentrl.observe.invariants import check_trajectory
 from agentrl.train import main
 from agentrl.trajectory import Trajectory
-from agentrl.trajectory.invariants import check_trajectory
 from agentrl.trajectory.parquet import read_trajectories
 from tests.e2e.test_docs import SMALL, blocks, commands
 from tests.e2e.test_train import lines

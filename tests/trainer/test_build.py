@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.schema import RewardConfig, SandboxFusionConfig
+from agentrl.config.sections.reward import RewardConfig, SandboxFusionConfig
 from agentrl.errors import ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward import RewardManager
 from agentrl.reward.code import CodeJudge
+from agentrl.rollouts.context import ContextParts
 from agentrl.tool import Tool, ToolResponse
 from agentrl.tool.toolset import ToolSet
-from agentrl.trainer.build import ContextParts
 
 
 class Careless(Interaction):

@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 
 from agentrl.chat import Chat
-from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.trajectory import Message
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from agentrl.chat import Chat
-from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import ConfigError
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.workers import PolicyWorker

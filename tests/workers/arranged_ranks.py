@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from agentrl.algorithms.advantages import compute_advantages
 from agentrl.config import Config, SFTConfig
-from agentrl.config.parallel import Parallel
+from agentrl.config.sections.parallel import Parallel
 from agentrl.model.heads import PolicyModel
 from agentrl.model.packed import token_logprobs, use_packed_attention
 from agentrl.parallel.mesh import Mesh

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker

@@ -19,7 +19,9 @@ from tests import pretend_device
 if __name__ == "__main__":
     pretending = pretend_device.install()  # before the engine is imported, which is in inference mode otherwise
 
-from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig, CriticConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import load_model

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from agentrl.config.schema import ActorConfig, ModelConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
 from agentrl.runtime.group import shares
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker

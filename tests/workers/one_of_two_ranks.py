@@ -11,7 +11,9 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, RewardModelConfig
+from agentrl.config.sections.actor import ActorConfig, CriticConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.reward import RewardModelConfig
 from agentrl.runtime.group import shares
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import CriticWorker, PolicyWorker

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.tensor
 from transformers import AutoModelForCausalLM
 
-from agentrl.config.parallel import Parallel
+from agentrl.config.sections.parallel import Parallel
 from agentrl.errors import ConfigError
 from agentrl.model import sharded_load
 from agentrl.model.heads import PolicyModel, ValueModel

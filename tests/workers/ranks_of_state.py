@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from agentrl.checkpoint.state import WorkerState
-from agentrl.config.schema import OptimConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import CheckpointError
 from agentrl.optim.optimizer import Optim
 from agentrl.parallel.shard import full, placed_like

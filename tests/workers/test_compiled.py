@@ -10,7 +10,9 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import ConfigError
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.packed import token_logprobs, use_packed_attention

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig, CriticConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import TrainingError
 from agentrl.workers import CriticWorker
 from agentrl.workers.learner import MAX_SKIPPED

@@ -14,7 +14,9 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.model.packed import load_model
 from agentrl.quickstart.tiny_policy import make_tiny_policy

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from agentrl.config.parallel import ActorFSDPConfig
-from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
+from agentrl.config.sections.parallel import ActorFSDPConfig
 from agentrl.optim.optimizer import Optim
 from agentrl.parallel import offload
 from agentrl.parallel.offload import Offload

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from agentrl.config.schema import OptimConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.optim.muon import Muon, orthogonalise
 from agentrl.optim.optimizer import Optim
 

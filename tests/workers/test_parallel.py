@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import Config, SFTConfig
-from agentrl.config.parallel import Parallel
+from agentrl.config.sections.parallel import Parallel
 from agentrl.errors import ConfigError
 from agentrl.parallel.tensor_parallel import split_layers
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy

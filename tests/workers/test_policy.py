@@ -10,7 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig, PolicyLossConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.algorithm import PolicyLossConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import TrainingError
 from agentrl.model.packed import load_model, token_logprobs
 from agentrl.trajectory.batch import RaggedBatch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.config.schema import TrainerConfig
+from agentrl.config.sections.trainer import TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.runtime.profiler import Profile, check_profile_steps, profile_of, profiled
 from tests.workers.conftest import BatchMaker, WorkerMaker

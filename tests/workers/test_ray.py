@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.config import Config
-from agentrl.config.schema import RayInitConfig
+from agentrl.config.sections.trainer import RayInitConfig
 from agentrl.engines.weights import Weights
 from agentrl.errors import ConfigError, TrainingError, WorkerDied
 from agentrl.runtime.executor import Executor, open_executor

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from agentrl.config.schema import RewardModelConfig
+from agentrl.config.sections.reward import RewardModelConfig
 from agentrl.errors import ConfigError
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.reward_model import RewardModelWorker

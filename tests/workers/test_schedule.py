@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.config.schema import OptimConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.optim.schedule import lr_factor
 
 

@@ -14,7 +14,10 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM
 
-from agentrl.config.schema import ActorConfig, CriticConfig, ModelConfig, OptimConfig, RewardModelConfig
+from agentrl.config.sections.actor import ActorConfig, CriticConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
+from agentrl.config.sections.reward import RewardModelConfig
 from agentrl.runtime.group import join_tokens, shares
 from agentrl.workers import CriticWorker
 from agentrl.workers.plan import update_plan

@@ -10,7 +10,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from agentrl.config.schema import ActorConfig, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import CheckpointError
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights, weights

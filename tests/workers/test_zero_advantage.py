@@ -8,7 +8,10 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from agentrl.config.schema import ActorConfig, LossAggMode, ModelConfig, OptimConfig
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.algorithm import LossAggMode
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.trajectory.batch import RaggedBatch
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
 

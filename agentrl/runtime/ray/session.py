@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
-    from agentrl.config.schema import RayInitConfig
+    from agentrl.config.sections.trainer import RayInitConfig
 
 logger = logging.getLogger(__name__)
 

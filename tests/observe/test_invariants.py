@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.observe.invariants import check_trajectory
 from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Transcript, Turn, VersionSpan
-from agentrl.trajectory.invariants import check_trajectory
 from agentrl.trajectory.parquet import read_trajectories, write_trajectories
 from tests.trajectory.written import VOCAB_SIZE, Writer, tool_trajectory
 

@@ -7,9 +7,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from agentrl.config.rollout import RolloutConfig
-from agentrl.config.schema import ActorRolloutRefConfig, Config, CustomRewardConfig, DataConfig, RewardConfig
 from agentrl.config.section import Section
+from agentrl.config.sections.actor import ActorRolloutRefConfig
+from agentrl.config.sections.data import DataConfig
+from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
+from agentrl.config.sections.rollout import RolloutConfig
+from agentrl.config.sections.training import Config
 
 
 class GenerateDataConfig(DataConfig):

@@ -1,0 +1,120 @@
+"""Keys of policy, reference and critic: `actor_rollout_ref.*` and `critic.*`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from agentrl.config.section import Section
+from agentrl.config.sections.algorithm import KLType, LossAggMode, PolicyLossConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
+from agentrl.config.sections.parallel import ActorFSDPConfig, FSDPConfig, Parallel
+from agentrl.config.sections.rollout import RolloutConfig
+from agentrl.config.sections.trainer import CheckpointConfig
+
+
+class ActorConfig(Section):
+    """`actor_rollout_ref.actor.*`"""
+
+    ppo_mini_batch_size: int = Field(16, gt=0)
+    """Prompts an optimizer step; must divide data.train_batch_size."""
+    ppo_epochs: int = Field(1, gt=0)
+    ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
+    """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
+    result."""
+    clip_ratio: float | None = Field(None, gt=0)
+    """Both clip bounds at once; set this or the two below. With none of the three set: 0.2."""
+    clip_ratio_low: float | None = Field(None, gt=0)
+    """The ratio is clipped from below at 1 - this; null: 0.2."""
+    clip_ratio_high: float | None = Field(None, gt=0)
+    """The ratio is clipped from above at 1 + this; null: 0.2."""
+    clip_ratio_c: float = Field(3.0, gt=1)
+    """Dual-clip bound for negative advantages (arXiv:1912.09729); vanilla loss only."""
+    loss_agg_mode: LossAggMode = "token-mean"
+    entropy_coeff: float = 0.0
+    use_kl_loss: bool = False
+    kl_loss_coef: float = Field(0.001, ge=0)
+    """Only with use_kl_loss."""
+    kl_loss_type: KLType = "low_var_kl"
+    """Only with use_kl_loss."""
+    grad_clip: float = Field(1.0, gt=0)
+    shuffle: bool = True
+    """Shuffle the prompts over the mini-batches."""
+    freeze_vision_tower: bool = False
+    """Train nothing of a vision-language model's vision tower, in the critic neither; adapters stay out of it, too."""
+    use_torch_compile: bool = False
+    """Compile the decoder layers of policy, reference and critic by torch.compile, in the first steps."""
+    ulysses_sequence_parallel_size: int = Field(1, gt=0)
+    """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
+    policy_loss: PolicyLossConfig = PolicyLossConfig()
+    optim: OptimConfig = OptimConfig()
+    fsdp_config: ActorFSDPConfig = ActorFSDPConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def parallel(self) -> Parallel:
+        return Parallel.of(self.ulysses_sequence_parallel_size, self.fsdp_config)
+
+    @property
+    def clip_low(self) -> float:
+        """The lower clip bound that holds."""
+        return self.clip_ratio_low or self.clip_ratio or 0.2
+
+    @property
+    def clip_high(self) -> float:
+        """The upper clip bound that holds."""
+        return self.clip_ratio_high or self.clip_ratio or 0.2
+
+
+class RefConfig(Section):
+    """`actor_rollout_ref.ref.*`"""
+
+    path: str | None = None
+    """Model of the reference policy; null: actor_rollout_ref.model.path."""
+    log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)
+    ulysses_sequence_parallel_size: int | None = Field(None, gt=0)
+    """null: the actor's."""
+    fsdp_config: FSDPConfig = FSDPConfig()
+
+
+class ActorRolloutRefConfig(Section):
+    """`actor_rollout_ref.*`"""
+
+    model: ModelConfig = ModelConfig()
+    actor: ActorConfig = ActorConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    ref: RefConfig = RefConfig()
+
+    @property
+    def ref_parallel(self) -> Parallel:
+        sequence = self.ref.ulysses_sequence_parallel_size or self.actor.ulysses_sequence_parallel_size
+        return Parallel.of(sequence, self.ref.fsdp_config)
+
+
+class CriticModelConfig(Section):
+    """`critic.model.*`"""
+
+    fsdp_config: FSDPConfig = FSDPConfig()
+
+
+class CriticConfig(Section):
+    """`critic.*`: only with an advantage estimator that needs values (gae)."""
+
+    path: str | None = None
+    """Model the critic starts from; null: the policy's start."""
+    ppo_mini_batch_size: int | None = Field(None, gt=0)
+    """null: the actor's."""
+    ppo_epochs: int | None = Field(None, gt=0)
+    """null: the actor's."""
+    ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
+    cliprange_value: float = Field(0.5, gt=0)
+    loss_agg_mode: LossAggMode = "token-mean"
+    grad_clip: float = Field(1.0, gt=0)
+    ulysses_sequence_parallel_size: int = Field(1, gt=0)
+    """As the actor's."""
+    optim: OptimConfig = OptimConfig(lr=1e-5)
+    model: CriticModelConfig = CriticModelConfig()
+
+    @property
+    def parallel(self) -> Parallel:
+        return Parallel.of(self.ulysses_sequence_parallel_size, self.model.fsdp_config)

@@ -1,0 +1,99 @@
+"""Keys of `reward_model.*` and `custom_reward_function.*`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from agentrl.config.section import Section
+
+
+class SandboxFusionConfig(Section):
+    """`reward_model.sandbox_fusion.*`: where programs are run that a scorer judges (data sources `code/*`)."""
+
+    url: str | None = None
+    """A server that speaks SandboxFusion's API, e.g. http://127.0.0.1:8080 for `python -m sandbox.server`."""
+    max_concurrent: int = Field(64, gt=0)
+    """Programs judged at once."""
+    memory_limit_mb: int = Field(1024, gt=0)
+    """MiB that a program may use, its tests included."""
+    timeout: float = Field(10.0, gt=0)
+    """Running time of a program, all of its tests together; below reward_model.timeout, within which the server has to
+    answer."""
+
+
+class JudgeConfig(Section):
+    """`reward_model.judge.*`: a language model that scores the data sources `judge/*`, and those named here, by a whole
+    number from 0 to 10; a tenth of it is the trajectory's score."""
+
+    base_url: str | None = None
+    """An OpenAI-compatible endpoint, with its /v1."""
+    model: str | None = None
+    """The model's name there."""
+    api_key_env: str | None = None
+    """The environment variable that holds the endpoint's key; null: none is sent."""
+    data_sources: list[str] = []
+    """Further data sources that the judge scores, in place of their own scorers; * stands for anything."""
+    prompt: str | None = None
+    """A Jinja file with the judge's instructions, made of ground_truth, extra_info, data_source and max_score; null: it
+    judges how well the assistant did what it was asked, by the ground truth where there is one."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Fields of each request, beside and over temperature 0, max_tokens 1024 and response_format with a verdict's JSON
+    schema; null leaves one of these out."""
+    max_concurrent: int = Field(32, gt=0)
+    """Trajectories judged at once."""
+    timeout: float = Field(30.0, gt=0)
+    """After which a request is given up and made again; below reward_model.timeout, which counts all of them."""
+
+
+class RewardConfig(Section):
+    """`reward_model.*`"""
+
+    timeout: float = Field(60.0, gt=0)
+    """Deadline of scoring one trajectory; waiting for one of max_concurrent places, for the sandbox's queue or for a
+    math worker does not count."""
+    max_concurrent: int = Field(64, gt=0)
+    """Scorers that run at once."""
+    success_threshold: float = 1.0
+    """A trajectory whose score is at least this is a success: in success rates and pass@k, never in what is trained on.
+    """
+    sandbox_fusion: SandboxFusionConfig = SandboxFusionConfig()
+    judge: JudgeConfig = JudgeConfig()
+
+
+class ScoreModelConfig(Section):
+    """`reward_model.model.*`: only with reward_model.enable."""
+
+    path: str | None = None
+    """A sequence classification model with one label, in Hugging Face format."""
+    trust_remote_code: bool = False
+    coef: float = 1.0
+    """Weight of its score beside that of the scorer."""
+
+
+class RewardModelConfig(RewardConfig):
+    """`reward_model.*` of a training: the scorers, and a reward model beside them."""
+
+    enable: bool = False
+    """Add a reward model's score to that of the scorer, which is 0 where the data source has none."""
+    model: ScoreModelConfig = ScoreModelConfig()
+    max_length: int | None = Field(None, gt=0)
+    """Tokens of a conversation for the reward model, of which the last are kept; null: as many as it can read."""
+    forward_max_token_len_per_gpu: int = Field(16384, gt=0)
+    """Tokens of the reward model's micro-batches; changes memory, never the result."""
+    enable_resource_pool: bool = False
+    """Devices of its own for the reward model; false: those of the trainer."""
+    nnodes: int = Field(1, gt=0)
+    """Machines of these. Only with enable_resource_pool."""
+    n_gpus_per_node: int = Field(1, gt=0)
+    """Devices on each of them. Only with enable_resource_pool."""
+
+
+class CustomRewardConfig(Section):
+    """`custom_reward_function.*`"""
+
+    path: str | None = None
+    """A Python file; its function replaces the scorers by data source."""
+    name: str = "compute_score"
+    reward_kwargs: dict[str, Any] = Field(default_factory=dict)

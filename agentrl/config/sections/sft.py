@@ -1,0 +1,70 @@
+"""The whole config of `python -m agentrl.sft`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.config.section import Section
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
+from agentrl.config.sections.parallel import ActorFSDPConfig, Parallel
+from agentrl.config.sections.trainer import CheckpointConfig, RayInitConfig, RunConfig
+
+
+class SFTDataConfig(Section):
+    """`data.*` of `python -m agentrl.sft`."""
+
+    train_files: str | list[str]
+    val_files: str | list[str] | None = None
+    messages_key: str = "messages"
+    tools_key: str = "tools"
+    """Column with the tools of a transcript, as OpenAI schemas in JSON text; may be absent."""
+    train_batch_size: int = Field(32, gt=0)
+    """Transcripts an optimizer step."""
+    max_length: int = Field(2048, gt=0)
+    truncation: Literal["error", "skip"] = "error"
+    """What to do with a longer transcript."""
+    max_token_len_per_gpu: int = Field(16384, gt=0)
+    """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
+    result."""
+    shuffle: bool = True
+    seed: int = Field(1, ge=0)
+
+
+class SFTModelConfig(ModelConfig):
+    """`model.*` of `python -m agentrl.sft`."""
+
+    fsdp_config: ActorFSDPConfig = ActorFSDPConfig()
+
+
+class SFTTrainerConfig(RunConfig):
+    """`trainer.*` of `python -m agentrl.sft`."""
+
+    experiment_name: str = "sft"
+    """Name of the run in wandb, and its folder unless default_local_dir says another."""
+    save_freq: int = -1
+    """Checkpoint every so many steps, and at the end; -1: never, and the same command starts anew."""
+    max_ckpt_to_keep: int | None = Field(2, gt=0)
+    """Only with save_freq."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+
+class SFTConfig(Section):
+    """The whole config of `python -m agentrl.sft`."""
+
+    data: SFTDataConfig
+    model: SFTModelConfig = SFTModelConfig()
+    format: str = "auto"
+    """As `actor_rollout_ref.rollout.multi_turn.format`."""
+    optim: OptimConfig = OptimConfig(lr=1e-5)
+    grad_clip: float = Field(1.0, gt=0)
+    ulysses_sequence_parallel_size: int = Field(1, gt=0)
+    """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
+    trainer: SFTTrainerConfig = SFTTrainerConfig()
+    ray_init: RayInitConfig = RayInitConfig()
+
+    @property
+    def parallel(self) -> Parallel:
+        return Parallel.of(self.ulysses_sequence_parallel_size, self.model.fsdp_config)

@@ -1,0 +1,200 @@
+"""Loops, tools, interactions, scorers and data of a run, loaded and checked before any model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agentrl.agent_loop import AgentLoop, agent_names, load_agent_loops
+from agentrl.agent_loop.registry import instantiate
+from agentrl.chat import Chat
+from agentrl.chat.check import start_up_check
+from agentrl.config import Config
+from agentrl.config.sections.offline import GenerateConfig
+from agentrl.data.dataset import ParquetDataset
+from agentrl.errors import DataError
+from agentrl.interaction import Interaction, load_interactions
+from agentrl.interaction.recorded import OnCassette
+from agentrl.observe.display import Display
+from agentrl.openai_api.agent_loop import AgentOptions, OpenAIProxyLoop
+from agentrl.reward import RewardManager
+from agentrl.system.cassette import Cassette
+from agentrl.system.user_code import answer_of, user_code
+from agentrl.tool import ToolSchema
+from agentrl.tool.toolset import ToolSet
+from agentrl.trajectory import Message
+from agentrl.trajectory.picture import pictures_in
+from agentrl.trajectory.sample import Sample
+
+if TYPE_CHECKING:
+    pass
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParts:
+    """What rows name: loops, tools, interactions and scorers."""
+
+    loops: dict[str, AgentLoop]
+    tools: ToolSet
+    interactions: dict[str, Interaction]
+    reward: RewardManager | None
+    """None: nothing is scored."""
+    examples: dict[str, Sample] = field(default_factory=dict)
+    """The first row that was met of each loop."""
+
+    async def start(self, run: str) -> None:
+        """Reach what tools and interactions need, unless their answers are replayed. Raises ConfigError."""
+        await self.tools.start(run)
+        for interaction in self.interactions.values():
+            await answer_of(f"interaction {interaction.name}", interaction.start, partial(interaction.start, run))
+        if self.reward is not None:
+            await self.reward.start(run)
+
+    async def close(self) -> None:
+        """Free what tools, interactions and scorers hold, also where one of them fails to."""
+        closing = [self.tools.close(), *(interaction.close() for interaction in self.interactions.values())]
+        if self.reward is not None:
+            closing.append(self.reward.close())
+        for ended in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                logger.warning("close: %s: %s", type(ended).__name__, ended)
+
+
+def run_name(config: Config) -> str:
+    """By which servers know the run."""
+    return config.tools.client_id or f"{config.trainer.project_name}/{config.trainer.experiment_name}"
+
+
+def load_chat(config: Config) -> Chat:
+    """Tokenizer, template and parser of the model. Raises ConfigError."""
+    model = config.actor_rollout_ref.model
+    return Chat.from_pretrained(
+        model.path,
+        format=config.actor_rollout_ref.rollout.multi_turn.format,
+        chat_template=model.chat_template,
+        chat_template_kwargs=model.chat_template_kwargs,
+        trust_remote_code=model.trust_remote_code,
+    )
+
+
+def build_tools(config: Config, chat: Chat, *, scored: bool = True) -> ContextParts:
+    """Load what the YAML files name, and the scorers where trajectories are to be scored."""
+    turns, agent = config.actor_rollout_ref.rollout.multi_turn, config.actor_rollout_ref.rollout.agent
+    if agent.agent_loop_config_path is not None:
+        load_agent_loops(agent.agent_loop_config_path)
+    cassette = None
+    if config.tools.cassette is not None and config.tools.cassette_path is not None:
+        cassette = Cassette(config.tools.cassette_path, config.tools.cassette)
+    tools = ToolSet.from_yaml(
+        turns.tool_config_path,
+        timeout=turns.tool_timeout,
+        max_response_tokens=turns.max_tool_response_length,
+        truncate_side=turns.tool_response_truncate_side,
+        cassette=cassette,
+    )
+    tools.limit_run(config.tools.max_concurrent, config.tools.max_rate)
+    tools.bind(chat.encode, chat.decode, chat.vision.tokens_of if chat.vision is not None else None)
+    interactions = load_interactions(turns.interaction_config_path)
+    if cassette is not None:
+        interactions = {name: OnCassette(interaction, cassette) for name, interaction in interactions.items()}
+    reward = None
+    if scored:
+        beside_model = uses_reward_model(config)
+        reward = RewardManager(config.reward_model, config.custom_reward_function, beside_model=beside_model)
+    loops = instantiate(agent_names())
+    proxied = agent.openai_proxy
+    loops["openai_proxy"] = OpenAIProxyLoop(AgentOptions(proxied.target, proxied.command, proxied.pass_env))
+    return ContextParts(loops, tools, interactions, reward)
+
+
+def uses_reward_model(config: Config) -> bool:
+    """Nothing is trained on what only generates, and its scores are the scorers'."""
+    return config.reward_model.enable and not isinstance(config, GenerateConfig)
+
+
+def open_data(
+    config: Config,
+    files: str | list[str],
+    max_samples: int | None,
+    chat: Chat,
+    context: ContextParts,
+    display: Display,
+) -> ParquetDataset:
+    """Open, check names, and leave out (or refuse) prompts that are too long."""
+    data = ParquetDataset(
+        files,
+        prompt_key=config.data.prompt_key,
+        image_key=config.data.image_key,
+        default_agent_loop=config.actor_rollout_ref.rollout.agent.default_agent_loop,
+        max_samples=max_samples,
+        on_bad_row=config.data.on_bad_row,
+    )
+    sources = data.check(
+        agent_names=list(context.loops),
+        tool_names=context.tools.names,
+        interaction_names=list(context.interactions),
+    )
+    if context.reward is not None:
+        context.reward.check(sources)
+
+    def length(sample: Sample) -> int:
+        check_interaction(sample, context)
+        check_images(sample, context)
+        context.examples.setdefault(sample.agent_name, sample)
+        return len(chat.render(*first_prompt(sample, context)))
+
+    with display.stage("check prompts", total=len(data)) as stage:
+        dropped = data.filter_overlong(
+            length,
+            config.data.max_prompt_length,
+            refuse=not config.data.filter_overlong_prompts,
+            progress=stage.advance,
+        )
+    if dropped:
+        display.note(
+            f"{dropped} prompts longer than data.max_prompt_length={config.data.max_prompt_length} are left out"
+        )
+    return data
+
+
+def check_interaction(sample: Sample, context: ContextParts) -> None:
+    """Raises DataError for an interaction that the row's loop would not ask, or arguments that it does not take."""
+    kwargs = dict(sample.interaction_kwargs)
+    if not kwargs:
+        return
+    if not context.loops[sample.agent_name].takes_interactions:
+        taking = ", ".join(name for name, loop in context.loops.items() if loop.takes_interactions)
+        raise DataError(
+            f"it has interaction_kwargs, and agent_name={sample.agent_name} asks no interaction; {taking} does "
+            "(a loop of your own says so by takes_interactions = True)"
+        )
+    interaction = context.interactions[kwargs.pop("name")]
+    with user_code(f"interaction {interaction.name}", interaction.check_row, passing=(ValueError,)):
+        interaction.check_row(kwargs)
+
+
+def check_images(sample: Sample, context: ContextParts) -> None:
+    """Raises DataError for images under a loop that does not show them."""
+    if not context.loops[sample.agent_name].takes_images and any(pictures_in(sample.prompt)):
+        raise DataError(f"it has images, and agent_name={sample.agent_name} shows none")
+
+
+def first_prompt(sample: Sample, context: ContextParts) -> tuple[list[Message], list[ToolSchema]]:
+    """What the row's loop begins with."""
+    loop = context.loops[sample.agent_name]
+    with user_code(f"agent loop {sample.agent_name}", loop.first_prompt, passing=(ValueError,)):
+        return loop.first_prompt(sample, context.tools.schemas)
+
+
+def show_first_prompts(chat: Chat, context: ContextParts, display: Display) -> None:
+    """The start-up check, by loop: print a rendered prompt; fail when tools, parser and template do not fit."""
+    for name, sample in context.examples.items():
+        with user_code(f"agent loop {name}", context.loops[name].check):
+            context.loops[name].check()
+        text = start_up_check(chat, *first_prompt(sample, context))
+        display.note(f"first prompt of {sample.file} (agent_name={name}):\n{text}")

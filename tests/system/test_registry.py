@@ -1,0 +1,120 @@
+"""Names in configs, and the objects that they stand for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.system.registry import Registry, options_model, read_options
+from agentrl.system.targets import load_file, load_target, loaded_files
+
+
+class Options(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    strength: float = 1.0
+
+
+def plain() -> int:
+    return 1
+
+
+def with_options(value: int, options: Options) -> float:
+    return value * options.strength
+
+
+class Made:
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+
+@pytest.fixture
+def registry() -> Registry[object]:
+    return Registry("measure", "a.measure", {"plain": f"{__name__}:plain", "dumps": "json:dumps"})
+
+
+def test_a_built_in_name_a_registered_one_and_a_target_are_found(registry: Registry[object], tmp_path: Path) -> None:
+    import json
+
+    file = tmp_path / "mine.py"
+    file.write_text("def measure():\n    return 7\n")
+    registry.register("own")(with_options)
+    assert registry.get("dumps") is json.dumps
+    assert registry.get("own") is with_options
+    assert registry.get("json:loads") is json.loads
+    found = registry.get(f"{file}:measure")
+    assert callable(found) and found() == 7
+    assert registry.names() == ["dumps", "own", "plain"]
+
+
+def test_an_unknown_name_lists_the_known_ones_and_the_nearest(registry: Registry[object]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"a\.measure: unknown measure 'dump'; did you mean 'dumps'\?; known are dumps, p"
+    ):
+        registry.get("dump")
+
+
+def test_a_taken_name_is_refused_and_the_same_object_is_not(registry: Registry[object]) -> None:
+    registry.register("own")(plain)
+    registry.register("own")(plain)
+    with pytest.raises(ValueError, match="measure 'own' is already registered by"):
+        registry.register("own")(with_options)
+    with pytest.raises(ValueError, match="measure 'dumps' is already registered by json:dumps"):
+        registry.register("dumps")(plain)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("no_such_module_here:x", "k: module 'no_such_module_here' not found"),
+        ("json:dumbs", r"k: json has no 'dumbs'; did you mean 'dumps'\?"),
+        ("/no/such/file.py:x", "k: no such file: /no/such/file.py"),
+        ("nothing", "k: expected package.module:object or path/to/file.py:object, found 'nothing'"),
+        ("json:JSONEncoder.nope", "k: json has no 'nope'"),
+    ],
+)
+def test_a_target_that_is_not_there_is_told_with_its_key(target: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_target(target, "k")
+
+
+def test_a_file_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("raise SystemExit(3)\n")
+    with pytest.raises(ConfigError, match=r"running .*broken\.py failed: SystemExit: 3"):
+        load_file(str(file))
+    file.write_text("x = 1\n")
+    assert load_file(str(file)).x == 1
+    assert load_file(str(file)) is load_file(str(file)), "it is run once"
+
+
+def test_a_file_goes_to_a_machine_that_does_not_have_it(tmp_path: Path) -> None:
+    """The other machine is a process started where the relative path leads nowhere."""
+    file = tmp_path / "sent.py"
+    file.write_text("def f():\n    raise ValueError('seen')\n")
+    load_file(str(file))
+    source = loaded_files()[str(file)]
+    file.unlink()
+    program = (
+        "import traceback, sys\nfrom agentrl.system.targets import load_target, take_files\n"
+        f"take_files({{{str(file)!r}: {source!r}}})\n"
+        f"try:\n    load_target({f'{file}:f'!r}, 'k')()\nexcept ValueError:\n    traceback.print_exc(file=sys.stdout)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "raise ValueError('seen')" in done.stdout, "its lines are shown in error messages"
+
+
+def test_options_are_read_by_the_annotation() -> None:
+    assert options_model(plain) is None
+    assert options_model(with_options) is Options
+    assert options_model(Made) is Options
+    assert read_options(with_options, {"strength": 2}, "k") == Options(strength=2.0)
+    assert read_options(plain, {}, "k") is None
+    with pytest.raises(ConfigError, match=r"k: unknown key 'strenght'; did you mean 'strength'\?"):
+        read_options(Made, {"strenght": 2}, "k")
+    with pytest.raises(ConfigError, match=r"k: strength set, and .*plain has no options"):
+        read_options(plain, {"strength": 2}, "k")
