@@ -66,7 +66,7 @@ class Registry(Generic[T]):
 
 def options_model(found: object) -> type[pydantic.BaseModel] | None:
     """The pydantic model that annotates the parameter `options` of a function, or of a class's constructor."""
-    function = found.__init__ if isinstance(found, type) else found
+    function = found.__init__ if isinstance(found, type) else found  # type: ignore[misc]
     if not callable(function) or "options" not in inspect.signature(function).parameters:
         return None
     model = typing.get_type_hints(function).get("options")
