@@ -61,7 +61,7 @@ def test_the_config_loads_from_an_empty_directory(installed: Path, tmp_path: Pat
         "import agentrl\n"
         f"assert agentrl.__file__.startswith({str(installed)!r}), agentrl.__file__\n"
         "from agentrl.config import load_config\n"
-        "from agentrl.config.files import configs_dir\n"
+        "from agentrl.system.config_files import configs_dir\n"
         "config = load_config([])\n"
         "print(configs_dir())\n"
         "print(config.actor_rollout_ref.rollout.multi_turn.tool_config_path)\n"

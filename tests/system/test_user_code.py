@@ -228,7 +228,7 @@ class Callable_:
 async def test_a_method_that_is_not_async_is_told() -> None:
     assert await answer_of("tool x", Callable_().method, Callable_().method) == 1
     plain: Callable[..., object] = Callable_().plain
-    with pytest.raises(CodeError, match=r"tool x \(tests\.test_user_code\.Callable_\.plain\): it must be a coroutine"):
+    with pytest.raises(CodeError, match=r"tool x \(tests\.system\.test_user_code\.Callable_\.plain\): it must be a coroutine"):
         await answer_of("tool x", plain, plain)  # type: ignore[arg-type]
 
 
