@@ -16,7 +16,7 @@ from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.system.numbers import finite
 from agentrl.system.plugin import import_object
 from agentrl.system.threads import AbandonedThreads, DaemonThreads, OwnThread
-from agentrl.system.user_code import wrong
+from agentrl.system.user_code import contract_error
 from agentrl.trajectory import Message
 
 T = TypeVar("T")
@@ -185,7 +185,9 @@ class EnvironmentInteraction(Interaction):
         expected = "(observation, reward, terminated, truncated, info)"
         observation, reward, terminated, truncated, _ = self._parts(step, step(action), expected)
         if finite(reward) is None:
-            raise wrong(f"interaction {self.name}", step, f"its reward must be a finite number, found {reward!r:.100}")
+            raise contract_error(
+                f"interaction {self.name}", step, f"its reward must be a finite number, found {reward!r:.100}"
+            )
         play.steps += 1
         play.total += float(reward)
         return InteractionResponse(
@@ -198,14 +200,18 @@ class EnvironmentInteraction(Interaction):
     def _parts(self, method: Callable[..., Any], answer: Any, expected: str) -> Sequence[Any]:
         """Raises CodeError for an answer that is not of so many parts."""
         if not isinstance(answer, (tuple, list)) or len(answer) != expected.count(",") + 1:
-            raise wrong(f"interaction {self.name}", method, f"it must return {expected}, found {answer!r:.100}")
+            raise contract_error(
+                f"interaction {self.name}", method, f"it must return {expected}, found {answer!r:.100}"
+            )
         return answer
 
     def _rendered(self, observation: Any, play: _Play) -> str:
         """Raises CodeError for what is no text."""
         text = self._render(observation, play.environment)
         if not isinstance(text, str):
-            raise wrong(f"interaction {self.name}", self._render, f"`render` must return a text, found {text!r:.100}")
+            raise contract_error(
+                f"interaction {self.name}", self._render, f"`render` must return a text, found {text!r:.100}"
+            )
         return text
 
     def _read(self, text: str, environment: Any) -> str | int:

@@ -113,6 +113,7 @@ class CodeInterpreterTool(RemoteTool):
     """
 
     config_model = CodeInterpreterConfig
+    options: CodeInterpreterConfig
     default_schema = {
         "type": "function",
         "function": {
@@ -129,7 +130,7 @@ class CodeInterpreterTool(RemoteTool):
     def __init__(self, config: dict[str, Any] | None = None, schema: dict[str, Any] | None = None) -> None:
         """Raises ConfigError, pydantic.ValidationError."""
         super().__init__(config, schema)
-        options: CodeInterpreterConfig = self.options
+        options = self.options
         given = self.config.get("timeout")
         timeout = given if isinstance(given, int | float) else options.run_timeout + FOR_THE_QUEUE
         if timeout <= options.run_timeout:
@@ -147,7 +148,7 @@ class CodeInterpreterTool(RemoteTool):
     async def start(self, run: str) -> None:
         """Runs an empty program under the configured limits. Raises ConfigError when that cannot be."""
         await super().start(run)
-        options: CodeInterpreterConfig = self.options
+        options = self.options
         probe = _Instance()
         try:
             await self._run(probe, "")
@@ -169,7 +170,7 @@ class CodeInterpreterTool(RemoteTool):
         self._instances[instance_id] = _Instance(_files(create_kwargs), fetch)
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
-        options: CodeInterpreterConfig = self.options
+        options = self.options
         code = unfenced(arguments["code"])
         if not code.strip():
             raise ToolArgumentsError("code is empty")
@@ -207,7 +208,7 @@ class CodeInterpreterTool(RemoteTool):
 
     async def _run(self, instance: _Instance, code: str) -> _Ended:
         """Raises RemoteRefused, RemoteUnavailable."""
-        options: CodeInterpreterConfig = self.options
+        options = self.options
         asked: dict[str, Any] = {
             "code": code if code.isascii() else code.encode("utf-8", "replace").decode(),  # lone surrogates
             "run_timeout": options.run_timeout,
@@ -264,7 +265,7 @@ class CodeInterpreterTool(RemoteTool):
                     raise
 
     def _shown(self, ended: _Ended) -> str:
-        options: CodeInterpreterConfig = self.options
+        options = self.options
         limits = options.run_timeout, options.memory_limit_mb
         compiled, command = ended.compile_result, ended.run_result
         if command is None:

@@ -63,11 +63,12 @@ class HttpTool(RemoteTool):
     """
 
     config_model = HttpConfig
+    options: HttpConfig
 
     def __init__(self, config: dict[str, Any] | None = None, schema: dict[str, Any] | None = None) -> None:
         """Raises ConfigError: a template that cannot be, a name that nothing fills, an argument that is never sent."""
         super().__init__(config, schema)
-        options: HttpConfig = self.options
+        options = self.options
         self._url = _read("url", Url, options.url)
         self._query = _read("query", Fields, options.query)
         self._headers = _read("headers", Fields, options.headers)
@@ -127,7 +128,7 @@ class HttpTool(RemoteTool):
         self._rows.pop(instance_id, None)
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
-        options: HttpConfig = self.options
+        options = self.options
         values = {**self._rows.get(instance_id, options.variables), **arguments}
         try:
             url, headers, body = self._request(values)
@@ -150,7 +151,7 @@ class HttpTool(RemoteTool):
 
     def _request(self, values: Values) -> tuple[str, dict[str, str], bytes | None]:
         """URL, headers and body. Raises ToolArgumentsError, ValueError."""
-        options: HttpConfig = self.options
+        options = self.options
         query, headers = self._query.fill(values), self._headers.headers(values)
         rest = {name: values[name] for name in self._rest if name in values}
         content: bytes | None = None

@@ -46,6 +46,7 @@ class RemoteSearchTool(RemoteTool):
     """`search(query)`, or where the schema has a `query_list` of texts instead, several queries in one call."""
 
     config_model = RemoteSearchConfig
+    options: RemoteSearchConfig
     default_schema = SearchTool.default_schema
 
     def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
@@ -62,7 +63,7 @@ class RemoteSearchTool(RemoteTool):
     async def start(self, run: str) -> None:
         """Raises ConfigError when no search server answers at `url`."""
         await super().start(run)
-        options: RemoteSearchConfig = self.options
+        options = self.options
         try:
             async with within(REACHED_WITHIN):
                 await self._search(["test"])
@@ -73,7 +74,7 @@ class RemoteSearchTool(RemoteTool):
             ) from error
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
-        options: RemoteSearchConfig = self.options
+        options = self.options
         given = arguments[self._argument]
         wanted = given if isinstance(given, list) else [given]
         if not 0 < len(wanted) <= options.max_queries:
@@ -87,7 +88,7 @@ class RemoteSearchTool(RemoteTool):
 
     async def _search(self, queries: list[str]) -> list[list[Document]]:
         """By query. Raises ToolError when a query is at fault, RemoteUnavailable when the server is."""
-        options: RemoteSearchConfig = self.options
+        options = self.options
         # Scores are asked for because Search-R1's own server cannot answer without them.
         body = orjson.dumps({"queries": queries, "topk": options.topk, "return_scores": True})
         try:

@@ -40,6 +40,7 @@ class SearchTool(Tool):
     """`search(query)`. The index is made once a process and file, and shared."""
 
     config_model = SearchConfig
+    options: SearchConfig
     default_schema = {
         "type": "function",
         "function": {
@@ -56,7 +57,7 @@ class SearchTool(Tool):
     def __init__(self, config: dict[str, Any] | None = None, schema: dict[str, Any] | None = None) -> None:
         """Raises ConfigError when there is no such file, DataError naming the line of a bad document."""
         super().__init__(config, schema)
-        options: SearchConfig = self.options
+        options = self.options
         self.corpus = load_corpus(Path(options.corpus_path))
         self._topk = options.topk
         self._format = options.format

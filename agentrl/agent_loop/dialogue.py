@@ -82,9 +82,7 @@ class Dialogue:
         episode.waiting_for = f"interaction {self.interaction.name}"
         turn = trajectory.turns[-1]  # now: a branch may add turns of its own meanwhile
         async with within(episode.context.limits.call_timeout):
-            answer: InteractionResponse = await ask(
-                self.interaction, "generate_response", episode.session, list(episode.messages)
-            )
+            answer = await ask(self.interaction, "generate_response", episode.session, list(episode.messages))
         self.turns += 1
         score = float(answer.score)
         self.turn_score += score

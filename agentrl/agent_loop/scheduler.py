@@ -21,14 +21,14 @@ from agentrl.engines.contract import RequestError, SamplingParams
 from agentrl.errors import CodeError, UserError
 from agentrl.reward import RewardManager
 from agentrl.system.numbers import finite, number_of
-from agentrl.system.quota import together
-from agentrl.system.recurring import Recurring, ToldOnce
-from agentrl.system.user_code import answer_of, is_ours, wrong
+from agentrl.system.quota import run_concurrently
+from agentrl.system.throttle import OncePerKey, ThrottledWarnings
+from agentrl.system.user_code import await_user_code, contract_error, is_agentrl_code
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
 
 logger = logging.getLogger(__name__)
-warnings = Recurring(logger)
+warnings = ThrottledWarnings(logger)
 ADVICE = (
     "It is an error of this code, perhaps one that only some texts of the policy meet, and no fault of the "
     "infrastructure: it would come again. Mend it and start the same command again, or leave such trajectories out and "
@@ -65,7 +65,7 @@ class Scheduler:
     """See `rollout.agent.on_code_error`."""
     warn: Callable[[str], None] = logger.warning
     running: dict[str, Episode] = field(default_factory=dict)
-    _once: ToldOnce = field(default_factory=ToldOnce)
+    _once: OncePerKey = field(default_factory=OncePerKey)
 
     async def run(
         self, requests: Sequence[Request], on_end: Callable[[Trajectory], None] | None = None
@@ -75,7 +75,7 @@ class Scheduler:
         Raises CodeError for the first error of a user's code, unless these are counted; all else is cancelled then.
         """
         places = asyncio.Semaphore(self.max_concurrent)
-        return await together(self._run_one(request, places, on_end) for request in requests)
+        return await run_concurrently(self._run_one(request, places, on_end) for request in requests)
 
     async def close(self) -> None:
         """End what loops hold."""
@@ -151,7 +151,7 @@ class Scheduler:
         deadline = asyncio.timeout(self.trajectory_timeout)  # not `within`: see agentrl.system.deadline
         try:
             async with deadline:
-                await answer_of(name, loop.run, lambda: loop.run(episode), passing=(RequestError,))
+                await await_user_code(name, loop.run, lambda: loop.run(episode), passing=(RequestError,))
         except TimeoutError as error:
             if not deadline.expired():
                 # A deadline of a single call (interaction): infrastructure, to be retried.
@@ -162,7 +162,7 @@ class Scheduler:
             )
         problem = _left_wrong(episode.trajectory)
         if problem is not None:
-            raise ValueError(problem) if is_ours(loop.run) else wrong(name, loop.run, problem)
+            raise ValueError(problem) if is_agentrl_code(loop.run) else contract_error(name, loop.run, problem)
 
     def _meet(self, error: CodeError, request: Request) -> None:
         """Raise it with the row that it was met in, or tell it, once a place."""

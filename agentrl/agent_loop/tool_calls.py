@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
 from agentrl.agent_loop.base import Episode
 from agentrl.chat import ParsedCall
+from agentrl.system.quota import run_concurrently
 from agentrl.tool import ErrorKind
 from agentrl.tool.session import ToolResult, ToolSession
 from agentrl.trajectory import Message, ToolCallRecord
@@ -46,7 +46,7 @@ async def answer_calls(
     if len(calls) == 1:
         results = [await call_tool(session, calls[0])]
     else:
-        results = await run_all([call_tool(session, call) for call in calls[:limit]])
+        results = await run_concurrently(call_tool(session, call) for call in calls[:limit])
         results += [over_limit(limit)] * (len(calls) - len(results))
     episode.tool_seconds += time.monotonic() - begun
     records = [record_of(call, result) for call, result in zip(calls, results, strict=True)]
@@ -72,16 +72,6 @@ def content_of(result: ToolResult) -> Any:
 
 async def call_tool(session: ToolSession, call: ParsedCall) -> ToolResult:
     return await session.call(call.name, call.arguments, parse_error=call.error)
-
-
-async def run_all(calls: list[Coroutine[Any, Any, ToolResult]]) -> list[ToolResult]:
-    """All at once; the first infrastructure fault cancels the others and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def over_limit(limit: int) -> ToolResult:

@@ -1,4 +1,4 @@
-"""The contract of an interaction: the other side of a dialogue, which answers the policy with user turns."""
+"""Contract of an interaction: the other side of a dialogue, which answers the policy with user turns."""
 
 from __future__ import annotations
 
@@ -6,57 +6,62 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, overload
 
 import pydantic
 
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import DataError
 from agentrl.system.numbers import finite
-from agentrl.system.plugin import Entry, describe, read_entries
-from agentrl.system.user_code import answer_of, wrong
+from agentrl.system.plugin import describe
+from agentrl.system.user_code import await_user_code, contract_error
 from agentrl.trajectory import Message
 
 
 @dataclass(frozen=True, slots=True)
 class InteractionResponse:
-    """The interaction's answer to one assistant turn."""
+    """Answer of an interaction to one assistant turn."""
 
     should_end: bool
     """True: the dialogue is over and `text` is not shown to the policy."""
     text: str
+    """Text of the user turn."""
     score: float = 0.0
     """Turn score: a reward for the assistant turn just judged, beside that of the row's scorer. So 0 where that scorer
     judges the same."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Its finite numbers become metrics of the trajectory, `score/<name>`; a later turn's replace an earlier one's."""
+    """Values whose finite numbers become metrics of the trajectory, `score/<name>`; a later turn's replace an earlier
+    one's."""
     history: list[Message] | None = None
-    """The dialogue rewritten or compacted, `text` not included: the policy goes on from it, in a new context window."""
+    """Rewritten or compacted dialogue, `text` not included: the policy goes on from it, in a new context window."""
 
 
 class Interaction(ABC):
-    """Subclass it, name the class in an interaction YAML (`class_name`, `config`, `name`), and name it in a row's
-    `interaction_kwargs: {name: ...}`. One object serves all trajectories; state is kept by `instance_id`.
+    """Base class of an interaction. One object serves all trajectories; state is kept by `instance_id`.
+
+    Name the class in an interaction YAML (`class_name`, `config`, `name`), and the interaction in a row's
+    `interaction_kwargs: {name: ...}`.
 
     Each method is awaited with the call deadline. A fault of what it asks (a server, a time-out: see
-    `agentrl.system.user_code`) has the trajectory tried again; any other exception is an error of its code, which
-    ends the run.
+    `agentrl.system.user_code`) has the trajectory tried again; any other exception is an error of its code, which ends
+    the run.
     """
 
     config_model: ClassVar[type[pydantic.BaseModel] | None] = None
-    """Checks the config, where the interaction has any, and gives `options`."""
+    """Model that checks the config, where the interaction has any, and becomes `options`."""
 
     row_model: ClassVar[type[pydantic.BaseModel] | None] = None
-    """Checks every row's `interaction_kwargs`, without `name`, before the first step."""
+    """Model that checks every row's `interaction_kwargs`, without `name`, before the first step."""
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
-        """Raises pydantic.ValidationError when `config_model` refuses the config."""
+        """Take the YAML's config and name. Raises pydantic.ValidationError when `config_model` refuses the config."""
         self.config = config
         self.name = name
-        self.options: Any = self.config_model.model_validate(config) if self.config_model else None
+        self.options: pydantic.BaseModel | None = (
+            self.config_model.model_validate(config) if self.config_model else None
+        )
 
     def check_row(self, kwargs: dict[str, Any]) -> None:
-        """Raises DataError for `interaction_kwargs` (without `name`) that `row_model` refuses."""
+        """Raise DataError for `interaction_kwargs` (without `name`) that `row_model` refuses."""
         try:
             if self.row_model is not None:
                 self.row_model.model_validate(kwargs)
@@ -65,26 +70,26 @@ class Interaction(ABC):
             raise DataError(f"interaction_kwargs of {self.name}: {faults}") from error
 
     async def start(self, run: str) -> None:
-        """The run named `run` begins, in its event loop: reach what the interaction needs.
+        """Reach what the interaction needs, as the run named `run` begins in this event loop.
 
         Raises ConfigError when that cannot be.
         """
         return None
 
     def take_metrics(self) -> dict[str, float]:
-        """Its own numbers since they were last taken; the trainer logs them as `interaction/<name>/...`."""
+        """Return and reset its own numbers; the trainer logs them as `interaction/<name>/...`."""
         return {}
 
     async def close(self) -> None:
-        """The run is over: free what the interaction itself opened."""
+        """Free what the interaction opened, at the end of the run."""
         return None
 
     @abstractmethod
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Called once a trajectory with the row's `interaction_kwargs` (without `name`)."""
+        """Begin a trajectory with the row's `interaction_kwargs` (without `name`)."""
 
     async def open_dialogue(self, instance_id: str, messages: list[Message]) -> str | None:
-        """What the user says before the policy's first turn, or None; asked once, after `start_interaction`.
+        """Return what the user says before the policy's first turn, or None; asked once, after `start_interaction`.
 
         `messages` is the row's prompt. Where that ends with a user message, the text is added to it.
         """
@@ -98,40 +103,60 @@ class Interaction(ABC):
         """
 
     async def calculate_score(self, instance_id: str) -> float | None:
-        """A score for the whole dialogue, that of its turns included, or None. Asked once, before
-        `finalize_interaction`.
+        """Return a score for the whole dialogue, that of its turns included, or None.
+
+        Asked once, before `finalize_interaction`. Scorers find it in `score_extra`: by itself it adds nothing to the
+        reward, so that one right answer is paid once.
         """
         return None
 
     async def finalize_interaction(self, instance_id: str) -> None:
-        """Called exactly once for every started instance, however the trajectory ended."""
+        """End the instance. Called exactly once for every started one, however the trajectory ended."""
         return None
 
 
+@overload
+async def ask(
+    interaction: Interaction, method: Literal["open_dialogue"], /, instance_id: str, messages: list[Message]
+) -> str | None: ...
+@overload
+async def ask(
+    interaction: Interaction, method: Literal["generate_response"], /, instance_id: str, messages: list[Message]
+) -> InteractionResponse: ...
+@overload
+async def ask(interaction: Interaction, method: Literal["calculate_score"], /, instance_id: str) -> float | None: ...
+@overload
+async def ask(
+    interaction: Interaction,
+    method: Literal["start_interaction", "finalize_interaction"],
+    /,
+    instance_id: str,
+    **kwargs: Any,
+) -> None: ...
 async def ask(interaction: Interaction, method: str, /, *arguments: Any, **kwargs: Any) -> Any:
-    """Await a method of an interaction, and check what it gives.
+    """Await a method of an interaction, and check its answer.
 
-    Raises what it raises for a fault, and CodeError for an error of its code or an answer that it must not give.
+    Raises what it raises for a fault, and CodeError for an error of its code or an answer that its contract forbids.
     """
     what, code = f"interaction {interaction.name}", getattr(interaction, method)
-    answer = await answer_of(what, code, partial(code, *arguments, **kwargs))
+    answer = await await_user_code(what, code, partial(code, *arguments, **kwargs))
     problem = _PROBLEMS[method](answer) if method in _PROBLEMS else None
     if problem is not None:
-        raise wrong(what, code, problem)
+        raise contract_error(what, code, problem)
     return answer
 
 
-def _opening_problem(text: Any) -> str | None:
+def _opening_problem(text: object) -> str | None:
     return None if text is None or isinstance(text, str) else f"it must return a text or None, found {text!r:.100}"
 
 
-def _score_problem(score: Any) -> str | None:
+def _score_problem(score: object) -> str | None:
     if score is None or finite(score) is not None:
         return None
     return f"it must return a finite number or None, found {score!r:.100}"
 
 
-def _answer_problem(answer: Any) -> str | None:
+def _answer_problem(answer: object) -> str | None:
     if not isinstance(answer, InteractionResponse):
         return f"it must return an InteractionResponse, found {type(answer).__name__} {answer!r:.100}"
     expected = {
@@ -157,51 +182,15 @@ def _answer_problem(answer: Any) -> str | None:
     return None
 
 
-def _are_messages(history: Any) -> bool:
+def _are_messages(history: object) -> bool:
     return isinstance(history, (list, tuple)) and all(
         isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in history
     )
 
 
-_PROBLEMS: dict[str, Callable[[Any], str | None]] = {
+_PROBLEMS: dict[str, Callable[[object], str | None]] = {
     "open_dialogue": _opening_problem,
     "generate_response": _answer_problem,
     "calculate_score": _score_problem,
 }
-"""By method: what is wrong with an answer."""
-
-
-def load_interactions(path: str | Path | None) -> dict[str, Interaction]:
-    """By name, from a YAML file (None: none). Its path is relative to the working directory, else to `configs/`.
-
-        interaction:
-          - name: gsm8k
-            class_name: interactions.gsm8k.Gsm8kInteraction
-            config: {}
-
-    Raises ConfigError naming the file and the entry.
-    """
-    loaded: dict[str, Interaction] = {}
-    for entry in read_entries(path, "interaction") if path is not None else []:
-        interaction = _of_entry(entry)
-        if interaction.name in loaded:
-            raise entry.error(f"two interactions are called {interaction.name!r}: give one of them another name")
-        loaded[interaction.name] = interaction
-    return loaded
-
-
-def _of_entry(entry: Entry) -> Interaction:
-    entry.check_keys(("name", "class_name", "config"))
-    name = entry.text("name")
-    interaction_class = entry.load(entry.text("class_name"), Interaction)
-    try:
-        interaction = interaction_class(entry.mapping("config"), name)
-    except pydantic.ValidationError as error:
-        model = interaction_class.config_model
-        raise entry.error(f"config: {describe(error, model.model_fields if model else ())}") from error
-    except ConfigError as error:
-        raise entry.error(str(error)) from error
-    except Exception as error:
-        raise entry.error(f"cannot be made: {type(error).__name__}: {error}") from error
-    assert isinstance(interaction, Interaction)
-    return interaction
+"""Checks by method: each returns what is wrong with an answer, or None."""

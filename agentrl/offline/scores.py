@@ -16,7 +16,7 @@ from agentrl.data.rows import to_sample
 from agentrl.errors import CodeError, DataError, UserError
 from agentrl.reward.manager import RewardManager
 from agentrl.reward.scorer import Verdict
-from agentrl.system.quota import together
+from agentrl.system.quota import run_concurrently
 from agentrl.trajectory import Status, Trajectory, Turn
 from agentrl.trajectory.parquet import from_row
 from agentrl.trajectory.sample import Sample
@@ -186,7 +186,7 @@ def check_sources(reward: RewardManager, sources: Mapping[str, str]) -> None:
 
 async def score_chunk(chunk: Sequence[Responses], reward: RewardManager, *, count: bool) -> list[Scores]:
     """The scores of all rows, as many at once as the reward manager lets run; see `score_row`."""
-    return await together(score_row(row, reward, count=count) for row in chunk)
+    return await run_concurrently(score_row(row, reward, count=count) for row in chunk)
 
 
 async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Scores:
@@ -203,7 +203,7 @@ async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Sc
 
     trajectories = [trajectory_of(row, number) for number in range(len(row.texts))]
     answered = [one for one, text in zip(trajectories, row.texts, strict=True) if text is not None]
-    verdicts = dict(zip(map(id, answered), await together(map(score, answered)), strict=True))
+    verdicts = dict(zip(map(id, answered), await run_concurrently(map(score, answered)), strict=True))
     found = [verdicts.get(id(one)) for one in trajectories]
     causes = ["no response" if id(one) not in verdicts else one.failure or "" for one in trajectories]
     return Scores(

@@ -19,7 +19,7 @@ from agentrl.errors import CodeError, ConfigError, InfrastructureError
 from agentrl.system.numbers import finite
 from agentrl.system.plugin import import_object
 from agentrl.system.threads import DaemonThreads
-from agentrl.system.user_code import user_code, wrong
+from agentrl.system.user_code import contract_error, user_code
 
 PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
@@ -107,7 +107,7 @@ class CallableAgent:
             raise self.error(str(error)) from error
 
     def error(self, problem: str) -> CodeError:
-        return wrong(f"agent {self._name}", self._function, problem)
+        return contract_error(f"agent {self._name}", self._function, problem)
 
 
 class CommandAgent:

@@ -1,4 +1,4 @@
-"""The circuit breaker (M. Nygard, Release It!, 2007): a server that only fails is left alone for a while."""
+"""Circuit breaker (M. Nygard, Release It!, 2007): calls leave a server alone for a while that only fails."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from contextlib import asynccontextmanager
 from agentrl.remote.faults import RemoteFault
 
 
-class StillOpen(Exception):
-    """No attempt was made: the server was left alone all the time."""
+class CircuitOpen(Exception):
+    """No attempt was made: the breaker was open until the deadline."""
 
 
 class CircuitBreaker:
-    """Closed: attempts go through. Open, after `failures` in a row: they wait. After `seconds` one of them goes as a
-    probe; its success lets all others go, its failure makes them wait again.
+    """Gate before the attempts at one server. Closed: attempts go through. Open, after `failures` in a row: they wait.
 
-    Waiting instead of failing at once: the caller has a deadline, and a server that restarts is back within it.
+    After `seconds` one of them goes as a probe; its success lets all others go, its failure makes them wait again. They
+    wait instead of failing at once because the caller has a deadline, and a server that restarts is back within it.
     """
 
     def __init__(self, failures: int, seconds: float) -> None:
         """`failures` = 0: never opens."""
         self.failures, self.seconds = failures, seconds
         self.opened = 0
-        """How often it has opened."""
+        """Number of times that it has opened."""
         self._in_a_row = 0
         self._open_until: float | None = None
         self._probing = False
@@ -33,19 +33,20 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
+        """True while attempts wait."""
         return self._open_until is not None
 
     @asynccontextmanager
     async def attempt(self, until: float) -> AsyncIterator[None]:
-        """Waits until an attempt may be made; how it ends decides over the next ones.
+        """Wait until an attempt may be made, and learn from how it ends.
 
-        Raises StillOpen when the event loop's clock says `until`, and none may.
+        Raises CircuitOpen when the event loop's clock reaches `until` before.
         """
         try:
             async with asyncio.timeout_at(until):
                 probe = await self._admitted()
         except TimeoutError:
-            raise StillOpen from None
+            raise CircuitOpen from None
         try:
             yield
         except RemoteFault as fault:
@@ -64,7 +65,7 @@ class CircuitBreaker:
         self._succeeded()
 
     async def _admitted(self) -> bool:
-        """Whether the attempt is a probe."""
+        """Wait for admission; return True when the attempt is a probe."""
         while self._open_until is not None:
             left = self._open_until - time.monotonic()
             if left <= 0 and not self._probing:

@@ -1,4 +1,4 @@
-"""A language model behind an OpenAI-compatible endpoint, for interactions and scorers that talk to one."""
+"""Client of a language model behind an OpenAI-compatible endpoint, for interactions and scorers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from agentrl.system.deadline import within
 from agentrl.trajectory import Message
 
 START_SECONDS = 30.0
-"""That an endpoint has to answer when a run begins."""
+"""Seconds in which an endpoint has to answer when a run begins."""
 
 
 class ChatEndpoint:
-    """One model of an endpoint. Neither answers nor errors hold its key. Serves all trajectories."""
+    """One model of an endpoint; serves all trajectories. Neither answers nor errors hold its key."""
 
     def __init__(
         self, name: str, keys: str, *, base_url: str, model: str, api_key_env: str | None, options: RemoteOptions
     ) -> None:
-        """`name` says in messages who asks, `keys` where base_url and api_key_env stand. Raises ConfigError."""
+        """Check the URL. `name` says in messages who asks, `keys` where base_url and api_key_env stand in the config.
+
+        Raises ConfigError.
+        """
         self.url, self.model = base_url.rstrip("/"), model
         try:
             checked_url(self.url, "http://HOST:PORT/v1")
@@ -36,7 +39,7 @@ class ChatEndpoint:
         self._client = RemoteClient(name, options)
 
     async def start(self, run: str) -> None:
-        """Ask for its models, on behalf of `run`. Raises ConfigError: no key, no answer, other models."""
+        """Ask for the endpoint's models, on behalf of `run`. Raises ConfigError: no key, no answer, other models."""
         self._client.run = run
         if self._key_env is not None:
             try:
@@ -60,7 +63,7 @@ class ChatEndpoint:
             raise ConfigError(f"{where} has no model {self.model!r}; it has {', '.join(map(str, listed[:20]))}")
 
     async def complete(self, messages: Sequence[Message], **parameters: Any) -> str:
-        """The text of the model's answer, which may be empty; `parameters` are further fields of the request.
+        """Return the text of the model's answer, which may be empty; `parameters` are further fields of the request.
 
         Raises RemoteUnavailable and RemoteRefused.
         """
@@ -74,14 +77,15 @@ class ChatEndpoint:
         return text
 
     def take_metrics(self) -> dict[str, float]:
-        """Those of the client: see `RemoteClient.take_metrics`."""
+        """Return and reset the client's counts: see `RemoteClient.take_metrics`."""
         return self._client.take_metrics()
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._client.close()
 
     async def _ask(self, method: str, path: str, **body: Any) -> Any:
-        """The answer's JSON."""
+        """Make a request and return the JSON of its answer."""
         url = f"{self.url}/{path}"
         content = json.dumps(body, ensure_ascii=False).encode(errors="replace") if body else None
         with self._secrets.hidden_in_errors():

@@ -1,4 +1,4 @@
-"""One client for everything that answers from elsewhere.
+"""Client of all servers: deadlines, retries, circuit breaker.
 
 Every call ends within the deadline around it: with an answer, with the server's refusal of this very call, or with
 `RemoteUnavailable`. A server that is back before the deadline is over has cost time and nothing else.
@@ -19,7 +19,7 @@ import orjson
 import pydantic
 import tenacity
 
-from agentrl.remote.breaker import CircuitBreaker, StillOpen
+from agentrl.remote.breaker import CircuitBreaker, CircuitOpen
 from agentrl.remote.faults import FaultKind, RemoteFault, RemoteRefused, RemoteUnavailable
 from agentrl.system.deadline import seconds_left
 from agentrl.system.http import allow_many_files, http_client
@@ -27,12 +27,13 @@ from agentrl.system.http import allow_many_files, http_client
 T = TypeVar("T")
 
 CLIENT_HEADER = "x-client-id"
-"""Names the run, so that servers can share their capacity fairly between runs."""
+"""Header with the run's name, so that servers can share their capacity fairly between runs."""
 TIMEOUT_HEADER = "x-request-timeout-ms"
-"""Milliseconds within which a request has to begin: one begun later would end when nobody waits for it any more."""
+"""Header with the milliseconds within which a request has to begin: one begun later would end when nobody waits for it
+any more."""
 MAX_ANSWER_BYTES = 16 << 20
 NO_DEADLINE = 30.0
-"""Seconds of a call that has no deadline around it."""
+"""Seconds that a call without a deadline around it may take."""
 _MOST_DETAIL = 300
 _REFUSED_CREDENTIALS = (401, 403, 407)
 _LATER = (408, 425, 504)
@@ -40,7 +41,7 @@ _OVERLOADED = (429, 503)
 
 
 class RemoteOptions(pydantic.BaseModel):
-    """The config keys of everything that asks a server. Its total deadline is the tool's `timeout`."""
+    """Config keys of everything that asks a server. Its total deadline is the tool's `timeout`."""
 
     model_config = pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -56,7 +57,7 @@ class RemoteOptions(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A server's answer with a status of 2xx."""
+    """Answer of a server with a status of 2xx."""
 
     status: int
     body: bytes
@@ -70,7 +71,7 @@ class RemoteClient:
         """`name` says in messages what was asked."""
         self.name, self.options = name, options
         self.run = f"{socket.gethostname()}-{os.getpid()}"
-        """The run's name, sent as `x-client-id`."""
+        """Name of the run, sent as `x-client-id`."""
         self._breaker = CircuitBreaker(options.breaker_failures, options.breaker_seconds)
         self._counts: Counter[str] = Counter()
         self._connections: aiohttp.ClientSession | None = None
@@ -88,7 +89,7 @@ class RemoteClient:
         runs: float = 0.0,
         queued: float = 0.0,
     ) -> Answer:
-        """Ask over HTTP; `body` is JSON, unless `headers` say otherwise.
+        """Make an HTTP request; `body` is JSON, unless `headers` say otherwise.
 
         `safe`: the request may be repeated, whatever became of it; else it is repeated only when it surely was not
         begun (no connection, 429, 503). `runs`: seconds that it may take once the server has begun with it. `queued`:
@@ -110,11 +111,12 @@ class RemoteClient:
         return await self.call(attempt, safe=safe, queued=queued)
 
     async def call(self, attempt: Callable[[float], Awaitable[T]], *, safe: bool, queued: float = 0.0) -> T:
-        """`attempt(seconds)`, within so many seconds, again and again until it does not raise RemoteFault.
+        """Await `attempt(seconds)`, again and again until it does not raise RemoteFault; return its result.
 
-        What else it raises is raised. Raises RemoteUnavailable when the deadline or the attempts are used up. A server
-        that says that it is busy uses up neither for `queued` seconds; the caller then has to see to it that the
-        deadline around it does not count (`agentrl.system.deadline.uncounted`).
+        `seconds` is how long the attempt may take. Its other exceptions are raised here. Raises RemoteUnavailable when
+        the deadline or the attempts are used up. A server that says that it is busy uses up neither for `queued`
+        seconds; the caller then has to see to it that the deadline around it does not count
+        (`agentrl.system.deadline.paused_deadlines`).
         """
         self._use_loop()
         deadline = seconds_left(NO_DEADLINE)
@@ -156,14 +158,14 @@ class RemoteClient:
             return await retrying(once)
         except RemoteFault as fault:
             raise RemoteUnavailable(fault.kind, self._said(faults)) from fault
-        except StillOpen as error:
+        except CircuitOpen as error:
             kind = faults[-1].kind if faults else FaultKind.TIMEOUT
             raise RemoteUnavailable(kind, f"{self._said(faults)}; the deadline of {deadline:.3g} s is over") from error
         finally:
             self._counts["retries"] += max(0, retrying.statistics.get("attempt_number", 1) - 1)
 
     def take_metrics(self) -> dict[str, float]:
-        """Counts since they were last taken: retries, fault/<kind>, breaker_opened; and whether it is open now."""
+        """Return and reset the counts (retries, fault/<kind>, breaker_opened), and whether the breaker is open now."""
         counts, self._counts = self._counts, Counter()
         opened, self._breaker.opened = self._breaker.opened, 0
         return {
@@ -213,7 +215,7 @@ class RemoteClient:
         raise RemoteRefused(status, _detail(content))
 
     def _use_loop(self) -> None:
-        """Connections belong to an event loop."""
+        """Open connections and a breaker for the running event loop, to which they belong."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._connections = loop, None
@@ -249,7 +251,7 @@ def _pause(state: tenacity.RetryCallState) -> float:
 
 
 async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The body. Raises RemoteFault when it is longer than `most` bytes."""
+    """Read the body. Raises RemoteFault when it is longer than `most` bytes."""
     parts, size = [], 0
     async for part in response.content.iter_any():
         parts.append(part)
@@ -267,7 +269,7 @@ def _seconds(header: str | None) -> float | None:
 
 
 def _detail(content: bytes) -> str:
-    """What the server says about a refusal."""
+    """Extract the server's explanation from the body of a refusal."""
     text: object = content[: 4 * _MOST_DETAIL].decode(errors="replace")
     try:
         said = orjson.loads(content)

@@ -1,4 +1,4 @@
-"""Credentials come from the environment, and are taken out of whatever a server says."""
+"""Credentials, which come from the environment and are removed from whatever a server says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.tool import ToolError
 
 
 def from_environment(variable: str) -> str:
-    """Raises ConfigError, without the value, when it is not set or cannot stand in a header."""
+    """Read a secret. Raises ConfigError, without the value, when it is not set or cannot stand in a header."""
     secret = os.environ.get(variable, "").strip()
     if not secret or not secret.isascii() or not secret.isprintable():
         state = "holds what cannot stand in a header" if secret else "is not set"
@@ -22,19 +22,20 @@ def from_environment(variable: str) -> str:
 
 
 class Secrets:
-    """What must be shown neither to the model nor in a log, though a server may echo it."""
+    """Texts that must be shown neither to the model nor in a log, though a server may echo them."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self._forms = {form for value in values if value for form in (value, quote(value, safe=""))}
 
     def hide(self, text: str) -> str:
+        """Replace every secret in `text`, URL-quoted ones too, by `[secret]`."""
         for form in self._forms:
             text = text.replace(form, "[secret]")
         return text
 
     @contextmanager
     def hidden_in_errors(self) -> Iterator[None]:
-        """The errors of calls are raised again without secrets, and without those that caused them."""
+        """Context that raises the errors of calls again without secrets, and without the errors that caused them."""
         try:
             yield
         except RemoteRefused as error:

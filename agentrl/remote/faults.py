@@ -1,4 +1,4 @@
-"""What can go wrong with a call to a server, and whose fault it is."""
+"""Faults of calls to servers, by kind and by whose fault they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentrl.tool import ToolError
 
 
 class FaultKind(StrEnum):
-    """How a server failed; the names by which faults are counted."""
+    """Way in which a server failed; faults are counted under these names."""
 
     CONNECT = "connect"
     """No connection: nothing listens there, or nothing is heard from it."""
@@ -18,15 +18,15 @@ class FaultKind(StrEnum):
     BROKEN = "broken"
     """The connection ended before the answer did."""
     OVERLOADED = "overloaded"
-    """It refuses for now (429, 503), or has not begun in time (504)."""
+    """The server refuses for now (429, 503), or has not begun in time (504)."""
     SERVER = "server"
-    """It failed (5xx)."""
+    """The server failed (5xx)."""
     ANSWER = "answer"
-    """It answered with something that is no answer: a redirect, refused credentials, too many bytes."""
+    """The answer is no answer: a redirect, refused credentials, too many bytes."""
 
 
 class RemoteFault(Exception):
-    """One attempt failed through no fault of the call's. Raised by what `RemoteClient.call` is given."""
+    """Failure of one attempt, through no fault of the call's. Raised by the `attempt` of `RemoteClient.call`."""
 
     def __init__(
         self, kind: FaultKind, problem: str, *, ran: bool = True, retry_after: float | None = None, again: bool = True
@@ -38,12 +38,12 @@ class RemoteFault(Exception):
 
     @property
     def is_outage(self) -> bool:
-        """It says that the server does not work, not that it is busy or was asked something odd."""
+        """True when the server does not work; False when it is busy or was asked something odd."""
         return self.kind not in (FaultKind.OVERLOADED, FaultKind.ANSWER)
 
 
 class RemoteUnavailable(InfrastructureError):
-    """A call got no answer, through no fault of its own: a fault of the infrastructure."""
+    """Infrastructure fault: a call got no answer, through no fault of its own."""
 
     def __init__(self, kind: FaultKind, problem: str) -> None:
         super().__init__(problem)
@@ -51,7 +51,7 @@ class RemoteUnavailable(InfrastructureError):
 
 
 class RemoteRefused(ToolError, InfrastructureError):
-    """The server refused this very call (a status of 4xx). Its text is what the server says, cut."""
+    """Refusal of this very call by the server (a status of 4xx). Its text is what the server says, cut."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail or f"status {status}")

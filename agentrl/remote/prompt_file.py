@@ -13,9 +13,9 @@ from agentrl.errors import ConfigError
 
 
 def load_prompt(path: str | None, default: str, key: str, names: Iterable[str]) -> jinja2.Template:
-    """The template of the file, or of `default`, which runs in a sandbox; `names` are the variables that it may use.
+    """Load the template of a file, or of `default`, to run in a sandbox; `names` are the variables that it may use.
 
-    Raises ConfigError that names `key` for a file that is none, or that uses other variables.
+    Raises ConfigError that names `key` for a file that is no template, or that uses other variables.
     """
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True)
     try:

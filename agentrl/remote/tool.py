@@ -1,4 +1,4 @@
-"""A tool that a server answers."""
+"""Base class of tools whose calls a server answers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from agentrl.remote.client import RemoteClient, RemoteOptions
-from agentrl.tool import Tool
+from agentrl.tool import Tool, ToolSchema
 
 
 class RemoteTool(Tool):
-    """Asks its server by `self.client`. Its `config_model` is RemoteOptions or a subclass.
+    """Tool that asks its server by `self.client`. Its `config_model` is RemoteOptions or a subclass.
 
-    A server that gives no answer fails the trajectory, which is tried again: it never becomes a zero reward, unless
-    the YAML says `on_error: tell`.
+    A server that gives no answer fails the trajectory, which is tried again: it never becomes a zero reward, unless the
+    YAML says `on_error: tell`.
     """
 
     config_model: ClassVar[type[pydantic.BaseModel] | None] = RemoteOptions
+    options: RemoteOptions
     default_on_error: ClassVar[Literal["tell", "fail"]] = "fail"
 
-    def __init__(self, config: dict[str, Any] | None = None, schema: dict[str, Any] | None = None) -> None:
+    def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
         super().__init__(config, schema)
+        assert isinstance(self.options, RemoteOptions)  # of `config_model`
         self.client = RemoteClient(f"tool {self.name}", self.options)
 
     async def start(self, run: str) -> None:

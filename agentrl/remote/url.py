@@ -1,4 +1,4 @@
-"""The check of every URL that a file gives."""
+"""Validation of every URL that a file gives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from urllib.parse import SplitResult, urlsplit
 
 
 def checked_url(url: str, expected: str = "http://HOST:PORT") -> SplitResult:
-    """Its parts. Raises ValueError for what no request can be sent to, and for credentials, which messages would tell.
+    """Split a URL. Raises ValueError for one that no request can be sent to, and for credentials, which messages would
+    show.
 
     `expected` says in messages how such a URL is written.
     """

@@ -18,7 +18,7 @@ import pydantic
 from agentrl.config.sections.reward import SandboxFusionConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import FaultKind, RemoteClient, RemoteOptions, RemoteRefused, RemoteUnavailable, checked_url
-from agentrl.system.deadline import uncounted, within
+from agentrl.system.deadline import paused_deadlines, within
 
 HARNESS = Path(__file__).with_name("code_harness.py")
 QUEUE_SECONDS = 15.0
@@ -161,7 +161,7 @@ class CodeJudge:
             "memory_limit_MB": self._config.memory_limit_mb,
         }
         body, runs = json.dumps(asked).encode(), seconds + AROUND_SECONDS
-        with uncounted():
+        with paused_deadlines():
             answer = await self._client.request("POST", self._url, body=body, safe=True, runs=runs, queued=MOST_QUEUED)
         try:
             said = json.loads(answer.body)

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentrl.system.deadline import uncounted
+from agentrl.system.deadline import paused_deadlines
 
 SECONDS = 2.0
 """Processor time of one verdict; half of it for reading the answer, or for comparing it in one way. Honest answers that
@@ -44,7 +44,7 @@ class MathJudges:
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop, self._places = loop, asyncio.Semaphore(self._most)
         request = {"solution": solution, "ground_truth": ground_truth, "seconds": self._seconds}
-        with uncounted():
+        with paused_deadlines():
             async with self._places:
                 verdict = await self._ask(json.dumps(request).encode() + b"\n")
         if "error" in verdict:

@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError
 from agentrl.system.numbers import finite
 from agentrl.system.plugin import nearest
 from agentrl.system.threads import DaemonThreads
-from agentrl.system.user_code import is_ours, user_code, wrong
+from agentrl.system.user_code import contract_error, is_agentrl_code, user_code
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info", "trajectory")
 """What a function may ask for, by name; it is given those that its signature has."""
@@ -76,9 +76,9 @@ class Scorer:
         try:
             return as_verdict(answer)
         except ValueError as error:
-            if is_ours(self.function):
+            if is_agentrl_code(self.function):
                 raise
-            raise wrong(self.where, self.function, str(error)) from error
+            raise contract_error(self.where, self.function, str(error)) from error
 
     @property
     def is_instant(self) -> bool:

@@ -17,12 +17,12 @@ from agentrl.config.sections.offline import GenerateConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, load_interactions
-from agentrl.interaction.recorded import OnCassette
+from agentrl.interaction.recorded import RecordedInteraction
 from agentrl.observe.display import Display
 from agentrl.openai_api.agent_loop import AgentOptions, OpenAIProxyLoop
 from agentrl.reward import RewardManager
 from agentrl.system.cassette import Cassette
-from agentrl.system.user_code import answer_of, user_code
+from agentrl.system.user_code import await_user_code, user_code
 from agentrl.tool import ToolSchema
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Message
@@ -51,7 +51,7 @@ class ContextParts:
         """Reach what tools and interactions need, unless their answers are replayed. Raises ConfigError."""
         await self.tools.start(run)
         for interaction in self.interactions.values():
-            await answer_of(f"interaction {interaction.name}", interaction.start, partial(interaction.start, run))
+            await await_user_code(f"interaction {interaction.name}", interaction.start, partial(interaction.start, run))
         if self.reward is not None:
             await self.reward.start(run)
 
@@ -101,7 +101,7 @@ def build_tools(config: Config, chat: Chat, *, scored: bool = True) -> ContextPa
     tools.bind(chat.encode, chat.decode, chat.vision.tokens_of if chat.vision is not None else None)
     interactions = load_interactions(turns.interaction_config_path)
     if cassette is not None:
-        interactions = {name: OnCassette(interaction, cassette) for name, interaction in interactions.items()}
+        interactions = {name: RecordedInteraction(interaction, cassette) for name, interaction in interactions.items()}
     reward = None
     if scored:
         beside_model = uses_reward_model(config)

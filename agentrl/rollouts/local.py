@@ -17,8 +17,8 @@ from agentrl.engines.contract import EngineError, RolloutEngine, SamplingParams
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, TrainingError
 from agentrl.reward.model_input import ModelInput, conversations
-from agentrl.system.recurring import ToldOnce
-from agentrl.system.user_code import numbers_of
+from agentrl.system.throttle import OncePerKey
+from agentrl.system.user_code import collect_numbers
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.batch import Sequences
 from agentrl.trajectory.collate import from_trajectories
@@ -129,7 +129,7 @@ class Rollouts:
         self.resting = False
         """The engine's memory is lent to the policy."""
         self._going_on: asyncio.Task[Any] | None = None
-        self._once = ToldOnce()
+        self._once = OncePerKey()
 
     def train(self, samples: Sequence[Sample], step: int, *, show: bool = False, first: int = 0) -> Rollout:
         """See `training`. The trajectories are in the order of the prompts, which are counted from `first`."""
@@ -193,7 +193,7 @@ class Rollouts:
         context = self.scheduler.context
         metrics |= context.tools.take_metrics(self._meet)
         for name, interaction in context.interactions.items():
-            numbers = numbers_of(f"interaction {name}", interaction.take_metrics, self._meet)
+            numbers = collect_numbers(f"interaction {name}", interaction.take_metrics, self._meet)
             metrics |= {f"interaction/{name}/{key}": value for key, value in numbers.items()}
         if self.scheduler.reward is not None:
             metrics |= self.scheduler.reward.take_metrics()

@@ -1,1 +1,1 @@
-"""Files, threads, deadlines, sockets and imports: what knows nothing of reinforcement learning."""
+"""Files, threads, deadlines, sockets and imports: everything that knows nothing of reinforcement learning."""

@@ -1,10 +1,10 @@
-"""What tools and interactions answered, on a cassette: recorded in one run, replayed in another without the servers.
+"""Cassettes: recorded answers of tools and interactions, replayed in another run without their servers.
 
-A call is known by who is asked, its arguments and, where that one keeps state for a trajectory, by what it was told
-before: the row's create_kwargs and the trajectory's earlier calls. A call that was made several times is answered as it
-was in the trajectory of the same name, else as it was the first time.
+A call is identified by the tool or interaction, its arguments and, where that one keeps state for a trajectory, the
+calls before it: the row's create_kwargs and the trajectory's earlier calls. A call that was made several times is
+answered as it was in the trajectory of the same name, else as it was the first time.
 
-One JSON object a line: the tools of sources first (such as those of an MCP server), then the answers.
+The file holds one JSON object a line: the tools of sources first (such as those of an MCP server), then the answers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class NotOnCassette(TrainingError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One method of a tool or an interaction that is called for a trajectory."""
+class MethodCall:
+    """One call of a method of a tool or an interaction, for a trajectory."""
 
     who: str
     method: str
@@ -37,22 +37,24 @@ class Asked:
     """The trajectory's name."""
     arguments: dict[str, Any]
     state: str = ""
-    """Stands for what it was told before, where it keeps state."""
+    """Key of the call before it, by which the earlier calls count where the tool or interaction keeps state."""
 
     @property
     def key(self) -> str:
-        told = json.dumps([self.who, self.method, self.state, self.arguments], sort_keys=True, default=_plain)
-        return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+        """Digest (32 hex digits) of everything that identifies the call, the trajectory's name aside."""
+        text = json.dumps([self.who, self.method, self.state, self.arguments], sort_keys=True, default=_plain)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class Cassette:
-    """A file of answers. While recording it is written through at each answer, so that a killed run loses none."""
+    """File of recorded answers. Each is written as soon as it is recorded, so that a killed run loses none."""
 
     def __init__(self, path: str | Path, mode: Mode) -> None:
-        """Raises ConfigError: nothing to replay, or no cassette."""
+        """Open `path` to record or to replay. Raises ConfigError: nothing to replay, no cassette, or a path that cannot
+        be written."""
         self.path, self.mode = Path(path), mode
         self.missed: str | None = None
-        """The first call that was not found."""
+        """Message about the first call that was not found; None: all were."""
         self._sources: dict[str, list[tuple[dict[str, Any], bool]]] = {}
         self._answers: dict[tuple[str, str, int], dict[str, Any]] = {}
         self._first: dict[str, dict[str, Any]] = {}
@@ -69,45 +71,46 @@ class Cassette:
         except OSError as error:
             raise ConfigError(f"tools.cassette_path: {self.path} cannot be written: {error.strerror}") from error
 
-    def record(self, asked: Asked, outcome: Mapping[str, Any]) -> None:
-        """Keep what came of a call. With a true `is_fault` it is replayed only where the same trajectory asks."""
-        place = (asked.instance, asked.key)
-        called = {"instance": asked.instance, "who": asked.who, "method": asked.method, "arguments": asked.arguments}
-        self._write({"key": asked.key, "nth": self._counts[place], **called, "outcome": outcome})
+    def record(self, call: MethodCall, outcome: Mapping[str, Any]) -> None:
+        """Store the outcome of a call. One with a true `is_fault` is replayed only to the trajectory that met it."""
+        place = (call.instance, call.key)
+        called = {"instance": call.instance, "who": call.who, "method": call.method, "arguments": call.arguments}
+        self._write({"key": call.key, "nth": self._counts[place], **called, "outcome": outcome})
         self._counts[place] += 1
 
-    def replay(self, asked: Asked) -> dict[str, Any]:
-        """What came of it when it was recorded. Raises NotOnCassette, naming the call."""
-        place = (asked.instance, asked.key)
-        found = self._answers.get((*place, self._counts[place])) or self._first.get(asked.key)
+    def replay(self, call: MethodCall) -> dict[str, Any]:
+        """Return the recorded outcome of a call. Raises NotOnCassette, naming the call."""
+        place = (call.instance, call.key)
+        found = self._answers.get((*place, self._counts[place])) or self._first.get(call.key)
         self._counts[place] += 1
         if found is None:
-            told = json.dumps(asked.arguments, default=_plain)
-            told = told if len(told) <= _SHOWN else told[:_SHOWN] + " ..."
+            arguments = json.dumps(call.arguments, default=_plain)
+            arguments = arguments if len(arguments) <= _SHOWN else arguments[:_SHOWN] + " ..."
             problem = (
-                f"{self.path} holds no answer of {asked.who} ({asked.method}) to {told}, asked by trajectory "
-                f"{asked.instance}{' after other calls' if asked.state else ''}: record it with tools.cassette=record"
+                f"{self.path} holds no answer of {call.who} ({call.method}) to {arguments}, asked by trajectory "
+                f"{call.instance}{' after other calls' if call.state else ''}: record it with tools.cassette=record"
             )
             self.missed = self.missed or problem
             raise NotOnCassette(problem)
         return found
 
     def check(self) -> None:
-        """Raises NotOnCassette when a call was not found since the cassette was opened."""
+        """Raise NotOnCassette when a call was not found since the cassette was opened."""
         if self.missed is not None:
             raise NotOnCassette(self.missed)
 
     def record_source(self, entry: str, tools: Sequence[tuple[dict[str, Any], bool]]) -> None:
-        """Keep what tools a source has: each one's schema, and whether it keeps state for a trajectory."""
+        """Store the tools of a source: each one's schema, and whether it keeps state for a trajectory."""
         self._write({"source": entry, "tools": tools})
 
     def replay_source(self, entry: str) -> list[tuple[dict[str, Any], bool]]:
-        """Raises ConfigError when they were not recorded."""
+        """Return a source's (schema, keeps state) pairs. Raises ConfigError when they were not recorded."""
         if entry not in self._sources:
             raise ConfigError(f"{self.path} holds no tools of {entry}: record it with tools.cassette=record")
         return self._sources[entry]
 
     def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -138,6 +141,6 @@ class Cassette:
             self._first.setdefault(line["key"], outcome)
 
 
-def _plain(value: Any) -> Any:
-    """What JSON has no form for: numbers of numpy and the like as floats, anything else as its text."""
+def _plain(value: object) -> float | str:
+    """Convert a value that JSON has no form for: numbers of numpy and the like to floats, anything else to text."""
     return float(value) if hasattr(value, "__float__") else str(value)

@@ -1,6 +1,6 @@
-"""What the command-line entry points share: the process's environment, and exit statuses for what goes wrong.
+"""Environment and exit statuses of the command-line entry points.
 
-Imported before torch and transformers, which read these variables when they are imported.
+Import it before torch and transformers, which read these variables when they are imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def exit_status(work: Callable[[], object]) -> int:
-    """Do the work. 0: done; 2: something the user can mend, with one message; 130: interrupted."""
+    """Do the work and return the exit status. 0: done; 2: an error the user can mend, with one message; 130:
+    interrupted."""
     try:
         work()
     except UserError as error:

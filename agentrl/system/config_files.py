@@ -1,4 +1,4 @@
-"""Where our YAML files lie, and where a file that a key names is looked for."""
+"""Lookup of files that config keys name, and of the YAML files that come with the package."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def configs_dir() -> Path:
-    """Our `configs/`: inside the installed package, or at the root of the checkout it is installed from."""
+    """Return the package's `configs/`: inside the installed package, or at the root of the checkout."""
     installed = PACKAGE / "_configs"
     return installed if installed.is_dir() else PACKAGE.parent / "configs"
 
 
 def find_file(key: str, name: str) -> str:
-    """The file, relative to the working directory or else to `configs/`. Raises ConfigError where it is in neither."""
+    """Find a file in the working directory, else in `configs/`. Raises ConfigError where it is in neither."""
     for folder in (Path(), configs_dir()):
         if (folder / Path(name).expanduser()).is_file():
             return str(folder / Path(name).expanduser())

@@ -1,9 +1,10 @@
-"""Deadlines that what runs inside them can see, to give up in good order and to tell a server how long it has, and
-whose clock stands still while it waits for its turn.
+"""Deadlines of single calls that the code inside can see, and that stand still while it waits in a queue.
 
-They are of single calls. A trajectory's deadline is `asyncio.timeout` on purpose: it bounds how long one may hold up
-its step, waits for a queue included, and a call is not to be cut short for it and taken for a fault of the server, by
-which the trajectory would be tried again.
+Code under a deadline can then give up in good order, and tell a server how long it has.
+
+A trajectory's deadline is a plain `asyncio.timeout` on purpose: it bounds how long one trajectory may hold up its step,
+waits for a queue included. Were it seen here, a call would be cut short for it and be taken for a fault of the server,
+by which the trajectory would be tried again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from types import TracebackType
 
 
 class within:
-    """A deadline that `seconds_left` and `uncounted` inside it know of: `async with within(seconds)`."""
+    """Deadline that `seconds_left` and `paused_deadlines` inside it can see: `async with within(seconds)`."""
 
     __slots__ = ("_end", "_left", "_outer", "_running", "_timeout", "_token", "_waiting")
     _token: Token[within | None]
@@ -26,9 +27,9 @@ class within:
         self._timeout = asyncio.timeout(seconds)
         self._end = asyncio.get_running_loop().time() + seconds
         self._left = seconds
-        """When the clock was stopped; counts while `_waiting`."""
+        """Seconds left when the clock was stopped; valid while `_waiting` is not 0."""
         self._waiting = 0
-        """How many wait inside: the clock goes on with the last of them."""
+        """Number of waits inside; the clock goes on when the last of them ends."""
         self._running = True
 
     async def __aenter__(self) -> asyncio.Timeout:
@@ -43,7 +44,7 @@ class within:
         await self._timeout.__aexit__(kind, error, trace)
 
     def _seconds_left(self) -> float:
-        """Seconds left of this deadline and those around it."""
+        """Return the seconds left of this deadline and those around it."""
         own = self._left if self._waiting else self._end - asyncio.get_running_loop().time()
         return own if self._outer is None else min(own, self._outer._seconds_left())
 
@@ -68,16 +69,16 @@ _innermost: ContextVar[within | None] = ContextVar("agentrl_deadline", default=N
 
 
 def seconds_left(default: float) -> float:
-    """Until the deadlines around the caller; `default` when there is none. Never below 0."""
+    """Return the seconds until the nearest deadline around the caller; `default` without one. Never below 0."""
     innermost = _innermost.get()
     return default if innermost is None else max(0.0, innermost._seconds_left())
 
 
 @contextlib.contextmanager
-def uncounted() -> Iterator[None]:
-    """Stop the clocks of all `within` around the caller: a queue is nobody's time.
+def paused_deadlines() -> Iterator[None]:
+    """Stop the clocks of all `within` around the caller: waiting in a queue does not count.
 
-    What is inside needs an end of its own. `seconds_left` stays what it is.
+    The code inside needs an end of its own. `seconds_left` stays what it is.
     """
     stopped: list[within] = []
     one = _innermost.get()

@@ -1,8 +1,8 @@
 """HTTP connections that hold a thousand requests in flight.
 
-aiohttp itself, for what a client costs: at 1,000 requests in flight httpx with its own transport serves 84 requests a
-second where aiohttp's connections serve 2,000, for it searches its whole pool at every request (httpx 0.28.1;
-encode/httpx#3215); and httpx on top of aiohttp's connections still doubles the CPU time of a request.
+aiohttp itself, because of what a client costs: at 1,000 requests in flight httpx with its own transport serves 84
+requests a second where aiohttp's connections serve 2,000, for it searches its whole pool at every request (httpx
+0.28.1; encode/httpx#3215); and httpx on top of aiohttp's connections still doubles the CPU time of a request.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import resource
 import aiohttp
 
 KEEP_ALIVE = 3.0
-"""Seconds that an idle connection is kept: less than servers keep theirs (uvicorn: 5), so that ours is closed first."""
+"""Seconds that an idle connection is kept: less than servers keep theirs (uvicorn: 5), so that the client closes first.
+"""
 
 
 def http_client(*, connect_timeout: float = 10.0) -> aiohttp.ClientSession:
-    """Kept-alive connections, no cap on their number and no deadline on an answer. Needs a running event loop.
+    """Create a client with kept-alive connections, no cap on their number and no deadline on an answer.
 
-    Deadlines are the caller's. Proxies, credentials and cookies are not used. Must be closed.
+    Needs a running event loop. Deadlines are the caller's. Proxies, credentials and cookies are not used. Must be
+    closed.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE),
@@ -29,6 +31,6 @@ def http_client(*, connect_timeout: float = 10.0) -> aiohttp.ClientSession:
 
 
 def allow_many_files() -> None:
-    """Raise this process's limit of open files to what the system allows: each request in flight is one."""
+    """Raise this process's limit of open files to the system's maximum: each request in flight is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,39 +1,36 @@
-"""What a client can send to a server of ours: a bounded number of bytes, however they are framed.
+"""Bounds on the bytes that a client can send to a server, however they are framed.
 
-Two parts. `BodyLimit` refuses, in the server's own words, what HTTP lets a client say of its body and what is longer
-than it may be. `metered` bounds what never becomes a body: headers, extensions of chunks, trailers. `sandbox.gate` does
-the same for a server that imports nothing of ours.
+Two parts. `BodyLimit` refuses, in the server's own words, a body that is too long or whose length is unclear. `metered`
+bounds what never becomes a body: headers, extensions of chunks, trailers. `sandbox.gate` does the same for a server
+that imports nothing of this package.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable
 
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 MAX_HEADERS = 64 << 10
-"""Bytes of a request before its body, as h11 bounds them too; what the system hands over at once comes on top."""
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+"""Bytes of a request before its body, as h11 bounds them too; one read from the socket comes on top."""
 
 
 class BodyLimit:
-    """ASGI: refuses a request of unclear length (400) or with more than `most` bytes (413), and ends its connection.
+    """ASGI middleware that refuses a request of unclear length (400) or with more than `most` bytes (413).
 
-    An answer that is sent before all of the body has come ends the connection, too: nobody reads the rest.
+    A refusal ends the connection; so does any answer that is sent before the whole body has come, because nobody reads
+    the rest.
     """
 
-    def __init__(self, app: Callable[..., Awaitable[None]], most: int, refusal: Callable[[int, str], Response]) -> None:
-        """`refusal(status, detail)` is the answer to what the app does not see."""
+    def __init__(self, app: ASGIApp, most: int, refusal: Callable[[int, str], Response]) -> None:
+        """`refusal(status, detail)` makes the answer to a request that the app does not see."""
         self.app, self.most, self.refusal = app, most, refusal
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -67,8 +64,9 @@ class BodyLimit:
         return f"expected a request of at most {self.most:,} bytes, found more"
 
 
-def body_length(scope: Message) -> tuple[int | None, str]:
-    """Bytes of the body (None: chunked, or not to be told), and what is wrong with its framing (RFC 9112, 6.3)."""
+def body_length(scope: Scope) -> tuple[int | None, str]:
+    """Return the bytes of a request's body (None: chunked, or unclear) and the problem with its framing (RFC 9112,
+    6.3)."""
     lengths = [value for name, value in scope["headers"] if name == b"content-length"]
     codings = [value.strip().lower() for name, value in scope["headers"] if name == b"transfer-encoding"]
     if codings and (lengths or codings != [b"chunked"] or scope["http_version"] == "1.0"):
@@ -81,9 +79,9 @@ def body_length(scope: Message) -> tuple[int | None, str]:
 
 
 def metered(most: int) -> type[asyncio.Protocol]:
-    """The protocol for `uvicorn.Config(http=...)` of a server whose bodies have `most` bytes at most.
+    """Make the protocol for `uvicorn.Config(http=...)` of a server whose bodies have `most` bytes at most.
 
-    It ends a connection that has sent more than MAX_HEADERS without a request, or for one request more than chunks of
+    It closes a connection that has sent more than MAX_HEADERS without a request, or for one request more than chunks of
     few bytes can make of its body.
     """
 

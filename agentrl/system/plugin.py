@@ -1,4 +1,4 @@
-"""The YAML files and dotted names by which a user plugs in own code: tools, interactions, scorers.
+"""Loading of user code that YAML files and dotted names refer to: tools, interactions, scorers.
 
 Every fault is a ConfigError that says which file, which entry, what was expected and what was found.
 """
@@ -22,10 +22,10 @@ from agentrl.errors import ConfigError
 from agentrl.system.config_files import find_file
 
 Base = type | tuple[type, ...]
-"""A class, or one of several, of which a loaded class must be a subclass."""
+"""Class, or several, of which a loaded class must be a subclass."""
 
 SHARED_NAMESPACES = ("tools", "interactions")
-"""Top-level folders without `__init__.py`: ours and a user's of the same name are one package."""
+"""Top-level folders without `__init__.py`: the package's and a user's of the same name are one namespace package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +39,37 @@ class Entry:
 
     @property
     def where(self) -> str:
+        """File, key and index of the entry, with its name: how messages refer to it."""
         named = next((self.values[key] for key in ("name", "class_name", "function") if key in self.values), None)
         return f"{self.file}: {self.key}[{self.index}]" + (f" ({named})" if named is not None else "")
 
     def error(self, message: str) -> ConfigError:
+        """Make a ConfigError whose message begins with the entry's place."""
         return ConfigError(f"{self.where}: {message}")
 
     def check_keys(self, known: Iterable[str]) -> None:
-        """Raises ConfigError naming the first unknown key and the nearest known one."""
+        """Raise ConfigError naming the first unknown key and the nearest known one."""
         known = list(known)
         for key in self.values:
             if key not in known:
                 raise self.error(f"unknown key {key!r}{nearest(str(key), known)}; known keys are {', '.join(known)}")
 
     def text(self, key: str) -> str:
-        """A required string."""
+        """Return a required, non-empty string. Raises ConfigError."""
         value = self.values.get(key)
         if not isinstance(value, str) or not value:
             raise self.error(f"`{key}` must be a non-empty string, found {value!r}")
         return value
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """A mapping; absent or null: empty."""
+        """Return a mapping; empty when the key is absent or null. Raises ConfigError."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.error(f"`{key}` must be a mapping, found {type(value).__name__} {value!r}")
         return value or {}
 
     def load(self, name: str, base: Base | None = None) -> Any:
-        """The object of that dotted name; with `base`, a class that must be a subclass of it."""
+        """Import the object of a dotted name; with `base`, a subclass of it. Raises ConfigError."""
         try:
             found = import_object(name, base)
         except ConfigError as error:
@@ -76,9 +78,10 @@ class Entry:
 
 
 def read_entries(path: str | Path, key: str, *, bare: bool = False) -> list[Entry]:
-    """The entries of a YAML file that holds one mapping with one key, a list of mappings; with `bare`, only the list.
+    """Read the entries of a YAML file: a mapping with the one key `key`, a list of mappings; with `bare`, only the
+    list.
 
-    A relative path is looked for in the working directory, else in agentrl's own `configs/`. Raises ConfigError: no
+    A relative path is looked for in the working directory, else in the package's `configs/`. Raises ConfigError: no
     such file, not YAML, a key twice, another shape.
     """
     file = Path(find_file(key, str(path)))
@@ -109,7 +112,7 @@ def read_entries(path: str | Path, key: str, *, bare: bool = False) -> list[Entr
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping, where plain YAML silently takes the last."""
+    """YAML loader that refuses a key that stands twice in one mapping, where plain YAML silently takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -132,7 +135,7 @@ def _with_directory(value: Any, directory: str) -> Any:
 
 
 def import_object(name: str, base: Base | None = None) -> Any:
-    """`my.module.Thing`, imported. Raises ConfigError: what is missing, what is nearest, or what hides it."""
+    """Import `my.module.Thing`. Raises ConfigError: what is missing, what is nearest, or what hides it."""
     module_name, _, attribute = name.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(f"expected a dotted name like `my.module.Name`, found {name!r}")
@@ -150,7 +153,7 @@ def import_object(name: str, base: Base | None = None) -> Any:
 
 
 def import_module(name: str) -> ModuleType:
-    """Raises ConfigError."""
+    """Import a module. Raises ConfigError that tells a missing module from an error inside it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -185,13 +188,13 @@ def _each(base: Base) -> tuple[type, ...]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing."""
+    """Format the closest of `known` as `; did you mean 'x'?`; empty where none is close."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def describe(error: pydantic.ValidationError, known: Iterable[str] = ()) -> str:
-    """The faults of a pydantic model in one line; an unknown key with the nearest of `known`."""
+    """Format the faults of a pydantic model in one line; an unknown key with the nearest of `known`."""
     faults = []
     for item in error.errors():
         key = ".".join(map(str, item["loc"]))

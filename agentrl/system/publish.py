@@ -14,9 +14,9 @@ from agentrl.errors import TrainingError
 
 @contextmanager
 def published(path: Path) -> Iterator[Path]:
-    """A path to write to; when the block ends it takes the place of `path`, also of an older file there.
+    """Yield a path to write to, which replaces `path` when the block ends.
 
-    When the block raises, or the process is killed, what was at `path` stays. Raises TrainingError on a full disk.
+    When the block raises, or the process is killed, an older file at `path` stays. Raises TrainingError on a full disk.
     """
     temporary = path.with_name(f".{path.name}.partial")
     try:
@@ -37,7 +37,10 @@ def published(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def published_directory(path: Path) -> Iterator[Path]:
-    """The same for a directory: an empty one to fill, which takes the place of `path` when the block ends."""
+    """Yield an empty directory to fill, which replaces the directory `path` when the block ends.
+
+    When the block raises, an older directory stays. Raises TrainingError on a full disk.
+    """
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -56,7 +59,7 @@ def published_directory(path: Path) -> Iterator[Path]:
 
 
 def flush_to_disk(path: Path) -> None:
-    """fsync a file or a directory."""
+    """Call fsync on a file or a directory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -65,14 +68,17 @@ def flush_to_disk(path: Path) -> None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an exception says so. Libraries that write in native code raise types of their own, with the text."""
+    """Check whether an exception means a full disk.
+
+    Libraries that write in native code raise types of their own, with the system's text.
+    """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     return os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
 
 
 def disk_full(path: Path) -> TrainingError:
-    """The error to raise when `path` could not be written."""
+    """Make the error to raise when `path` could not be written."""
     free = shutil.disk_usage(path.parent).free
     return TrainingError(
         f"the disk is full: {path} could not be written ({free:,} bytes free there). What was written before is "

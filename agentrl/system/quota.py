@@ -1,4 +1,4 @@
-"""How many calls may run at once, how many may begin in a second, and running many to their end."""
+"""Limits on how many calls run at once and begin in a second, and concurrent runs of many coroutines."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ T = TypeVar("T")
 
 
 class Quota:
-    """`async with quota as seconds:` waits for a place, then for its turn; `seconds` is how long that took.
+    """Limit on concurrency and rate: `async with quota as seconds:` waits for a place, then for its turn.
 
-    It belongs to the event loop in which it is first waited for.
+    `seconds` is how long that took. A quota belongs to the event loop in which it is first waited for.
     """
 
     def __init__(self, max_concurrent: int | None = None, max_rate: float | None = None) -> None:
-        """`max_rate`: calls a second, on average; as many may begin at once (one, where it is below 1)."""
+        """Set the limits; None: no limit.
+
+        `max_rate`: calls a second, on average; as many may begin at once (one, where it is below 1).
+        """
         self._limits = max_concurrent, max_rate
         self._places = asyncio.Semaphore(max_concurrent) if max_concurrent is not None else None
         self._rate = AsyncLimiter(max(max_rate, 1.0), max(1.0, 1.0 / max_rate)) if max_rate is not None else None
 
-    def anew(self) -> Quota:
-        """The same limits for another event loop."""
+    def fresh(self) -> Quota:
+        """Make a quota with the same limits for another event loop."""
         return Quota(*self._limits)
 
     async def __aenter__(self) -> float:
@@ -54,8 +57,11 @@ class Quota:
             self._places.release()
 
 
-async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """Run all at once; their results in order. Raises the first error, when the others have been ended."""
+async def run_concurrently(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """Run all coroutines at once and return their results in order.
+
+    Raises the first error, after the others have been cancelled and have ended.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]

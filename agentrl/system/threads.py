@@ -1,9 +1,9 @@
 """Blocking calls beside the event loop, in daemon threads.
 
 A thread cannot be killed. When the caller stops waiting (a deadline, a cancellation) its thread runs on until the
-function returns, and is counted as abandoned; daemon threads keep no process from ending. A thread a call (or, for an
-object with state, a thread of its own) rather than a pool, so that calls that never return take no worker from those
-that do.
+function returns, and is counted as abandoned; daemon threads keep no process from ending. Each call (or, for an object
+with state, each object) has a thread of its own rather than one of a pool, so that calls that never return take no
+worker from those that do.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from agentrl.errors import InfrastructureError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -25,7 +28,7 @@ class AbandonedThreads(InfrastructureError):
 
 
 class DaemonThreads:
-    """Runs blocking functions in threads and refuses to when `max_abandoned` given-up calls still run."""
+    """Runner of blocking functions in new threads; refuses when `max_abandoned` given-up calls still run."""
 
     def __init__(self, what: str, max_abandoned: int = 256) -> None:
         self.what = what
@@ -33,7 +36,7 @@ class DaemonThreads:
         self.abandoned = 0
         self._lock = threading.Lock()
 
-    async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Wait for `function(*args, **kwargs)` in a new thread. Its exceptions are raised here.
 
         Raises AbandonedThreads. SystemExit of the function becomes RuntimeError: it must not end the process.
@@ -48,14 +51,14 @@ class DaemonThreads:
 
         def work() -> None:
             nonlocal ended
-            result, error = _outcome(function, args, kwargs)
+            outcome = _outcome(partial(function, *args, **kwargs))
             with self._lock:
                 ended = True
                 if future.cancelled():
                     self.abandoned -= 1
                     return
             try:
-                loop.call_soon_threadsafe(_settle, future, result, error)
+                loop.call_soon_threadsafe(_settle, future, outcome)
             except RuntimeError:
                 return  # the event loop is closed: nobody waits any more
 
@@ -71,16 +74,16 @@ class DaemonThreads:
 
 
 class OwnThread:
-    """One thread, in which the functions of one stateful object run in the order in which they were asked for."""
+    """One thread that runs the functions of one stateful object in the order in which they were submitted."""
 
     def __init__(self, what: str) -> None:
-        """The thread is started."""
+        """Start the thread, named `what`."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=what, daemon=True)
         self._thread.start()
 
-    def submit(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> asyncio.Future[T]:
-        """Run `function(*args, **kwargs)` behind all that was asked for before, also if nobody waits for it any more.
+    def submit(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Run `function(*args, **kwargs)` after all that was submitted before, even if nobody waits for it any more.
 
         SystemExit of the function becomes RuntimeError: it must not end the process.
         """
@@ -88,15 +91,15 @@ class OwnThread:
         future: asyncio.Future[T] = loop.create_future()
 
         def job() -> None:
-            result, error = _outcome(function, args, kwargs)
+            outcome = _outcome(partial(function, *args, **kwargs))
             with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, future, result, error)
+                loop.call_soon_threadsafe(_settle, future, outcome)
 
         self._jobs.put(job)
         return future
 
     def end(self) -> None:
-        """Let the thread end when it has done what was asked for."""
+        """Let the thread end once it has run what was submitted."""
         self._jobs.put(None)
 
     @property
@@ -108,24 +111,29 @@ class OwnThread:
             job()
 
 
-def _outcome(
-    function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[T | None, BaseException | None]:
-    """What the function returned, and what it raised, as a future takes it."""
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """Exception of a function, in a form that a future takes."""
+
+    error: BaseException
+
+
+def _outcome(function: Callable[[], T]) -> T | _Raised:
+    """Call the function; return its result or the exception."""
     try:
-        return function(*args, **kwargs), None
+        return function()
     except StopIteration:
-        return None, RuntimeError("StopIteration")
+        return _Raised(RuntimeError("StopIteration"))
     except Exception as raised:
-        return None, raised
+        return _Raised(raised)
     except BaseException as raised:
-        return None, RuntimeError(f"{type(raised).__name__}: {raised}")
+        return _Raised(RuntimeError(f"{type(raised).__name__}: {raised}"))
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _settle(future: asyncio.Future[T], outcome: T | _Raised) -> None:
     if future.done():
         return
-    if error is not None:
-        future.set_exception(error)
+    if isinstance(outcome, _Raised):
+        future.set_exception(outcome.error)
     else:
-        future.set_result(result)
+        future.set_result(outcome)

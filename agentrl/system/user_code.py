@@ -1,8 +1,8 @@
-"""Whose fault it is when code that a user gave fails: its own, or the infrastructure's that it asked.
+"""Attribution of failures in user code: to that code, or to the infrastructure that it asked.
 
 Faults of the infrastructure are a closed list; they may pass, and are tried again. Whatever else comes out of a loop,
 an interaction, a tool, a scorer or an agent is an error of that code, which would only come again: a CodeError that
-says where. Errors that pass through code of ours alone are not the user's, and stay what they are.
+says where. Errors that pass through this package's code alone are not the user's, and stay what they are.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ FAULTS = (
     *(asyncio.IncompleteReadError, subprocess.TimeoutExpired),
     RecursionError,
 )
-"""What the infrastructure raises, of Python's own classes and ours. RecursionError is among them because any parser
-raises it for a text that is nested deeply enough, and a policy may write one: it must not be able to end a run."""
+"""Exception classes of Python and of this package by which the infrastructure fails.
+
+RecursionError is among them because any parser raises it for a text that is nested deeply enough, and a policy may
+write one: it must not be able to end a run."""
 PATHS = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
-"""The kinds of OSError that say of a path that it is another than the code expects."""
+"""Kinds of OSError about a path that is not as the code expects: errors of the code."""
 CLIENTS = frozenset(
     {
         *(("httpx", "HTTPError"), ("httpcore", "NetworkError"), ("aiohttp", "ClientError"), ("urllib3", "HTTPError")),
@@ -44,8 +46,9 @@ CLIENTS = frozenset(
         *(("psycopg", "OperationalError"), ("psycopg2", "OperationalError")),
     }
 )
-"""Top-level package and name of base classes of what clients of servers raise, and GPUs. Compared by name, so that none
-of these packages is imported for it."""
+"""Base classes (top-level package, name) of the errors of clients of servers, and of GPUs.
+
+Compared by name, so that none of these packages is imported for it."""
 MISTAKES = frozenset(
     {
         *(("httpx", "UnsupportedProtocol"), ("httpx", "LocalProtocolError"), ("urllib3", "LocationValueError")),
@@ -53,21 +56,22 @@ MISTAKES = frozenset(
         *(("requests", name) for name in ("MissingSchema", "InvalidSchema", "InvalidURL", "InvalidHeader")),
     }
 )
-"""The same of what they raise for a URL or a header that cannot be sent: an error of the code that gave it."""
+"""Errors (top-level package, name) of such clients about a URL or a header that cannot be sent: errors of the code."""
 BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR")
 """Beginnings of SQLite's names of errors that may pass; its OperationalError stands for wrong queries, too."""
 LATER = (408, 425, 429)
-"""Statuses below 500 that say: not now."""
+"""HTTP statuses below 500 that mean: not now."""
 CONTENT = (400, 413, 422)
-"""Those that refuse what a request holds. That may be what the policy wrote (too long, filtered), and a policy must not
-be able to end a run."""
+"""HTTP statuses that refuse the content of a request.
+
+That may be what the policy wrote (too long, filtered), and a policy must not be able to end a run."""
 SHOWN_FRAMES = 4
 SHOWN_CHARACTERS = 500
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether the infrastructure failed: by the error's class, or by that of what it was raised `from`.
+    """Check whether the infrastructure failed: by the error's class, or by that of an error it was raised `from`.
 
     One of `MISTAKES` among these makes it none. A group of errors is a fault where all of them are.
     """
@@ -95,7 +99,7 @@ def _fails(error: BaseException) -> bool:
 
 
 def _http_status(error: BaseException) -> int | None:
-    """What a server answered, where the error holds it: httpx, aiohttp, requests, urllib and openai name it so."""
+    """Find the HTTP status that an error holds, under the names of httpx, aiohttp, requests, urllib and openai."""
     for holder in (error, getattr(error, "response", None)):
         for name in ("status_code", "status", "code"):
             value = getattr(holder, name, None)
@@ -106,44 +110,44 @@ def _http_status(error: BaseException) -> int | None:
 
 @contextmanager
 def user_code(what: str, code: Code, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Around a call of `code`, which messages call `what`. Raises CodeError in place of what is an error of it.
+    """Context for a call of `code`, called `what` in messages: raise CodeError in place of its errors.
 
-    Faults, UserErrors, the classes of `passing`, and errors that no code of a user's had a part in stay as they are.
+    Faults, UserErrors, the classes of `passing`, and errors that no user code had a part in stay as they are.
     """
     try:
         yield
     except (Exception, SystemExit) as error:
         stays = isinstance(error, (UserError, *passing)) or is_fault(error)
-        if stays or (is_ours(code) and not _frames(error, code)):
+        if stays or (is_agentrl_code(code) and not _frames(error, code)):
             raise
         raise code_error(what, error, code) from error
 
 
-async def answer_of(
+async def await_user_code(
     what: str, code: Code, call: Callable[[], Awaitable[T]], passing: tuple[type[Exception], ...] = ()
 ) -> T:
-    """Await `call`, a call of `code`. Raises CodeError as `user_code` does, and for what cannot be awaited."""
+    """Await `call`, a call of `code`. Raises CodeError as `user_code` does, and for a result that cannot be awaited."""
     with user_code(what, code, passing):
         answer = call()
         if inspect.isawaitable(answer):
             return await answer
-    raise wrong(what, code, "it must be a coroutine function (`async def`)")
+    raise contract_error(what, code, "it must be a coroutine function (`async def`)")
 
 
-def numbers_of(
-    what: str, code: Callable[[], Mapping[str, float]], meet: Callable[[CodeError], None]
+def collect_numbers(
+    what: str, code: Callable[[], Mapping[str, float]], on_error: Callable[[CodeError], None]
 ) -> dict[str, float]:
-    """What `code`, called so in messages, gives of its own. An error of it goes to `meet`, and gives none."""
+    """Return the metrics that `code` gives, as floats; on an error of it, call `on_error` and return none."""
     try:
         with user_code(what, code):
             return {key: float(value) for key, value in code().items()}
     except CodeError as error:
-        meet(error)
+        on_error(error)
         return {}
 
 
 def code_error(what: str, error: BaseException, code: Code) -> CodeError:
-    """What is told of an error of `code`: its class and text, and the last places in the user's files."""
+    """Make the CodeError for an error of `code`: its class and text, and the last places in the user's files."""
     while isinstance(error, BaseExceptionGroup):
         error = next((one for one in error.exceptions if not is_fault(one)), error.exceptions[0])
     text = " ".join(str(error)[:SHOWN_CHARACTERS].split())
@@ -151,7 +155,7 @@ def code_error(what: str, error: BaseException, code: Code) -> CodeError:
     frames = _frames(error, code)
     problem = f"{type(error).__name__}: {text}".removesuffix(": ")
     if not frames:
-        return wrong(what, code, problem)
+        return contract_error(what, code, problem)
     lines = [
         f"  {file}:{line} in {name}: {linecache.getline(file, line).strip()}"
         for file, line, name in frames[-SHOWN_FRAMES:]
@@ -159,19 +163,19 @@ def code_error(what: str, error: BaseException, code: Code) -> CodeError:
     return CodeError("\n".join([f"{what} ({_name(code)}): {problem}", *lines]), "{}:{}".format(*frames[-1]))
 
 
-def wrong(what: str, code: Code, problem: str) -> CodeError:
-    """What is told of `code` that gave what it must not, with the place where it is defined."""
+def contract_error(what: str, code: Code, problem: str) -> CodeError:
+    """Make the CodeError for `code` that broke its contract, with the place where it is defined."""
     place = _defined(code)
     return CodeError(f"{what} ({_name(code)}): {problem}" + (f"\n  {place}" if place else ""), place)
 
 
-def is_ours(code: Code) -> bool:
-    """Whether it is part of this package."""
+def is_agentrl_code(code: Code) -> bool:
+    """Check whether `code` is part of this package."""
     return _package(code) == "agentrl"
 
 
 def _frames(error: BaseException, code: Code) -> list[tuple[str, int, str]]:
-    """File, line and function of the frames in files of the user's, the innermost last.
+    """List file, line and function of the frames in the user's files, the innermost last.
 
     The package of `code` is the user's wherever it is installed. Other packages there, and Python's, are libraries.
     """
@@ -190,7 +194,7 @@ def _package(code: Code) -> str:
 
 
 def _name(code: Code) -> str:
-    """`package.module.Class.method`, the class that of the object."""
+    """Return `package.module.Class.method`; the class is that of the object."""
     owner = getattr(code, "__self__", None)
     if owner is not None and not inspect.ismodule(owner):
         kind = owner if isinstance(owner, type) else type(owner)
@@ -200,7 +204,7 @@ def _name(code: Code) -> str:
 
 
 def _defined(code: Code) -> str:
-    """`path:line`; empty where there is no Python source."""
+    """Return `path:line` of the definition; empty where there is no Python source."""
     function = inspect.unwrap(getattr(code, "__func__", code))
     compiled = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return "" if compiled is None else f"{Path(compiled.co_filename).absolute()}:{compiled.co_firstlineno}"

@@ -1,4 +1,4 @@
-"""A tool's schema, checked and compiled once, and the arguments that the model sends against it."""
+"""Validation of a tool's schema, once, and of the arguments that the model sends against it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from agentrl.tool import ToolSchema
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_FAULTS = 3
 _MAX_CHARACTERS = 160
-"""Of one fault: the validator quotes the value, which may be a whole document."""
+"""Characters of one fault's text: the validator quotes the value, which may be a whole document."""
 
 
 class ArgumentCheck:
-    """Calling it with arguments gives None, or a short text of what is wrong with them.
+    """Compiled schema: called with arguments, it returns None or a short text about what is wrong with them.
 
     Arguments that the schema does not name are refused, unless the schema allows them explicitly.
     """
@@ -26,7 +26,10 @@ class ArgumentCheck:
     __slots__ = ("_names", "_validator")
 
     def __init__(self, schema: ToolSchema) -> None:
-        """Raises ConfigError when `schema` is no OpenAI function schema, or refers to anything outside itself."""
+        """Compile `schema`.
+
+        Raises ConfigError when it is no OpenAI function schema, or refers to anything outside itself.
+        """
         function = schema.get("function") if isinstance(schema, dict) else None
         if not isinstance(function, dict) or schema.get("type", "function") != "function":
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The contract of a tool: what user code implements, and what the model is shown when a call goes wrong."""
+"""Contract of a tool: the methods that user code implements, and the errors that the model is shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import pydantic
 import pydantic_core
@@ -15,82 +15,90 @@ import pydantic_core
 from agentrl.system.threads import DaemonThreads
 from agentrl.tool.schema import arguments_model, function_name, parameters_schema, parse_docstring
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from agentrl.trajectory.picture import Picture
+
 ToolSchema = dict[str, Any]
 """An OpenAI function schema: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 
 CALL_KEYS = frozenset({"type", "timeout", "max_concurrent", "max_rate", "max_response_tokens", "on_error"})
-"""Config keys that the tool set reads, the same for every tool; see `agentrl.tool.toolset.CallLimits`."""
+"""Config keys that every tool has and the tool set reads; see `agentrl.tool.session.CallLimits`."""
 
 
 class ErrorKind(StrEnum):
-    """The closed list of tool errors that the model is shown. Everything else is an infrastructure fault."""
+    """Closed list of the tool errors that the model is shown. Everything else is an infrastructure fault."""
 
     PARSE = "parse"
     """The call is not valid JSON or not a call."""
     UNKNOWN_TOOL = "unknown_tool"
+    """No tool has the call's name."""
     ARGUMENTS = "arguments"
     """An argument is missing, unknown or of the wrong type."""
     TIMEOUT = "timeout"
+    """The tool gave no answer within its `timeout`."""
     EXECUTION = "execution"
     """The tool raised."""
     LIMIT = "limit"
-    """More parallel calls than allowed."""
+    """The message has more parallel calls than allowed."""
 
 
 MALFORMED = frozenset({ErrorKind.PARSE, ErrorKind.UNKNOWN_TOOL, ErrorKind.ARGUMENTS})
-"""What the policy itself got wrong in writing the call."""
+"""Errors that the policy itself made in writing the call."""
 
 
 class ToolError(Exception):
-    """Raised by a tool for a fault that the model should see and may correct. Its text is shown to the model."""
+    """Error that a tool raises for the model to see and perhaps correct. Its text is shown to the model."""
 
     kind: ErrorKind = ErrorKind.EXECUTION
 
 
 class ToolArgumentsError(ToolError):
-    """An argument that fits the schema is still not acceptable; counted as a malformed call."""
+    """Error for an argument that fits the schema but is still not acceptable; counted as a malformed call."""
 
     kind = ErrorKind.ARGUMENTS
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResponse:
-    """What a tool answers. `text` is shown to the model; `reward` is a turn reward; `metrics` are averaged."""
+    """Answer of a tool. `text` is shown to the model; `reward` is a turn reward; `metrics` are averaged."""
 
     text: str
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    """Path: base64. What the call made for the reward function, which finds it in `trajectory.tool_calls`."""
-    images: Sequence[Any] = ()
-    """Shown to the model before the text: bytes of image files, Pillow images, or `Picture`s of
-    `agentrl.trajectory.picture`."""
+    """Path: base64. Files that the call made for the reward function, which finds them in `trajectory.tool_calls`."""
+    images: Sequence[bytes | Picture | Image] = ()
+    """Images shown to the model before the text: bytes of image files, Pillow images or `Picture`s."""
 
 
 class Tool(ABC):
-    """One tool. An object serves all trajectories; per-trajectory state is kept by `instance_id`.
+    """Base class of a tool. One object serves all trajectories; per-trajectory state is kept by `instance_id`.
 
     Life of an instance: `create` once a trajectory, before the first call; `execute` any number of times, also
     concurrently; `calc_reward` once at the end; `release` exactly once, however the trajectory ended.
     """
 
     default_schema: ClassVar[ToolSchema | None] = None
-    """What the model is shown when neither the YAML's `tool_schema` nor the caller gives a schema."""
+    """Schema that the model is shown when neither the YAML's `tool_schema` nor the caller gives one."""
 
     config_model: ClassVar[type[pydantic.BaseModel] | None] = None
-    """Checks the tool's own config keys, where it has any, and gives `options`."""
+    """Model that checks the tool's own config keys, where it has any, and becomes `options`."""
 
     default_on_error: ClassVar[Literal["tell", "fail"]] = "tell"
-    """Where the YAML does not say; see `agentrl.tool.toolset.CallLimits`."""
+    """`on_error` where the YAML does not say; see `agentrl.tool.session.CallLimits`."""
 
     def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
-        """`config` is the YAML's: the keys of `agentrl.tool.toolset.CallLimits`, and the tool's own (`own_config`).
+        """Take the YAML's config: the keys of `agentrl.tool.session.CallLimits`, and the tool's own (`own_config`).
 
         Raises TypeError when there is no schema, pydantic.ValidationError when `config_model` refuses the own keys.
         """
         self.config = config or {}
-        self.options: Any = self.config_model.model_validate(self.own_config) if self.config_model else None
+        self.options: pydantic.BaseModel | None = (
+            self.config_model.model_validate(self.own_config) if self.config_model else None
+        )
         if schema is None and self.default_schema is None:
             raise TypeError(f"{type(self).__name__} has no default_schema, so a schema (`tool_schema`) must be given")
         self.schema: ToolSchema = schema or self.default_schema or {}
@@ -103,12 +111,12 @@ class Tool(ABC):
 
     @property
     def is_stateful(self) -> bool:
-        """It has an instance a trajectory: any of create, calc_reward, release is more than this class's no-op."""
+        """True when trajectories have instances: any of create, calc_reward, release is overridden."""
         hooks = ("create", "calc_reward", "release")
         return any(getattr(type(self), hook) is not getattr(Tool, hook) for hook in hooks)
 
     async def start(self, run: str) -> None:
-        """The run named `run` begins, in its event loop: reach what the tool needs.
+        """Reach what the tool needs, as the run named `run` begins in this event loop.
 
         Raises ConfigError when that cannot be.
         """
@@ -122,13 +130,13 @@ class Tool(ABC):
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
         """Answer one call. `arguments` have been validated against the schema.
 
-        Raises ToolError for what the model should see. Any other exception is shown as `execution` too, and the user
-        is told where it was raised, once a place; with `on_error: fail` it fails the trajectory as an infrastructure
-        fault. A tool whose code is in error at every call ends the run (`ToolSet.check`).
+        Raises ToolError for errors that the model should see. Any other exception is shown as `execution` too, and the
+        user is told where it was raised, once a place; with `on_error: fail` it fails the trajectory as an
+        infrastructure fault. A tool whose code is in error at every call ends the run (`ToolSet.check`).
         """
 
     async def calc_reward(self, instance_id: str) -> float | None:
-        """A reward for the trajectory's use of this tool, or None."""
+        """Return a reward for the trajectory's use of this tool, or None."""
         return None
 
     async def release(self, instance_id: str) -> None:
@@ -136,37 +144,39 @@ class Tool(ABC):
         return None
 
     def take_metrics(self) -> dict[str, float]:
-        """The tool's own numbers since they were last taken; the trainer logs them as `tool/<name>/...`."""
+        """Return and reset the tool's own numbers; the trainer logs them as `tool/<name>/...`."""
         return {}
 
     async def close(self) -> None:
-        """The run is over: free what the tool itself opened."""
+        """Free what the tool opened, at the end of the run."""
         return None
 
 
 def own_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A tool entry's config without the keys that every tool has."""
+    """Return a tool entry's config without the keys that every tool has."""
     return {key: value for key, value in config.items() if key not in CALL_KEYS}
 
 
 class ToolSource(ABC):
-    """Several tools of one YAML entry, known only when it is loaded, such as those of an MCP server."""
+    """Base class of an entry that brings several tools, known only when it is loaded, e.g. those of an MCP server."""
 
     config_model: ClassVar[type[pydantic.BaseModel] | None] = None
-    """As a tool's."""
+    """Model that checks the entry's own config keys, where it has any, and becomes `options`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """As a tool's."""
+        """Take the YAML's config. Raises pydantic.ValidationError when `config_model` refuses the own keys."""
         self.config = config
-        self.options: Any = self.config_model.model_validate(own_config(config)) if self.config_model else None
+        self.options: pydantic.BaseModel | None = (
+            self.config_model.model_validate(own_config(config)) if self.config_model else None
+        )
 
     @abstractmethod
     def tools(self) -> list[Tool]:
-        """The tools, each with the entry's CallLimits keys in its config. Raises ConfigError."""
+        """Return the tools, each with the entry's CallLimits keys in its config. Raises ConfigError."""
 
 
 class FunctionTool(Tool):
-    """A plain function, sync or async, as a tool. Still callable as the function it was.
+    """Plain function, sync or async, as a tool. Still callable as the function it was.
 
     It may return str, ToolResponse, or anything that has a JSON form (None, numbers, lists, dicts, dataclasses,
     pydantic models). A sync function runs in a thread of its own, unless `in_loop` says that it never waits and takes
@@ -182,7 +192,10 @@ class FunctionTool(Tool):
         description: str | None = None,
         in_loop: bool = False,
     ) -> None:
-        """Raises TypeError when no schema can be made of the function's parameters."""
+        """Make the schema from the function's signature and docstring.
+
+        Raises TypeError when no schema can be made of its parameters.
+        """
         self.function = function
         self.arguments = arguments_model(function)
         text, _ = parse_docstring(inspect.getdoc(function) or "")
@@ -214,8 +227,8 @@ class FunctionTool(Tool):
         return as_response(await self._threads.run(self.function, **checked))
 
 
-def as_response(value: Any) -> ToolResponse:
-    """What a function returned, as the model is shown it: text as it is, anything else as JSON."""
+def as_response(value: object) -> ToolResponse:
+    """Convert a function's return value to a response: text as it is, anything else as JSON."""
     if isinstance(value, ToolResponse):
         return value
     if isinstance(value, str):
@@ -242,7 +255,7 @@ def tool(
     in_loop: bool = False,
     **config: Any,
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Decorator: make a tool of a function. `config` takes the keys of `agentrl.tool.toolset.CallLimits`.
+    """Make a tool of a function (decorator). `config` takes the keys of `agentrl.tool.session.CallLimits`.
 
     @tool(timeout=5)
     async def weather(city: str) -> str:

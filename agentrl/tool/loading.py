@@ -1,4 +1,4 @@
-"""Tools made from what a YAML names: a class with a config and perhaps a schema, or a function."""
+"""Construction of tools from the entries of a YAML: a class with a config and perhaps a schema, or a function."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from agentrl.tool.arguments import ArgumentCheck
 
 
 def tools_of_entry(entry: Entry, cassette: Cassette | None = None) -> list[Tool]:
-    """The tools of one entry of a tool YAML, mostly one; those of a source from the cassette, where one is replayed.
+    """Make the tools of one entry of a tool YAML, mostly one.
 
-    Raises ConfigError naming file and entry.
+    Those of a source come from the cassette while one is replayed. Raises ConfigError naming file and entry.
     """
     if "mcp" in entry.values:
         mcp = entry.mapping("mcp")
@@ -75,7 +75,7 @@ def _tools_of_source(source: type[ToolSource], entry: Entry, cassette: Cassette 
 
 
 class _ReplayedTool(Tool):
-    """Stands for a source's tool, whose answers are on the cassette."""
+    """Stand-in for a source's tool whose answers are on the cassette."""
 
     def __init__(self, config: dict[str, Any], schema: ToolSchema, is_stateful: bool) -> None:
         super().__init__(config, schema)
@@ -89,8 +89,8 @@ class _ReplayedTool(Tool):
         raise RuntimeError(f"tool {self.name} is replayed, and cannot be asked")
 
 
-def tool_of_function(function: Any, config: dict[str, Any]) -> FunctionTool:
-    """A plain or `@tool`-decorated function with its config. Raises ConfigError."""
+def tool_of_function(function: object, config: dict[str, Any]) -> FunctionTool:
+    """Make a tool of a plain or `@tool`-decorated function and its config. Raises ConfigError."""
     if isinstance(function, FunctionTool):
         made = copy.copy(function)
         made.config = {**function.config, **config}

@@ -1,4 +1,4 @@
-"""From a plain Python function to the schema that a model is shown, and to checked arguments.
+"""Tool schemas and argument models of plain Python functions.
 
 Types come from the hints (through pydantic: Annotated, Field, Literal, nested models), texts from the docstring (Google
 or Sphinx style) or from `Field(description=...)`, which wins.
@@ -18,12 +18,14 @@ import pydantic
 Schema = dict[str, Any]
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Return|Yields|Raises|Examples?|Notes?|Warnings?):\s*$")
+_PARAMETER_SECTIONS = ("Args", "Arguments", "Parameters")
 _GOOGLE = re.compile(r"^(\*{0,2}\w+)\s*(?:\(.*?\))?\s*:\s*(.*)$")
 _SPHINX = re.compile(r"^:(?:param|parameter|arg|argument)\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)$")
+_SPHINX_OTHER = re.compile(r"^:\w+[^:]*:")
 
 
 def arguments_model(function: Callable[..., Any]) -> type[pydantic.BaseModel]:
-    """A model whose fields are the function's parameters.
+    """Make a pydantic model whose fields are the function's parameters.
 
     Raises TypeError when a parameter cannot be given by name, has no type hint, or has a hint that has no schema.
     """
@@ -56,7 +58,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def _with_description(hint: Any, text: str | None) -> Any:
-    """The hint with the docstring's text; put before the hint's own metadata, which therefore wins."""
+    """Add the docstring's text to a hint, before the hint's own metadata, which therefore wins."""
     if text is None:
         return hint
     metadata = getattr(hint, "__metadata__", ())
@@ -65,7 +67,7 @@ def _with_description(hint: Any, text: str | None) -> Any:
 
 
 def parameters_schema(model: type[pydantic.BaseModel]) -> Schema:
-    """The model's JSON schema without titles, its definitions inlined.
+    """Return the model's JSON schema without titles, its definitions inlined.
 
     Raises TypeError for a recursive type, which cannot be inlined, and for a type without a JSON schema.
     """
@@ -105,32 +107,52 @@ def _clean(node: Any, definitions: Schema, inside: tuple[str, ...]) -> Any:
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """(description, {parameter: description}) of a Google- or Sphinx-style docstring that inspect.getdoc cleaned."""
-    description: list[str] = []
-    parameters: dict[str, str] = {}
-    section, current, indent = "", "", 0
+    """Split a Google- or Sphinx-style docstring, cleaned by inspect.getdoc: (description, {parameter: description})."""
+    reader = _DocstringReader()
     for line in text.splitlines():
+        reader.read(line)
+    described = {name: value for name, value in reader.parameters.items() if value}
+    return "\n".join(reader.description).strip(), described
+
+
+class _DocstringReader:
+    """Line by line: the section that the next line belongs to, and the parameter whose text it may continue."""
+
+    def __init__(self) -> None:
+        self.description: list[str] = []
+        self.parameters: dict[str, str] = {}
+        self._section = ""
+        """Google's heading, ":param" or ":other" for a field of Sphinx, "" in the description."""
+        self._parameter = ""
+        self._indent = 0
+        """Indentation of the parameter's name, in Google's style."""
+
+    def read(self, line: str) -> None:
         stripped = line.strip()
         if match := _SECTION.match(line):
-            section, current = match[1], ""
+            self._section, self._parameter = match[1], ""
         elif match := _SPHINX.match(stripped):
-            section, current = ":param", match[1]
-            parameters[current] = match[2]
-        elif stripped.startswith(":") and re.match(r":\w+[^:]*:", stripped):
-            section, current = ":other", ""
-        elif section in ("Args", "Arguments", "Parameters") and stripped:
-            depth = len(line) - len(line.lstrip())
-            match = _GOOGLE.match(stripped)
-            if match and (not current or depth <= indent):
-                current, indent = match[1].lstrip("*"), depth
-                parameters[current] = match[2]
-            elif depth == 0:
-                section, current = "", ""
-                description.append(stripped)
-            elif current:
-                parameters[current] = f"{parameters[current]} {stripped}".strip()
-        elif section == ":param" and stripped:
-            parameters[current] = f"{parameters[current]} {stripped}".strip()
-        elif not section:
-            description.append(stripped)
-    return "\n".join(description).strip(), {name: value for name, value in parameters.items() if value}
+            self._section, self._parameter = ":param", match[1]
+            self.parameters[match[1]] = match[2]
+        elif _SPHINX_OTHER.match(stripped):
+            self._section, self._parameter = ":other", ""
+        elif not self._section:
+            self.description.append(stripped)
+        elif stripped and self._section == ":param":
+            self._continue(stripped)
+        elif stripped and self._section in _PARAMETER_SECTIONS:
+            self._read_google(stripped, len(line) - len(line.lstrip()))
+
+    def _read_google(self, stripped: str, depth: int) -> None:
+        match = _GOOGLE.match(stripped)
+        if match and (not self._parameter or depth <= self._indent):
+            self._parameter, self._indent = match[1].lstrip("*"), depth
+            self.parameters[self._parameter] = match[2]
+        elif depth == 0:
+            self._section, self._parameter = "", ""
+            self.description.append(stripped)
+        elif self._parameter:
+            self._continue(stripped)
+
+    def _continue(self, text: str) -> None:
+        self.parameters[self._parameter] = f"{self.parameters[self._parameter]} {text}".strip()

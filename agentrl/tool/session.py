@@ -1,7 +1,7 @@
 """One trajectory's use of the run's tools.
 
 Invariant: every call ends in a `ToolResult` that can be shown to the model, or raises ToolInfrastructureError,
-CancelledError or, of `create` alone, CodeError. Every instance that was created is released exactly once.
+CancelledError or, from `create` alone, CodeError. Every instance that was created is released exactly once.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import pydantic
 
 from agentrl.errors import CodeError, DataError, InfrastructureError
-from agentrl.system.cassette import Asked
+from agentrl.system.cassette import MethodCall
 from agentrl.system.deadline import within
 from agentrl.system.numbers import finite, number_of
 from agentrl.system.plugin import nearest
 from agentrl.system.quota import Quota
-from agentrl.system.recurring import Recurring
-from agentrl.system.user_code import answer_of, is_fault, wrong
+from agentrl.system.throttle import ThrottledWarnings
+from agentrl.system.user_code import await_user_code, contract_error, is_fault
 from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.trajectory.picture import Picture, as_picture
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from agentrl.tool.toolset import ToolSet
 
-warnings = Recurring(logging.getLogger(__name__))
+warnings = ThrottledWarnings(logging.getLogger(__name__))
 T = TypeVar("T")
 
 NOT_SHOWN = "\n[{} images left out: only text can be shown]"
 _ERROR_CHARACTERS = 500
-"""An exception's text is cut here before tokens are counted: a library may put a whole document into it."""
+"""Characters of an exception's text that are kept before tokens are counted: a library may put a whole document into
+it."""
 
 
 class ToolInfrastructureError(InfrastructureError):
@@ -46,12 +49,12 @@ class ToolInfrastructureError(InfrastructureError):
 
 
 class CallLimits(pydantic.BaseModel):
-    """The config keys that every tool has."""
+    """Config keys that every tool has."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
     type: Literal["native", "function", "mcp"] = "native"
-    """As in other trainers' files; the entry's `class_name` or `function` already says it."""
+    """Accepted as in other trainers' files; the entry's `class_name` or `function` already says it."""
     timeout: float = pydantic.Field(30.0, gt=0)
     """Seconds of one call (and of create, calc_reward and release); waiting for a free place does not count."""
     max_concurrent: int = pydantic.Field(1024, gt=0)
@@ -67,44 +70,44 @@ class CallLimits(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What came of one call."""
+    """Result of one call as the model is shown it."""
 
     text: str
-    """What the model is shown."""
+    """Text that the model is shown."""
     error: ErrorKind | None = None
     reward: float | None = None
     seconds: float = 0.0
-    """Of the call itself, without waiting for its turn (metric `tool/<name>/queue_seconds`)."""
+    """Duration of the call itself, without waiting for its turn (metric `tool/<name>/queue_seconds`)."""
     truncated: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    """As in ToolResponse."""
+    """Path: base64, as in ToolResponse."""
     images: tuple[Picture, ...] = ()
-    """What the model is shown before the text."""
+    """Images that the model is shown before the text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of one hook of a tool: an answer, an error to show to the model, or an infrastructure fault."""
+class HookOutcome:
+    """Outcome of one hook of a tool: an answer, an error to show to the model, or an infrastructure fault."""
 
     text: str = ""
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None
-    """An ErrorKind: `text` is its message."""
+    """ErrorKind of an error to show to the model, whose message is `text`."""
     is_fault: bool = False
-    """`text` says what failed."""
+    """True for an infrastructure fault; `text` says what failed."""
     is_code_error: bool = False
-    """`text` says what is wrong with the tool's code."""
+    """True for an error of the tool's code; `text` says what is wrong with it."""
     seconds: float = 0.0
     files: dict[str, str] = field(default_factory=dict)
     images: list[str] = field(default_factory=list)
-    """Files in base64."""
+    """Image files in base64."""
 
 
 @dataclass(slots=True)
 class Slot:
-    """One tool with its limits, what was compiled from them, and what was counted."""
+    """One tool of a tool set with its limits, the objects compiled from them, and its counts."""
 
     tool: Tool
     limits: CallLimits
@@ -115,15 +118,15 @@ class Slot:
     """Seconds that each call waited for its turn."""
     faults: int = 0
     answered: bool = False
-    """A call has been answered as the tool's code meant it, an error for the model to see included."""
+    """True once a call was answered as the tool's code meant it, an error for the model to see included."""
     broken: CodeError | None = None
-    """The first error of its code, of a kind that no argument is to blame for."""
+    """First error of the tool's code, of a kind that no argument is to blame for."""
 
 
 class ToolSession:
     """One trajectory's tools. Calls may run concurrently; `close` it once, however the trajectory ended."""
 
-    __slots__ = ("_closing", "_create_kwargs", "_created", "_images", "_locks", "_set", "_told", "instance_id")
+    __slots__ = ("_closing", "_create_kwargs", "_created", "_images", "_locks", "_set", "_state_keys", "instance_id")
 
     def __init__(self, toolset: ToolSet, instance_id: str, *, images: bool = True) -> None:
         self.instance_id = instance_id
@@ -132,7 +135,7 @@ class ToolSession:
         self._create_kwargs: dict[str, dict[str, Any]] = {}
         self._created: dict[str, Slot] = {}
         self._locks: dict[str, asyncio.Lock] = {}
-        self._told: dict[str, str] = {}
+        self._state_keys: dict[str, str] = {}
         self._closing: asyncio.Task[list[float]] | None = None
 
     async def create_named(self, tools_kwargs: Mapping[str, Mapping[str, Any] | None]) -> None:
@@ -155,7 +158,7 @@ class ToolSession:
             raise
 
     async def _create(self, slot: Slot) -> None:
-        """Once a trajectory, also when first calls run concurrently."""
+        """Create the tool's instance once a trajectory, also when first calls run concurrently."""
         name = slot.tool.name
         if not slot.stateful or name in self._created:
             return
@@ -164,18 +167,18 @@ class ToolSession:
                 return
             kwargs = self._create_kwargs.get(name, {})
 
-            async def create() -> Outcome:
+            async def create() -> HookOutcome:
                 await _hook(slot, slot.tool.create, self.instance_id, **kwargs)
-                return Outcome()
+                return HookOutcome()
 
-            await self._through(slot, "create", kwargs, create)
+            await self._via_cassette(slot, "create", kwargs, create)
             self._created[name] = slot
 
     async def call(self, name: str, arguments: dict[str, Any] | None, parse_error: str | None = None) -> ToolResult:
         """Run one call, as the policy wrote it. `parse_error`: why it could not be read.
 
-        Raises ToolInfrastructureError: the tool is configured with `on_error: fail`, or its `create` failed for a
-        fault of the infrastructure; CodeError: `create` failed for any other reason.
+        Raises ToolInfrastructureError when the tool is configured with `on_error: fail`, or its `create` failed for a
+        fault of the infrastructure; CodeError when `create` failed for any other reason.
         """
         if self._closing is not None:
             raise RuntimeError(f"tool session {self.instance_id} is closed")
@@ -191,10 +194,10 @@ class ToolSession:
             return self._error(ErrorKind.ARGUMENTS, problem, slot.limits.max_response_tokens)
         await self._create(slot)
 
-        async def execute() -> Outcome:
+        async def execute() -> HookOutcome:
             return await self._execute(slot, arguments)
 
-        outcome = await self._through(slot, "execute", arguments, execute)
+        outcome = await self._via_cassette(slot, "execute", arguments, execute)
         limit, seconds, metrics = slot.limits.max_response_tokens, outcome.seconds, dict(outcome.metrics)
         if outcome.error is not None:
             return self._error(ErrorKind(outcome.error), outcome.text, limit, seconds, metrics)
@@ -205,29 +208,29 @@ class ToolSession:
         text, kept, truncated = self._set.cut_with_images(outcome.text, pictures, limit, images=self._images)
         return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files, tuple(kept))
 
-    async def _through(
-        self, slot: Slot, hook: str, arguments: dict[str, Any], perform: Callable[[], Awaitable[Outcome]]
-    ) -> Outcome:
-        """What `perform` gives, or what the cassette holds of it.
+    async def _via_cassette(
+        self, slot: Slot, hook: str, arguments: dict[str, Any], perform: Callable[[], Awaitable[HookOutcome]]
+    ) -> HookOutcome:
+        """Run `perform` and record its outcome, or replay the recorded one.
 
         Raises ToolInfrastructureError for a fault, CodeError for an error of the tool's code.
         """
         name, cassette = slot.tool.name, self._set.cassette
         cause: BaseException | None = None
         if cassette is not None:
-            asked = Asked(name, hook, self.instance_id, arguments, self._told.get(name, ""))
+            asked = MethodCall(name, hook, self.instance_id, arguments, self._state_keys.get(name, ""))
             if slot.stateful:
-                self._told[name] = asked.key
+                self._state_keys[name] = asked.key
         if cassette is not None and cassette.mode == "replay":
-            outcome = Outcome(**cassette.replay(asked))
+            outcome = HookOutcome(**cassette.replay(asked))
         else:
             try:
                 outcome = await perform()
             except _Fault as fault:
-                outcome, cause = Outcome(str(fault), is_fault=True), fault.__cause__
+                outcome, cause = HookOutcome(str(fault), is_fault=True), fault.__cause__
             except CodeError as error:
                 if cassette is not None:
-                    cassette.record(asked, asdict(Outcome(error.summary, is_fault=True, is_code_error=True)))
+                    cassette.record(asked, asdict(HookOutcome(error.summary, is_fault=True, is_code_error=True)))
                 raise
             if cassette is not None:
                 cassette.record(asked, asdict(outcome))
@@ -238,7 +241,7 @@ class ToolSession:
             raise ToolInfrastructureError(f"tool {name}: {outcome.text}") from cause
         return outcome
 
-    async def _execute(self, slot: Slot, arguments: dict[str, Any]) -> Outcome:
+    async def _execute(self, slot: Slot, arguments: dict[str, Any]) -> HookOutcome:
         async with slot.quota as first, self._set.quota as second:
             slot.queued.append(first + second)
             begun = time.perf_counter()
@@ -250,7 +253,7 @@ class ToolSession:
                 images = [] if self._set.image_tokens is None else [_encoded(one) for one in response.images]
             except ToolError as error:
                 slot.answered = True
-                return Outcome(str(error), error=error.kind, seconds=time.perf_counter() - begun)
+                return HookOutcome(str(error), error=error.kind, seconds=time.perf_counter() - begun)
             except ToolInfrastructureError as error:
                 raise _Fault(str(error)) from error
             except (Exception, SystemExit) as error:
@@ -258,17 +261,17 @@ class ToolSession:
                 if isinstance(error, TimeoutError) and timeout.expired():
                     kind, text = ErrorKind.TIMEOUT, f"{slot.tool.name} gave no answer within {slot.limits.timeout:g} s"
                 elif not is_fault(error):
-                    self._set.meet(slot, error, self.instance_id)
+                    self._set.report_error(slot, error, self.instance_id)
                 if slot.limits.on_error == "fail":
                     raise _Fault(_one_line(text)) from error
-                return Outcome(text, error=kind, seconds=time.perf_counter() - begun)
+                return HookOutcome(text, error=kind, seconds=time.perf_counter() - begun)
             slot.answered = True
             unseen = len(response.images) - len(images)
             text = response.text + (NOT_SHOWN.format(unseen) if unseen else "")
             seconds, files = time.perf_counter() - begun, response.files
             reward = None if response.reward is None else float(response.reward)
             metrics = {str(name): float(value) for name, value in response.metrics.items()}
-            return Outcome(text, reward, metrics, seconds=seconds, files=files, images=images)
+            return HookOutcome(text, reward, metrics, seconds=seconds, files=files, images=images)
 
     def _error(
         self,
@@ -284,9 +287,9 @@ class ToolSession:
         return ToolResult(text, kind, None, seconds, truncated, metrics or {})
 
     async def close(self) -> list[float]:
-        """Ask every created tool for its reward, then release it; the rewards that were given.
+        """Ask every created tool for its reward, then release it; return the rewards that were given.
 
-        Release happens even when this is cancelled. Closing again changes nothing and gives the same. Raises
+        Release happens even when this is cancelled. Closing again changes nothing and returns the same. Raises
         ToolInfrastructureError or CodeError, after all releases, when `calc_reward` failed.
         """
         if self._closing is None:
@@ -308,7 +311,7 @@ class ToolSession:
         fault: Exception | None = None
         for slot in self._created.values():
             try:
-                outcome = await self._through(slot, "calc_reward", {}, functools.partial(self._reward, slot))
+                outcome = await self._via_cassette(slot, "calc_reward", {}, functools.partial(self._reward, slot))
                 if outcome.reward is not None:
                     rewards.append(outcome.reward)
             except Exception as error:
@@ -319,12 +322,12 @@ class ToolSession:
             raise fault
         return rewards
 
-    async def _reward(self, slot: Slot) -> Outcome:
+    async def _reward(self, slot: Slot) -> HookOutcome:
         reward = await _hook(slot, slot.tool.calc_reward, self.instance_id)
         if reward is not None and finite(reward) is None:
             problem = f"it must return a finite number or None, found {reward!r:.100}"
-            raise wrong(f"tool {slot.tool.name}", slot.tool.calc_reward, problem)
-        return Outcome(reward=None if reward is None else float(reward))
+            raise contract_error(f"tool {slot.tool.name}", slot.tool.calc_reward, problem)
+        return HookOutcome(reward=None if reward is None else float(reward))
 
     async def _release(self, slot: Slot) -> None:
         if self._set.is_replay:
@@ -336,22 +339,22 @@ class ToolSession:
 
 
 class _Fault(Exception):
-    """A tool failed, and not for the policy's fault."""
+    """A tool failed, and not through the policy's fault."""
 
 
 class WrongResponse(TypeError):
-    """A tool's `execute` gave what it must not."""
+    """A tool's `execute` returned a value that its contract forbids."""
 
 
 async def awaited(answer: Awaitable[T]) -> T:
-    """Raises WrongResponse when `execute` is no coroutine function."""
+    """Await the result of `execute`. Raises WrongResponse when it is no coroutine function."""
     if not inspect.isawaitable(answer):
         raise WrongResponse("execute must be a coroutine function (`async def`)")
     return await answer
 
 
-def check_response(response: Any) -> None:
-    """Raises WrongResponse for what is no ToolResponse, or one with a part of another type."""
+def check_response(response: object) -> None:
+    """Raise WrongResponse for a value that is no ToolResponse, or one with a part of another type."""
     if not isinstance(response, ToolResponse):
         raise WrongResponse(f"execute must return a ToolResponse, found {type(response).__name__} {response!r:.100}")
     numbers = isinstance(response.metrics, Mapping) and all(
@@ -371,15 +374,15 @@ def check_response(response: Any) -> None:
             )
 
 
-def _encoded(image: Any) -> str:
-    """In base64. Raises DataError for what is no image, or a damaged one."""
+def _encoded(image: bytes | Picture | Image) -> str:
+    """Encode an image file in base64. Raises DataError for a value that is no image, or a damaged one."""
     picture = as_picture(image)
     picture.decode()
     return base64.b64encode(picture.data).decode()
 
 
 async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: Any, **kwargs: Any) -> T:
-    """A method of the tool within the tool's deadline.
+    """Await a method of the tool within the tool's deadline.
 
     Raises _Fault for what the infrastructure or the row is to blame for, CodeError for an error of the tool's code.
     """
@@ -387,7 +390,7 @@ async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: An
     try:
         async with deadline as timeout:
             call = functools.partial(hook, *arguments, **kwargs)
-            return await answer_of(f"tool {slot.tool.name}", hook, call, passing=(ToolError,))
+            return await await_user_code(f"tool {slot.tool.name}", hook, call, passing=(ToolError,))
     except CodeError:
         raise
     except Exception as error:

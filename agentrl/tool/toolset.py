@@ -1,4 +1,4 @@
-"""The tools of a run."""
+"""Tool set of a run: loading, limits, truncation of answers, metrics."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from agentrl.errors import CodeError, ConfigError
 from agentrl.system.cassette import Cassette
 from agentrl.system.plugin import describe, read_entries
 from agentrl.system.quota import Quota
-from agentrl.system.recurring import ToldOnce
-from agentrl.system.user_code import answer_of, code_error, numbers_of
+from agentrl.system.throttle import OncePerKey
+from agentrl.system.user_code import await_user_code, code_error, collect_numbers
 from agentrl.tool import CALL_KEYS, FunctionTool, Tool, ToolSchema
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.tool.loading import tool_of_function, tools_of_entry
@@ -28,13 +28,14 @@ from agentrl.trajectory.picture import Picture
 
 logger = logging.getLogger(__name__)
 
-BROKEN = (TypeError, AttributeError, NameError, ImportError, SyntaxError, NotImplementedError)
+CODE_ERRORS = (TypeError, AttributeError, NameError, ImportError, SyntaxError, NotImplementedError)
 """Errors of a tool's code rather than of what the policy asked it; an answer of another type than ToolResponse is a
 TypeError."""
-ENOUGH_CALLS = 8
-ENOUGH_TRAJECTORIES = 4
-"""Failed calls of a tool, and trajectories that made them, from which on they speak of the tool rather than of what the
-policy asked it: a policy must not be able to end a run by one odd call, or one trajectory full of them."""
+MIN_FAILED_CALLS = 8
+MIN_FAILED_TRAJECTORIES = 4
+"""Failed calls of a tool, and trajectories that made them, from which on the tool itself is taken to be in error.
+
+Both are asked for because a policy must not be able to end a run by one odd call, or one trajectory full of them."""
 
 
 def _raise(error: CodeError) -> None:
@@ -42,12 +43,12 @@ def _raise(error: CodeError) -> None:
 
 
 @dataclass(slots=True)
-class Failed:
-    """Calls that failed for errors of a tool's code."""
+class FailureCount:
+    """Number of calls that failed through errors of a tool's code."""
 
     calls: int = 0
     trajectories: set[str] = field(default_factory=set)
-    """Their tries, up to as many as are enough."""
+    """Names of the trajectories that made them, up to MIN_FAILED_TRAJECTORIES."""
 
 
 class ToolSet:
@@ -59,18 +60,18 @@ class ToolSet:
         self.default_max_tokens = defaults.max_response_tokens
         self.slots: dict[str, Slot] = {}
         self.schemas: list[ToolSchema] = []
-        """Always the same list, by which a chat knows what it rendered before."""
+        """Schemas of all tools; always the same list object, by which a chat knows what it rendered before."""
         self.cassette: Cassette | None = None
         self.quota = Quota()
-        """Of all tools of the run together."""
+        """Limit of all tools of the run together."""
         self.encode: Encode | None = None
         self.image_tokens: Callable[[Picture], int] | None = None
         self.decode: Decode | None = None
         self.warn: Callable[[str], None] = logger.warning
-        """Tells the user what is wrong with a tool."""
-        self._once = ToldOnce()
-        self._failed: dict[str, Failed] = {}
-        """By tool, since it last answered in a batch."""
+        """Function that tells the user what is wrong with a tool."""
+        self._is_new_place = OncePerKey()
+        self._failed: dict[str, FailureCount] = {}
+        """Failures by tool, since it last answered in a batch."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closing: set[asyncio.Task[list[float]]] = set()
         for tool in tools:
@@ -86,14 +87,14 @@ class ToolSet:
         self.schemas.append(tool.schema)
 
     @staticmethod
-    def of(
+    def from_tools(
         tools: Sequence[Tool | Callable[..., Any]],
         *,
         timeout: float = 30.0,
         max_response_tokens: int = 1024,
         truncate_side: Side = "middle",
     ) -> ToolSet:
-        """From tool objects and plain functions. A tool's own config wins over the limits given here.
+        """Make a tool set of tool objects and plain functions. A tool's own config wins over the limits given here.
 
         Raises ConfigError.
         """
@@ -110,7 +111,7 @@ class ToolSet:
         truncate_side: Side = "middle",
         cassette: Cassette | None = None,
     ) -> ToolSet:
-        """From a YAML file (None: no tools). Its path is relative to the working directory, else to `configs/`.
+        """Load the tools of a YAML file (None: no tools), looked for in the working directory, else in `configs/`.
 
             tools:
               - class_name: tools.calculator.CalculatorTool
@@ -138,28 +139,30 @@ class ToolSet:
 
     @property
     def is_replay(self) -> bool:
-        """Answers come from a cassette, and no tool is asked."""
+        """True when answers come from a cassette, and no tool is asked."""
         return self.cassette is not None and self.cassette.mode == "replay"
 
     def bind(self, encode: Encode, decode: Decode, image_tokens: Callable[[Picture], int] | None = None) -> None:
-        """The tokenizer in whose tokens answers are measured. `encode` takes special-token text as plain text.
+        """Set the tokenizer in whose tokens answers are measured. `encode` takes special-token text as plain text.
 
-        `image_tokens`: how many stand for an image; None: the model takes none.
+        `image_tokens` returns the number of tokens that stand for an image; None: the model takes no images.
         """
         self.encode, self.decode, self.image_tokens = encode, decode, image_tokens
 
     def limit_run(self, max_concurrent: int | None, max_rate: float | None) -> None:
-        """Calls of all tools together that run at once, and that begin in a second; None: no limit."""
+        """Limit all tools together: calls that run at once, and that begin in a second; None: no limit."""
         self.quota = Quota(max_concurrent, max_rate)
 
     async def start(self, run: str) -> None:
-        """The run of that name begins: every tool reaches what it needs. Raises ConfigError."""
+        """Start every tool for the run of that name. Raises ConfigError."""
         if not self.is_replay:
             for slot in self.slots.values():
-                await answer_of(f"tool {slot.tool.name}", slot.tool.start, functools.partial(slot.tool.start, run))
+                await await_user_code(
+                    f"tool {slot.tool.name}", slot.tool.start, functools.partial(slot.tool.start, run)
+                )
 
     async def close(self) -> None:
-        """The run is over: end what trajectories left, then free what the tools hold."""
+        """End what trajectories left, then close all tools, at the end of the run."""
         await asyncio.gather(*self.closing, return_exceptions=True)
         for slot in self.slots.values():
             try:
@@ -169,31 +172,34 @@ class ToolSet:
         if self.cassette is not None:
             self.cassette.close()
 
-    def meet(self, slot: Slot, error: BaseException, instance_id: str) -> None:
-        """What `execute` raised is told to the model; tell the user where it was raised, once a place.
+    def report_error(self, slot: Slot, error: BaseException, instance_id: str) -> None:
+        """Tell the user, once a place, where an exception of `execute` was raised; the model is told its text.
 
         An exception does not say whether the code or the policy's arguments are to blame, and a policy must not be able
         to end a run. So it is the tool's error, for `check`, only where it is of a kind that arguments seldom provoke.
         """
         found = code_error(f"tool {slot.tool.name}", error, _code_of(slot.tool))
-        if isinstance(error, BROKEN):
+        if isinstance(error, CODE_ERRORS):
             slot.broken = slot.broken or found
-            failed = self._failed.setdefault(slot.tool.name, Failed())
+            failed = self._failed.setdefault(slot.tool.name, FailureCount())
             failed.calls += 1
-            if len(failed.trajectories) < ENOUGH_TRAJECTORIES:
+            if len(failed.trajectories) < MIN_FAILED_TRAJECTORIES:
                 failed.trajectories.add(instance_id)
-        if self._once(found.place or found.summary):
+        if self._is_new_place(found.place or found.summary):
             self.warn(f"{found}\n  The model is told; errors that it should see are raised as agentrl.tool.ToolError")
 
     def check(self) -> None:
-        """A batch of trajectories is over. Raises CodeError for a tool that answered no call of it, nor of those before
-        since its code's first error, when enough calls of enough trajectories failed for such errors."""
+        """Raise CodeError for a tool that answers no call any more; called after each batch of trajectories.
+
+        That is one that answered no call of this batch, nor of those before since its code's first error, when enough
+        calls of enough trajectories failed with such errors.
+        """
         for name, slot in self.slots.items():
             if slot.answered:
                 slot.answered, slot.broken = False, None
                 self._failed.pop(name, None)
-            failed = self._failed.get(name, Failed())
-            is_enough = failed.calls >= ENOUGH_CALLS and len(failed.trajectories) >= ENOUGH_TRAJECTORIES
+            failed = self._failed.get(name, FailureCount())
+            is_enough = failed.calls >= MIN_FAILED_CALLS and len(failed.trajectories) >= MIN_FAILED_TRAJECTORIES
             if slot.broken is not None and is_enough:
                 raise CodeError(
                     f"{slot.broken}\nThe tool {name} has answered no call any more: {failed.calls} failed for errors "
@@ -202,14 +208,15 @@ class ToolSet:
                     slot.broken.place,
                 )
 
-    def take_metrics(self, meet: Callable[[CodeError], None] = _raise) -> dict[str, float]:
-        """By tool, since they were last taken: seconds that calls waited for their turn, infrastructure faults, and
-        the tool's own numbers (of a remote one: retries, faults by kind, the state of its breaker).
+    def take_metrics(self, on_error: Callable[[CodeError], None] = _raise) -> dict[str, float]:
+        """Return and reset the metrics by tool: seconds that calls waited for their turn, faults, and the tool's own.
 
-        `meet` is given an error of a tool's code, whose own numbers are left out."""
+        A remote tool's own numbers are retries, faults by kind and the state of its breaker. `on_error` is called with
+        an error of a tool's code, whose own numbers are left out.
+        """
         metrics: dict[str, float] = {}
         for name, slot in self.slots.items():
-            own = numbers_of(f"tool {name}", slot.tool.take_metrics, meet)
+            own = collect_numbers(f"tool {name}", slot.tool.take_metrics, on_error)
             numbers = {f"tool/{name}/{key}": value for key, value in own.items()}
             if slot.queued:
                 waited, slot.queued = sorted(slot.queued), []
@@ -225,22 +232,24 @@ class ToolSet:
     ) -> ToolSession:
         """Begin a trajectory. Tools that `tools_kwargs` names are created now, the others at their first call.
 
-        Without `images` those of answers are left out, with a note.
-
-        Raises DataError for the name of an unknown tool, ToolInfrastructureError when `create` fails.
+        Without `images`, images of answers are left out, with a note. Raises DataError for the name of an unknown tool,
+        ToolInfrastructureError when `create` fails.
         """
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop = loop  # quotas belong to one event loop
-            self.quota = self.quota.anew()
+            self.quota = self.quota.fresh()
             for slot in self.slots.values():
-                slot.quota = slot.quota.anew()
+                slot.quota = slot.quota.fresh()
         session = ToolSession(self, instance_id, images=images)
         if tools_kwargs:
             await session.create_named(tools_kwargs)
         return session
 
     def cut(self, text: str, limit: int) -> tuple[str, bool]:
-        """`text` within `limit` tokens, as text that any tokenizer takes. Raises RuntimeError before `bind`."""
+        """Truncate `text` to `limit` tokens, as text that any tokenizer takes: (text, was it cut).
+
+        Raises RuntimeError before `bind`.
+        """
         if self.encode is None or self.decode is None:
             raise RuntimeError("ToolSet.bind(encode, decode) must be called first: tool answers are measured in tokens")
         if not text.isascii():
@@ -250,8 +259,10 @@ class ToolSet:
     def cut_with_images(
         self, text: str, pictures: Sequence[Picture], limit: int, *, images: bool = True
     ) -> tuple[str, list[Picture], bool]:
-        """Of an answer what is shown in `limit` tokens, and whether that is less than all: the images that fit, then as
-        much text. A note says which images were left out; without `images` all are."""
+        """Fit a tool answer into `limit` tokens, images first, then text: (text, kept images, was anything cut).
+
+        A note says which images were left out; without `images` all are.
+        """
         assert self.encode is not None and self.image_tokens is not None
         shown, used, notes = [], 0, ""
         if not images:
@@ -270,13 +281,13 @@ class ToolSet:
         return kept + notes, shown, truncated or len(shown) < len(pictures) or bool(notes)
 
 
-def _code_of(tool: Tool) -> Callable[..., Any]:
-    """What a user wrote of a tool."""
+def _code_of(tool: Tool) -> Callable[..., object]:
+    """Return the part of a tool that a user wrote: its function, or `execute`."""
     return tool.function if isinstance(tool, FunctionTool) else tool.execute
 
 
 def percentile(ascending: Sequence[float], fraction: float) -> float:
-    """The smallest of the values (at least one) that so large a fraction of them does not exceed."""
+    """Nearest-rank percentile of a non-empty ascending sequence; `fraction` in (0, 1]."""
     return ascending[math.ceil(fraction * len(ascending)) - 1]
 
 

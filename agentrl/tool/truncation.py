@@ -1,4 +1,4 @@
-"""Cutting a text to a number of tokens, with a marker where something is missing."""
+"""Truncation of texts to a number of tokens, with a marker where something is missing."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Literal
 Encode = Callable[[str], list[int]]
 Decode = Callable[[list[int]], str]
 Side = Literal["left", "right", "middle"]
-"""Which part of a long text is cut away."""
+"""Part of a long text that is cut away."""
 
 _WINDOW = 32
 """Characters a kept token that are looked at, at either end: a text of megabytes is not encoded whole."""
 
 
 def truncate(text: str, limit: int, side: Side, encode: Encode, decode: Decode) -> tuple[str, bool]:
-    """(text of at most `limit` tokens, was it cut). The marker is part of the limit, and counts the tokens cut away.
+    """Fit a text into `limit` tokens: (text, was it cut). The marker counts towards the limit and says how many are
+    missing.
 
     A limit too small for the marker (it may take half) gives a cut text without one. For texts much longer than the
     limit the marker's count is an estimate.

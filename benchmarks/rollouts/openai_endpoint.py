@@ -74,7 +74,7 @@ async def main() -> None:
     most = 10**6
     limits = LoopLimits(most, most, most, most, None, 1, 0, True, 5.0)
     engine: Any = ZeroLatencyEngine(chat)
-    context = LoopContext(engine, chat, ToolSet.of([]), {}, limits)
+    context = LoopContext(engine, chat, ToolSet.from_tools([]), {}, limits)
     endpoint = Endpoint()
     await endpoint.start()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:

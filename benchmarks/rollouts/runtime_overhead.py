@@ -69,7 +69,7 @@ class InstantEngine:
 
 
 def build(chat: Chat, engine: Any, tools: list[Any], max_concurrent: int = 1024) -> Scheduler:
-    toolset = ToolSet.of(tools, timeout=30, max_response_tokens=1024, truncate_side="middle")
+    toolset = ToolSet.from_tools(tools, timeout=30, max_response_tokens=1024, truncate_side="middle")
     toolset.bind(chat.encode, chat.decode)
     return Scheduler(
         context=LoopContext(engine, chat, toolset, {}, LoopLimits.of(Config())),

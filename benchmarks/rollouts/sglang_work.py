@@ -114,7 +114,7 @@ def engine_over(
 
 
 def scheduler(engine: SGLangEngine, chat: Chat, shape: Shape) -> Scheduler:
-    tools = ToolSet.of([], timeout=30, max_response_tokens=1024, truncate_side="middle")
+    tools = ToolSet.from_tools([], timeout=30, max_response_tokens=1024, truncate_side="middle")
     most = 10**6
     limits = LoopLimits(most, MODEL_LENGTH, most, most, None, 1, 0, True, 30.0)
     return Scheduler(

@@ -73,7 +73,7 @@ async def cpu_ms(turn: Callable[[], Awaitable[None]], repeats: int) -> float:
 async def runtime_costs(chat: Chat) -> list[float]:
     """CPU ms of a turn at each of LENGTHS."""
     limits = dataclasses.replace(LoopLimits.of(Config()), max_response_tokens=ROOM, max_model_len=ROOM)
-    tools = ToolSet.of([], timeout=30, max_response_tokens=1024, truncate_side="middle")
+    tools = ToolSet.from_tools([], timeout=30, max_response_tokens=1024, truncate_side="middle")
     context = LoopContext(InstantEngine(chat), chat, tools, {}, limits)  # type: ignore[arg-type]
     prompt = [{"role": "user", "content": "What is 17 + 25?"}]
     episode = Episode(context, Sample(prompt, "turn_cost", "tool_agent"), Trajectory("t", 0), SamplingParams(1), 1, "t")

@@ -117,7 +117,7 @@ def build(chat: Chat, url: str) -> Scheduler:
     code = CodeInterpreterTool(
         {**limits, "url": url, "session": True, "run_timeout": 1.0, "attempt_timeout": ATTEMPT, "attempts": 50}
     )
-    tools = ToolSet.of([search, code])
+    tools = ToolSet.from_tools([search, code])
     tools.bind(chat.encode, chat.decode)
     return Scheduler(
         context=LoopContext(Scripted(chat), chat, tools, {}, LoopLimits.of(Config())),  # type: ignore[arg-type]

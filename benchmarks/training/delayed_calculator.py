@@ -24,9 +24,10 @@ class DelayedCalculator(Tool):
     """`calculator(expression)` that does nothing for `seconds` first, as a tool behind a network does."""
 
     config_model = DelayConfig
+    options: DelayConfig
     default_schema = CalculatorTool.default_schema
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
-        options: DelayConfig = self.options
+        options = self.options
         await asyncio.sleep(options.seconds)
         return ToolResponse(calculate(str(arguments["expression"])))

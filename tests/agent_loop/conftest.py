@@ -102,7 +102,7 @@ def bench(chat: Chat) -> Callable[..., Bench]:
         toolset = (
             tools
             if isinstance(tools, ToolSet)
-            else ToolSet.of(
+            else ToolSet.from_tools(
                 tools or [], timeout=timeout, max_response_tokens=tool_response_tokens, truncate_side="middle"
             )
         )

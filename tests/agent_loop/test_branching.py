@@ -203,7 +203,7 @@ async def test_the_same_prompt_again_is_answered_anew(chat: Chat, tiny_dir: Path
     model, reference = (AutoModelForCausalLM.from_pretrained(tiny_dir, dtype=torch.float32) for _ in range(2))
     engine = EmbeddedEngine(model, max_num_seqs=4, max_model_len=1500, stop_decode=chat.decode)
     trajectory = Trajectory("t/0", 0)
-    context = LoopContext(engine, chat, ToolSet.of([]), {}, LIMITS)
+    context = LoopContext(engine, chat, ToolSet.from_tools([]), {}, LIMITS)
     episode = Episode(context, ROW, trajectory, SamplingParams(1), seed=3, session="t/0.0")
     try:
         for _ in range(3):

@@ -20,7 +20,7 @@ from agentrl.errors import CodeError, InfrastructureError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward import RewardManager
 from agentrl.tool import Tool, ToolResponse
-from agentrl.tool.toolset import ENOUGH_CALLS
+from agentrl.tool.toolset import MIN_FAILED_CALLS
 from agentrl.trajectory import Message, Status, Trajectory
 from tests.agent_loop.conftest import Bench, call, sample
 
@@ -341,7 +341,7 @@ BROKEN = [
     (gives(ToolResponse("x", reward=float("nan"))), "the reward of its ToolResponse must be a finite number"),
     (gives(ToolResponse("x", metrics={"a": "b"})), "the metrics of its ToolResponse must be"),  # type: ignore[dict-item]
     (gives(ToolResponse("x", files=[])), "the files of its ToolResponse must be"),  # type: ignore[arg-type]
-    (gives(ToolResponse("x", images="y")), "the images of its ToolResponse must be"),
+    (gives(ToolResponse("x", images="y")), "the images of its ToolResponse must be"),  # type: ignore[arg-type]
 ]
 
 
@@ -351,7 +351,7 @@ async def test_a_tool_that_answers_no_call_is_broken_and_told_at_once(
 ) -> None:
     b = bench(lambda session, turn: [call("thing"), "#### 5"][turn], [Thing(execute=execute)])
     told = told_by(b)
-    trajectories = await b.run(sample(), n=ENOUGH_CALLS)
+    trajectories = await b.run(sample(), n=MIN_FAILED_CALLS)
     assert {t.score for t in trajectories} == {1.0}, "the model is told, and may go on"
     assert "Error (execution)" in trajectories[0].tool_calls[0].response
     assert len(told) == 1 and says in told[0] and f"{__file__}:" in told[0]
@@ -405,7 +405,7 @@ async def test_an_answer_takes_earlier_failures_back_and_counts_for_its_batch_al
     b = bench(lambda session, turn: [call("thing"), "#### 5"][turn % 2], [thing])
     for breaks in (True, False, True):
         thing.methods = {"execute": raises(TypeError("no add"))} if breaks else {}
-        await b.run(sample(), n=ENOUGH_CALLS - 1 if breaks else 1)
+        await b.run(sample(), n=MIN_FAILED_CALLS - 1 if breaks else 1)
         b.scheduler.context.tools.check()
     await b.run(sample(), n=1)
     with pytest.raises(CodeError, match="has answered no call any more"):

@@ -207,7 +207,7 @@ async def test_an_action_inside_unclosed_thoughts_counts(bench: MakeBench) -> No
 
 
 def test_a_prompt_that_explains_the_tags_is_taken_as_it_is() -> None:
-    tools = ToolSet.of([search, code_interpreter]).schemas
+    tools = ToolSet.from_tools([search, code_interpreter]).schemas
     plain = sample("search_r1")
     (system, user), rendered = SearchR1Loop().first_prompt(plain, tools)
     assert (system["role"], [user], rendered) == ("system", plain.prompt, [])
@@ -219,7 +219,7 @@ def test_a_prompt_that_explains_the_tags_is_taken_as_it_is() -> None:
 
 def test_a_loop_without_its_tool_is_an_error(chat: Chat) -> None:
     with pytest.raises(ConfigError, match=r"'search' with the argument 'query'; configured are code_interpreter"):
-        SearchR1Loop().first_prompt(sample(), ToolSet.of([code_interpreter]).schemas)
+        SearchR1Loop().first_prompt(sample(), ToolSet.from_tools([code_interpreter]).schemas)
 
 
 async def test_a_users_own_tags(bench: MakeBench) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.interaction.recorded import OnCassette
+from agentrl.interaction.recorded import RecordedInteraction
 from agentrl.system.cassette import Cassette, Mode, NotOnCassette
 from agentrl.system.deadline import within
 from agentrl.trajectory import Message
@@ -68,7 +68,7 @@ async def talk(interaction: Interaction, instance: str = "a.0", goal: str = "tea
 
 @pytest.fixture
 def on(tmp_path: Path) -> Any:
-    return lambda mode, inner: OnCassette(inner, Cassette(tmp_path / "answers.jsonl", mode))
+    return lambda mode, inner: RecordedInteraction(inner, Cassette(tmp_path / "answers.jsonl", mode))
 
 
 async def test_answers_openings_and_scores_come_back_as_they_were(on: Any) -> None:

@@ -75,7 +75,7 @@ class Service:
     async def session(self, **client: Any) -> AsyncIterator[Open]:
         self.opened += 1
         uid = f"s{self.opened}"
-        context = LoopContext(self.engine, self.chat, ToolSet.of([]), {}, self.limits)
+        context = LoopContext(self.engine, self.chat, ToolSet.from_tools([]), {}, self.limits)
         trajectory = Trajectory(uid, 0)
         episode = Episode(context, sample(), trajectory, SamplingParams(1), seed=self.opened, session=uid)
         async with (

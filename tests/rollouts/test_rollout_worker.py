@@ -22,7 +22,7 @@ from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.rollouts.local import Audience, Rollouts
 from agentrl.tool import Tool, ToolResponse
-from agentrl.tool.toolset import ENOUGH_CALLS, ToolSet
+from agentrl.tool.toolset import MIN_FAILED_CALLS, ToolSet
 from agentrl.trajectory import Message
 from agentrl.trajectory.parquet import write_trajectories
 from agentrl.trajectory.sample import Sample
@@ -53,7 +53,7 @@ class EndlessScheduler:
 class EmptyScheduler:
     """Stands for one whose trajectories do not matter."""
 
-    context = SimpleNamespace(tools=ToolSet.of([]))
+    context = SimpleNamespace(tools=ToolSet.from_tools([]))
 
     async def run(self, requests: Any, on_end: Any) -> list[Any]:
         return []
@@ -114,14 +114,14 @@ def test_a_tool_that_answers_no_call_ends_the_run_with_the_batch(
         """Never answers."""
         return str(x + None)  # type: ignore[operator]
 
-    tools = ToolSet.of([broken])
+    tools = ToolSet.from_tools([broken])
     tools.bind(lambda text: list(text.encode()), lambda ids: bytes(ids).decode())
 
     class Calling(EmptyScheduler):
         context = SimpleNamespace(tools=tools)
 
         async def run(self, requests: Any, on_end: Any) -> list[Any]:
-            for number in range(ENOUGH_CALLS):
+            for number in range(MIN_FAILED_CALLS):
                 await (await tools.open(f"t/{number}", {})).call("broken", {"x": 1})
             return []
 
@@ -166,7 +166,7 @@ def test_numbers_that_cannot_be_taken_end_the_run_or_are_left_out_and_told_once(
 
     parameters = {"type": "object", "properties": {}}
     tool = Counting({}, {"type": "function", "function": {"name": "t", "description": "", "parameters": parameters}})
-    context = SimpleNamespace(tools=ToolSet.of([tool]), interactions={"p": Partner({}, "p")})
+    context = SimpleNamespace(tools=ToolSet.from_tools([tool]), interactions={"p": Partner({}, "p")})
     scheduler = cast(Scheduler, SimpleNamespace(context=context, reward=None))
     for on_code_error in ("error", "count"):
         config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from agentrl.system.deadline import seconds_left, uncounted, within
+from agentrl.system.deadline import paused_deadlines, seconds_left, within
 
 
 async def test_what_runs_inside_sees_how_long_it_has() -> None:
@@ -34,7 +34,7 @@ async def left() -> float:
 
 async def test_what_waits_for_its_turn_is_not_charged_for_it() -> None:
     async with within(0.08), within(0.05):
-        with uncounted():
+        with paused_deadlines():
             await asyncio.sleep(0.1)
             assert 0 < seconds_left(7.0) <= 0.05
             async with within(0.01) as inner:  # one begun inside counts
@@ -43,14 +43,14 @@ async def test_what_waits_for_its_turn_is_not_charged_for_it() -> None:
         assert 0 < seconds_left(7.0) <= 0.05
     with pytest.raises(TimeoutError):
         async with within(0.05):
-            with uncounted():
+            with paused_deadlines():
                 await asyncio.sleep(0.06)
             await asyncio.sleep(10)
 
 
 async def test_the_clock_stands_still_while_any_of_those_inside_waits() -> None:
     async def wait(seconds: float) -> None:
-        with uncounted():
+        with paused_deadlines():
             await asyncio.sleep(seconds)
 
     async with within(0.05):
@@ -68,7 +68,7 @@ async def test_the_clock_stands_still_while_any_of_those_inside_waits() -> None:
 async def test_a_cancellation_ends_the_wait() -> None:
     async def wait() -> None:
         async with within(5):
-            with uncounted():
+            with paused_deadlines():
                 await asyncio.sleep(10)
 
     task = asyncio.create_task(wait())

@@ -31,7 +31,7 @@ from agentrl.remote import FaultKind, RemoteUnavailable
 from agentrl.remote.faults import RemoteRefused
 from agentrl.system.numbers import finite
 from agentrl.system.threads import AbandonedThreads
-from agentrl.system.user_code import answer_of, is_fault, user_code, wrong
+from agentrl.system.user_code import await_user_code, contract_error, is_fault, user_code
 from agentrl.tool.session import ToolInfrastructureError
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1:9/")
@@ -226,22 +226,24 @@ class Callable_:
 
 
 async def test_a_method_that_is_not_async_is_told() -> None:
-    assert await answer_of("tool x", Callable_().method, Callable_().method) == 1
+    assert await await_user_code("tool x", Callable_().method, Callable_().method) == 1
     plain: Callable[..., object] = Callable_().plain
-    with pytest.raises(CodeError, match=r"tool x \(tests\.system\.test_user_code\.Callable_\.plain\): it must be a coroutine"):
-        await answer_of("tool x", plain, plain)  # type: ignore[arg-type]
+    with pytest.raises(
+        CodeError, match=r"tool x \(tests\.system\.test_user_code\.Callable_\.plain\): it must be a coroutine"
+    ):
+        await await_user_code("tool x", plain, plain)  # type: ignore[arg-type]
 
 
 async def test_a_call_that_does_not_fit_the_method_is_told_with_the_place_of_its_definition() -> None:
     method = Callable_().method
     with pytest.raises(CodeError, match="takes 1 positional argument but 2 were given") as told:
-        await answer_of("tool x", method, functools.partial(method, 7))  # type: ignore[call-arg]
+        await await_user_code("tool x", method, functools.partial(method, 7))  # type: ignore[call-arg]
     assert told.value.place == f"{__file__}:{line_of('in which this is defined')}"
 
 
 @pytest.mark.parametrize("code", [functools.partial(outer), len, Callable_, Callable_(), SimpleNamespace()])
 def test_anything_that_can_be_called_has_a_name(code: Callable[..., object]) -> None:
-    assert str(wrong("tool x", code, "gave nothing")).startswith("tool x (")
+    assert str(contract_error("tool x", code, "gave nothing")).startswith("tool x (")
 
 
 def test_finite_numbers() -> None:

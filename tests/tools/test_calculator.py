@@ -210,7 +210,7 @@ def test_any_text_gives_a_value_or_a_tool_error(text: str) -> None:
 
 
 async def test_as_a_tool() -> None:
-    toolset = ToolSet.of([CalculatorTool()])
+    toolset = ToolSet.from_tools([CalculatorTool()])
     toolset.bind(lambda text: list(text.encode()), lambda ids: bytes(ids).decode())
     session = await toolset.open("i", {})
     assert (await session.call("calculator", {"expression": "2*(3+4)"})).text == "14"

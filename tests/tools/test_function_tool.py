@@ -192,7 +192,7 @@ async def test_a_validator_beyond_the_schema_is_an_arguments_error(bound: Bind) 
         """Take an even number."""
         return n
 
-    session = await bound(ToolSet.of([even])).open("i", {})
+    session = await bound(ToolSet.from_tools([even])).open("i", {})
     result = await session.call("even", {"n": 3})
     assert result.error is ErrorKind.ARGUMENTS
     assert "3 is odd" in result.text

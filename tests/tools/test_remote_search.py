@@ -133,7 +133,7 @@ async def test_retries_are_for_what_may_pass(bound: Bind) -> None:
         return answer("of no title", '"T"\nof one')
 
     async with serving(busy_then_broken_then_well) as url:
-        tools = bound(ToolSet.of([RemoteSearchTool({"url": f"{url}/retrieve/", "attempt_timeout": 0.2})]))
+        tools = bound(ToolSet.from_tools([RemoteSearchTool({"url": f"{url}/retrieve/", "attempt_timeout": 0.2})]))
         async with searching(tools) as search:
             found = await search("Zed")
             metrics = tools.take_metrics()
@@ -146,7 +146,7 @@ async def test_retries_are_for_what_may_pass(bound: Bind) -> None:
 @pytest.mark.parametrize("on_error", ["tell", "fail"])
 async def test_a_server_that_stays_away(bound: Bind, on_error: str, unused_port: int) -> None:
     config = {"url": f"http://127.0.0.1:{unused_port}", "timeout": 0.5, "on_error": on_error}
-    tools = bound(ToolSet.of([RemoteSearchTool(config)]))
+    tools = bound(ToolSet.from_tools([RemoteSearchTool(config)]))
     says = r"RemoteUnavailable: tool search: no connection .*Connect call failed"
     begun = time.monotonic()
     async with searching(tools) as search:
@@ -186,7 +186,10 @@ async def test_an_answer_that_is_none(bound: Bind, body: bytes, status: int, say
         asked += 1
         return web.Response(body=body, status=status)
 
-    async with serving(nonsense) as url, searching(bound(ToolSet.of([RemoteSearchTool({"url": url})]))) as search:
+    async with (
+        serving(nonsense) as url,
+        searching(bound(ToolSet.from_tools([RemoteSearchTool({"url": url})]))) as search,
+    ):
         with pytest.raises(ToolInfrastructureError, match=re.escape(says)):
             await search("Zed")
     assert asked == 1
@@ -226,7 +229,7 @@ async def fake_search_r1_server(request: web.Request) -> web.Response:
 
 async def test_search_r1s_own_server_and_several_queries_a_call(bound: Bind) -> None:
     async with serving(fake_search_r1_server) as url:
-        tools = bound(ToolSet.of([RemoteSearchTool({"url": url, "topk": 2, "max_queries": 3}, QUERY_LIST)]))
+        tools = bound(ToolSet.from_tools([RemoteSearchTool({"url": url, "topk": 2, "max_queries": 3}, QUERY_LIST)]))
         await tools.start("run")
         async with searching(tools):
             session = await tools.open("another", {})
@@ -253,7 +256,7 @@ async def test_nothing_to_search_with_ends_the_run_at_its_start(unused_port: int
 
     async with serving(another_service) as other:
         for url, says in ((f"http://127.0.0.1:{unused_port}", "no connection"), (other, "status 404: Not Found")):
-            tools = ToolSet.of([RemoteSearchTool({"url": url})])
+            tools = ToolSet.from_tools([RemoteSearchTool({"url": url})])
             with pytest.raises(ConfigError, match=rf"no search server answers at .*{says}.* tools.retriever serve"):
                 await tools.start("run")
             await tools.close()
@@ -275,7 +278,7 @@ async def test_bare_documents_and_passages_of_other_servers(bound: Bind) -> None
         return web.json_response({"result": [[{"id": 1, "title": "T", "text": "one"}, {"contents": '"U"\ntwo'}]]})
 
     async with serving(bare) as url:
-        tools = bound(ToolSet.of([RemoteSearchTool({"url": url, "format": "plain"})]))
+        tools = bound(ToolSet.from_tools([RemoteSearchTool({"url": url, "format": "plain"})]))
         async with searching(tools) as search:
             assert (await search("Zed")).text == "one\ntwo"
 

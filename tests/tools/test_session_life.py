@@ -57,7 +57,7 @@ def only(recording: Recording, *hooks: str) -> list[str]:
 
 async def test_the_whole_life_in_order(bound: Bind) -> None:
     recording = Recording({})
-    session = await bound(ToolSet.of([recording])).open("a", {"recording": {"create_kwargs": {"size": 3}}})
+    session = await bound(ToolSet.from_tools([recording])).open("a", {"recording": {"create_kwargs": {"size": 3}}})
     assert recording.log == ["create a", "{'size': 3}"], "a tool that the row names is created at the start"
     await session.call("recording", {})
     await session.call("recording", {})
@@ -70,7 +70,7 @@ async def test_other_tools_are_created_at_their_first_call_once(
     bound: Bind, kwargs: dict[str, dict[str, Any] | None]
 ) -> None:
     recording = Recording({"create": 0.02})
-    session = await bound(ToolSet.of([recording])).open("a", kwargs)
+    session = await bound(ToolSet.from_tools([recording])).open("a", kwargs)
     assert recording.log == []
     await asyncio.gather(*(session.call("recording", {}) for _ in range(5)))
     assert only(recording, "create") == ["create a"]
@@ -80,7 +80,7 @@ async def test_other_tools_are_created_at_their_first_call_once(
 
 async def test_a_tool_that_was_not_used_is_not_touched(bound: Bind) -> None:
     recording = Recording({})
-    session = await bound(ToolSet.of([recording])).open("a", {})
+    session = await bound(ToolSet.from_tools([recording])).open("a", {})
     await session.call("recording", {"unknown": 1})
     assert await session.close() == []
     assert recording.log == []
@@ -88,7 +88,7 @@ async def test_a_tool_that_was_not_used_is_not_touched(bound: Bind) -> None:
 
 async def test_closing_twice_or_at_once_releases_once(bound: Bind) -> None:
     recording = Recording({})
-    session = await bound(ToolSet.of([recording])).open("a", {"recording": {}})
+    session = await bound(ToolSet.from_tools([recording])).open("a", {"recording": {}})
     assert list(await asyncio.gather(session.close(), session.close())) == [[0.5], [0.5]]
     assert await session.close() == [0.5]
     assert only(recording, "calc_reward", "release") == ["calc_reward a", "release a"]
@@ -98,7 +98,7 @@ async def test_closing_twice_or_at_once_releases_once(bound: Bind) -> None:
 
 async def test_cancelled_while_closing_it_still_releases(bound: Bind) -> None:
     recording = Recording({"calc_reward": 0.05})
-    session = await bound(ToolSet.of([recording])).open("a", {"recording": {}})
+    session = await bound(ToolSet.from_tools([recording])).open("a", {"recording": {}})
     closing = asyncio.create_task(session.close())
     await asyncio.sleep(0.01)
     closing.cancel()
@@ -109,7 +109,7 @@ async def test_cancelled_while_closing_it_still_releases(bound: Bind) -> None:
 
 async def test_cancelled_during_a_call_it_releases_at_close(bound: Bind) -> None:
     recording = Recording({"execute": 60.0})
-    toolset = bound(ToolSet.of([recording]))
+    toolset = bound(ToolSet.from_tools([recording]))
 
     async def trajectory() -> None:
         session = await toolset.open("a", {})
@@ -125,7 +125,7 @@ async def test_cancelled_during_a_call_it_releases_at_close(bound: Bind) -> None
 
 async def test_a_failing_create_fails_the_trajectory_and_releases_the_others(bound: Bind) -> None:
     good, bad = Recording({}, "good"), Recording({"create": ConnectionError("no room")}, "bad")
-    toolset = bound(ToolSet.of([good, bad]))
+    toolset = bound(ToolSet.from_tools([good, bad]))
     with pytest.raises(ToolInfrastructureError, match="tool bad: create: ConnectionError: no room"):
         await toolset.open("a", {"good": {}, "bad": {}})
     assert only(good, "create", "release") == ["create a", "release a"]
@@ -142,12 +142,12 @@ async def test_create_kwargs_that_do_not_fit_name_the_tool(bound: Bind) -> None:
             return None
 
     with pytest.raises(CodeError, match=r"tool recording .*Strict\.create\): TypeError.*'sise'"):
-        await bound(ToolSet.of([Strict({})])).open("a", {"recording": {"create_kwargs": {"sise": 1}}})
+        await bound(ToolSet.from_tools([Strict({})])).open("a", {"recording": {"create_kwargs": {"sise": 1}}})
 
 
 async def test_cancelled_while_opening_it_releases_what_was_created(bound: Bind) -> None:
     quick, slow = Recording({}, "quick"), Recording({"create": 60.0}, "slow")
-    toolset = bound(ToolSet.of([quick, slow]))
+    toolset = bound(ToolSet.from_tools([quick, slow]))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(toolset.open("a", {"quick": {}, "slow": {}}), 0.05)
     assert only(quick, "create", "release") == ["create a", "release a"]
@@ -166,7 +166,7 @@ async def test_a_reward_that_cannot_be_had_fails_after_the_release(
     bound: Bind, faults: dict[str, Any], kind: type[Exception], says: str
 ) -> None:
     recording, other = Recording(faults), Recording({}, "other")
-    session = await bound(ToolSet.of([recording, other])).open("a", {"recording": {}, "other": {}})
+    session = await bound(ToolSet.from_tools([recording, other])).open("a", {"recording": {}, "other": {}})
     with pytest.raises(kind, match=says):
         await session.close()
     assert only(recording, "release") == ["release a"]
@@ -175,7 +175,7 @@ async def test_a_reward_that_cannot_be_had_fails_after_the_release(
 
 async def test_a_failing_release_is_logged_and_spoils_nothing(bound: Bind, caplog: pytest.LogCaptureFixture) -> None:
     recording = Recording({"release": OSError("gone")})
-    session = await bound(ToolSet.of([recording])).open("a", {"recording": {}})
+    session = await bound(ToolSet.from_tools([recording])).open("a", {"recording": {}})
     assert await session.close() == [0.5]
     assert "trajectory a: tool recording: release: OSError: gone" in caplog.text
     assert only(recording, "release") == ["release a"]

@@ -54,7 +54,7 @@ async def call(toolset: ToolSet, name: str, arguments: Any, **kwargs: Any) -> To
 async def test_faulty_calls_are_told_what_is_wrong(
     bound: Bind, name: str, arguments: Any, kind: str, text: str | None
 ) -> None:
-    result = await call(bound(ToolSet.of([add, multiply])), name, arguments)
+    result = await call(bound(ToolSet.from_tools([add, multiply])), name, arguments)
     assert result.error == kind
     assert result.text.startswith(f"Error ({kind}): ")
     assert text is None or result.text == f"Error ({kind}): {text}"
@@ -62,12 +62,12 @@ async def test_faulty_calls_are_told_what_is_wrong(
 
 
 async def test_a_parse_error_comes_before_everything_else(bound: Bind) -> None:
-    result = await call(bound(ToolSet.of([add])), "nope", {"a": 1}, parse_error="not JSON:\n line 3")
+    result = await call(bound(ToolSet.from_tools([add])), "nope", {"a": 1}, parse_error="not JSON:\n line 3")
     assert (result.error, result.text) == (ErrorKind.PARSE, "Error (parse): not JSON: line 3")
 
 
 async def test_a_huge_wrong_value_is_not_quoted_whole(bound: Bind) -> None:
-    result = await call(bound(ToolSet.of([add])), "add", {"a": "y" * 100_000})
+    result = await call(bound(ToolSet.from_tools([add])), "add", {"a": "y" * 100_000})
     assert result.error is ErrorKind.ARGUMENTS
     assert len(result.text) < 250
 
@@ -79,7 +79,7 @@ async def test_the_deadline_counts_from_the_start_of_the_call_not_from_the_queue
         await asyncio.sleep(0.4)
         return "done"
 
-    tools = bound(ToolSet.of([slow]))
+    tools = bound(ToolSet.from_tools([slow]))
     session = await tools.open("i", {})
     results = await asyncio.gather(*(session.call("slow", {}) for _ in range(3)))
     assert [result.text for result in results] == ["done"] * 3
@@ -97,7 +97,7 @@ async def test_a_hanging_call_is_a_timeout_and_frees_its_place(bound: Bind) -> N
         await asyncio.sleep(60 if hang else 0)
         return "done"
 
-    session = await bound(ToolSet.of([sometimes])).open("i", {})
+    session = await bound(ToolSet.from_tools([sometimes])).open("i", {})
     first, second = await asyncio.gather(*(session.call("sometimes", {"hang": hang}) for hang in (True, False)))
     assert (first.error, first.text) == (ErrorKind.TIMEOUT, "Error (timeout): sometimes gave no answer within 0.1 s")
     assert first.seconds == pytest.approx(0.1, abs=0.08)
@@ -111,7 +111,7 @@ async def test_a_hanging_sync_function_blocks_nothing(bound: Bind) -> None:
         time.sleep(seconds)
         return "done"
 
-    session = await bound(ToolSet.of([sleep])).open("i", {})
+    session = await bound(ToolSet.from_tools([sleep])).open("i", {})
     results = await asyncio.gather(session.call("sleep", {"seconds": 0.5}), session.call("sleep", {"seconds": 0.0}))
     assert [result.error for result in results] == [ErrorKind.TIMEOUT, None]
 
@@ -121,7 +121,7 @@ async def test_a_tools_own_timeout_error_is_no_timeout_of_the_call(bound: Bind) 
         """Fetch."""
         raise TimeoutError("the server is slow")
 
-    result = await call(bound(ToolSet.of([fetch])), "fetch", {})
+    result = await call(bound(ToolSet.from_tools([fetch])), "fetch", {})
     assert (result.error, result.text) == (ErrorKind.EXECUTION, "Error (execution): TimeoutError: the server is slow")
 
 
@@ -130,12 +130,12 @@ async def test_exceptions_are_one_short_line(bound: Bind) -> None:
         """Fail."""
         raise ValueError("first\n  second " + "z" * 1_000_000)
 
-    result = await call(bound(ToolSet.of([fail])), "fail", {})
+    result = await call(bound(ToolSet.from_tools([fail])), "fail", {})
     assert result.error is ErrorKind.EXECUTION
     assert result.text.startswith("Error (execution): ValueError: first second zz")
     assert result.text.endswith("zz ...")
     assert len(result.text) < 600
-    result = await call(bound(ToolSet.of([fail], max_response_tokens=80)), "fail", {})
+    result = await call(bound(ToolSet.from_tools([fail], max_response_tokens=80)), "fail", {})
     assert result.text.startswith("Error (execution): ")
     assert result.truncated
 
@@ -143,14 +143,14 @@ async def test_exceptions_are_one_short_line(bound: Bind) -> None:
         """Fail."""
         raise SystemExit(3)
 
-    result = await call(bound(ToolSet.of([leave])), "leave", {})
+    result = await call(bound(ToolSet.from_tools([leave])), "leave", {})
     assert result.text == "Error (execution): SystemExit: 3"
 
     async def polite() -> str:
         """Fail."""
         raise ToolError("try another")
 
-    result = await call(bound(ToolSet.of([polite])), "polite", {})
+    result = await call(bound(ToolSet.from_tools([polite])), "polite", {})
     assert result.text == "Error (execution): try another"
 
 
@@ -164,7 +164,7 @@ async def test_on_error_fail_raises(bound: Bind, hang: bool) -> None:
         raise ConnectionError("refused")
 
     with pytest.raises(ToolInfrastructureError, match="tool server: " + (".*within 0.05 s" if hang else ".*refused")):
-        await call(bound(ToolSet.of([server])), "server", {})
+        await call(bound(ToolSet.from_tools([server])), "server", {})
 
 
 async def test_on_error_fail_still_tells_the_model_its_own_faults(bound: Bind) -> None:
@@ -173,7 +173,7 @@ async def test_on_error_fail_still_tells_the_model_its_own_faults(bound: Bind) -
         """Refuse."""
         raise ToolError("not that one")
 
-    toolset = bound(ToolSet.of([picky]))
+    toolset = bound(ToolSet.from_tools([picky]))
     assert (await call(toolset, "picky", {"a": 1})).text == "Error (execution): not that one"
     assert (await call(toolset, "picky", {})).error is ErrorKind.ARGUMENTS
 
@@ -185,7 +185,7 @@ async def test_cancelling_propagates_and_frees_the_place(bound: Bind) -> None:
         await asyncio.sleep(60 if forever else 0)
         return "done"
 
-    session = await bound(ToolSet.of([hang])).open("i", {})
+    session = await bound(ToolSet.from_tools([hang])).open("i", {})
     running = asyncio.create_task(session.call("hang", {"forever": True}))
     await asyncio.sleep(0.01)
     running.cancel()
@@ -211,7 +211,7 @@ class Odd(Tool):
 async def test_an_answer_against_the_contract_is_an_error_that_the_model_and_the_user_are_told(
     bound: Bind, answer: Any
 ) -> None:
-    tools, told = bound(ToolSet.of([Odd({"answer": answer})])), list[str]()
+    tools, told = bound(ToolSet.from_tools([Odd({"answer": answer})])), list[str]()
     tools.warn = told.append
     result = await call(tools, "odd", {})
     assert result.error is ErrorKind.EXECUTION and "ToolResponse" in result.text
@@ -228,7 +228,7 @@ async def test_answers_are_cut_in_tokens_by_the_tools_own_limit(bound: Bind, tok
         """Speak."""
         return "é1 " * 500
 
-    toolset = bound(ToolSet.of([short, default], max_response_tokens=90, truncate_side="right"))
+    toolset = bound(ToolSet.from_tools([short, default], max_response_tokens=90, truncate_side="right"))
     for name, limit in (("short", 40), ("default", 90)):
         result = await call(toolset, name, {})
         assert result.truncated
@@ -242,7 +242,7 @@ async def test_lone_surrogates_never_reach_the_tokenizer(bound: Bind) -> None:
         """Speak."""
         return "name \ud800 é"
 
-    assert (await call(bound(ToolSet.of([broken])), "broken", {})).text == "name ? é"
+    assert (await call(bound(ToolSet.from_tools([broken])), "broken", {})).text == "name ? é"
 
 
 async def test_reward_and_metrics_of_a_response(bound: Bind) -> None:
@@ -250,7 +250,7 @@ async def test_reward_and_metrics_of_a_response(bound: Bind) -> None:
         """Pay."""
         return ToolResponse("ok", reward=0.5, metrics={"coins": 2.0})
 
-    result = await call(bound(ToolSet.of([pay])), "pay", {})
+    result = await call(bound(ToolSet.from_tools([pay])), "pay", {})
     assert (result.reward, result.metrics) == (0.5, {"coins": 2.0})
 
 
@@ -261,7 +261,7 @@ async def test_a_tool_set_serves_one_event_loop_after_another(bound: Bind) -> No
         await asyncio.sleep(0.01)
         return "ok"
 
-    toolset = bound(ToolSet.of([wait]))
+    toolset = bound(ToolSet.from_tools([wait]))
 
     async def several() -> list[ToolResult]:
         session = await toolset.open("i", {})
@@ -274,28 +274,28 @@ async def test_a_tool_set_serves_one_event_loop_after_another(bound: Bind) -> No
 
 async def test_tools_kwargs_of_an_unknown_tool(bound: Bind) -> None:
     with pytest.raises(DataError, match=r"names the tool 'adds'; did you mean 'add'\?"):
-        await bound(ToolSet.of([add])).open("i", {"adds": {}})
+        await bound(ToolSet.from_tools([add])).open("i", {"adds": {}})
 
 
 async def test_without_a_tokenizer_nothing_is_answered_uncut() -> None:
     with pytest.raises(RuntimeError, match="bind"):
-        await call(ToolSet.of([add]), "add", {"a": 1})
+        await call(ToolSet.from_tools([add]), "add", {"a": 1})
 
 
 def test_duplicate_names() -> None:
     with pytest.raises(ConfigError, match="two tools are called 'add'"):
-        ToolSet.of([add, tool(name="add")(multiply)])
+        ToolSet.from_tools([add, tool(name="add")(multiply)])
 
 
 def test_names_and_schemas_in_order() -> None:
-    toolset = ToolSet.of([multiply, add])
+    toolset = ToolSet.from_tools([multiply, add])
     assert toolset.names == ["multiply", "add"]
     assert [schema["function"]["name"] for schema in toolset.schemas] == ["multiply", "add"]
 
 
 async def test_a_trajectorys_use_is_cheap(bound: Bind) -> None:
     """The whole runtime has 1 ms a trajectory; these bounds are several times what is measured (2 and 20 us)."""
-    toolset = bound(ToolSet.of([add]))
+    toolset = bound(ToolSet.from_tools([add]))
 
     async def best_of(work: Callable[[], Any], count: int = 200) -> float:
         times = []

@@ -43,7 +43,7 @@ async def test_everything_is_closed_after_a_start_that_failed(caplog: pytest.Log
     nowhere = SandboxFusionConfig(url="http://127.0.0.1:1")
     reward = RewardManager(RewardConfig(sandbox_fusion=nowhere))
     tool = Closing(schema={"type": "function", "function": {"name": "x", "description": "", "parameters": {}}})
-    parts = ContextParts({}, ToolSet.of([tool]), {"careless": Careless({}, "careless")}, reward)
+    parts = ContextParts({}, ToolSet.from_tools([tool]), {"careless": Careless({}, "careless")}, reward)
     judge = reward._judges["code"]
     assert isinstance(judge, CodeJudge)
     judge._client.options.attempts = 1

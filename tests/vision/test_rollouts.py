@@ -61,7 +61,7 @@ def sample(index: int, prompt: list[Message], agent_name: str = "looking") -> Sa
 
 
 async def run(engine: Any, chat: Chat, samples: list[Sample], n: int, tools: ToolSet | None = None) -> list[Trajectory]:
-    tools = tools or ToolSet.of([])
+    tools = tools or ToolSet.from_tools([])
     assert chat.vision is not None
     tools.bind(chat.encode, chat.decode, chat.vision.tokens_of)
     scheduler = Scheduler(
@@ -155,7 +155,7 @@ async def draw(shape: str) -> ToolResponse:
     return {
         "two": ToolResponse("<|image_pad|> and </tool_response>", images=[encoded(3, 32, 16), TALL]),
         "damaged": ToolResponse("x", images=[encoded(3)[:-40]]),
-        "none": ToolResponse("x", images=["a path"]),
+        "none": ToolResponse("x", images=["a path"]),  # type: ignore[list-item]
     }[shape]
 
 
@@ -163,7 +163,7 @@ async def drawn(chat: Chat, shape: str, agent_name: str = "tool_agent", **limits
     turns = {"tool_agent": [call("draw", shape=shape), "Done."]}
     turns["react"] = [f'Action: draw\nAction Input: {{"shape": "{shape}"}}\nObservation:', "Final Answer: 5"]
     engine = ScriptedEngine(chat, lambda session, turn: turns[agent_name][turn])
-    tools = ToolSet.of([draw], max_response_tokens=limits.pop("tool", 100))
+    tools = ToolSet.from_tools([draw], max_response_tokens=limits.pop("tool", 100))
     context_limits = replace(LIMITS, **limits)
     assert chat.vision is not None
     tools.bind(chat.encode, chat.decode, chat.vision.tokens_of)
@@ -199,7 +199,7 @@ async def test_images_count_as_tokens_of_an_answer(chat: Chat) -> None:
         trajectory = await drawn(chat, "two", tool=limit)
         assert trajectory.tool_calls[0].truncated and len(trajectory.transcripts[0].images) == 1 + images
         assert len(chat.encode(trajectory.tool_calls[0].response)) <= limit - 8 * images
-    toolset = ToolSet.of([])
+    toolset = ToolSet.from_tools([])
     toolset.bind(chat.encode, chat.decode, lambda one: 100 if one == TALL else 300)
     text, shown, cut = toolset.cut_with_images("text", [TALL, WIDE, TALL], 350)
     assert text == "text\n[image 2 left out: it has 300 tokens, and 250 were left]"

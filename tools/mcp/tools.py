@@ -95,10 +95,11 @@ class MCPTools(ToolSource):
     """All tools of one or more MCP servers, as they list them when the YAML is loaded."""
 
     config_model = MCPConfig
+    options: MCPConfig
 
     def tools(self) -> list[Tool]:
         """Starts or asks the servers, and leaves them. Raises ConfigError, with what the server wrote to stderr."""
-        options: MCPConfig = self.options
+        options = self.options
         servers = options.places()
         found = list(
             zip(servers, _in_thread(lambda: _list_all(options, servers), options.start_timeout + _CLOSING), strict=True)
@@ -125,6 +126,7 @@ class MCPTool(RemoteTool):
     """A tool of a server, asked in the one session that all trajectories share."""
 
     config_model = MCPConfig
+    options: MCPConfig
 
     def __init__(self, config: dict[str, Any], tool: mcp_types.Tool, sessions: Connection | Sessions) -> None:
         """`tool` as the server lists it."""

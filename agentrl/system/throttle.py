@@ -1,4 +1,4 @@
-"""Warnings that a thousand trajectories may have at once."""
+"""Warnings that a thousand trajectories may raise at once, thinned out."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _NUMBERS = re.compile(r"\d+")
 _COMPARED = 80
 
 
-class Recurring:
-    """Logs the 1st, 2nd, 4th, 8th ... warning of a kind, and how many of that kind there were by then."""
+class ThrottledWarnings:
+    """Logger of the 1st, 2nd, 4th, 8th ... warning of a kind, with their count so far."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self.logger = logger
         self._seen: Counter[str] = Counter()
 
     def warn(self, who: str, text: str) -> None:
-        """Texts are of one kind when they begin alike, numbers aside."""
+        """Log `text`, said by `who`, if it is its turn. Texts that begin alike, numbers aside, are of one kind."""
         kind = _NUMBERS.sub("#", text)[:_COMPARED]
         self._seen[kind] += 1
         count = self._seen[kind]
@@ -27,14 +27,14 @@ class Recurring:
             self.logger.warning("%s: %s%s", who, text, before)
 
 
-class ToldOnce:
-    """Which places have been told of."""
+class OncePerKey:
+    """Filter that is true the first time it is asked about a key."""
 
     def __init__(self) -> None:
-        self._places: set[str] = set()
+        self._seen: set[str] = set()
 
-    def __call__(self, place: str) -> bool:
-        """Whether it is the first time."""
-        is_first = place not in self._places
-        self._places.add(place)
+    def __call__(self, key: str) -> bool:
+        """Return True at the first call with this key, False afterwards."""
+        is_first = key not in self._seen
+        self._seen.add(key)
         return is_first

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from agentrl.system.recurring import Recurring
+from agentrl.system.throttle import ThrottledWarnings
 
 
 def test_what_recurs_is_said_ever_more_rarely_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    warnings = Recurring(logging.getLogger("test"))
+    warnings = ThrottledWarnings(logging.getLogger("test"))
     for number in range(100):
         warnings.warn(f"trajectory {number}", f"no answer within {number} s")
     warnings.warn("trajectory 7", "something else")

@@ -1,0 +1,49 @@
+"""Construction of the interactions that a YAML file names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pydantic
+
+from agentrl.errors import ConfigError
+from agentrl.interaction.contract import Interaction
+from agentrl.system.plugin import Entry, describe, read_entries
+
+
+def load_interactions(path: str | Path | None) -> dict[str, Interaction]:
+    """Load the interactions of a YAML file (None: none), by name.
+
+    The file is looked for in the working directory, else in `configs/`.
+
+        interaction:
+          - name: gsm8k
+            class_name: interactions.gsm8k.Gsm8kInteraction
+            config: {}
+
+    Raises ConfigError naming the file and the entry.
+    """
+    loaded: dict[str, Interaction] = {}
+    for entry in read_entries(path, "interaction") if path is not None else []:
+        interaction = _make(entry)
+        if interaction.name in loaded:
+            raise entry.error(f"two interactions are called {interaction.name!r}: give one of them another name")
+        loaded[interaction.name] = interaction
+    return loaded
+
+
+def _make(entry: Entry) -> Interaction:
+    entry.check_keys(("name", "class_name", "config"))
+    name = entry.text("name")
+    interaction_class = entry.load(entry.text("class_name"), Interaction)
+    try:
+        interaction = interaction_class(entry.mapping("config"), name)
+    except pydantic.ValidationError as error:
+        model = interaction_class.config_model
+        raise entry.error(f"config: {describe(error, model.model_fields if model else ())}") from error
+    except ConfigError as error:
+        raise entry.error(str(error)) from error
+    except Exception as error:
+        raise entry.error(f"cannot be made: {type(error).__name__}: {error}") from error
+    assert isinstance(interaction, Interaction)
+    return interaction
