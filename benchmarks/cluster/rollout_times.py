@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.engines.sglang.router import Router
+from agentrl.engines.servers.router import Router
 from agentrl.trajectory import Trajectory, Transcript
 from agentrl.trajectory.parquet import read_trajectories
 from benchmarks.cluster.simulated_servers import Clock, Request, Session, SimulatedServer, Speed

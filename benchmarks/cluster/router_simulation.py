@@ -22,8 +22,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.engines.sglang.fleet import Action, Check, Fleet, FleetState, Restart, SendWeights
-from agentrl.engines.sglang.router import NoServer, Router
+from agentrl.engines.servers.fleet import Action, Check, Fleet, FleetState, Restart, SendWeights
+from agentrl.engines.servers.router import NoServer, Router
 from benchmarks.cluster.simulated_servers import Clock, Lengths, Request, Session, SimulatedServer, Speed, workload
 
 TICK = 0.5

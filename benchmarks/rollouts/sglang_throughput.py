@@ -33,9 +33,9 @@ import orjson
 from agentrl.agent_loop.limits import seed_of
 from agentrl.chat import Chat
 from agentrl.engines.contract import Generation, SamplingParams
+from agentrl.engines.servers.process import ServerProcess, living
 from agentrl.engines.sglang.client import SGLangClient, sampling_params
 from agentrl.engines.sglang.options import ServerArguments
-from agentrl.engines.sglang.process import ServerProcess, living
 from agentrl.system.http import allow_many_files
 from agentrl.trajectory import Status, Trajectory
 from benchmarks.no_options import no_options

@@ -16,13 +16,13 @@ import torch
 from agentrl.agent_loop import AgentLoop, Episode, LoopContext, LoopLimits, Request, Scheduler
 from agentrl.chat import Chat
 from agentrl.engines.contract import SamplingParams
+from agentrl.engines.servers.engine import SGLangEngine
+from agentrl.engines.servers.fleet import Timings
+from agentrl.engines.servers.model import ModelFacts
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.supervisor import Server
+from agentrl.engines.servers.sync.tensor import TensorSender
 from agentrl.engines.sglang.client import SGLangClient
-from agentrl.engines.sglang.engine import SGLangEngine
-from agentrl.engines.sglang.fleet import Timings
-from agentrl.engines.sglang.model import ModelFacts
-from agentrl.engines.sglang.process import ServerProcess
-from agentrl.engines.sglang.supervisor import Server
-from agentrl.engines.sglang.sync.tensor import TensorSender
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.system.http import http_client
 from agentrl.tool.toolset import ToolSet

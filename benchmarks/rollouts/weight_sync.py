@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.sync import DiskSender, DistributedSender, TensorSender, WeightSender
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.options import ServerArguments
-from agentrl.engines.sglang.process import ServerProcess
-from agentrl.engines.sglang.sync import DiskSender, DistributedSender, TensorSender, WeightSender
 from agentrl.engines.weights import Weights
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.system.http import http_client

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from agentrl.engines.sglang.router import Router
+from agentrl.engines.servers.router import Router
 from benchmarks.cluster.router_simulation import (
     LAUNCH,
     TRANSFER,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from agentrl.engines.servers.startup_log import StartupLog, last_error
 from agentrl.engines.sglang.options import CPU_TOKENS, ServerArguments
-from agentrl.engines.sglang.startup_log import StartupLog, last_error
 from agentrl.errors import ConfigError
 
 

@@ -16,7 +16,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.sglang.model import ModelFacts
+from agentrl.engines.servers.model import ModelFacts
 from agentrl.model.packed import token_logprobs, use_packed_attention
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker

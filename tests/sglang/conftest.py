@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.sglang.options import ServerArguments
-from agentrl.engines.sglang.process import ServerProcess
 from tests.engines.conftest import model_dir, reference, tokenizer
 from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.engines.servers.engine import SGLangEngine
+from agentrl.engines.servers.model import ModelFacts
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.supervisor import Server
+from agentrl.engines.servers.sync.tensor import TensorSender
 from agentrl.engines.sglang.client import SGLangClient
-from agentrl.engines.sglang.engine import SGLangEngine
-from agentrl.engines.sglang.model import ModelFacts
-from agentrl.engines.sglang.process import ServerProcess
-from agentrl.engines.sglang.supervisor import Server
-from agentrl.engines.sglang.sync.tensor import TensorSender
 from agentrl.system.http import http_client
 from tests.engines.contract import MAX_MODEL_LEN
 

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
+from agentrl.engines.servers.sync import DistributedSender, TensorSender
 from agentrl.engines.sglang.client import SGLangClient
-from agentrl.engines.sglang.sync import DistributedSender, TensorSender
 from agentrl.engines.weights import Weights
 from agentrl.system.http import http_client
 from agentrl.workers import PolicyWorker

@@ -9,8 +9,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from agentrl.engines.contract import RolloutEngine
-from agentrl.engines.sglang.engine import SGLangEngine
-from agentrl.engines.sglang.process import ServerProcess
+from agentrl.engines.servers.engine import SGLangEngine
+from agentrl.engines.servers.process import ServerProcess
 from tests.engines.contract import EngineContract
 from tests.sglang.engines import engine_of
 

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
+from agentrl.engines.servers.process import environment, free_port
+from agentrl.engines.servers.startup_log import last_error
 from agentrl.engines.sglang.options import ServerArguments
-from agentrl.engines.sglang.process import environment, free_port
-from agentrl.engines.sglang.startup_log import last_error
 
 LAUNCH = Path(__file__).parent / "recording_launch.py"
 SERVER_MODULES = [

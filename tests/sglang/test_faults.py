@@ -16,13 +16,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.engines.contract import EngineError, Generation, SamplingParams
+from agentrl.engines.servers.engine import SGLangEngine
+from agentrl.engines.servers.fleet import FleetState, Timings
+from agentrl.engines.servers.process import ServerProcess, living
+from agentrl.engines.servers.sync.tensor import TensorSender
 from agentrl.engines.sglang.client import ServerFailed, SGLangClient
-from agentrl.engines.sglang.engine import SGLangEngine
-from agentrl.engines.sglang.fleet import FleetState, Timings
 from agentrl.engines.sglang.options import ServerArguments
-from agentrl.engines.sglang.process import ServerProcess, living
 from agentrl.engines.sglang.start import reach
-from agentrl.engines.sglang.sync.tensor import TensorSender
 from agentrl.engines.weights import Weights
 from agentrl.system.http import http_client
 from tests.engines.contract import greedy_ids, params_of, prompt_of

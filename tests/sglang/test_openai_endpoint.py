@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.chat import Chat
-from agentrl.engines.sglang.process import ServerProcess
+from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.weights import Weights
 from tests.engines.contract import MAX_MODEL_LEN, logprobs_of
 from tests.openai_api.conftest import ADD, Service, serve

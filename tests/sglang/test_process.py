@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from agentrl.engines.contract import EngineError
+from agentrl.engines.servers.process import ServerProcess, living
 from agentrl.engines.sglang.options import RESERVED, ServerArguments
-from agentrl.engines.sglang.process import ServerProcess, living
 from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 from tests.sglang.conftest import STARTUP, StartServer
 
@@ -26,7 +26,7 @@ STARTER = """
 import asyncio, os, sys, time
 from pathlib import Path
 from agentrl.engines.sglang.options import ServerArguments
-from agentrl.engines.sglang.process import ServerProcess
+from agentrl.engines.servers.process import ServerProcess
 
 model, log, when = sys.argv[1:]
 arguments = ServerArguments(model, device="cpu", context_length=64, max_num_seqs=2)

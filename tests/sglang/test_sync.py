@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.engines.contract import SamplingParams
+from agentrl.engines.servers.model import ModelFacts
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.sync import DiskSender, DistributedSender, TensorSender, WeightSender
 from agentrl.engines.sglang.client import SGLangClient
-from agentrl.engines.sglang.model import ModelFacts
-from agentrl.engines.sglang.process import ServerProcess
-from agentrl.engines.sglang.sync import DiskSender, DistributedSender, TensorSender, WeightSender
 from agentrl.engines.weights import Weights
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.system.http import http_client
@@ -265,7 +265,7 @@ import asyncio, sys, time, torch
 from transformers import AutoModelForCausalLM
 from agentrl.system.http import http_client
 from agentrl.engines.sglang.client import SGLangClient
-from agentrl.engines.sglang.sync import TensorSender
+from agentrl.engines.servers.sync import TensorSender
 from agentrl.engines.weights import Weights
 
 model = AutoModelForCausalLM.from_pretrained(sys.argv[2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.chat import Chat
-from agentrl.engines.sglang.process import ServerProcess
+from agentrl.engines.servers.process import ServerProcess
 from benchmarks.rollouts.sglang_throughput import compare
 from benchmarks.rollouts.sglang_work import Shape
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config
-from agentrl.engines.sglang.process import ServerProcess
+from agentrl.engines.servers.process import ServerProcess
 from agentrl.observe.invariants import check_trajectory
 from agentrl.train import main
 from agentrl.trajectory import Trajectory

@@ -14,17 +14,17 @@ import torch
 
 from agentrl.config import Config
 from agentrl.engines.contract import EngineError
+from agentrl.engines.servers.engine import SGLangEngine
+from agentrl.engines.servers.fleet import Timings
+from agentrl.engines.servers.model import ModelFacts
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.supervisor import Server
+from agentrl.engines.servers.sync.disk import DiskSender
+from agentrl.engines.servers.sync.distributed import DistributedSender
+from agentrl.engines.servers.sync.tensor import TensorSender
+from agentrl.engines.servers.sync.update import WeightSender
 from agentrl.engines.sglang.client import ServerFailed, ServerInfo, SGLangClient
-from agentrl.engines.sglang.engine import SGLangEngine
-from agentrl.engines.sglang.fleet import Timings
-from agentrl.engines.sglang.model import ModelFacts
 from agentrl.engines.sglang.options import EXTRA_KEY, RESERVED, ServerArguments
-from agentrl.engines.sglang.process import ServerProcess
-from agentrl.engines.sglang.supervisor import Server
-from agentrl.engines.sglang.sync.disk import DiskSender
-from agentrl.engines.sglang.sync.distributed import DistributedSender
-from agentrl.engines.sglang.sync.tensor import TensorSender
-from agentrl.engines.sglang.sync.update import WeightSender
 from agentrl.errors import ConfigError
 from agentrl.system.http import allow_many_files, http_client
 

@@ -80,7 +80,7 @@ def test_the_trainers_process_is_left_alone() -> None:
     """Importing what starts servers installs nothing, whatever the command line says, and imports no SGLang."""
     program = (
         "import sys; sys.argv += ['--device', 'cpu']\n"
-        "import agentrl.engines.sglang.process\n"
+        "import agentrl.engines.servers.process\n"
         "assert not {'sglang', 'sgl_kernel', 'agentrl.engines.sglang.cpu'} & set(sys.modules), 'imported'\n"
         "assert all(type(finder).__name__ != 'StandInFinder' for finder in sys.meta_path)\n"
     )

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from agentrl.engines.contract import RequestError
-from agentrl.engines.sglang.sync.buckets import Bucket, buckets, buffer_bytes
-from agentrl.engines.sglang.sync.checksum import Expectation, compare
-from agentrl.engines.sglang.sync.update import Comparison, Server, Update
+from agentrl.engines.servers.sync.buckets import Bucket, buckets, buffer_bytes
+from agentrl.engines.servers.sync.checksum import Expectation, compare
+from agentrl.engines.servers.sync.update import Comparison, Server, Update
 from agentrl.engines.weights import Weights
 
 GRACE = 10.0

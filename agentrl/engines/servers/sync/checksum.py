@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.engines.contract import EngineError
-from agentrl.engines.sglang.sync.buckets import Bucket
-from agentrl.engines.sglang.sync.update import Comparison, Server, Update
+from agentrl.engines.servers.sync.buckets import Bucket
+from agentrl.engines.servers.sync.update import Comparison, Server, Update
 
 VOCABULARY_MULTIPLE = 64
 """SGLang pads the rows of embeddings and of the head with zeros to a multiple of this."""

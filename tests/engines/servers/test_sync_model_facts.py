@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from agentrl.engines.sglang.model import ModelFacts
+from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.weights import Weights
 
 SIZES: dict[str, Any] = {

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from agentrl.engines.sglang.sync.buckets import Bucket, buckets, buffer_bytes
-from agentrl.engines.sglang.sync.checksum import Expectation, compare
-from agentrl.engines.sglang.sync.update import Comparison, Server, Update
+from agentrl.engines.servers.sync.buckets import Bucket, buckets, buffer_bytes
+from agentrl.engines.servers.sync.checksum import Expectation, compare
+from agentrl.engines.servers.sync.update import Comparison, Server, Update
 from agentrl.engines.weights import Weights
 from agentrl.system.publish import published_directory
 

@@ -30,12 +30,12 @@ from agentrl.engines.contract import (
     check_request,
     outside_vocabulary,
 )
+from agentrl.engines.servers.fleet import FleetState, Timings
+from agentrl.engines.servers.model import ModelFacts
+from agentrl.engines.servers.router import NoServer
+from agentrl.engines.servers.supervisor import Server, Supervisor
+from agentrl.engines.servers.sync.update import WeightSender
 from agentrl.engines.sglang.client import Part, ServerFailed, describe
-from agentrl.engines.sglang.fleet import FleetState, Timings
-from agentrl.engines.sglang.model import ModelFacts
-from agentrl.engines.sglang.router import NoServer
-from agentrl.engines.sglang.supervisor import Server, Supervisor
-from agentrl.engines.sglang.sync.update import WeightSender
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.trajectory import PlacedImage, VersionSpan
 

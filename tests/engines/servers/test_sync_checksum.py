@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.engines.sglang.sync.buckets import buckets
-from agentrl.engines.sglang.sync.checksum import Expectation, compare
-from agentrl.engines.sglang.sync.update import Update
+from agentrl.engines.servers.sync.buckets import buckets
+from agentrl.engines.servers.sync.checksum import Expectation, compare
+from agentrl.engines.servers.sync.update import Update
 
 PREFIX = "model.layers.0.self_attn."
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from agentrl.engines.sglang.sync.buckets import Bucket, buckets, buffer_bytes
+from agentrl.engines.servers.sync.buckets import Bucket, buckets, buffer_bytes
 
 F32, BF16 = torch.float32, torch.bfloat16
 

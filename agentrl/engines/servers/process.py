@@ -20,9 +20,9 @@ from pathlib import Path
 import httpx
 
 from agentrl.engines.contract import EngineError
+from agentrl.engines.servers.startup_log import StartupLog, last_error
 from agentrl.engines.sglang.launch import STARTER
 from agentrl.engines.sglang.options import ServerArguments
-from agentrl.engines.sglang.startup_log import StartupLog, last_error
 
 PORTS = range(20_000, 32_000)
 """Where free ports are looked for: below those that Linux gives to outgoing connections."""

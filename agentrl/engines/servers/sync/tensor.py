@@ -21,9 +21,9 @@ import torch.multiprocessing
 from torch.multiprocessing import reductions
 
 from agentrl.engines.contract import EngineError
-from agentrl.engines.sglang.sync.buckets import Bucket, buckets, buffer_bytes
-from agentrl.engines.sglang.sync.checksum import Expectation, compare
-from agentrl.engines.sglang.sync.update import Comparison, Server, Update
+from agentrl.engines.servers.sync.buckets import Bucket, buckets, buffer_bytes
+from agentrl.engines.servers.sync.checksum import Expectation, compare
+from agentrl.engines.servers.sync.update import Comparison, Server, Update
 from agentrl.engines.weights import Weights
 
 _DEVICE = 6

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agentrl.engines.sglang.router import CROWDED, SPARE, NoServer, Router
+from agentrl.engines.servers.router import CROWDED, SPARE, NoServer, Router
 
 SERVERS = ["a", "b", "c", "d"]
 

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.engines.contract import Generation
+from agentrl.engines.servers.fleet import Check, Fleet, FleetState, Restart, SendWeights, Timings
+from agentrl.engines.servers.process import ServerProcess, status_text
+from agentrl.engines.servers.router import Router
+from agentrl.engines.servers.sync.update import WeightSender
 from agentrl.engines.sglang.client import ServerFailed, SGLangClient, describe
-from agentrl.engines.sglang.fleet import Check, Fleet, FleetState, Restart, SendWeights, Timings
-from agentrl.engines.sglang.process import ServerProcess, status_text
-from agentrl.engines.sglang.router import Router
-from agentrl.engines.sglang.sync.update import WeightSender
 from agentrl.engines.weights import Weights
 
 TICK = 0.5

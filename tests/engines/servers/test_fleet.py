@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agentrl.engines.sglang.fleet import Action, Check, Fleet, FleetState, Restart, SendWeights, Timings
+from agentrl.engines.servers.fleet import Action, Check, Fleet, FleetState, Restart, SendWeights, Timings
 
 TIMINGS = Timings(
     check_interval=10,
