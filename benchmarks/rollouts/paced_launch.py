@@ -46,7 +46,8 @@ if __name__ in ("__main__", "__mp_main__"):
 if __name__ == "__main__":
     import threading
 
-    from agentrl.engines.sglang.launch import STARTER, end_with, main
+    from agentrl.engines.servers.starter import STARTER, end_with
+    from agentrl.engines.sglang.launch import main
 
     threading.Thread(target=end_with, args=(int(os.environ[STARTER]),), daemon=True).start()
     main()

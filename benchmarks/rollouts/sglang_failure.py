@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.chat import Chat
-from agentrl.engines.servers.engine import SGLangEngine
 from agentrl.engines.servers.fleet import Timings
-from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.system.http import allow_many_files
 from agentrl.trajectory import Status, Trajectory
 from benchmarks.no_options import no_options
@@ -45,7 +45,7 @@ AFTER_THE_STEP = 45.0
 """Seconds from a server's death to its restart: more than a step, for launching one takes the cores from the others."""
 
 
-class PacedServer(ServerProcess):
+class PacedServer(SGLangProcess):
     """One whose steps take their time."""
 
     module = "benchmarks.rollouts.paced_launch"

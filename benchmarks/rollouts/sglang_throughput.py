@@ -33,9 +33,10 @@ import orjson
 from agentrl.agent_loop.limits import seed_of
 from agentrl.chat import Chat
 from agentrl.engines.contract import Generation, SamplingParams
-from agentrl.engines.servers.process import ServerProcess, living
+from agentrl.engines.servers.process import living
 from agentrl.engines.sglang.client import SGLangClient, sampling_params
 from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.system.http import allow_many_files
 from agentrl.trajectory import Status, Trajectory
 from benchmarks.no_options import no_options
@@ -183,7 +184,7 @@ async def in_turns(
     return costs
 
 
-async def compare(server: ServerProcess, chat: Chat, shape: Shape, rounds: int = ROUNDS) -> dict[str, Any]:
+async def compare(server: SGLangProcess, chat: Chat, shape: Shape, rounds: int = ROUNDS) -> dict[str, Any]:
     """agentrl against both straight ways."""
     url, folder = server.url, Path(server.arguments.model_path)
     script = await script_of(url, folder, chat, shape)
@@ -211,7 +212,7 @@ def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
     return round(statistics.median(map(operator.truediv, theirs, ours)), 3)
 
 
-async def crowd(server: ServerProcess, chat: Chat, shape: Shape = CROWD) -> dict[str, Any]:
+async def crowd(server: SGLangProcess, chat: Chat, shape: Shape = CROWD) -> dict[str, Any]:
     """Everything at once at one server, and how many requests it says to have."""
     url = server.url
     agentrl = Agentrl(url, Path(server.arguments.model_path), chat, shape)
@@ -241,7 +242,7 @@ async def crowd(server: ServerProcess, chat: Chat, shape: Shape = CROWD) -> dict
     }
 
 
-async def mode(seeded: ServerProcess, free: ServerProcess, chat: Chat, shape: Shape, rounds: int) -> dict[str, Any]:
+async def mode(seeded: SGLangProcess, free: SGLangProcess, chat: Chat, shape: Shape, rounds: int) -> dict[str, Any]:
     """The same lengths on a server with the deterministic mode and on one without it, sent straight."""
     script = await script_of(seeded.url, Path(seeded.arguments.model_path), chat, shape)
     unseeded = [[{**body, "sampling_params": without_seed(body["sampling_params"])} for body in one] for one in script]
@@ -252,7 +253,7 @@ async def mode(seeded: ServerProcess, free: ServerProcess, chat: Chat, shape: Sh
     return {"tokens_per_cpu_second_over_without": ratio(without, with_mode)}
 
 
-async def cpu_of_script(server: ServerProcess, script: Script) -> list[float]:
+async def cpu_of_script(server: SGLangProcess, script: Script) -> list[float]:
     assert server.pid is not None
     ways = {"straight": lambda: straight(server.url, script, stream=True)}
     return (await in_turns(server.url, server.pid, ways, 1))["straight"].all_cpu
@@ -264,13 +265,13 @@ def without_seed(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def serving(folder: Path, **extra: Any) -> AsyncIterator[ServerProcess]:
+async def serving(folder: Path, **extra: Any) -> AsyncIterator[SGLangProcess]:
     """A server of that policy."""
     log = folder.parent / f"{len(list(folder.parent.glob('*.log')))}.log"
     arguments = ServerArguments(
         str(folder), device="cpu", context_length=MODEL_LENGTH, max_num_seqs=CROWD.dialogues, extra=extra
     )
-    server = ServerProcess(arguments, None, log)
+    server = SGLangProcess(arguments, None, log)
     try:
         server.start()
         await server.ready(STARTUP)

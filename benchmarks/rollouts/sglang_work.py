@@ -16,13 +16,13 @@ import torch
 from agentrl.agent_loop import AgentLoop, Episode, LoopContext, LoopLimits, Request, Scheduler
 from agentrl.chat import Chat
 from agentrl.engines.contract import SamplingParams
-from agentrl.engines.servers.engine import SGLangEngine
 from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.servers.model import ModelFacts
-from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.supervisor import Server
 from agentrl.engines.servers.sync.tensor import TensorSender
 from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.sglang.engine import SGLangEngine
+from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.system.http import http_client
 from agentrl.tool.toolset import ToolSet
@@ -86,7 +86,7 @@ def policy(folder: Path) -> Chat:
 
 
 def engine_over(
-    servers: Sequence[str | ServerProcess],
+    servers: Sequence[str | SGLangProcess],
     folder: Path,
     *,
     client: type[SGLangClient] = SGLangClient,
@@ -99,7 +99,7 @@ def engine_over(
     return SGLangEngine(
         [
             Server(client(server.url, http), server)
-            if isinstance(server, ServerProcess)
+            if isinstance(server, SGLangProcess)
             else Server(client(server, http))
             for server in servers
         ],

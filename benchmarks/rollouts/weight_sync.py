@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.sync import DiskSender, DistributedSender, TensorSender, WeightSender
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.engines.weights import Weights
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.system.http import http_client
@@ -92,7 +92,7 @@ async def measure(client: SGLangClient, weights: Weights, folder: Path) -> list[
 async def with_server(shape: TinyShape, parts: list[Callable[[str], bool]], work: Path) -> list[Row]:
     model = make_tiny_policy(work / f"model-{shape.layers}", 1, shape=shape)
     arguments = ServerArguments(str(model), device="cpu", dtype="float32", context_length=256, max_num_seqs=4)
-    process = ServerProcess(arguments, None, work / f"server-{shape.layers}.log")
+    process = SGLangProcess(arguments, None, work / f"server-{shape.layers}.log")
     try:
         process.start()
         await process.ready(STARTUP)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess
 from tests.engines.conftest import model_dir, reference, tokenizer
 from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 
@@ -21,7 +21,7 @@ __all__ = ["model_dir", "reference", "tokenizer"]  # fixtures, the same as those
 
 STARTUP = 170.0  # seconds; 15 where nothing else runs, and a minute where much does
 
-StartServer = Callable[..., Awaitable[ServerProcess]]
+StartServer = Callable[..., Awaitable[SGLangProcess]]
 """Of fields of ServerArguments that differ from those of the shared server."""
 
 
@@ -49,9 +49,9 @@ def server_arguments(model_dir: Path) -> ServerArguments:
 
 
 @pytest.fixture(scope="session")
-def server(server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
     """A server for all tests, with the weights of `model_dir` at first. Tests leave it running, idle and not paused."""
-    process = ServerProcess(server_arguments, None, tmp_path_factory.mktemp("server") / "0.log")
+    process = SGLangProcess(server_arguments, None, tmp_path_factory.mktemp("server") / "0.log")
     try:
         process.start()
         asyncio.run(process.ready(STARTUP))
@@ -63,11 +63,11 @@ def server(server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 async def start_server(server_arguments: ServerArguments, tmp_path: Path) -> AsyncIterator[StartServer]:
     """`await start_server(**changes)`: a server of the test's own, ready. Several can start at once. Stopped after."""
-    started: list[ServerProcess] = []
+    started: list[SGLangProcess] = []
 
-    async def start(**changes: Any) -> ServerProcess:
+    async def start(**changes: Any) -> SGLangProcess:
         log = tmp_path / f"server{len(started)}.log"
-        process = ServerProcess(dataclasses.replace(server_arguments, **changes), None, log)
+        process = SGLangProcess(dataclasses.replace(server_arguments, **changes), None, log)
         started.append(process)
         process.start()
         await process.ready(STARTUP)

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.engines.servers.engine import SGLangEngine
 from agentrl.engines.servers.model import ModelFacts
-from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.supervisor import Server
 from agentrl.engines.servers.sync.tensor import TensorSender
 from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.sglang.engine import SGLangEngine
+from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.system.http import http_client
 from tests.engines.contract import MAX_MODEL_LEN
 
 
 def engine_of(
-    processes: Sequence[ServerProcess], reference: PreTrainedModel, *, ours: bool = False, **options: Any
+    processes: Sequence[SGLangProcess], reference: PreTrainedModel, *, ours: bool = False, **options: Any
 ) -> SGLangEngine:
     """For weights of `reference`'s shapes. `ours`: it restarts and stops the servers."""
     http = http_client()

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.engines.servers.sync import DistributedSender, TensorSender
+from agentrl.engines.sglang.checksums import Expectation
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.weights import Weights
 from agentrl.system.http import http_client
@@ -22,9 +23,9 @@ from agentrl.workers import PolicyWorker
 
 async def send(kind: str, weights: Weights, url: str, version: int) -> None:
     sender = (
-        TensorSender(torch.float32, 100_000, checksum=True)
+        TensorSender(torch.float32, 100_000, checksums=Expectation)
         if kind == "tensor"
-        else DistributedSender(torch.float32, 100_000, "gloo", checksum=True)
+        else DistributedSender(torch.float32, 100_000, "gloo", checksums=Expectation)
     )
     async with http_client() as http:
         faults = await sender.send([SGLangClient(url, http)], weights, version)

@@ -9,8 +9,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from agentrl.engines.contract import RolloutEngine
-from agentrl.engines.servers.engine import SGLangEngine
-from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.sglang.engine import SGLangEngine
+from agentrl.engines.sglang.process import SGLangProcess
 from tests.engines.contract import EngineContract
 from tests.sglang.engines import engine_of
 
@@ -19,11 +19,11 @@ class TestSGLangContract(EngineContract):
     async def until_running(self, engine: RolloutEngine, count: int = 1) -> None:
         """Until so many requests have tokens: a server that has just been asked has sampled nothing yet."""
         assert isinstance(engine, SGLangEngine)
-        while sum(bool(call.part.ids) for call in engine._calls.values()) < count:
+        while sum(bool(call.partial.ids) for call in engine._calls.values()) < count:
             await asyncio.sleep(0.002)
 
     @pytest.fixture
-    async def engine(self, server: ServerProcess, reference: PreTrainedModel) -> AsyncIterator[SGLangEngine]:
+    async def engine(self, server: SGLangProcess, reference: PreTrainedModel) -> AsyncIterator[SGLangEngine]:
         engine = engine_of([server], reference)
         yield engine
         await engine.close()

@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from agentrl.engines.servers.process import environment, free_port
+from agentrl.engines.servers.process import free_port
 from agentrl.engines.servers.startup_log import last_error
 from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess, environment
 
 LAUNCH = Path(__file__).parent / "recording_launch.py"
 SERVER_MODULES = [
@@ -99,7 +100,7 @@ def recording(
     url = f"http://127.0.0.1:{port}"
     try:
         while not answers(url):
-            assert process.poll() is None, f"{versions()}: {last_error(log.read_text())}"
+            assert process.poll() is None, f"{versions()}: {last_error(log.read_text(), SGLangProcess.aftermath)}"
             time.sleep(0.1)
         record.unlink(missing_ok=True)
         yield url, record, log
@@ -128,7 +129,9 @@ def test_all_that_is_called_while_serving_is_there(recording: tuple[str, Path, P
         answer = httpx.post(f"{url}/generate", json=body, timeout=60.0)
     except httpx.HTTPError:
         answer = None
-    assert answer is not None, f"{versions()}: {last_error(log.read_text())}; missing: {records(record, 'missing')}"
+    assert answer is not None, (
+        f"{versions()}: {last_error(log.read_text(), SGLangProcess.aftermath)}; missing: {records(record, 'missing')}"
+    )
     assert answer.status_code == 200, f"{versions()}: {answer.text}"
     called, missing = records(record, "called"), records(record, "missing")
     print(f"{versions()}\ncalled so far: {called}")

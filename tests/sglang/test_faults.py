@@ -16,13 +16,15 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.engines.contract import EngineError, Generation, SamplingParams
-from agentrl.engines.servers.engine import SGLangEngine
+from agentrl.engines.servers.client import ServerFailed
 from agentrl.engines.servers.fleet import FleetState, Timings
-from agentrl.engines.servers.process import ServerProcess, living
+from agentrl.engines.servers.process import living
+from agentrl.engines.servers.start import reach
 from agentrl.engines.servers.sync.tensor import TensorSender
-from agentrl.engines.sglang.client import ServerFailed, SGLangClient
+from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import ServerArguments
-from agentrl.engines.sglang.start import reach
+from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.engines.weights import Weights
 from agentrl.system.http import http_client
 from tests.engines.contract import greedy_ids, params_of, prompt_of
@@ -35,12 +37,12 @@ QUICK = Timings(check_interval=0.5, recheck_interval=0.2, check_timeout=2.0, fai
 @pytest.fixture(scope="module")
 def pair(
     server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+) -> Iterator[tuple[SGLangProcess, SGLangProcess]]:
     """Two servers. A test that ends one leaves it ended; only the last one may."""
     folder = tmp_path_factory.mktemp("pair")
     # Slow servers: what is killed in the middle of an answer is in the middle of it.
     arguments = dataclasses.replace(server_arguments, max_num_seqs=8)
-    processes = (ServerProcess(arguments, None, folder / "0.log"), ServerProcess(arguments, None, folder / "1.log"))
+    processes = (SGLangProcess(arguments, None, folder / "0.log"), SGLangProcess(arguments, None, folder / "1.log"))
 
     async def start() -> None:
         for process in processes:
@@ -57,7 +59,7 @@ def pair(
 
 @asynccontextmanager
 async def engine_over(
-    processes: tuple[ServerProcess, ...], reference: PreTrainedModel, *, ours: bool, told: list[str] | None = None
+    processes: tuple[SGLangProcess, ...], reference: PreTrainedModel, *, ours: bool, told: list[str] | None = None
 ) -> AsyncIterator[SGLangEngine]:
     """An engine with the reference's weights, version 1. `ours`: it restarts and stops the servers."""
     engine = engine_of(processes, reference, ours=ours, timings=QUICK, notify=(told if told is not None else []).append)
@@ -71,7 +73,7 @@ async def engine_over(
 async def in_the_middle(engine: SGLangEngine, server: int, at_least: int) -> None:
     """Until so many requests of that server have tokens."""
     asked = list(engine._supervisor.servers.values())[server]
-    while sum(call.server is asked and bool(call.part.ids) for call in engine._calls.values()) < at_least:
+    while sum(call.server is asked and bool(call.partial.ids) for call in engine._calls.values()) < at_least:
         await asyncio.sleep(0.002)
 
 
@@ -95,7 +97,7 @@ def assert_right(results: list[Generation], reference: PreTrainedModel, tokens: 
 
 @pytest.mark.slice(0, "kill")
 async def test_a_server_that_hangs_is_given_up_and_taken_back(
-    pair: tuple[ServerProcess, ServerProcess], reference: PreTrainedModel
+    pair: tuple[SGLangProcess, SGLangProcess], reference: PreTrainedModel
 ) -> None:
     told: list[str] = []
     async with engine_over(pair, reference, ours=False, told=told) as engine:
@@ -122,7 +124,7 @@ async def test_a_server_that_hangs_is_given_up_and_taken_back(
 
 
 async def test_a_server_with_old_weights_cannot_pass_as_current(
-    pair: tuple[ServerProcess, ServerProcess], reference: PreTrainedModel, model_dir: Path
+    pair: tuple[SGLangProcess, SGLangProcess], reference: PreTrainedModel, model_dir: Path
 ) -> None:
     async with engine_over(pair, reference, ours=False) as engine:
         first = next(iter(engine._supervisor.servers.values()))
@@ -139,7 +141,7 @@ async def test_a_server_with_old_weights_cannot_pass_as_current(
             assert_right(list(await asyncio.gather(*requests(engine, 12, 10, name))), reference, 10)
 
 
-async def test_a_server_that_was_left_paused_is_reached(server: ServerProcess) -> None:
+async def test_a_server_that_was_left_paused_is_reached(server: SGLangProcess) -> None:
     http = http_client()
     client = SGLangClient(server.url, http)
     await client.pause("abort")
@@ -149,7 +151,7 @@ async def test_a_server_that_was_left_paused_is_reached(server: ServerProcess) -
     await http.close()
 
 
-async def test_an_answer_that_makes_no_sense_is_the_servers_fault(server: ServerProcess) -> None:
+async def test_an_answer_that_makes_no_sense_is_the_servers_fault(server: SGLangProcess) -> None:
     http = http_client()
     client = SGLangClient(server.url + "/model_info?", http)  # answers 200 to everything, with something else
     with pytest.raises(ServerFailed):
@@ -161,7 +163,7 @@ async def test_an_answer_that_makes_no_sense_is_the_servers_fault(server: Server
 
 
 async def test_memory_is_lent_until_new_weights_have_come(
-    pair: tuple[ServerProcess, ServerProcess], reference: PreTrainedModel
+    pair: tuple[SGLangProcess, SGLangProcess], reference: PreTrainedModel
 ) -> None:
     async with engine_over(pair, reference, ours=False) as engine:
         engine._free_weights = True
@@ -181,7 +183,7 @@ async def test_memory_is_lent_until_new_weights_have_come(
 @pytest.mark.slice(0, "kill")
 @pytest.mark.timeout(400)  # two starts of servers, beside whatever else the machine does
 async def test_a_killed_server_is_started_again_and_has_the_weights_before_it_serves(
-    pair: tuple[ServerProcess, ServerProcess], reference: PreTrainedModel, model_dir: Path
+    pair: tuple[SGLangProcess, SGLangProcess], reference: PreTrainedModel, model_dir: Path
 ) -> None:
     told: list[str] = []
     other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")

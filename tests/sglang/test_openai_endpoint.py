@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.chat import Chat
-from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.engines.weights import Weights
 from tests.engines.contract import MAX_MODEL_LEN, logprobs_of
 from tests.openai_api.conftest import ADD, Service, serve
@@ -28,7 +28,7 @@ def chat(model_dir: Path) -> Chat:
 
 
 @pytest.fixture
-async def service(server: ServerProcess, reference: PreTrainedModel, chat: Chat) -> AsyncIterator[Service]:
+async def service(server: SGLangProcess, reference: PreTrainedModel, chat: Chat) -> AsyncIterator[Service]:
     engine = engine_of([server], reference)
     await engine.update_weights(Weights.of(reference.named_parameters()), 1)
     async with serve(chat, engine, max_model_len=MAX_MODEL_LEN, max_response_tokens=MAX_MODEL_LEN) as made:

@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from agentrl.engines.contract import EngineError
-from agentrl.engines.servers.process import ServerProcess, living
+from agentrl.engines.servers.process import living
 from agentrl.engines.sglang.options import RESERVED, ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess
 from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 from tests.sglang.conftest import STARTUP, StartServer
 
@@ -26,11 +27,11 @@ STARTER = """
 import asyncio, os, sys, time
 from pathlib import Path
 from agentrl.engines.sglang.options import ServerArguments
-from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.sglang.process import SGLangProcess
 
 model, log, when = sys.argv[1:]
 arguments = ServerArguments(model, device="cpu", context_length=64, max_num_seqs=2)
-process = ServerProcess(arguments, None, Path(log))
+process = SGLangProcess(arguments, None, Path(log))
 process.start()
 if when == "serving":
     asyncio.run(process.ready(150.0))
@@ -42,7 +43,7 @@ time.sleep(300)
 """Starts a server, and a child that holds all that its parent held open."""
 
 
-def test_the_shared_server_serves_what_it_was_asked_for(server: ServerProcess, model_dir: Path) -> None:
+def test_the_shared_server_serves_what_it_was_asked_for(server: SGLangProcess, model_dir: Path) -> None:
     info = httpx.get(f"{server.url}/server_info", timeout=30.0).json()
     assert info["model_path"] == str(model_dir)
     assert info["context_length"] == MAX_MODEL_LEN + RESERVED
@@ -55,22 +56,22 @@ def test_the_shared_server_serves_what_it_was_asked_for(server: ServerProcess, m
     assert limits[0] == limits[1]
 
 
-def test_a_server_that_runs_is_not_started_again(server: ServerProcess) -> None:
+def test_a_server_that_runs_is_not_started_again(server: SGLangProcess) -> None:
     with pytest.raises(EngineError, match="runs already"):
         server.start()
 
 
 def test_a_given_port_that_is_taken_is_refused_before_the_start(
-    server: ServerProcess, server_arguments: ServerArguments, tmp_path: Path
+    server: SGLangProcess, server_arguments: ServerArguments, tmp_path: Path
 ) -> None:
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(EngineError, match=f"port {port} of 127.0.0.1 is in use"):
-        ServerProcess(server_arguments, port, tmp_path / "log").start()
+        SGLangProcess(server_arguments, port, tmp_path / "log").start()
 
 
 async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: ServerArguments, tmp_path: Path) -> None:
     """And a port that somebody else takes while the server starts is exchanged for another."""
-    process = ServerProcess(server_arguments, None, tmp_path / "servers" / "0.log")
+    process = SGLangProcess(server_arguments, None, tmp_path / "servers" / "0.log")
     process.start()
     first = process.url
     told: list[str] = []
@@ -107,7 +108,7 @@ async def test_a_failed_start_says_the_servers_own_error(
     import dataclasses
 
     log = tmp_path / "0.log"
-    process = ServerProcess(dataclasses.replace(server_arguments, **changes), None, log)  # type: ignore[arg-type]
+    process = SGLangProcess(dataclasses.replace(server_arguments, **changes), None, log)  # type: ignore[arg-type]
     process.start()
     main = process.pid
     with pytest.raises(EngineError, match=says) as raised:
@@ -121,7 +122,7 @@ async def test_a_failed_start_says_the_servers_own_error(
 
 
 async def test_a_start_that_takes_too_long_is_given_up(server_arguments: ServerArguments, tmp_path: Path) -> None:
-    process = ServerProcess(server_arguments, None, tmp_path / "0.log")
+    process = SGLangProcess(server_arguments, None, tmp_path / "0.log")
     process.start()
     with pytest.raises(EngineError, match="is not ready after 1 s"):
         await process.ready(1.0)

@@ -22,9 +22,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.servers.model import ModelFacts
-from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.sync import DiskSender, DistributedSender, TensorSender, WeightSender
+from agentrl.engines.sglang.checksums import Expectation
 from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.engines.weights import Weights
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.system.http import http_client
@@ -45,16 +46,16 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture
-def client(server: ServerProcess, http: aiohttp.ClientSession) -> SGLangClient:
+def client(server: SGLangProcess, http: aiohttp.ClientSession) -> SGLangClient:
     return SGLangClient(server.url, http)
 
 
 @pytest.fixture(params=["tensor", "distributed", "disk"])
 def make_sender(request: pytest.FixtureRequest, tmp_path: Path) -> MakeSender:
     senders: dict[str, MakeSender] = {
-        "tensor": lambda: TensorSender(F32, BUCKET, checksum=True),
-        "distributed": lambda: DistributedSender(F32, BUCKET, "gloo", checksum=True),
-        "disk": lambda: DiskSender(F32, BUCKET, tmp_path / "weights", checksum=True),
+        "tensor": lambda: TensorSender(F32, BUCKET, checksums=Expectation),
+        "distributed": lambda: DistributedSender(F32, BUCKET, "gloo", checksums=Expectation),
+        "disk": lambda: DiskSender(F32, BUCKET, tmp_path / "weights", checksums=Expectation),
     }
     return senders[request.param]
 
@@ -120,15 +121,15 @@ async def test_untied_names_of_a_tied_head_may_be_sent(
     await sender.close()
 
 
-class FlipsAByte:
+class FlipsAByte(SGLangClient):
     """A fault: what the sender put into its buffer, or its files, changes on the way to the server."""
 
-    def __init__(self, client: SGLangClient, sender: WeightSender) -> None:
-        self.url, self.info = client.url, client.info
-        self._client, self._sender = client, sender
+    def __init__(self, url: str, http: aiohttp.ClientSession, sender: WeightSender) -> None:
+        super().__init__(url, http)
+        self._sender = sender
         self.armed = True
 
-    async def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None) -> Any:
+    async def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = 60.0) -> Any:
         if self.armed and path.startswith("/update_weights"):
             self.armed = False
             if isinstance(self._sender, TensorSender):
@@ -138,15 +139,15 @@ class FlipsAByte:
                 content = bytearray(file.read_bytes())
                 content[-7] ^= 1
                 file.write_bytes(content)
-        return await self._client.post(path, body, timeout=timeout)
+        return await super().post(path, body, timeout=timeout)
 
 
 @pytest.mark.parametrize("make_sender", ["tensor", "disk"], indirect=True)
 async def test_one_corrupted_bit_is_found(
-    client: SGLangClient, reference: PreTrainedModel, make_sender: MakeSender
+    client: SGLangClient, http: aiohttp.ClientSession, reference: PreTrainedModel, make_sender: MakeSender
 ) -> None:
     sender, model = make_sender(), changed(reference, 4)
-    corrupting = FlipsAByte(client, sender)
+    corrupting = FlipsAByte(client.url, http, sender)
     [fault] = (await sender.send([corrupting], weights_of(model), 14)).values()
     assert "1 parameters differ from what was sent" in str(fault)
     assert f"version 14, checksum: {client.url}" in str(fault)
@@ -241,7 +242,7 @@ async def test_a_server_that_fails_in_mid_update_neither_stops_nor_spoils_the_ot
         await sender.close()
 
 
-def _signal_group(process: ServerProcess, number: signal.Signals) -> None:
+def _signal_group(process: SGLangProcess, number: signal.Signals) -> None:
     assert process.pid is not None
     os.killpg(process.pid, number)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.chat import Chat
-from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.sglang.process import SGLangProcess
 from benchmarks.rollouts.sglang_throughput import compare
 from benchmarks.rollouts.sglang_work import Shape
 
 
-async def test_all_ways_ask_for_the_same_and_have_the_same_tokens(server: ServerProcess, model_dir: Path) -> None:
+async def test_all_ways_ask_for_the_same_and_have_the_same_tokens(server: SGLangProcess, model_dir: Path) -> None:
     chat = Chat.from_pretrained(str(model_dir))
     chat.stop_token_ids = ()
     rows = await compare(server, chat, Shape(dialogues=6, turns=2, fewest=4, most=8), rounds=2)

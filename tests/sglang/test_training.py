@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import load_config
-from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.observe.invariants import check_trajectory
 from agentrl.train import main
 from agentrl.trajectory import Trajectory
@@ -153,7 +153,7 @@ def test_interrupted_gone_on_with_and_killed(train: Train, tmp_path: Path) -> No
 
 @pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize("transport", ["tensor", "distributed", "disk"])
-def test_attached_to_a_server_that_runs(train: Train, server: ServerProcess, tmp_path: Path, transport: str) -> None:
+def test_attached_to_a_server_that_runs(train: Train, server: SGLangProcess, tmp_path: Path, transport: str) -> None:
     run = train(
         f"{ROLLOUT}.server_urls=[{server.url}]",
         f"{ROLLOUT}.update_weights_transport={transport}",
@@ -167,7 +167,7 @@ def test_attached_to_a_server_that_runs(train: Train, server: ServerProcess, tmp
 
 
 def test_agents_that_talk_to_an_openai_client(
-    train: Train, assets: Path, server: ServerProcess, tmp_path: Path
+    train: Train, assets: Path, server: SGLangProcess, tmp_path: Path
 ) -> None:
     run = train(
         f"{ROLLOUT}.server_urls=[{server.url}]",
@@ -230,7 +230,7 @@ def test_a_model_that_sglang_cannot_load(train: Train, model_dir: Path) -> None:
 def test_settings_that_cannot_work(
     assets: Path,
     model_dir: Path,
-    server: ServerProcess,
+    server: SGLangProcess,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     changes: list[str],
@@ -247,7 +247,7 @@ def test_settings_that_cannot_work(
 
 
 def test_the_pages_commands(
-    assets: Path, model_dir: Path, server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    assets: Path, model_dir: Path, server: SGLangProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that a CPU can run, with the shared server; of those for GPUs, that every key is there."""
     (tmp_path / "my_data.parquet").symlink_to(assets / "rows.parquet")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as pq
 
-from agentrl.engines.sglang.launch import STARTER
+from agentrl.engines.servers.starter import STARTER
 from tests.e2e.conftest import PROJECT
 
 LOOP = '''

@@ -1,4 +1,4 @@
-"""The rollout engine over a fleet of SGLang servers.
+"""The rollout engine over a fleet of HTTP servers.
 
 A request goes to its session's server, which has the session's prefix in its cache. When that server fails, the
 request goes on elsewhere from the tokens that had arrived; what it says of its weights is checked, so that a server
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -30,18 +29,18 @@ from agentrl.engines.contract import (
     check_request,
     outside_vocabulary,
 )
+from agentrl.engines.servers.client import Memory, PartialAnswer, ServerFailed, describe
 from agentrl.engines.servers.fleet import FleetState, Timings
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.router import NoServer
 from agentrl.engines.servers.supervisor import Server, Supervisor
 from agentrl.engines.servers.sync.update import WeightSender
-from agentrl.engines.sglang.client import Part, ServerFailed, describe
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.trajectory import PlacedImage, VersionSpan
 
 MAX_FAILOVERS = 8
 """Servers that one request may see fail before it is given up."""
-FREED = ("kv_cache", "weights")
+FREED: tuple[Memory, ...] = ("kv_cache", "weights")
 GRACE = 5.0
 """Seconds that a server has for an abort, and to become idle."""
 
@@ -58,11 +57,11 @@ class Call:
     asking: asyncio.Task[Generation] | None = None
     """The request there."""
     rid: str = ""
-    part: Part = field(default_factory=Part)
-    """What has arrived of the answer that it waits for."""
+    partial: PartialAnswer = field(default_factory=PartialAnswer)
+    """The tokens that have arrived of the answer that it waits for."""
 
 
-class SGLangEngine:
+class ServerEngine:
     """Implements `agentrl.engines.contract.RolloutEngine`.
 
     Args:
@@ -71,7 +70,6 @@ class SGLangEngine:
         model: vocabulary and parameters, to check what a server would die of.
         sender: carries new weights to servers.
         max_model_len: tokens of the longest context, prompt and response together.
-        deterministic: the servers honour seeds (SGLang's enable_deterministic_inference).
         free_weights: `sleep` frees the weights, too (the servers share the policy's device).
         notify: is told what happens to servers, in words for people.
         timings: of checks and restarts.
@@ -85,7 +83,6 @@ class SGLangEngine:
         sender: WeightSender,
         *,
         max_model_len: int,
-        deterministic: bool = False,
         free_weights: bool = False,
         notify: Callable[[str], None] = lambda _: None,
         timings: Timings | None = None,
@@ -93,7 +90,6 @@ class SGLangEngine:
         self.max_model_len = max_model_len
         self._http = http
         self._model = model
-        self._deterministic = deterministic
         self._free_weights = free_weights
         self._supervisor = Supervisor(servers, sender, notify, timings)
         self._calls: dict[str, Call] = {}
@@ -101,7 +97,6 @@ class SGLangEngine:
         self._asleep = self._updating = self._closed = self._weights_gone = False
         self._background: set[asyncio.Task[None]] = set()
         self._failovers = 0
-        self._seeds = itertools.count(1 << 62)
 
     # Requests
 
@@ -114,7 +109,7 @@ class SGLangEngine:
         check_request(ids, params, self.max_model_len)
         if min(ids) < 0 or max(ids) >= self._model.vocab_size:
             raise outside_vocabulary(ids, self._model.vocab_size)
-        params = self._seeded(params)
+        params = self._server_params(params)
         if session in self._calls:
             raise RequestError(f"session {session!r} is generating already; one request a session at a time")
         self._supervisor.start()
@@ -124,15 +119,9 @@ class SGLangEngine:
         finally:
             del self._calls[session]
 
-    def _seeded(self, params: SamplingParams) -> SamplingParams:
-        """As a server needs it to sample the same whatever else runs there.
-
-        Without a seed every request would have the same one. And a batch in which any request has a top-k (a greedy
-        one has 1) draws by rank, another by token id: all must have one.
-        """
-        seed = next(self._seeds) if params.seed is None else params.seed
-        top_k = self._model.vocab_size if self._deterministic and params.top_k == -1 else params.top_k
-        return dataclasses.replace(params, seed=seed, top_k=top_k)
+    def _server_params(self, params: SamplingParams) -> SamplingParams:
+        """Adapt the parameters of a request to the server software."""
+        return params
 
     async def _serve(self, call: Call, prompt: list[int], params: SamplingParams) -> Generation:
         """Ask servers until one has finished the answer; what earlier ones had begun of it is kept."""
@@ -143,7 +132,7 @@ class SGLangEngine:
             if server is None:
                 return done
             version = self._supervisor.version
-            part = call.part = Part()
+            partial = call.partial = PartialAnswer()
             rest = dataclasses.replace(params, max_new_tokens=params.max_new_tokens - len(done.ids))
             began = time.monotonic()
             try:
@@ -154,7 +143,7 @@ class SGLangEngine:
                 self._supervisor.failed(server, str(error))
                 # Stop strings are looked for in what one server wrote; a stale server's tokens are of other weights.
                 if not params.stop and self._supervisor.fleet.state(server.url) is not FleetState.STALE:
-                    done = joined(done, self._arrived(part, version))
+                    done = joined(done, self._arrived(partial, version))
                 if len(done.ids) == params.max_new_tokens:
                     return dataclasses.replace(done, finish_reason=FinishReason("length"), cached_tokens=cached or 0)
                 continue
@@ -200,7 +189,7 @@ class SGLangEngine:
         call.server, call.rid = server, uuid.uuid4().hex
         client, rid = server.client, call.rid
         asking = asyncio.create_task(
-            client.generate(rid, ids, params, cache_key=f"v{version}", part=call.part, images=call.images)
+            client.generate(rid, ids, params, cache_key=f"v{version}", partial=call.partial, images=call.images)
         )
         call.asking = asking
         server.asking.add(asking)
@@ -214,17 +203,19 @@ class SGLangEngine:
             if cancelled:
                 raise
             if call.aborted:
-                return self._arrived(call.part, version)
+                return self._arrived(call.partial, version)
             raise ServerFailed(server.url, self._supervisor.fleet.reason(server.url) or "given up") from error
         finally:
             server.asking.discard(asking)
 
-    def _arrived(self, part: Part, version: int) -> Generation:
+    def _arrived(self, partial: PartialAnswer, version: int) -> Generation:
         """What a request that began with `version` has brought, as an aborted answer. Where new weights came in
         between, or the server had others, it is unknown which tokens are of which: then nothing."""
-        if not part.ids or version != self._supervisor.version or part.weight_version != str(version):
+        if not partial.ids or version != self._supervisor.version or partial.weight_version != str(version):
             return Generation([], [], FinishReason("abort"), [])
-        return Generation(part.ids, part.logprobs, FinishReason("abort"), [VersionSpan(version, 0, len(part.ids))])
+        return Generation(
+            partial.ids, partial.logprobs, FinishReason("abort"), [VersionSpan(version, 0, len(partial.ids))]
+        )
 
     async def abort(self, session: str | None = None) -> None:
         """See `RolloutEngine.abort`."""
@@ -237,7 +228,7 @@ class SGLangEngine:
         """End those that wait, and those of which nothing has come: a server does not abort what it has not begun."""
         for call in calls:
             call.aborted = True
-            if call.asking is not None and not call.part.ids:
+            if call.asking is not None and not call.partial.ids:
                 call.asking.cancel()
         self._supervisor.wake()
 
@@ -246,7 +237,7 @@ class SGLangEngine:
         late = time.monotonic() + GRACE
         while running := [call for call in self._calls.values() if call.server is not None]:
             for call in running:
-                if call.asking is not None and (time.monotonic() > late or not call.part.ids):
+                if call.asking is not None and (time.monotonic() > late or not call.partial.ids):
                     call.asking.cancel()
             await asyncio.sleep(0.001)
 
@@ -308,7 +299,7 @@ class SGLangEngine:
         self._asleep = False
         self._hush()
 
-    async def _restore(self, server: Server, tags: Sequence[str]) -> None:
+    async def _restore(self, server: Server, tags: Sequence[Memory]) -> None:
         freed = [tag for tag in server.freed if tag in tags]
         if freed:
             await server.client.resume_memory(freed)

@@ -1,6 +1,6 @@
-"""One SGLang server process of ours: started, watched while it comes up, stopped with all its children.
+"""A server process of ours: started, watched while it comes up, stopped with all its children.
 
-The server ends with this process, whatever happens to it: see `launch`.
+The server ends with this process, whatever happens to it: see `starter`.
 """
 
 from __future__ import annotations
@@ -12,51 +12,72 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 
 from agentrl.engines.contract import EngineError
-from agentrl.engines.servers.startup_log import StartupLog, last_error
-from agentrl.engines.sglang.launch import STARTER
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.servers.startup_log import Stages, StartupLog, last_error
 
 PORTS = range(20_000, 32_000)
 """Where free ports are looked for: below those that Linux gives to outgoing connections."""
 PORT_ATTEMPTS = 3
 LOOK_EVERY = 0.1  # seconds
-GRACE = {"cpu": 0.0}
-"""Seconds between SIGTERM and SIGKILL by device. On a CPU there is nothing to give back."""
-GPU_GRACE = 15.0
 
 
-class ServerProcess:
-    """A server at 127.0.0.1 (or the host that its arguments name)."""
+class ServerProcess(ABC):
+    """Starts, watches and stops one server on this machine. Each server software derives its own class."""
 
-    module = "agentrl.engines.sglang.launch"
-    """What is run."""
+    software: ClassVar[str]
+    """Name of the server software in messages."""
+    stages: ClassVar[Stages]
+    """What its log says of its start-up."""
+    aftermath: ClassVar[str]
+    """Text in the exceptions of processes that only report the failure of another one."""
 
-    def __init__(self, arguments: ServerArguments, port: int | None, log: Path) -> None:
-        """`port` None: a free one, and another where somebody else took it first. `log` is appended to."""
-        self.arguments = arguments
+    def __init__(self, model_path: str, port: int | None, log: Path, *, host: str, grace: float) -> None:
+        """Prepare a server; nothing is started yet.
+
+        Args:
+            model_path: the model that it must serve.
+            port: None for a free one, and another where somebody else took it first.
+            log: file that its output is appended to.
+            host: address that it listens at.
+            grace: seconds between SIGTERM and SIGKILL when it is stopped.
+        """
         self.log = log
+        self._model_path = model_path
+        self._host = host
+        self._grace = grace
         self._fixed_port = port
         self._port = port or 0
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
+    @abstractmethod
+    def command(self, port: int) -> list[str]:
+        """Build the command that runs the server at `port`. The process must call `starter.end_with`."""
+
+    @abstractmethod
+    def environment(self) -> dict[str, str]:
+        """Build the environment of the server's process."""
+
+    @abstractmethod
+    async def served_model(self, http: httpx.AsyncClient) -> str | None:
+        """Ask for the path of the model that is served; None while the server is not ready. May raise HTTPError."""
+
     @property
     def url(self) -> str:
-        """Known once the server was started; final, for later starts too, once it was ready."""
-        host = self.arguments.host
-        return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{self._port}"
+        """Address of the server: known once it was started, the same for later starts once it was ready."""
+        return f"http://{'127.0.0.1' if self._host == '0.0.0.0' else self._host}:{self._port}"
 
     @property
     def pid(self) -> int | None:
-        """Of the main process, which leads the group of all the server's processes; None before the start."""
+        """Id of the main process, which leads the group of all the server's processes; None before the start."""
         return self._process.pid if self._process is not None else None
 
     @property
@@ -67,20 +88,20 @@ class ServerProcess:
     def start(self) -> None:
         """Spawn the server and return at once. Raises EngineError where its port is taken or it runs already."""
         if self._process is not None and self._process.poll() is None:
-            raise EngineError(f"the SGLang server {self.url} runs already")
+            raise EngineError(f"the {self.software} server {self.url} runs already")
         if self._fixed_port is None:
-            self._port = free_port(self.arguments.host)
-        elif not is_free(self.arguments.host, self._fixed_port):
-            raise EngineError(f"port {self._fixed_port} of {self.arguments.host} is in use: no SGLang server there")
+            self._port = free_port(self._host)
+        elif not is_free(self._host, self._fixed_port):
+            raise EngineError(f"port {self._fixed_port} of {self._host} is in use: no {self.software} server there")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self.module, *self.arguments.argv(self._port)],
+                self.command(self._port),
                 stdin=subprocess.PIPE,  # never written to: its end tells the server that we are gone
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(self.arguments.device),
+                env={**self.environment()},
                 start_new_session=True,
             )
 
@@ -104,7 +125,7 @@ class ServerProcess:
 
     async def _wait(self, timeout: float, say: Callable[[str], None]) -> None:
         start = time.monotonic()
-        stages = StartupLog()
+        stages = StartupLog(self.stages)
         async with httpx.AsyncClient(timeout=5.0, trust_env=False) as http:
             with self.log.open("rb") as log:
                 log.seek(self._log_start)
@@ -122,35 +143,33 @@ class ServerProcess:
 
     async def _serves(self, http: httpx.AsyncClient) -> bool:
         try:
-            if (await http.get(f"{self.url}/health")).status_code != 200:
-                return False
-            served = (await http.get(f"{self.url}/model_info")).json()["model_path"]
+            served = await self.served_model(http)
         except httpx.HTTPError:
             return False
-        if served != self.arguments.model_path:
-            raise self._failed(f"serves {served} instead of {self.arguments.model_path}")
-        return True
+        if served is not None and served != self._model_path:
+            raise self._failed(f"serves {served} instead of {self._model_path}")
+        return served is not None
 
     def _failed(self, what: str) -> EngineError:
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             text = log.read().decode(errors="replace")
-        error = last_error(text)
-        message = f"the SGLang server {self.url} {what}. Its last error:\n{error}\nIts log: {self.log}"
+        error = last_error(text, self.aftermath)
+        message = f"the {self.software} server {self.url} {what}. Its last error:\n{error}\nIts log: {self.log}"
         kind = _AddressInUse if "address already in use" in text.lower() else EngineError
         return kind(message)
 
     def stop(self, grace: float | None = None) -> None:
         """End the server; when this returns none of its processes is left.
 
-        SIGTERM first and `grace` seconds to end by itself (by default 15 on GPUs, so that their memory is given back
-        in order, and none on a CPU), then SIGKILL to all its processes. Nothing happens where it was not started.
+        SIGTERM first and `grace` seconds (by default those of the constructor) to end by itself, then SIGKILL to all
+        its processes. Nothing happens where it was not started.
         """
         process = self._process
         if process is None:
             return
         if process.poll() is None:
-            grace = GRACE.get(self.arguments.device, GPU_GRACE) if grace is None else grace
+            grace = self._grace if grace is None else grace
             if grace > 0:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -170,24 +189,8 @@ class _AddressInUse(EngineError):
     """The server found its port, or one of its inner ones, taken."""
 
 
-def environment(device: str) -> dict[str, str]:
-    """Of a server process: what the user has set stays."""
-    ours = {
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONUNBUFFERED": "1",
-        # A scheduler that crashed would keep its server from ending for more than a minute.
-        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
-        # What a server reserves at a context's end may lie beyond the model's last position; no token ever does.
-        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
-    }
-    if device == "cpu":
-        ours["OMP_NUM_THREADS"] = "1"  # threads of one server; a small model is slower with more
-    return {**ours, **os.environ, STARTER: str(os.getpid())}
-
-
 def living(group: int) -> Iterator[int]:
-    """Ids of the processes of the process group and session `group`, without those that only wait to be reaped."""
+    """Yield the ids of the processes of the process group and session `group`, except zombies."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, process_group, session = stat.read_text().rpartition(")")[2].split()[:4]
@@ -198,7 +201,7 @@ def living(group: int) -> Iterator[int]:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens at now. Raises EngineError where there is none."""
+    """Find a port that nobody listens at now. Raises EngineError where there is none."""
     for port in random.sample(PORTS, 200):
         if is_free(host, port):
             return port
@@ -206,6 +209,7 @@ def free_port(host: str) -> int:
 
 
 def is_free(host: str, port: int) -> bool:
+    """True when a socket can be bound to the port."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server may linger
         try:
@@ -216,4 +220,5 @@ def is_free(host: str, port: int) -> bool:
 
 
 def status_text(status: int) -> str:
+    """Describe an exit status as `subprocess` gives it."""
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

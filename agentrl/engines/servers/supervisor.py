@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.engines.contract import Generation
+from agentrl.engines.servers.client import Memory, ServerClient, ServerFailed, describe
 from agentrl.engines.servers.fleet import Check, Fleet, FleetState, Restart, SendWeights, Timings
 from agentrl.engines.servers.process import ServerProcess, status_text
 from agentrl.engines.servers.router import Router
 from agentrl.engines.servers.sync.update import WeightSender
-from agentrl.engines.sglang.client import ServerFailed, SGLangClient, describe
 from agentrl.engines.weights import Weights
 
 TICK = 0.5
@@ -27,10 +27,10 @@ TICK = 0.5
 class Server:
     """One server: its client, its process if we started it, and what asks it now."""
 
-    client: SGLangClient
+    client: ServerClient
     process: ServerProcess | None = None
     asking: set[asyncio.Task[Generation]] = field(default_factory=set)
-    freed: tuple[str, ...] = ()
+    freed: tuple[Memory, ...] = ()
     """What of its memory is released now."""
 
     @property

@@ -1,4 +1,7 @@
-"""The HTTP API of one SGLang server (0.5.23), typed. What it asks of a request is checked by the engine before."""
+"""The HTTP API of one SGLang server (0.5.23), typed. The engine has checked requests and weights before they come here.
+
+No other file knows the paths and fields of that API.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import base64
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -20,6 +23,17 @@ from agentrl.engines.contract import (
     RequestError,
     SamplingParams,
 )
+from agentrl.engines.servers.client import (
+    GroupInvitation,
+    Memory,
+    PartialAnswer,
+    ServerFailed,
+    ServerInfo,
+    WeightChecksums,
+    describe,
+)
+from agentrl.engines.servers.sync.buckets import Bucket
+from agentrl.engines.sglang.bucket_handle import serialize
 from agentrl.trajectory import PlacedImage, VersionSpan
 
 STREAM_TOKENS = 64
@@ -30,36 +44,8 @@ JSON = {"content-type": "application/json"}
 FAULTS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
-class ServerFailed(EngineError):
-    """A server is at fault: it cannot be reached, broke off, or its answer makes no sense."""
-
-    def __init__(self, url: str, reason: str) -> None:
-        super().__init__(f"{url}: {reason}")
-        self.url = url
-
-
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """What a server says of itself."""
-
-    model_path: str
-    architecture: str | None
-    """The model's class."""
-    sglang: str
-    """Its version of SGLang."""
-    context_length: int
-    tensor_parallel: int
-    weight_version: str
-    deterministic: bool
-    """It honours seeds."""
-    incremental: bool
-    """It streams new tokens only."""
-    device: str
-    """cpu or cuda."""
-
-
 class SGLangClient:
-    """One server. Raises ServerFailed when it is at fault and RequestError when it refuses a request."""
+    """Implements `agentrl.engines.servers.client.ServerClient`."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
         self.url = url.rstrip("/")
@@ -74,19 +60,15 @@ class SGLangClient:
         params: SamplingParams,
         *,
         cache_key: str,
-        part: Part | None = None,
+        partial: PartialAnswer | None = None,
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """Continue `ids`. Cancelling the call leaves the request running there: `abort` it.
+        """See `ServerClient.generate`.
 
-        Args:
-            rid: of a fixed length and unique: `abort` ends every request whose id begins with the one it is given.
-            cache_key: requests with different keys share nothing of the prefix cache.
-            part: filled while tokens arrive.
-            images: all that stand in `ids`. The server is sent their files, and one token for each, of which it makes
-                as many as its own image processor says.
+        `rid` must have a fixed length: SGLang's abort ends every request whose id begins with the one it is given. The
+        server is sent image files and one token for each, which its own image processor expands.
         """
-        part = part if part is not None else Part()
+        answer = AnswerStream(PartialAnswer() if partial is None else partial)
         body = {
             "rid": rid,
             "input_ids": with_one_token_each(ids, images) if images else ids,
@@ -107,19 +89,19 @@ class SGLangClient:
                     *events, buffer = (buffer + piece).split(b"\n\n")
                     for event in events:
                         if event.startswith(b"data: {"):
-                            part.take(self._parsed(event[6:]))
-            if images and part.prompt_tokens != len(ids):
+                            answer.take(self._parsed(event[6:]))
+            if images and answer.prompt_tokens != len(ids):
                 raise RequestError(
-                    f"{self.url} makes {part.prompt_tokens} tokens of a prompt with images that has {len(ids)} here: "
+                    f"{self.url} makes {answer.prompt_tokens} tokens of a prompt with images that has {len(ids)} here: "
                     "it has another image processor than actor_rollout_ref.model.path"
                 )
-            return part.generation()
+            return answer.generation()
         except RequestError:
             raise
         except FAULTS as error:
             raise ServerFailed(self.url, describe(error)) from error
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            part.ids, part.logprobs = [], []  # who knows what they are
+            answer.discard()
             raise ServerFailed(self.url, f"its answer makes no sense: {describe(error)}") from error
 
     def _parsed(self, text: bytes) -> Any:
@@ -152,11 +134,11 @@ class SGLangClient:
             return False
         return True
 
-    async def release_memory(self, tags: Sequence[str]) -> None:
+    async def release_memory(self, tags: Sequence[Memory]) -> None:
         """Free the memory of `kv_cache` or `weights`. The server must be idle: it dies of it otherwise."""
         await self.post("release_memory_occupation", {"tags": list(tags)})
 
-    async def resume_memory(self, tags: Sequence[str]) -> None:
+    async def resume_memory(self, tags: Sequence[Memory]) -> None:
         """Undo `release_memory`; weights come back with any content."""
         await self.post("resume_memory_occupation", {"tags": list(tags)})
 
@@ -185,6 +167,90 @@ class SGLangClient:
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ServerFailed(self.url, f"is no SGLang server that agentrl knows: {describe(error)}") from error
+
+    # Weights
+
+    async def begin_weight_update(self, timeout: float) -> None:
+        """See `WeightReceiver.begin_weight_update`. SGLang takes tensors only between begin and end."""
+        try:
+            await self._update("/begin_weight_update", {}, timeout)
+        except Exception as error:
+            if "already open" not in str(error):
+                raise
+            await self._update("/end_weight_update", {}, timeout)
+            await self._update("/begin_weight_update", {}, timeout)
+
+    async def end_weight_update(self, timeout: float) -> None:
+        """See `WeightReceiver.end_weight_update`."""
+        await self._update("/end_weight_update", {}, timeout)
+
+    async def update_from_memory(self, bucket: Bucket, version: int, *, ranks: int, timeout: float) -> None:
+        """See `WeightReceiver.update_from_memory`."""
+        body = {
+            "serialized_named_tensors": [serialize(bucket) for _ in range(ranks)],
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+            "weight_version": str(version) if bucket.last else None,
+        }
+        await self._update("/update_weights_from_tensor", body, timeout)
+
+    async def join_weight_group(self, invitation: GroupInvitation, timeout: float) -> None:
+        """See `WeightReceiver.join_weight_group`."""
+        body = {
+            "master_address": invitation.address,
+            "master_port": invitation.port,
+            "rank_offset": invitation.first_rank,
+            "world_size": invitation.world_size,
+            "group_name": invitation.name,
+            "backend": invitation.backend,
+        }
+        await self._update("/init_weights_update_group", body, timeout)
+
+    async def update_from_broadcast(self, bucket: Bucket, version: int, *, group: str, timeout: float) -> None:
+        """See `WeightReceiver.update_from_broadcast`."""
+        body = {
+            "names": [entry.name for entry in bucket.entries],
+            "dtypes": [str(entry.dtype).removeprefix("torch.") for entry in bucket.entries],
+            "shapes": [list(entry.shape) for entry in bucket.entries],
+            "group_name": group,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+            "weight_version": str(version) if bucket.last else None,
+        }
+        await self._update("/update_weights_from_distributed", body, timeout)
+
+    async def leave_weight_group(self, group: str, timeout: float) -> None:
+        """See `WeightReceiver.leave_weight_group`."""
+        await self.post("/destroy_weights_update_group", {"group_name": group}, timeout=timeout)
+
+    async def update_from_disk(self, folder: Path, version: int, timeout: float) -> None:
+        """See `WeightReceiver.update_from_disk`. SGLang reads every `*.safetensors` file of the folder, no other."""
+        body = {
+            "model_path": str(folder),
+            "load_format": "safetensors",
+            "weight_version": str(version),
+            "flush_cache": False,
+            "abort_all_requests": False,
+        }
+        await self._update("/update_weights_from_disk", body, timeout)
+
+    async def weight_checksums(self, timeout: float) -> WeightChecksums:
+        """See `WeightReceiver.weight_checksums`."""
+        answer = await self._update("/weights_checker", {"action": "checksum"}, timeout)
+        try:
+            ranks = {_rank_name(rank["parallelism_info"][0]): dict(rank["checksums"]) for rank in answer["ranks"]}
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineError(f"{self.url}: /weights_checker: unexpected answer {answer!r:.500}") from error
+        return WeightChecksums(ranks, predictable=(await self.info()).device == "cpu")
+
+    async def _update(self, path: str, body: Mapping[str, Any], timeout: float) -> Any:
+        """POST a step of a weight update. SGLang answers some failures with status 200: raises EngineError."""
+        answer = await self.post(path, body, timeout=timeout)
+        if isinstance(answer, Mapping) and answer.get("success") is False:
+            raise EngineError(str(answer.get("message", answer)))
+        return answer
+
+    # HTTP
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = CONTROL_TIMEOUT) -> Any:
         """POST `body` as JSON; the parsed answer, or its text. Raises RequestError with the server's own message."""
@@ -220,37 +286,37 @@ class SGLangClient:
         return ServerFailed(self.url, f"{path}: status {status}: {text[:2000]}")
 
 
-class Part:
-    """An answer while it arrives."""
+class AnswerStream:
+    """Reads the chunks of one streamed answer into a PartialAnswer."""
 
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
+    def __init__(self, partial: PartialAnswer) -> None:
+        self._partial = partial
         self._last: dict[str, Any] = {}
-
-    @property
-    def weight_version(self) -> str:
-        """Of the server when it sent the last tokens, as it says."""
-        return str(self._last.get("weight_version"))
+        """Meta data of the last chunk."""
 
     @property
     def prompt_tokens(self) -> int | None:
-        """How many the server counts."""
+        """Length of the prompt as the server counts it."""
         return self._last.get("prompt_tokens")
 
+    def discard(self) -> None:
+        """Drop the tokens, which cannot be trusted."""
+        self._partial.ids, self._partial.logprobs = [], []
+
     def take(self, chunk: dict[str, Any]) -> None:
-        """The next chunk; each brings only new tokens. Raises ValueError or KeyError when it makes no sense."""
+        """Add a chunk, which holds new tokens only. Raises ValueError or KeyError when it makes no sense."""
         self._last = meta = chunk["meta_info"]
+        self._partial.weight_version = str(meta.get("weight_version"))
         ids, logprobs = chunk.get("output_ids", []), [entry[0] for entry in meta.get("output_token_logprobs", [])]
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} ids but {len(logprobs)} log-probs")
         if not all(isinstance(token, int) for token in ids) or not all(map(math.isfinite, logprobs)):
             raise ValueError("ids or log-probs that are no numbers")
-        self.ids += ids
-        self.logprobs += logprobs
+        self._partial.ids += ids
+        self._partial.logprobs += logprobs
 
     def generation(self) -> Generation:
-        """The whole answer. Raises OSError when the server broke off, ValueError when it makes no sense."""
+        """Return the whole answer. Raises OSError when the server broke off, ValueError when it makes no sense."""
         reason = self._last.get("finish_reason")
         if reason is None:
             raise ConnectionError("the server broke off in the middle of an answer")
@@ -262,16 +328,17 @@ class Part:
             for span in self._last.get("weight_versions") or []
             if span["end"] > span["start"]
         ]
-        if self.ids and (not spans or spans[0].start != 0 or spans[-1].end != len(self.ids)):
-            raise ValueError(f"version spans {spans} for {len(self.ids)} ids")
+        ids = self._partial.ids
+        if ids and (not spans or spans[0].start != 0 or spans[-1].end != len(ids)):
+            raise ValueError(f"version spans {spans} for {len(ids)} ids")
         finish = FinishReason(kind, reason.get("matched") if kind == "stop" else None)
         if finish.kind not in ("stop", "length", "abort"):
             raise ValueError(f"finish reason {reason}")
-        return Generation(self.ids, self.logprobs, finish, spans, int(self._last.get("cached_tokens") or 0))
+        return Generation(ids, self._partial.logprobs, finish, spans, int(self._last.get("cached_tokens") or 0))
 
 
 def sampling_params(params: SamplingParams) -> dict[str, Any]:
-    """Ours as SGLang writes them."""
+    """Convert to SGLang's `sampling_params`."""
     written: dict[str, Any] = {
         "max_new_tokens": params.max_new_tokens,
         "temperature": params.temperature,
@@ -290,7 +357,7 @@ def sampling_params(params: SamplingParams) -> dict[str, Any]:
 
 
 def with_one_token_each(ids: Sequence[int], images: Sequence[PlacedImage]) -> list[int]:
-    """`ids` with only the first of the tokens that stand for an image."""
+    """Keep only the first of the tokens of each image."""
     kept: list[int] = []
     start = 0
     for one in images:
@@ -300,10 +367,9 @@ def with_one_token_each(ids: Sequence[int], images: Sequence[PlacedImage]) -> li
 
 
 def data_url(file: bytes) -> str:
-    """An image file as SGLang takes it in JSON; it finds out the format by itself."""
+    """Encode an image file as the data URL that SGLang takes in JSON; it detects the format by itself."""
     return f"data:image;base64,{base64.b64encode(file).decode()}"
 
 
-def describe(error: BaseException) -> str:
-    """One line, also for errors without a text."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _rank_name(place: Mapping[str, Any]) -> str:
+    return f"{place['role']}/{place['tp_rank']}/{place['pp_rank']}"

@@ -2,9 +2,7 @@
 
 With `--device cpu`, and no kernels of SGLang's own installed, it runs with the CPU stand-ins.
 
-Started by `ServerProcess`, it ends with its starter, however that one ends (SIGKILL too): stdin is a pipe whose other
-end only the starter holds, and the parent's id changes when it is gone. PR_SET_PDEATHSIG would not do: it fires when
-the thread that started the process ends, not the process.
+Started by `SGLangProcess`, it ends with its starter (`agentrl.engines.servers.starter`).
 """
 
 from __future__ import annotations
@@ -13,30 +11,17 @@ import importlib.util
 import itertools
 import os
 import resource
-import select
-import signal
 import sys
 import threading
 from collections.abc import Sequence
 
-STARTER = "AGENTRL_SERVER_STARTER"
-"""Environment variable: the id of the process that started this one and holds the other end of its stdin."""
-LOOK_EVERY = 0.5  # seconds between two looks at the parent's id
+from agentrl.engines.servers.starter import STARTER, end_with
 
 
 def needs_stand_ins(arguments: Sequence[str]) -> bool:
-    """Whether the CPU is asked for and SGLang's compiled kernels are not installed."""
+    """True when the CPU is asked for and SGLang's compiled kernels are not installed."""
     on_cpu = ("--device", "cpu") in itertools.pairwise(arguments) or "--device=cpu" in arguments
     return on_cpu and importlib.util.find_spec("sgl_kernel") is None
-
-
-def end_with(starter: int) -> None:
-    """Kill this process's group as soon as process `starter` is gone or closes our stdin. Never returns."""
-    while os.getppid() == starter:
-        readable, _, _ = select.select([0], [], [], LOOK_EVERY)
-        if readable and not os.read(0, 1):
-            break
-    os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:

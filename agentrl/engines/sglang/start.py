@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import socket
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 
 from agentrl.config import Config
 from agentrl.engines.contract import EngineError
-from agentrl.engines.servers.engine import SGLangEngine
+from agentrl.engines.servers.client import ServerInfo
 from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.servers.model import ModelFacts
-from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.start import ROLLOUT, Say, reach, start_all, weight_sender
 from agentrl.engines.servers.supervisor import Server
-from agentrl.engines.servers.sync.disk import DiskSender
-from agentrl.engines.servers.sync.distributed import DistributedSender
-from agentrl.engines.servers.sync.tensor import TensorSender
-from agentrl.engines.servers.sync.update import WeightSender
-from agentrl.engines.sglang.client import ServerFailed, ServerInfo, SGLangClient
+from agentrl.engines.sglang.checksums import Expectation
+from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import EXTRA_KEY, RESERVED, ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError
 from agentrl.system.http import allow_many_files, http_client
 
-ROLLOUT = "actor_rollout_ref.rollout"
-LOOK_EVERY = 0.5
-"""Seconds between two tries to reach a server that is attached to."""
-Told = Callable[[str], None]
-
 
 async def start_engine(
-    config: Config, device: str, max_model_len: int, run_dir: Path, *, notify: Told, progress: Told
+    config: Config, device: str, max_model_len: int, run_dir: Path, *, notify: Say, progress: Say
 ) -> SGLangEngine:
     """Start `num_servers` servers, or attach to `server_urls`, and wait until all of them answer.
 
@@ -53,7 +43,7 @@ async def start_engine(
             f"({ROLLOUT}.max_model_len, or data.max_prompt_length + data.max_response_length)"
         )
     http = http_client()
-    processes: list[ServerProcess] = []
+    processes: list[SGLangProcess] = []
     try:
         if rollout.server_urls is None:
             processes = server_processes(config, device, max_model_len, run_dir)
@@ -75,7 +65,7 @@ async def start_engine(
             servers,
             http,
             facts,
-            weight_sender(config, device, [server.url for server in servers], run_dir),
+            weight_sender(config, device, [server.url for server in servers], run_dir, Expectation),
             max_model_len=max_model_len,
             deterministic=all(info.deterministic for info in infos),
             free_weights=rollout.free_cache_engine,
@@ -89,8 +79,8 @@ async def start_engine(
         raise
 
 
-def server_processes(config: Config, device: str, max_model_len: int, run_dir: Path) -> list[ServerProcess]:
-    """Not yet started. Each server has the next tensor_model_parallel_size GPUs of this machine."""
+def server_processes(config: Config, device: str, max_model_len: int, run_dir: Path) -> list[SGLangProcess]:
+    """Prepare the servers; each has the next tensor_model_parallel_size GPUs of this machine. Raises ConfigError."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     ranks = rollout.tensor_model_parallel_size
     if device == "cuda" and rollout.num_servers * ranks > torch.cuda.device_count():
@@ -101,7 +91,7 @@ def server_processes(config: Config, device: str, max_model_len: int, run_dir: P
     if device == "cpu" and ranks > 1:
         raise ConfigError(f"{ROLLOUT}.tensor_model_parallel_size={ranks} needs as many GPUs; on a CPU it must be 1")
     return [
-        ServerProcess(
+        SGLangProcess(
             ServerArguments(
                 model.path,
                 device=device,
@@ -122,20 +112,8 @@ def server_processes(config: Config, device: str, max_model_len: int, run_dir: P
     ]
 
 
-async def start_all(processes: Sequence[ServerProcess], timeout: float, progress: Told) -> None:
-    """All at once; the first failure ends the wait. The caller stops them."""
-    for process in processes:
-        process.start()
-    try:
-        async with asyncio.TaskGroup() as group:
-            for number, process in enumerate(processes):
-                group.create_task(process.ready(timeout, partial(tell, progress, number)))
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-
-
 def started_with(config: Config) -> str:
-    """The keys that a failed start may come from."""
+    """List the keys that a failed start may come from, with their values."""
     rollout = config.actor_rollout_ref.rollout
     keys = {
         "actor_rollout_ref.model.path": config.actor_rollout_ref.model.path,
@@ -145,12 +123,8 @@ def started_with(config: Config) -> str:
     return "It was started with " + ", ".join(f"{key}={value}" for key, value in keys.items())
 
 
-def tell(progress: Told, number: int, text: str) -> None:
-    progress(f"server {number}: {text}")
-
-
 async def attach_all(
-    servers: Sequence[Server], facts: ModelFacts, timeout: float, max_model_len: int, progress: Told
+    servers: Sequence[Server], facts: ModelFacts, timeout: float, max_model_len: int, progress: Say
 ) -> list[ServerInfo]:
     """Wait until all answer. Raises ConfigError for a server that cannot serve this job."""
     infos = await asyncio.gather(*[reach(server.client, timeout, progress) for server in servers])
@@ -172,58 +146,3 @@ async def attach_all(
                 "which this job's way of reading answers needs"
             )
     return list(infos)
-
-
-async def reach(client: SGLangClient, timeout: float, progress: Told = lambda _: None) -> ServerInfo:
-    """Its info, as soon as it answers. Raises EngineError after `timeout` seconds."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + timeout
-    told = False
-    while True:
-        try:
-            await client.resume()  # paused, as a trainer that was killed leaves it, it would not answer
-            await client.check(min(timeout, 30.0))
-            return await client.info()
-        except ServerFailed as error:
-            if loop.time() >= end:
-                raise EngineError(f"{ROLLOUT}.server_urls: no answer within {timeout:g} s: {error}") from error
-            if not told:
-                progress(f"no answer yet, waiting up to {timeout:g} s: {error}")
-                told = True
-        await asyncio.sleep(LOOK_EVERY)
-
-
-def weight_sender(config: Config, device: str, urls: Sequence[str], run_dir: Path) -> WeightSender:
-    """As update_weights_transport asks for it."""
-    rollout = config.actor_rollout_ref.rollout
-    # A server on a CPU computes in float32.
-    dtype = torch.float32 if device == "cpu" else getattr(torch, config.actor_rollout_ref.model.dtype)
-    transport = rollout.update_weights_transport
-    local = all(map(is_this_machine, urls))
-    if transport == "auto":
-        transport = "tensor" if local else "distributed"
-    if transport == "tensor" and not local:
-        raise ConfigError(
-            f"{ROLLOUT}.update_weights_transport=tensor hands over memory, and {', '.join(urls)} are not all on this "
-            "machine; use distributed or disk"
-        )
-    size, checksum = rollout.update_weights_bucket_megabytes << 20, rollout.update_weights_checksum
-    if transport == "tensor":
-        return TensorSender(dtype, size, device, checksum=checksum)
-    if transport == "distributed":
-        return DistributedSender(dtype, size, "nccl" if device == "cuda" else "gloo", checksum=checksum)
-    return DiskSender(dtype, size, run_dir / "weights", checksum=checksum)
-
-
-def is_this_machine(url: str) -> bool:
-    """Whether the URL's host is a name or an address of this machine."""
-    addresses, own = addresses_of(urlsplit(url).hostname or ""), addresses_of(socket.gethostname())
-    return bool(addresses) and all(ipaddress.ip_address(it).is_loopback or it in own for it in addresses)
-
-
-def addresses_of(host: str) -> set[str]:
-    """None where the name is unknown, as a container's own may be."""
-    try:
-        return {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
-    except OSError:
-        return set()

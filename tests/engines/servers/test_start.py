@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from agentrl.engines.sglang.start import is_this_machine
+from agentrl.engines.servers.start import is_this_machine
 
 
 @pytest.mark.parametrize("name", [socket.gethostname(), "no-such-host.invalid"])

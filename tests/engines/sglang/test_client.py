@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 
 from agentrl.engines.contract import RequestError, SamplingParams
-from agentrl.engines.sglang.client import Part, ServerFailed, SGLangClient
+from agentrl.engines.servers.client import PartialAnswer, ServerFailed
+from agentrl.engines.sglang.client import SGLangClient
 from agentrl.system.http import http_client
 from agentrl.trajectory import Image, PlacedImage
 
@@ -47,7 +48,7 @@ async def serving(generate: Handler) -> AsyncIterator[SGLangClient]:
         await runner.cleanup()
 
 
-async def answered(chunks: Sequence[dict[str, Any]], part: Part, *, break_off: bool = False) -> Any:
+async def answered(chunks: Sequence[dict[str, Any]], partial: PartialAnswer, *, break_off: bool = False) -> Any:
     """What the client makes of a stream of `chunks`."""
 
     async def generate(request: web.Request) -> web.StreamResponse:
@@ -61,22 +62,22 @@ async def answered(chunks: Sequence[dict[str, Any]], part: Part, *, break_off: b
         return response
 
     async with serving(generate) as client:
-        return await client.generate("0" * 32, [5], SamplingParams(3), cache_key="v3", part=part)
+        return await client.generate("0" * 32, [5], SamplingParams(3), cache_key="v3", partial=partial)
 
 
 async def test_an_answer_in_pieces() -> None:
-    part = Part()
+    partial = PartialAnswer()
     spans = [{"version": "3", "start": 0, "end": 3}]
-    generation = await answered([chunk([7, 8]), chunk([9], weight_versions=spans, cached_tokens=4, **END)], part)
+    generation = await answered([chunk([7, 8]), chunk([9], weight_versions=spans, cached_tokens=4, **END)], partial)
     assert (generation.ids, generation.cached_tokens) == ([7, 8, 9], 4)
     assert generation.finish_reason.kind == "length" and generation.versions[0].version == 3
 
 
 async def test_what_came_before_a_break_is_kept() -> None:
-    part = Part()
+    partial = PartialAnswer()
     with pytest.raises(ServerFailed):
-        await answered([chunk([7, 8])], part, break_off=True)
-    assert (part.ids, part.logprobs, part.weight_version) == ([7, 8], [-1.0, -1.0], "3")
+        await answered([chunk([7, 8])], partial, break_off=True)
+    assert (partial.ids, partial.logprobs, partial.weight_version) == ([7, 8], [-1.0, -1.0], "3")
 
 
 @pytest.mark.parametrize(
@@ -90,15 +91,15 @@ async def test_what_came_before_a_break_is_kept() -> None:
     ],
 )
 async def test_nothing_is_kept_of_an_answer_that_makes_no_sense(last: dict[str, Any]) -> None:
-    part = Part()
+    partial = PartialAnswer()
     with pytest.raises(ServerFailed, match="makes no sense"):
-        await answered([chunk([7, 8]), last], part)
-    assert part.ids == part.logprobs == []
+        await answered([chunk([7, 8]), last], partial)
+    assert partial.ids == partial.logprobs == []
 
 
 async def test_a_refusal_is_the_requests_fault() -> None:
     with pytest.raises(RequestError, match="too long"):
-        await answered([{"error": {"message": "too long", "code": 400}}], Part())
+        await answered([{"error": {"message": "too long", "code": 400}}], PartialAnswer())
 
 
 async def test_a_request_with_images_has_one_token_for_each() -> None:

@@ -1,22 +1,22 @@
 """Weights through files, in a folder that the servers see under the same path.
 
 A version appears whole or not at all, and only the newest is kept: servers that start anew are sent the weights again.
-SGLang reads every `*.safetensors` file of a folder and nothing else of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from agentrl.engines.servers.client import WeightReceiver
 from agentrl.engines.servers.sync.buckets import Bucket, buckets, buffer_bytes
-from agentrl.engines.servers.sync.checksum import Expectation, compare
-from agentrl.engines.servers.sync.update import Comparison, Server, Update
+from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
+from agentrl.engines.servers.sync.update import Comparison, Update
 from agentrl.engines.weights import Weights
 from agentrl.system.publish import published_directory
 
@@ -25,43 +25,40 @@ class DiskSender:
     """A WeightSender for servers that share a file system with the trainer."""
 
     def __init__(
-        self, dtype: torch.dtype, bucket_bytes: int, folder: Path, *, timeout: float = 900.0, checksum: bool = False
+        self,
+        dtype: torch.dtype,
+        bucket_bytes: int,
+        folder: Path,
+        *,
+        timeout: float = 900.0,
+        checksums: Callable[[], ExpectedChecksums] | None = None,
     ) -> None:
         """`dtype`: the servers' dtype. `bucket_bytes`: a file's size. `folder`: of this sender alone. `timeout`:
-        seconds that a server may take to read all. `checksum`: have the servers' weights compared after each send."""
+        seconds that a server may take to read all. `checksums`: makes the expected checksums of a send;
+        None: what arrived is not verified."""
         self.bytes_sent = 0
         self.compared: Comparison = "none"
         self._dtype = dtype
         self._bucket_bytes = bucket_bytes
         self._folder = folder.absolute()
         self._timeout = timeout
-        self._checksum = checksum
+        self._checksums = checksums
 
-    async def send(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
+    async def send(self, servers: Sequence[WeightReceiver], weights: Weights, version: int) -> dict[str, Exception]:
         """See WeightSender. Raises TrainingError on a full disk."""
         update = Update(servers, version, self._timeout)
-        expectation = Expectation()
-        path = await self._write(weights, version, expectation)
-        await update.post(
-            "reading files",
-            "/update_weights_from_disk",
-            lambda _: {
-                "model_path": str(path),
-                "load_format": "safetensors",
-                "weight_version": str(version),
-                "flush_cache": False,
-                "abort_all_requests": False,
-            },
-        )
-        if self._checksum:
-            self.compared = await compare(update, expectation)
+        expected = self._checksums() if self._checksums else None
+        path = await self._write(weights, version, expected)
+        await update.each("reading files", lambda server: server.update_from_disk(path, version, self._timeout))
+        if expected is not None:
+            self.compared = await compare(update, expected)
         return update.faults
 
     async def close(self) -> None:
         """Remove the files."""
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    async def _write(self, weights: Weights, version: int, expectation: Expectation) -> Path:
+    async def _write(self, weights: Weights, version: int, expected: ExpectedChecksums | None) -> Path:
         """The folder of the new version; older ones are gone."""
         self.bytes_sent = 0
         path = self._folder / f"version-{version}"
@@ -69,8 +66,8 @@ class DiskSender:
         with published_directory(path) as partial:
             filled = buckets(weights.read(), buffer, self._bucket_bytes, self._dtype)
             for number, bucket in enumerate(filled, start=1):
-                if self._checksum:
-                    expectation.add(bucket)
+                if expected is not None:
+                    expected.add(bucket)
                 await asyncio.to_thread(_save, bucket, partial / f"model-{number:05d}.safetensors")
                 self.bytes_sent += bucket.data.numel()
         for other in self._folder.iterdir():

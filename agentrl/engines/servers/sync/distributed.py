@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -21,9 +21,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from agentrl.engines.contract import RequestError
-from agentrl.engines.servers.sync.buckets import Bucket, buckets, buffer_bytes
-from agentrl.engines.servers.sync.checksum import Expectation, compare
-from agentrl.engines.servers.sync.update import Comparison, Server, Update
+from agentrl.engines.servers.client import GroupInvitation, ServerInfo, WeightReceiver
+from agentrl.engines.servers.sync.buckets import buckets, buffer_bytes
+from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
+from agentrl.engines.servers.sync.update import Comparison, Update
 from agentrl.engines.weights import Weights
 
 GRACE = 10.0
@@ -40,11 +41,11 @@ class DistributedSender:
         backend: Literal["gloo", "nccl"],
         *,
         timeout: float = 300.0,
-        checksum: bool = False,
+        checksums: Callable[[], ExpectedChecksums] | None = None,
     ) -> None:
         """`dtype`: the servers' dtype. `bucket_bytes`: what is broadcast at once, held once here and once by each rank
-        of a server. `timeout`: seconds for one bucket, and for making the group. `checksum`: have the servers' weights
-        compared after each send."""
+        of a server. `timeout`: seconds for one bucket, and for making the group. `checksums`: makes the expected
+        checksums of a send; None: what arrived is not verified."""
         self.bytes_sent = 0
         self.compared: Comparison = "none"
         self._dtype = dtype
@@ -52,11 +53,11 @@ class DistributedSender:
         self._backend: Literal["gloo", "nccl"] = backend
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         self._timeout = timeout
-        self._checksum = checksum
+        self._checksums = checksums
         self._group: _Group | None = None
         self._version = ""
 
-    async def send(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
+    async def send(self, servers: Sequence[WeightReceiver], weights: Weights, version: int) -> dict[str, Exception]:
         """See WeightSender. Reads `weights` once more for each time that a server fails under way."""
         update = Update(servers, version, self._timeout)
         infos = await update.infos()
@@ -65,7 +66,7 @@ class DistributedSender:
             taking_part = list(update.servers)
             try:
                 await self._join(update, infos)
-                expectation = await self._broadcast(update, weights)
+                expected = await self._broadcast(update, weights)
             except _Broken as broken:
                 await self._drop_group(update.servers)
                 if len(update.servers) == len(taking_part):
@@ -73,8 +74,8 @@ class DistributedSender:
                 continue
             await update.end()
             self._version = str(version)
-            if self._checksum:
-                self.compared = await compare(update, expectation)
+            if expected is not None:
+                self.compared = await compare(update, expected)
             break
         return update.faults
 
@@ -83,7 +84,7 @@ class DistributedSender:
         if self._group is not None:
             await self._drop_group(self._group.servers)
 
-    async def _join(self, update: Update, infos: Mapping[str, Any]) -> None:
+    async def _join(self, update: Update, infos: Mapping[str, ServerInfo]) -> None:
         """Have a group of exactly the servers of the update. Raises _Broken.
 
         A server with another version than it was last sent was started anew since, and is in no group.
@@ -94,50 +95,59 @@ class DistributedSender:
             return
         await self.close()
         group = self._group = _Group(update.servers, sizes, self._backend, self._timeout)
-        await self._together(update, "joining the group", "/init_weights_update_group", group.invitation, group.join)
+        await self._together(
+            update,
+            "joining the group",
+            lambda server: server.join_weight_group(group.invitation(server), self._timeout),
+            group.join,
+        )
 
-    async def _broadcast(self, update: Update, weights: Weights) -> Expectation:
+    async def _broadcast(self, update: Update, weights: Weights) -> ExpectedChecksums | None:
         assert self._group is not None
         group = self._group
         self.bytes_sent = 0
-        expectation = Expectation()
+        expected = self._checksums() if self._checksums else None
         buffer = torch.empty(
             buffer_bytes(weights.shapes, self._dtype, self._bucket_bytes), dtype=torch.uint8, device=self._device
         )
         for number, bucket in enumerate(buckets(weights.read(), buffer, self._bucket_bytes, self._dtype), start=1):
-            if self._checksum:
-                expectation.add(bucket)
-            body = _announcement(bucket, group.name, update.version)
+            if expected is not None:
+                expected.add(bucket)
             await self._together(
                 update,
                 f"bucket {number}",
-                "/update_weights_from_distributed",
-                lambda _, body=body: body,
-                lambda data=bucket.data: group.broadcast(data),
+                lambda server, bucket=bucket: server.update_from_broadcast(  # type: ignore[misc]
+                    bucket, update.version, group=group.name, timeout=self._timeout
+                ),
+                lambda data=bucket.data: group.broadcast(data),  # type: ignore[misc]
             )
             self.bytes_sent += bucket.data.numel()
-        return expectation
+        return expected
 
-    async def _together(self, update: Update, step: str, path: str, body: Any, ours: Any) -> None:
-        """One request to each server while `ours` runs in a thread. Whichever fails first ends the other sides.
+    async def _together(
+        self, update: Update, step: str, ask: Callable[[WeightReceiver], Awaitable[None]], ours: Callable[[], None]
+    ) -> None:
+        """Run `ask` for each server while `ours` runs in a thread. Whichever fails first ends the other sides.
 
-        Raises _Broken when anything failed. Who is to blame is dropped from the update: servers that gave no answer; if
-        all did, those that refused before we broke off. A server that only tells of the broken group stays.
+        Raises _Broken when anything failed, and drops the servers to blame from the update: those that gave no answer;
+        if all answered, those that refused before we broke off. A server that only reports the broken group stays.
         """
         assert self._group is not None
         servers = list(update.servers)
-        theirs = [asyncio.create_task(update.post_one(server, path, body(server))) for server in servers]
+        theirs = [asyncio.ensure_future(ask(server)) for server in servers]
         mine = asyncio.create_task(asyncio.to_thread(ours))
         try:
             done, _ = await asyncio.wait([mine, *theirs], return_when=asyncio.FIRST_EXCEPTION, timeout=self._timeout)
             first = next((task.exception() for task in done if task.exception() is not None), None)
             if first is None and len(done) == 1 + len(theirs):
                 return
+            # A refusal counts only while our side works: after our own failure the servers' errors are its echo.
             refused = [] if mine in done and mine.exception() else _errors(servers, theirs)
             await asyncio.to_thread(self._group.abort)
             await asyncio.wait([mine, *theirs], timeout=GRACE)
         except asyncio.CancelledError:
-            self._group.abort()  # nobody knows how far the others are
+            # How far the others are is unknown, so the group cannot be used again.
+            self._group.abort()
             self._group = None
             raise
         finally:
@@ -149,14 +159,13 @@ class DistributedSender:
             update.fail(server, step, error)
         raise _Broken(step, first or TimeoutError(f"not done within {self._timeout:g} s"))
 
-    async def _drop_group(self, servers: Sequence[Server]) -> None:
+    async def _drop_group(self, servers: Sequence[WeightReceiver]) -> None:
         """Servers that are gone, or never joined, do not matter here."""
         group, self._group = self._group, None
         if group is None:
             return
-        body = {"group_name": group.name}
         await asyncio.gather(
-            *(server.post("/destroy_weights_update_group", body, timeout=GRACE) for server in servers),
+            *(server.leave_weight_group(group.name, GRACE) for server in servers),
             asyncio.to_thread(group.abort),
             return_exceptions=True,
         )
@@ -171,10 +180,17 @@ class _Broken(Exception):
 
 
 class _Group:
-    """The trainer's side. SGLang makes its side with torch's own helper, whose store prefixes are repeated here."""
+    """The trainer's side of the group: rank 0.
+
+    Servers make their side with torch's own helper for process groups, whose store prefixes are repeated in `join`.
+    """
 
     def __init__(
-        self, servers: Sequence[Server], sizes: list[tuple[str, int]], backend: Literal["gloo", "nccl"], timeout: float
+        self,
+        servers: Sequence[WeightReceiver],
+        sizes: list[tuple[str, int]],
+        backend: Literal["gloo", "nccl"],
+        timeout: float,
     ) -> None:
         """`sizes`: each server's URL and its number of ranks."""
         self.servers = list(servers)
@@ -188,17 +204,18 @@ class _Group:
             "0.0.0.0", 0, self._world, is_master=True, timeout=self._timeout, wait_for_workers=False
         )
         self._port = self._store.port
+        # ProcessGroupGloo or ProcessGroupNCCL, whose `broadcast` torch does not declare.
         self._peers: Any = None
 
-    def invitation(self, server: Server) -> dict[str, Any]:
-        return {
-            "master_address": address_towards(server.url),
-            "master_port": self._port,
-            "rank_offset": self._offsets[server.url],
-            "world_size": self._world,
-            "group_name": self.name,
-            "backend": self._backend,
-        }
+    def invitation(self, server: WeightReceiver) -> GroupInvitation:
+        return GroupInvitation(
+            name=self.name,
+            backend=self._backend,
+            address=address_towards(server.url),
+            port=self._port,
+            first_rank=self._offsets[server.url],
+            world_size=self._world,
+        )
 
     def join(self) -> None:
         """Blocks until all ranks are there."""
@@ -228,9 +245,11 @@ class _Group:
             peers.abort()
 
 
-def _errors(servers: Sequence[Server], tasks: Sequence[asyncio.Task[Any]]) -> list[tuple[Server, Exception]]:
+def _errors(
+    servers: Sequence[WeightReceiver], tasks: Sequence[asyncio.Future[None]]
+) -> list[tuple[WeightReceiver, Exception]]:
     """Servers whose request has ended in an error, or was given up."""
-    errors: list[tuple[Server, Exception]] = []
+    errors: list[tuple[WeightReceiver, Exception]] = []
     for server, task in zip(servers, tasks, strict=True):
         error = TimeoutError("no answer") if task.cancelled() else task.exception() if task.done() else None
         if isinstance(error, Exception):
@@ -245,18 +264,6 @@ def address_towards(url: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
-
-
-def _announcement(bucket: Bucket, group: str, version: int) -> dict[str, Any]:
-    return {
-        "names": [entry.name for entry in bucket.entries],
-        "dtypes": [str(entry.dtype).removeprefix("torch.") for entry in bucket.entries],
-        "shapes": [list(entry.shape) for entry in bucket.entries],
-        "group_name": group,
-        "load_format": "flattened_bucket",
-        "flush_cache": False,
-        "weight_version": str(version) if bucket.last else None,
-    }
 
 
 def _offsets(sizes: Sequence[int]) -> Iterator[int]:

@@ -6,28 +6,20 @@ own parameters before it answers; then the buffer is filled with the next bucket
 
 from __future__ import annotations
 
-import base64
 import fcntl
-import io
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.reduction import ForkingPickler
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.multiprocessing
-from torch.multiprocessing import reductions
 
 from agentrl.engines.contract import EngineError
-from agentrl.engines.servers.sync.buckets import Bucket, buckets, buffer_bytes
-from agentrl.engines.servers.sync.checksum import Expectation, compare
-from agentrl.engines.servers.sync.update import Comparison, Server, Update
+from agentrl.engines.servers.client import WeightReceiver
+from agentrl.engines.servers.sync.buckets import buckets, buffer_bytes
+from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
+from agentrl.engines.servers.sync.update import Comparison, Update
 from agentrl.engines.weights import Weights
-
-_DEVICE = 6
-"""Which argument of torch's rebuild_cuda_tensor is the device."""
 
 
 class TensorSender:
@@ -40,48 +32,44 @@ class TensorSender:
         device: torch.device | str = "cpu",
         *,
         timeout: float = 300.0,
-        checksum: bool = False,
+        checksums: Callable[[], ExpectedChecksums] | None = None,
     ) -> None:
         """`dtype`: the servers' dtype. `bucket_bytes`: the buffer's size. `device`: where the buffer lies, the same
-        kind as the servers'. `timeout`: seconds that a server may take for one bucket. `checksum`: have the servers'
-        weights compared after each send."""
+        kind as the servers'. `timeout`: seconds that a server may take for one bucket. `checksums`: makes the
+        expected checksums of a send; None: what arrived is not verified."""
         self.bytes_sent = 0
         self.compared: Comparison = "none"
         self._dtype = dtype
         self._bucket_bytes = bucket_bytes
         self._device = torch.device(device)
         self._timeout = timeout
-        self._checksum = checksum
+        self._checksums = checksums
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
-    async def send(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
+    async def send(self, servers: Sequence[WeightReceiver], weights: Weights, version: int) -> dict[str, Exception]:
         """See WeightSender. Raises EngineError when shared memory is too small for the buffer."""
         self.bytes_sent = 0
         buffer = self._buffer_of(buffer_bytes(weights.shapes, self._dtype, self._bucket_bytes))
         update = Update(servers, version, self._timeout)
         infos = await update.infos()
         await update.begin()
-        expectation = Expectation()
+        expected = self._checksums() if self._checksums else None
         filled = buckets(weights.read(), buffer, self._bucket_bytes, self._dtype)
         for number, bucket in enumerate(filled, start=1):
-            if self._checksum:
-                expectation.add(bucket)
+            if expected is not None:
+                expected.add(bucket)
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
-            await update.post(
+            await update.each(
                 f"bucket {number}",
-                "/update_weights_from_tensor",
-                lambda server, bucket=bucket: {  # type: ignore[misc]
-                    "serialized_named_tensors": [serialize(bucket) for _ in range(infos[server.url].tensor_parallel)],
-                    "load_format": "flattened_bucket",
-                    "flush_cache": False,
-                    "weight_version": str(version) if bucket.last else None,
-                },
+                lambda server, bucket=bucket: server.update_from_memory(  # type: ignore[misc]
+                    bucket, version, ranks=infos[server.url].tensor_parallel, timeout=self._timeout
+                ),
             )
             self.bytes_sent += bucket.data.numel()
         await update.end()
-        if self._checksum:
-            self.compared = await compare(update, expectation)
+        if expected is not None:
+            self.compared = await compare(update, expected)
         return update.faults
 
     async def close(self) -> None:
@@ -95,43 +83,8 @@ class TensorSender:
         return self._buffer
 
 
-def serialize(bucket: Bucket) -> str:
-    """What one rank of a server gets: base64 of a pickle with a handle of the buffer and the tensors' places in it.
-
-    A handle of CUDA memory counts its users and is good for one rank only.
-    """
-    metadata = [
-        SimpleNamespace(
-            name=entry.name,
-            shape=torch.Size(entry.shape),
-            dtype=entry.dtype,
-            start_idx=entry.start,
-            end_idx=entry.end,
-            numel=entry.end - entry.start,
-        )
-        for entry in bucket.entries
-    ]
-    data: Any = bucket.data if bucket.data.device.type == "cpu" else _CudaHandle(bucket.data)
-    payload = io.BytesIO()
-    with _shared_by_name():
-        ForkingPickler(payload).dump({"flattened_tensor": data, "metadata": metadata})
-    return base64.b64encode(payload.getvalue()).decode()
-
-
-class _CudaHandle:
-    """Pickles as a CUDA tensor whose device is told by its UUID, as SGLang reads it: indices differ by process."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        rebuild, arguments = reductions.reduce_tensor(self._tensor)
-        uuid = str(torch.cuda.get_device_properties(self._tensor.device).uuid)
-        return rebuild, (*arguments[:_DEVICE], uuid, *arguments[_DEVICE + 1 :])
-
-
 @contextmanager
-def _shared_by_name() -> Iterator[None]:
+def shared_by_name() -> Iterator[None]:
     """Shared memory is named by a file, which an unrelated process can open; by torch's default it is a descriptor,
     which only a child can be given."""
     before = torch.multiprocessing.get_sharing_strategy()
@@ -161,7 +114,7 @@ def _shared(size: int) -> torch.Tensor:
             f"a weight bucket needs {size} bytes of shared memory, /dev/shm has {free} free: make it larger "
             "(docker: --shm-size) or actor_rollout_ref.rollout.update_weights_bucket_megabytes smaller"
         )
-    with _shared_by_name(), _stderr_not_inherited():
+    with shared_by_name(), _stderr_not_inherited():
         return torch.empty(size, dtype=torch.uint8).share_memory_()
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from agentrl.engines.servers.startup_log import StartupLog, last_error
 from agentrl.engines.sglang.options import CPU_TOKENS, ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError
 
 
@@ -102,7 +103,7 @@ STAGES = [
 
 @pytest.mark.parametrize("piece", [1, 7, 10_000])
 def test_stages_are_told_once_however_the_log_comes(piece: int) -> None:
-    log = StartupLog()
+    log = StartupLog(SGLangProcess.stages)
     assert [stage for at in range(0, len(LOG), piece) for stage in log.read(LOG[at : at + piece])] == STAGES
 
 
@@ -156,4 +157,4 @@ sglang serve: error: unrecognized arguments: --y
     ids=["scheduler", "both", "main", "chained", "usage", "no exception", "empty"],
 )
 def test_the_last_error_is_the_reason(log: str, error: str) -> None:
-    assert last_error(log) == error
+    assert last_error(log, SGLangProcess.aftermath) == error

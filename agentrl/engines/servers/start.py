@@ -1,0 +1,108 @@
+"""The steps from the config to a running engine that all server software shares."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+
+from agentrl.config import Config
+from agentrl.engines.contract import EngineError
+from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.sync.checksum import ExpectedChecksums
+from agentrl.engines.servers.sync.disk import DiskSender
+from agentrl.engines.servers.sync.distributed import DistributedSender
+from agentrl.engines.servers.sync.tensor import TensorSender
+from agentrl.engines.servers.sync.update import WeightSender
+from agentrl.errors import ConfigError
+
+ROLLOUT = "actor_rollout_ref.rollout"
+LOOK_EVERY = 0.5
+"""Seconds between two tries to reach a server that is attached to."""
+Say = Callable[[str], None]
+"""Shows the user a line."""
+
+
+async def start_all(processes: Sequence[ServerProcess], timeout: float, progress: Say) -> None:
+    """Start all at once and wait for them; the first failure ends the wait. The caller stops them."""
+    for process in processes:
+        process.start()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number, process in enumerate(processes):
+                group.create_task(process.ready(timeout, partial(_say_number, progress, number)))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+
+
+def _say_number(progress: Say, number: int, text: str) -> None:
+    progress(f"server {number}: {text}")
+
+
+async def reach(client: ServerClient, timeout: float, progress: Say = lambda _: None) -> ServerInfo:
+    """Wait until a server that is attached to answers. Raises EngineError after `timeout` seconds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout
+    told = False
+    while True:
+        try:
+            # A trainer that was killed may have left it paused; then it would not answer a check.
+            await client.resume()
+            await client.check(min(timeout, 30.0))
+            return await client.info()
+        except ServerFailed as error:
+            if loop.time() >= end:
+                raise EngineError(f"{ROLLOUT}.server_urls: no answer within {timeout:g} s: {error}") from error
+            if not told:
+                progress(f"no answer yet, waiting up to {timeout:g} s: {error}")
+                told = True
+        await asyncio.sleep(LOOK_EVERY)
+
+
+def weight_sender(
+    config: Config, device: str, urls: Sequence[str], run_dir: Path, checksums: Callable[[], ExpectedChecksums]
+) -> WeightSender:
+    """Build the sender that update_weights_transport asks for. Raises ConfigError.
+
+    `checksums` makes the expected checksums of the server software; used with update_weights_checksum.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    # A server on a CPU computes in float32.
+    dtype = torch.float32 if device == "cpu" else getattr(torch, config.actor_rollout_ref.model.dtype)
+    transport = rollout.update_weights_transport
+    local = all(map(is_this_machine, urls))
+    if transport == "auto":
+        transport = "tensor" if local else "distributed"
+    if transport == "tensor" and not local:
+        raise ConfigError(
+            f"{ROLLOUT}.update_weights_transport=tensor hands over memory, and {', '.join(urls)} are not all on this "
+            "machine; use distributed or disk"
+        )
+    size = rollout.update_weights_bucket_megabytes << 20
+    expected = checksums if rollout.update_weights_checksum else None
+    if transport == "tensor":
+        return TensorSender(dtype, size, device, checksums=expected)
+    if transport == "distributed":
+        return DistributedSender(dtype, size, "nccl" if device == "cuda" else "gloo", checksums=expected)
+    return DiskSender(dtype, size, run_dir / "weights", checksums=expected)
+
+
+def is_this_machine(url: str) -> bool:
+    """True when the URL's host is a name or an address of this machine."""
+    addresses, own = addresses_of(urlsplit(url).hostname or ""), addresses_of(socket.gethostname())
+    return bool(addresses) and all(ipaddress.ip_address(it).is_loopback or it in own for it in addresses)
+
+
+def addresses_of(host: str) -> set[str]:
+    """Resolve a host name. Empty where it is unknown, as a container's own name may be."""
+    try:
+        return {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return set()

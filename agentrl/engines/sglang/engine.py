@@ -1,0 +1,61 @@
+"""The rollout engine over SGLang servers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+
+import aiohttp
+
+from agentrl.engines.contract import SamplingParams
+from agentrl.engines.servers.engine import ServerEngine
+from agentrl.engines.servers.fleet import Timings
+from agentrl.engines.servers.model import ModelFacts
+from agentrl.engines.servers.supervisor import Server
+from agentrl.engines.servers.sync.update import WeightSender
+
+
+class SGLangEngine(ServerEngine):
+    """A ServerEngine whose requests are seeded as SGLang needs it.
+
+    `deterministic`: the servers honour seeds (SGLang's enable_deterministic_inference). For the other arguments see
+    `ServerEngine`.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        http: aiohttp.ClientSession,
+        model: ModelFacts,
+        sender: WeightSender,
+        *,
+        max_model_len: int,
+        deterministic: bool = False,
+        free_weights: bool = False,
+        notify: Callable[[str], None] = lambda _: None,
+        timings: Timings | None = None,
+    ) -> None:
+        super().__init__(
+            servers,
+            http,
+            model,
+            sender,
+            max_model_len=max_model_len,
+            free_weights=free_weights,
+            notify=notify,
+            timings=timings,
+        )
+        self._vocab_size = model.vocab_size
+        self._deterministic = deterministic
+        self._seeds = itertools.count(1 << 62)
+
+    def _server_params(self, params: SamplingParams) -> SamplingParams:
+        """Set what a server needs to sample the same tokens whatever else runs there.
+
+        Without a seed every request would have SGLang's default one. And a batch in which any request has a top-k (a
+        greedy one has 1) draws by rank, another by token id: so all requests get one.
+        """
+        seed = next(self._seeds) if params.seed is None else params.seed
+        top_k = self._vocab_size if self._deterministic and params.top_k == -1 else params.top_k
+        return dataclasses.replace(params, seed=seed, top_k=top_k)

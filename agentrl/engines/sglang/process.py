@@ -1,0 +1,70 @@
+"""An SGLang server process of ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import httpx
+
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.sglang.options import ServerArguments
+
+GPU_GRACE = 15.0
+"""Seconds that a server on GPUs has to end by itself, so that their memory is given back in order."""
+
+
+class SGLangProcess(ServerProcess):
+    """An SGLang server at 127.0.0.1, or the host that its arguments name."""
+
+    software = "SGLang"
+    stages = (
+        (re.compile(r"server_args="), "configured"),
+        (re.compile(r"Load weight begin"), "loading weights"),
+        (re.compile(r"[Ll]oading.*shards: +(\d+)% Completed"), "loading weights: {}%"),
+        (re.compile(r"Load weight end\. elapsed=([\d.]+) s"), "weights loaded in {} s"),
+        (re.compile(r"KV Cache is allocated\..*#tokens: (\d+)"), "KV cache of {} tokens"),
+        (re.compile(r"Capture (?:\w+ )*(?:CUDA|cuda) graph.* begin"), "capturing CUDA graphs"),
+        (re.compile(r"fired up and ready"), "ready"),
+    )
+    aftermath = "scheduler died during initialization"
+    module = "agentrl.engines.sglang.launch"
+    """Main module of the process."""
+
+    def __init__(self, arguments: ServerArguments, port: int | None, log: Path) -> None:
+        """See `ServerProcess.__init__`."""
+        grace = 0.0 if arguments.device == "cpu" else GPU_GRACE
+        super().__init__(arguments.model_path, port, log, host=arguments.host, grace=grace)
+        self.arguments = arguments
+
+    def command(self, port: int) -> list[str]:
+        """See `ServerProcess.command`."""
+        return [sys.executable, "-m", self.module, *self.arguments.argv(port)]
+
+    def environment(self) -> dict[str, str]:
+        """See `ServerProcess.environment`."""
+        return environment(self.arguments.device)
+
+    async def served_model(self, http: httpx.AsyncClient) -> str | None:
+        """See `ServerProcess.served_model`."""
+        if (await http.get(f"{self.url}/health")).status_code != 200:
+            return None
+        return str((await http.get(f"{self.url}/model_info")).json()["model_path"])
+
+
+def environment(device: str) -> dict[str, str]:
+    """Build the environment of a server process; what the user has set stays."""
+    ours = {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+        # A scheduler that crashed would keep its server from ending for more than a minute.
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+        # What a server reserves at a context's end may lie beyond the model's last position; no token ever does.
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+    }
+    if device == "cpu":
+        ours["OMP_NUM_THREADS"] = "1"  # threads of one server; a small model is slower with more
+    return {**ours, **os.environ}
