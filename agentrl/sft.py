@@ -27,13 +27,12 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     # Imported late, so that --help and config errors do not wait for torch.
     from agentrl.observe.tracking import Tracker
     from agentrl.runtime.device import resolve_device
-    from agentrl.runtime.executor import open_executor
-    from agentrl.runtime.placement import processes
     from agentrl.runtime.profiler import check_profile_steps
     from agentrl.runtime.ray.session import ray_session
     from agentrl.trainer.build import open_store
     from agentrl.trainer.run_folder import RunFolder
     from agentrl.trainer.sft import SupervisedTrainer, steps_per_epoch
+    from agentrl.workers.roles import open_sft_workers, processes
 
     model, trainer, out = config.model, config.trainer, Path(config.trainer.default_local_dir)
     device = resolve_device(trainer.device, display.warn)
@@ -56,9 +55,9 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
         if uses_ray(config):
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load model"):
-            executor = open_executor(config, device, total)
-        stack.callback(executor.close)
-        trained = SupervisedTrainer(config, executor, chat, train, validation, total, folder, tracker, store, display)
+            workers = open_sft_workers(config, device, total)
+        stack.callback(workers.executor.close)
+        trained = SupervisedTrainer(config, workers, chat, train, validation, total, folder, tracker, store, display)
         metrics = trained.fit()
     display.note(f"{out / 'policy'}: trained on {len(train)} transcripts in {total} steps")
     return metrics

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME
 
 from agentrl.chat import Chat
@@ -11,21 +13,27 @@ from agentrl.checkpoint.remote import ObjectStore
 from agentrl.checkpoint.state import wait_until_seen
 from agentrl.observe.display import Display
 from agentrl.system.publish import published_directory
-from agentrl.workers import WorkerGroup
 
 STEP_FILE = "trained_steps"
 """In the exported policy: how many steps it was trained for."""
 
 
 def export_policy(
-    workers: WorkerGroup, chat: Chat, step: int, folder: Path, store: ObjectStore | None, display: Display
+    export: Callable[[Path, PreTrainedTokenizerBase], None],
+    chat: Chat,
+    step: int,
+    folder: Path,
+    store: ObjectStore | None,
+    display: Display,
 ) -> None:
-    """Write what `workers` have learnt in `step` steps, whole or not at all, and upload it where there is a store.
+    """Write a policy after `step` steps into `folder`, whole or not at all, and upload it where there is a store.
+
+    export: has the workers write the model and the tokenizer into a folder, in Hugging Face format.
 
     Raises TrainingError when the disk is full, CheckpointError when it was written on another machine's disk.
     """
     with published_directory(folder) as partial:
-        workers.run("export", dir=partial, tokenizer=chat.tokenizer)
+        export(partial, chat.tokenizer)
         wait_until_seen(partial, lambda folder: None if (folder / CONFIG_NAME).exists() else CONFIG_NAME)
         if chat.vision is not None:
             chat.vision.save(partial)

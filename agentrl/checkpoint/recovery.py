@@ -1,4 +1,4 @@
-"""What a run goes on from: when it begins, and after a worker died."""
+"""Choose the checkpoint to resume from, at the start of a run and after a worker died."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import ConfigError, WorkerDied
 from agentrl.observe.display import Display
-from agentrl.runtime.executor import Executor
 
 
 class Continuation:
     """Chooses checkpoints, and makes new workers as often as trainer.max_worker_restarts allows."""
 
-    def __init__(self, config: RunConfig, executor: Executor, checkpoints: CheckpointManager, display: Display) -> None:
+    def __init__(
+        self, config: RunConfig, restart: Callable[[], None], checkpoints: CheckpointManager, display: Display
+    ) -> None:
+        """restart: ends all workers and makes new ones."""
         self.restarts = 0
-        self._config, self._executor, self._checkpoints, self._display = config, executor, checkpoints, display
+        self._config, self._restart, self._checkpoints, self._display = config, restart, checkpoints, display
         self._begun_from: Path | None = None
 
     def begin(self, last_step: int | None, policy: Path) -> Path | None:
@@ -61,7 +63,7 @@ class Continuation:
                 ) from death
             self.restarts += 1
             try:
-                self._executor.restart()  # first: ranks that live may still write what is given up
+                self._restart()  # first: ranks that live may still write what is given up
                 self._checkpoints.give_up()
                 go_back_to(self._checkpoints.latest() if self._checkpoints.published else self._begun_from)
                 return death

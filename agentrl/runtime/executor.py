@@ -6,50 +6,57 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from agentrl.config import Config, SFTConfig
-from agentrl.config.needs import uses_ray
-from agentrl.runtime.group import LocalWorkerGroup, WorkerGroup
-from agentrl.runtime.placement import pools_of
+from agentrl.runtime.placement import Pool, Role
 from agentrl.runtime.profiler import Profile, profiled
+from agentrl.runtime.ranks import Batch, LocalRanks, Ranks
 from agentrl.runtime.stall import STALL_SECONDS, watched
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.roles import Role, make_worker, roles_of
 
 logger = logging.getLogger(__name__)
 
-Computation = Callable[..., tuple[dict[str, torch.Tensor], Any]]
-"""Of a RaggedBatch and further arguments: token columns [T] by field, and anything else."""
+P = ParamSpec("P")
+R = TypeVar("R")
+Worker = TypeVar("Worker")
+Columns = dict[str, torch.Tensor]
+"""Token columns [T] by the field of `RaggedBatch`."""
 
 
 class Executor(Protocol):
-    """The workers of a run."""
+    """The processes of a run's workers."""
 
-    groups: dict[Role, WorkerGroup]
-    """One for each role that the run has."""
+    def ranks(self, role: Role[Worker]) -> Ranks[Worker]:
+        """Return the workers of a role that the executor was opened with."""
+        ...
 
     def profile_with(self, profile: Profile | None) -> None:
-        """How the calls that follow are profiled; None: not at all."""
+        """Profile the calls that follow; None: do not."""
         ...
 
     @property
     def nodes(self) -> Sequence[str]:
-        """The Ray nodes that the policy's ranks are on; none without Ray."""
+        """Ids of the Ray nodes with ranks of the first pool; empty without Ray."""
         ...
 
     def keep(self, batch: RaggedBatch) -> Sequences:
-        """The batch as the groups take it."""
+        """Put a batch where the workers are."""
         ...
 
-    def compute(self, function: Computation, batch: Any, *arguments: Any) -> tuple[Any, Any]:
-        """The batch with the columns that `function` finds for all of it, and what else it returns."""
+    def compute(
+        self,
+        function: Callable[Concatenate[RaggedBatch, P], tuple[Columns, R]],
+        batch: Batch,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[Batch, R]:
+        """Call `function` once, with all tokens of the batch; return the batch with its columns, and its result."""
         ...
 
     def restart(self) -> None:
-        """Make all workers anew, as they were at the start of the run; those that live are ended."""
+        """End all workers that live, and make every one anew, as they were at the start of the run."""
         ...
 
     def close(self) -> None:
@@ -58,14 +65,14 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """One worker a role, in this process."""
+    """One worker a role, in this process. Implements `Executor`."""
 
-    def __init__(self, config: Config | SFTConfig, device: str, total_steps: int) -> None:
+    def __init__(self, roles: Sequence[Role[Any]]) -> None:
         self._profile: Profile | None = None
-        self.groups: dict[Role, WorkerGroup] = {
-            role: LocalWorkerGroup(make_worker(role, config, device, total_steps), partial(self._around, role))
-            for role in roles_of(config)
-        }
+        self._workers = {role.name: role.make() for role in roles}
+
+    def ranks(self, role: Role[Worker]) -> LocalRanks[Worker]:
+        return LocalRanks(self._workers[role.name], partial(self._around, role.name))
 
     @property
     def nodes(self) -> Sequence[str]:
@@ -77,27 +84,32 @@ class LocalExecutor:
     def keep(self, batch: RaggedBatch) -> RaggedBatch:
         return batch
 
-    def compute(self, function: Computation, batch: RaggedBatch, *arguments: Any) -> tuple[RaggedBatch, Any]:
-        columns, rest = function(batch, *arguments)
-        return batch.with_fields(**columns), rest
+    def compute(
+        self,
+        function: Callable[Concatenate[RaggedBatch, P], tuple[Columns, R]],
+        batch: Batch,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[Batch, R]:
+        columns, result = function(batch.load(), *args, **kwargs)
+        return batch.with_fields(**columns), result
 
     def restart(self) -> None:
-        """Nothing can die but the run itself."""
+        """Do nothing: a worker of this process dies only with the run."""
 
     def close(self) -> None:
-        """What this process holds ends with it."""
+        """Do nothing: what this process holds ends with it."""
 
     @contextmanager
-    def _around(self, role: Role, method: str) -> Iterator[None]:
+    def _around(self, role: str, method: str) -> Iterator[None]:
         with profiled(self._profile, 0), watched(f"{role}.{method}", STALL_SECONDS, logger.warning):
             yield
 
 
-def open_executor(config: Config | SFTConfig, device: str, total_steps: int) -> Executor:
-    """One device: this process; several: Ray, which must be up. Raises UserError."""
-    if not uses_ray(config):
-        return LocalExecutor(config, device, total_steps)
+def open_executor(pools: Sequence[Pool], device: str, *, on_ray: bool) -> Executor:
+    """Make the workers of all roles: in this process, or under Ray, which must be up. Raises UserError."""
+    if not on_ray:
+        return LocalExecutor([role for pool in pools for role in pool.roles])
     from agentrl.runtime.ray.executor import RayExecutor
 
-    factory = partial(make_worker, config=config, device=device, total_steps=total_steps)
-    return RayExecutor(pools_of(config), device, factory)
+    return RayExecutor(pools, device)

@@ -22,14 +22,11 @@ from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
 from agentrl.rollouts.local import Rollouts
 from agentrl.runtime.device import resolve_device
-from agentrl.runtime.executor import Executor, open_executor
-from agentrl.runtime.placement import processes
 from agentrl.runtime.profiler import check_profile_steps
 from agentrl.runtime.ray.session import ray_session
 from agentrl.trainer.run_folder import RunFolder
 from agentrl.trajectory.sample import Sample
-from agentrl.workers import WorkerGroup
-from agentrl.workers.roles import reference_of
+from agentrl.workers.roles import Workers, open_workers, processes
 
 if TYPE_CHECKING:
     from agentrl.rollouts.ray import RayRollouts
@@ -48,11 +45,7 @@ class Parts:
     loader: Loader
     val_data: ParquetDataset | None
     rollouts: Rollouts | RayRollouts
-    executor: Executor
-    policy: WorkerGroup
-    reference: WorkerGroup | None
-    critic: WorkerGroup | None
-    reward_model: WorkerGroup | None
+    workers: Workers
     kl_controller: KLController | None
     checkpoints: CheckpointManager
     tracker: Tracker
@@ -96,15 +89,14 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
         if uses_ray(config):
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load models", total=None):
-            executor = open_executor(config, device, total_steps)
-        stack.callback(executor.close)
-        policy = executor.groups["policy"]
+            workers = open_workers(config, device, total_steps)
+        stack.callback(workers.executor.close)
         if rollout.name == "sglang" and rollout.server_urls is None:
             folder.clear()  # the servers' logs are in it
-        opened = open_rollouts(config, device, chat, context_parts, run_dir, display, executor.nodes)
+        opened = open_rollouts(config, device, chat, context_parts, run_dir, display, workers.executor.nodes)
         rollouts = stack.enter_context(opened)
         if rollout.server_urls is not None or model.lora_adapter_path is not None:
-            send_first_weights(config, rollouts, policy.run("weights"), display)
+            send_first_weights(config, rollouts, workers.policy.weights(), display)
         yield Parts(
             config=config,
             display=display,
@@ -113,11 +105,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
             loader=loader,
             val_data=val_data,
             rollouts=rollouts,
-            executor=executor,
-            policy=policy,
-            reference=reference_of(config, executor.groups),
-            critic=executor.groups.get("critic"),
-            reward_model=executor.groups.get("reward_model"),
+            workers=workers,
             kl_controller=build_kl_controller(config),
             checkpoints=build_checkpoints(config, run_dir, store, display),
             tracker=tracker,

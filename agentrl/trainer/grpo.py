@@ -38,9 +38,7 @@ from typing import Any
 
 from agentrl.algorithms.estimate import estimate
 from agentrl.checkpoint.export import export_policy
-from agentrl.checkpoint.manager import Finish
 from agentrl.checkpoint.recovery import Continuation
-from agentrl.checkpoint.state import all_seen
 from agentrl.config import config_to_dict
 from agentrl.config.needs import GROUP_ESTIMATORS
 from agentrl.errors import TrainingError, WorkerDied
@@ -53,7 +51,7 @@ from agentrl.trainer.validation import validate
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.batch import Sequences
 from agentrl.trajectory.collate import left_out
-from agentrl.workers import WorkerGroup
+from agentrl.workers.groups import TrainableGroup
 
 Metrics = dict[str, float]
 
@@ -66,7 +64,8 @@ class Trainer:
         self.config = parts.config
         self.display = parts.display
         self.step = 0
-        self.continuation = Continuation(self.config.trainer, parts.executor, parts.checkpoints, parts.display)
+        restart = parts.workers.executor.restart
+        self.continuation = Continuation(self.config.trainer, restart, parts.checkpoints, parts.display)
         self.seconds: Metrics = {}
         self.first = self.state()
 
@@ -137,11 +136,12 @@ class Trainer:
         parts.loader.load_state_dict(self.first["loader"])
         if parts.kl_controller is not None:
             parts.kl_controller.load_state_dict(self.first["kl_controller"])
-        parts.rollouts.sync_weights(parts.policy.run("weights"), 0)
+        parts.rollouts.sync_weights(parts.workers.policy.weights(), 0)
 
     def train_step(self) -> Metrics:
         """One step: rollouts, log-probs, advantages, update, weights to the engine."""
         parts, algorithm = self.parts, self.config.algorithm
+        workers = parts.workers
         metrics = {name: spent for name, spent in self.seconds.items() if name == "time/save"}  # after the step before
         self.seconds = {}
         began = time.perf_counter()
@@ -155,7 +155,7 @@ class Trainer:
         parts.rollouts.rest()
         self.show(rollout.shown, "train")
         outlines, further_rewards = rollout.outlines, None
-        if parts.reward_model is not None:
+        if parts.workers.reward_model is not None:
             with self.timed("reward_model"):
                 outlines = with_model_scores(parts, rollout)
             further_rewards = {number: outline.model_reward for number, outline in enumerate(outlines)}
@@ -167,23 +167,21 @@ class Trainer:
         )
         metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(outlines).items()}
 
-        batch = trained_on(parts.executor, rollout, outlines)
+        batch = trained_on(workers.executor, rollout, outlines)
         tokens = batch.num_tokens
         with self.timed("old_log_prob"):
-            logprobs, entropy = parts.policy.run("compute_log_probs", batch)
-        batch = batch.with_fields(old_logprobs=logprobs)
+            batch, entropy = workers.policy.log_probs(batch)
         metrics |= entropy
-        if parts.reference is not None:
+        if workers.reference is not None:
             with self.timed("ref_log_prob"):
-                logprobs, _ = parts.reference.run("compute_log_probs", batch)
-            batch = batch.with_fields(ref_logprobs=logprobs)
-        if parts.critic is not None:
+                batch = workers.reference.log_probs(batch)
+        if workers.critic is not None:
             with self.timed("values"):
-                batch = batch.with_fields(values=parts.critic.run("compute_values", batch))
+                batch = workers.critic.values(batch)
 
         with self.timed("advantages"):
             arguments = (algorithm, self.config.actor_rollout_ref.rollout.n, parts.kl_controller, further_rewards)
-            batch, found = parts.executor.compute(estimate, batch, *arguments)
+            batch, found = workers.executor.compute(estimate, batch, *arguments)
         metrics |= found.metrics
         if parts.kl_controller is not None:
             parts.kl_controller.load_state_dict(found.controller)
@@ -203,22 +201,22 @@ class Trainer:
 
         zero_advantage: sequences that the policy need not go over where they teach it nothing.
         """
-        parts = self.parts
+        workers = self.parts.workers
         metrics: Metrics = {}
         updated = self.step > self.config.trainer.critic_warmup
-        if parts.critic is not None:
+        if workers.critic is not None:
             with self.timed("update_critic"):
-                metrics |= parts.critic.run("update", batch, step=self.step)
+                metrics |= workers.critic.update(batch, step=self.step)
         if updated:
             with self.timed("update_actor"):
-                metrics |= parts.policy.run("update", batch, step=self.step, zero_advantage=zero_advantage)
+                metrics |= workers.policy.update(batch, step=self.step, zero_advantage=zero_advantage)
         return updated, metrics
 
     def sync_weights(self) -> Metrics:
         """The policy's weights to the engine."""
         parts = self.parts
         with self.timed("sync_weights"):
-            report = parts.rollouts.sync_weights(parts.policy.run("weights"), self.step)
+            report = parts.rollouts.sync_weights(parts.workers.policy.weights(), self.step)
         return {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
 
     def check_failures(self, outlines: list[Outline]) -> None:
@@ -255,8 +253,11 @@ class Trainer:
     def save(self) -> None:
         """A checkpoint of everything a continued run needs, published now or, in the background, when it is written."""
         parts = self.parts
-        groups = {"policy": parts.policy} | ({"critic": parts.critic} if parts.critic is not None else {})
-        writers = {name: partial(save_workers, group, parts.checkpoints.background) for name, group in groups.items()}
+        groups: dict[str, TrainableGroup] = {"policy": parts.workers.policy}
+        if parts.workers.critic is not None:
+            groups["critic"] = parts.workers.critic
+        background = parts.checkpoints.background
+        writers = {name: partial(group.save, background=background) for name, group in groups.items()}
         with self.timed("save"):
             parts.checkpoints.save(self.step, writers, self.state() | {"config": config_to_dict(self.config)})
 
@@ -272,14 +273,14 @@ class Trainer:
         """Workers, data order, step and engine as the checkpoint has them. Raises CheckpointError."""
         parts = self.parts
         state = parts.checkpoints.load(path)
-        parts.policy.run("load", dir=path / "policy")
-        if parts.critic is not None:
-            parts.critic.run("load", dir=path / "critic")
+        parts.workers.policy.load(path / "policy")
+        if parts.workers.critic is not None:
+            parts.workers.critic.load(path / "critic")
         if parts.kl_controller is not None:
             parts.kl_controller.load_state_dict(state["kl_controller"])
         parts.loader.load_state_dict(state["loader"])
         self.step = state["step"]
-        parts.rollouts.sync_weights(parts.policy.run("weights"), self.step)
+        parts.rollouts.sync_weights(parts.workers.policy.weights(), self.step)
 
     def resume(self) -> None:
         """Load the checkpoint that `resume_mode` asks for, if there is one, then begin to write into the run's folder.
@@ -297,30 +298,20 @@ class Trainer:
     def export(self) -> None:
         """The policy in Hugging Face format, whole or not at all."""
         parts = self.parts
-        export_policy(parts.policy, parts.chat, self.step, parts.dir / "policy", parts.checkpoints.store, self.display)
+        export = parts.workers.policy.export
+        export_policy(export, parts.chat, self.step, parts.dir / "policy", parts.checkpoints.store, self.display)
 
     @contextmanager
     def timed(self, name: str, *, shown: bool = True) -> Iterator[None]:
         """Time a stage into `time/<name>`, in seconds; show it, unless it shows its own progress. Profiled if asked."""
         began = time.perf_counter()
-        self.parts.executor.profile_with(profile_of(self.config.trainer, self.parts.dir, self.step, name))
+        self.parts.workers.executor.profile_with(profile_of(self.config.trainer, self.parts.dir, self.step, name))
         try:
             with self.display.stage(name.replace("_", " ")) if shown else nullcontext():
                 yield
         finally:
-            self.parts.executor.profile_with(None)  # what follows a worker's death is no part of the stage
+            self.parts.workers.executor.profile_with(None)  # what follows a worker's death is no part of the stage
         self.seconds[f"time/{name}"] = time.perf_counter() - began
-
-
-def save_workers(group: WorkerGroup, background: bool, dir: Path) -> Finish:
-    """Have every worker write its part into `dir`; they have finished when this process sees all of it."""
-    group.run("save", dir=dir, background=background)
-
-    def finish(wait: bool) -> bool:
-        written: bool = group.run("finish_save", wait=wait)["written"] == 1  # the mean over the ranks
-        return written and all_seen(dir, wait=wait)
-
-    return finish
 
 
 def due(frequency: int, step: int, total: int) -> bool:

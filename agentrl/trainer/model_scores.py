@@ -29,12 +29,12 @@ def with_model_scores(parts: Parts, rollout: Rollout, first: int = 0) -> list[Ou
     rewards.
     """
     read = rollout.conversations
-    if parts.reward_model is None or read is None:
+    if parts.workers.reward_model is None or read is None:
         return rollout.outlines
     scores: dict[int, float] = {}
     if len(read):
-        read = read.with_fields(rewards=parts.reward_model.run("compute_scores", read))
-        _, scores = parts.executor.compute(scores_by_trajectory, read)
+        read = parts.workers.reward_model.scores(read)
+        _, scores = parts.workers.executor.compute(scores_by_trajectory, read)
     coef = parts.config.reward_model.model.coef
     outlines = [
         outline if number not in scores else with_model_score(outline, scores[number], coef)

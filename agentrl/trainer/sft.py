@@ -26,10 +26,10 @@ from agentrl.data.sft import SFTSample
 from agentrl.errors import WorkerDied
 from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
-from agentrl.runtime.executor import Executor
 from agentrl.runtime.profiler import profile_of
-from agentrl.trainer.grpo import due, save_workers
+from agentrl.trainer.grpo import due
 from agentrl.trainer.run_folder import RunFolder
+from agentrl.workers.roles import SFTWorkers
 from agentrl.workers.sft import to_batch
 
 Metrics = dict[str, float]
@@ -37,12 +37,12 @@ CHECKPOINTS, POLICY = "checkpoints", "policy"
 
 
 class SupervisedTrainer:
-    """Trains the workers of `executor` for `total` steps, from the newest checkpoint or from the start."""
+    """Trains `workers` for `total` steps, from the newest checkpoint or from the start."""
 
     def __init__(
         self,
         config: SFTConfig,
-        executor: Executor,
+        workers: SFTWorkers,
         chat: Chat,
         train: Sequence[SFTSample],
         validation: Sequence[SFTSample] | None,
@@ -52,11 +52,11 @@ class SupervisedTrainer:
         store: ObjectStore | None,
         display: Display,
     ) -> None:
-        self.config, self.executor, self.chat, self.display, self.tracker = config, executor, chat, display, tracker
+        self.config, self.chat, self.display, self.tracker = config, chat, display, tracker
         self.train, self.validation, self.total = train, validation, total
         self.batches = batches(config, train)
         self.folder, self.dir = folder, folder.path
-        self.workers = executor.groups["sft"]
+        self.executor, self.policy = workers.executor, workers.sft
         self.checkpoints = CheckpointManager(
             self.dir / CHECKPOINTS,
             keep=config.trainer.max_ckpt_to_keep,
@@ -66,7 +66,7 @@ class SupervisedTrainer:
             warn=display.warn,
         )
         self.step = 0
-        self.continuation = Continuation(config.trainer, executor, self.checkpoints, display)
+        self.continuation = Continuation(config.trainer, self.executor.restart, self.checkpoints, display)
 
     def fit(self) -> Metrics:
         """Train, write the policy, and return the last step's metrics; none where no step was left."""
@@ -99,18 +99,18 @@ class SupervisedTrainer:
         trainer = self.config.trainer
         self.executor.profile_with(profile_of(trainer, self.dir, self.step, "update"))
         try:
-            metrics: Metrics = self.workers.run("update", self.executor.keep(batch), step=self.step)
+            metrics = self.policy.update(self.executor.keep(batch), step=self.step)
         finally:
             self.executor.profile_with(None)
         seconds = time.perf_counter() - began
         metrics |= {"time/step": seconds, "perf/tokens_per_second": batch.num_tokens / seconds}
         if self.validation is not None and due(trainer.test_freq, self.step, self.total):
-            metrics |= self.workers.run("mean_loss", self.executor.keep(to_batch(self.validation)))
+            metrics |= self.policy.mean_loss(self.executor.keep(to_batch(self.validation)))
             self.display.validation(self.step, metrics)
         self.tracker.log(metrics, self.step)
         self.checkpoints.settle(wait=False)
         if trainer.save_freq > 0 and due(trainer.save_freq, self.step, self.total):
-            writers = {POLICY: partial(save_workers, self.workers, self.checkpoints.background)}
+            writers = {POLICY: partial(self.policy.save, background=self.checkpoints.background)}
             self.checkpoints.save(self.step, writers, {"step": self.step, "config": config_to_dict(self.config)})
         return metrics
 
@@ -130,7 +130,7 @@ class SupervisedTrainer:
         self.step = 0
         if path is not None:
             self.step = self.checkpoints.load(path)["step"]
-            self.workers.run("load", dir=path / POLICY)
+            self.policy.load(path / POLICY)
         self.batches = batches(self.config, self.train, self.step)
 
     def go_back(self, death: WorkerDied) -> None:
@@ -144,7 +144,8 @@ class SupervisedTrainer:
 
     def export(self) -> None:
         """The policy in Hugging Face format, whole or not at all. Raises TrainingError when the disk is full."""
-        export_policy(self.workers, self.chat, self.step, self.dir / POLICY, self.checkpoints.store, self.display)
+        export, store = self.policy.export, self.checkpoints.store
+        export_policy(export, self.chat, self.step, self.dir / POLICY, store, self.display)
 
 
 def order_of(config: SFTConfig, samples: Sequence[SFTSample]) -> dict[str, Any]:

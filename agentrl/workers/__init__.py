@@ -1,8 +1,7 @@
-"""The models of a run and the groups of workers that hold them."""
+"""The models of a run: workers that hold them, and the groups of workers that training loops call."""
 
-from agentrl.runtime.group import LocalWorkerGroup, WorkerGroup
 from agentrl.workers.critic import CriticWorker
 from agentrl.workers.policy import PolicyWorker
 from agentrl.workers.reference import ReferenceWorker
 
-__all__ = ["CriticWorker", "LocalWorkerGroup", "PolicyWorker", "ReferenceWorker", "WorkerGroup"]
+__all__ = ["CriticWorker", "PolicyWorker", "ReferenceWorker"]

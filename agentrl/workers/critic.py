@@ -14,7 +14,6 @@ from agentrl.model.heads import ValueModel, freeze_vision
 from agentrl.model.sharded_load import open_model
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, at_work
-from agentrl.runtime.group import by_share
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.learner import Learner, Loss, MiniBatch, forward_tokens
 from agentrl.workers.plan import update_plan, with_policy_tokens
@@ -66,16 +65,15 @@ class CriticWorker:
         self.offload = Offload(self.model, self.device, enabled=actor_config.fsdp_config.param_offload)
         self.state = WorkerState(self.learner.params, self.learner.optim)
 
-    @by_share
     @at_work
-    def compute_values(self, batch: RaggedBatch) -> torch.Tensor:
-        """[T] float32 on the CPU: the value of the state before each token (see `ValueModel.forward`)."""
-        return forward_tokens(
-            lambda micro: self.model(micro.ids, micro.offsets, micro.images),
-            batch,
-            self.learner.max_tokens,
-            self.device,
-        )
+    def compute_values(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """Return ([T] float32 on the CPU: the value of the state before each token, see `ValueModel.forward`; {})."""
+
+        def values(micro: RaggedBatch) -> torch.Tensor:
+            found: torch.Tensor = self.model(micro.ids, micro.offsets, micro.images)
+            return found
+
+        return forward_tokens(values, batch, self.learner.max_tokens, self.device), {}
 
     @at_work
     def update(self, batch: Sequences, *, step: int) -> dict[str, float]:
@@ -113,9 +111,9 @@ class CriticWorker:
         """
         self.state.save(Path(dir), background=background)
 
-    def finish_save(self, wait: bool = True) -> dict[str, float]:
-        """{"written": 1.0} when this rank's part of the last save is on the disk; raises what writing it raised."""
-        return {"written": float(self.state.finish(wait=wait))}
+    def finish_save(self, wait: bool = True) -> bool:
+        """Whether this rank's part of the last save is on the disk. Raises what writing it raised."""
+        return self.state.finish(wait=wait)
 
     @at_work
     def load(self, dir: Path) -> None:

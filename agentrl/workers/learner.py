@@ -30,7 +30,7 @@ from agentrl.parallel.gradients import add_up, clip, total_norm
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import offloading
 from agentrl.parallel.shard import all_max, decoder_layers, rank, shard
-from agentrl.runtime.group import join_tokens, shares
+from agentrl.runtime.ranks import join_tokens, shares
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.plan import micro_batches
 
@@ -163,11 +163,14 @@ class Learner:
             raise TrainingError(f"{cause} It is the {MAX_SKIPPED}th training step in a row in which nothing was learnt")
         return UpdateReport(taken, skipped)
 
+    def share_of(self, sequences: Sequences) -> RaggedBatch:
+        """Load this rank's share of sequences that all ranks are given."""
+        return sequences.select(shares(sequences.lengths.tolist(), self.mesh.data)[self.mesh.data_rank]).load()
+
     def _step(self, mini: MiniBatch, step: int) -> StepReport | str:
         """An optimizer step; or, when the loss or the gradient is not finite, nothing, and the cause."""
         self.optim.zero_grad()
-        sequences = mini.sequences
-        mine = sequences.select(shares(sequences.lengths.tolist(), self.mesh.data)[self.mesh.data_rank]).load()
+        mine = self.share_of(mini.sequences)
         sums = self._accumulate(mine, mini.loss)
         if self.mesh.tensor is not None:
             add_up(self._partial, self.mesh.tensor.get_group())

@@ -18,7 +18,6 @@ from agentrl.model.export import export_model
 from agentrl.model.heads import load_policy
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, at_work, give_back
-from agentrl.runtime.group import by_share
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.learner import Learner, Loss, MiniBatch, forward_tokens
 from agentrl.workers.plan import update_plan, with_policy_tokens
@@ -82,7 +81,6 @@ class PolicyWorker:
         self.offload = Offload(self.model, self.device, enabled=actor_config.fsdp_config.param_offload)
         self.state = WorkerState(self.learner.params, self.learner.optim)
 
-    @by_share
     @at_work
     def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; the metric actor/entropy).
@@ -94,10 +92,9 @@ class PolicyWorker:
         entropy, tokens = self.learner.mesh.sum(sums).tolist()
         return scores[:, 0].contiguous(), {"actor/entropy": entropy / max(tokens, 1.0)}
 
-    @by_share
     @at_work
     def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """As `ReferenceWorker.compute_log_probs`, under the model that the adapters were put into."""
+        """As `ReferenceWorker.compute_reference_log_probs`, under the model that the adapters were put into."""
         assert self.model.lora is not None
         with self.model.lora.off():
             scores = forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device)
@@ -172,9 +169,9 @@ class PolicyWorker:
         """
         self.state.save(Path(dir), self.model.mark(self.learner.tensors), background=background)
 
-    def finish_save(self, wait: bool = True) -> dict[str, float]:
-        """{"written": 1.0} when this rank's part of the last save is on the disk; raises what writing it raised."""
-        return {"written": float(self.state.finish(wait=wait))}
+    def finish_save(self, wait: bool = True) -> bool:
+        """Whether this rank's part of the last save is on the disk. Raises what writing it raised."""
+        return self.state.finish(wait=wait)
 
     @at_work
     def load(self, dir: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from agentrl.config.sections.parallel import Parallel
@@ -13,7 +11,6 @@ from agentrl.model.sharded_load import open_model, read_weights
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, at_work
 from agentrl.parallel.shard import shard
-from agentrl.runtime.group import WorkerGroup, by_share
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.learner import forward_tokens
 
@@ -47,10 +44,9 @@ class ReferenceWorker:
         self.temperature = temperature
         self._log_prob_max_tokens = log_prob_max_tokens * mesh.parallel.sequence
 
-    @by_share
     @at_work
-    def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics), as `PolicyWorker` does."""
+    def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics)."""
         return forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device), {}
 
     def _score(self, micro: RaggedBatch) -> torch.Tensor:
@@ -58,15 +54,3 @@ class ReferenceWorker:
             micro.ids, micro.offsets, needed=micro.mask, temperature=self.temperature, images=micro.images
         )
         return logprobs
-
-
-class PolicyAsReference:
-    """The group of the reference where it is the policy without its adapters: no model of its own is loaded."""
-
-    def __init__(self, policy: WorkerGroup) -> None:
-        self._policy = policy
-
-    def run(self, method: str, batch: RaggedBatch | None = None, **kwargs: Any) -> Any:
-        if method != "compute_log_probs":
-            raise AttributeError(f"PolicyAsReference: a reference has no {method}")
-        return self._policy.run("compute_reference_log_probs", batch, **kwargs)

@@ -14,7 +14,6 @@ from agentrl.model.packed import check_packed_attention, hidden_states, use_pack
 from agentrl.model.sharded_load import read_weights
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.shard import shard, world_size
-from agentrl.runtime.group import by_share
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.learner import forward_tokens
 
@@ -53,10 +52,14 @@ class RewardModelWorker:
         self.device = torch.device(device)
         self._max_tokens = config.forward_max_token_len_per_gpu
 
-    @by_share
-    def compute_scores(self, batch: RaggedBatch) -> torch.Tensor:
-        """[T] float32 on the CPU: the score of each sequence at its last token, 0 elsewhere."""
-        return forward_tokens(lambda micro: self.model(micro.ids, micro.offsets), batch, self._max_tokens, self.device)
+    def compute_scores(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """Return ([T] float32 on the CPU: the score of each sequence at its last token, 0 elsewhere; no metrics)."""
+
+        def scores(micro: RaggedBatch) -> torch.Tensor:
+            found: torch.Tensor = self.model(micro.ids, micro.offsets)
+            return found
+
+        return forward_tokens(scores, batch, self._max_tokens, self.device), {}
 
 
 def open_classifier(config: ScoreModelConfig, dtype: str, device: str | torch.device) -> PreTrainedModel:

@@ -1,116 +1,168 @@
-"""The workers that a config asks for, by role."""
+"""The roles that a config asks for, where they are placed, and their workers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from agentrl.config import Config, SFTConfig
-from agentrl.config.needs import NEEDS_CRITIC
-from agentrl.config.sections.parallel import Parallel
-from agentrl.runtime.group import WorkerGroup
+from agentrl.config.checks import rollout_workers
+from agentrl.config.needs import NEEDS_CRITIC, uses_ray
+from agentrl.runtime.executor import Executor, open_executor
+from agentrl.runtime.placement import Pool, Role
 from agentrl.workers.critic import CriticWorker
+from agentrl.workers.groups import CriticGroup, PolicyGroup, ReferenceGroup, RewardModelGroup, SFTGroup
 from agentrl.workers.policy import PolicyWorker
-from agentrl.workers.reference import PolicyAsReference, ReferenceWorker
+from agentrl.workers.reference import ReferenceWorker
 from agentrl.workers.reward_model import RewardModelWorker
 from agentrl.workers.sft import SupervisedWorker
 
-Role = Literal["policy", "reference", "critic", "reward_model", "sft"]
-WORKERS: dict[Role, type] = {
-    "policy": PolicyWorker,
-    "reference": ReferenceWorker,
-    "critic": CriticWorker,
-    "reward_model": RewardModelWorker,
-    "sft": SupervisedWorker,
-}
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The workers of a training, by role."""
+
+    executor: Executor
+    policy: PolicyGroup
+    reference: ReferenceGroup | None
+    critic: CriticGroup | None
+    reward_model: RewardModelGroup | None
+
+
+@dataclass(frozen=True, slots=True)
+class SFTWorkers:
+    """The workers of supervised training."""
+
+    executor: Executor
+    sft: SFTGroup
+
+
+def open_workers(config: Config, device: str, total_steps: int) -> Workers:
+    """Make the workers of a training: in this process, or under Ray, which must be up. Raises UserError."""
+    policy = policy_role(config, device, total_steps)
+    reference = reference_role(config, device)
+    critic = critic_role(config, device, total_steps) if config.algorithm.adv_estimator in NEEDS_CRITIC else None
+    scoring = reward_model_role(config, device) if config.reward_model.enable else None
+    roles = [role for role in (policy, reference, critic, scoring) if role is not None]
+    executor = open_executor(pools_of(config, roles), device, on_ray=uses_ray(config))
+    referring = None
+    if needs_reference(config):
+        referring = ReferenceGroup(executor.ranks(policy if reference is None else reference))
+    return Workers(
+        executor=executor,
+        policy=PolicyGroup(executor.ranks(policy)),
+        reference=referring,
+        critic=None if critic is None else CriticGroup(executor.ranks(critic)),
+        reward_model=None if scoring is None else RewardModelGroup(executor.ranks(scoring)),
+    )
+
+
+def open_sft_workers(config: SFTConfig, device: str, total_steps: int) -> SFTWorkers:
+    """Make the workers of supervised training, as `open_workers` does."""
+    role = sft_role(config, device, total_steps)
+    trainer = config.trainer
+    pool = Pool(trainer.nnodes, trainer.n_gpus_per_node, (role,), "trainer")
+    executor = open_executor([pool], device, on_ray=uses_ray(config))
+    return SFTWorkers(executor, SFTGroup(executor.ranks(role)))
+
+
+def pools_of(config: Config, roles: Sequence[Role[Any]]) -> list[Pool]:
+    """Place roles: on the trainer's devices, the reward model on devices of its own where the config gives it some."""
+    trainer, scoring = config.trainer, config.reward_model
+    apart = tuple(role for role in roles if role.name == REWARD_MODEL and scoring.enable_resource_pool)
+    together = tuple(role for role in roles if role not in apart)
+    pools = [Pool(trainer.nnodes, trainer.n_gpus_per_node, together, "trainer")]
+    if apart:
+        pools.append(Pool(scoring.nnodes, scoring.n_gpus_per_node, apart, "reward_model"))
+    return pools
+
+
+def processes(config: Config | SFTConfig) -> int:
+    """Count the ranks and rollout workers that a run has at once."""
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if isinstance(config, SFTConfig):
+        return ranks
+    scoring = config.reward_model
+    if scoring.enable_resource_pool:
+        ranks += scoring.nnodes * scoring.n_gpus_per_node
+    return ranks + rollout_workers(config)
 
 
 def needs_reference(config: Config) -> bool:
+    """Whether the algorithm measures KLs against a reference."""
     return config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
 
 
 def policy_is_reference(config: Config) -> bool:
-    """Without its adapters the policy is what the reference would load."""
+    """Whether the policy without its adapters is what the reference would load."""
     return config.actor_rollout_ref.model.lora_rank > 0 and config.actor_rollout_ref.ref.path is None
 
 
-def roles_of(config: Config | SFTConfig) -> list[Role]:
-    """The policy; the others only where the config needs them, and a model of their own."""
-    if isinstance(config, SFTConfig):
-        return ["sft"]
-    roles: list[Role] = ["policy"]
-    if needs_reference(config) and not policy_is_reference(config):
-        roles.append("reference")
-    if config.algorithm.adv_estimator in NEEDS_CRITIC:
-        roles.append("critic")
-    if config.reward_model.enable:
-        roles.append("reward_model")
-    return roles
-
-
-def parallel_of(config: Config | SFTConfig, role: Role) -> Parallel:
-    """How a role's ranks share its work."""
-    if isinstance(config, SFTConfig):
-        return config.parallel
+def policy_role(config: Config, device: str, total_steps: int) -> Role[PolicyWorker]:
+    """The policy. Making it raises ConfigError."""
     roles = config.actor_rollout_ref
-    of: dict[Role, Parallel] = {
-        "policy": roles.actor.parallel,
-        "reference": roles.ref_parallel,
-        "critic": config.critic.parallel,
-        "reward_model": Parallel(),
-    }
-    return of[role]
-
-
-def copies(config: Config | SFTConfig, role: Role) -> int:
-    """How many neighbouring ranks of a role are given the same share of a batch and answer the same."""
-    return parallel_of(config, role).copies
-
-
-def reference_of(config: Config, groups: Mapping[Role, WorkerGroup]) -> WorkerGroup | None:
-    """The group that gives the reference's log-probs; None where the algorithm needs none."""
-    if needs_reference(config) and policy_is_reference(config):
-        return PolicyAsReference(groups["policy"])
-    return groups.get("reference")
-
-
-def make_worker(role: Role, config: Config | SFTConfig, device: str, total_steps: int) -> Any:
-    """The worker of a role, or this rank's part of it where a process group is up. Raises ConfigError."""
-    if isinstance(config, SFTConfig):
-        return SupervisedWorker(config, device=device, total_steps=total_steps)
-    roles = config.actor_rollout_ref
-    if role == "policy":
-        return PolicyWorker(
-            roles.model,
-            roles.actor,
-            device=device,
-            temperature=roles.rollout.temperature,
-            log_prob_max_tokens=roles.rollout.log_prob_max_token_len_per_gpu,
-            total_steps=total_steps,
-            critic_warmup=config.trainer.critic_warmup,
-            seed=config.trainer.seed,
-            max_response_length=config.data.max_response_length,
-        )
-    if role == "reference":
-        return ReferenceWorker(
-            roles.ref.path or roles.model.path,
-            dtype=roles.model.dtype,
-            device=device,
-            temperature=roles.rollout.temperature,
-            log_prob_max_tokens=roles.ref.log_prob_max_token_len_per_gpu,
-            trust_remote_code=roles.model.trust_remote_code,
-            parallel=roles.ref_parallel,
-            param_offload=roles.actor.fsdp_config.param_offload,
-            compiled=roles.actor.use_torch_compile,
-        )
-    if role == "reward_model":
-        return RewardModelWorker(config.reward_model, dtype=roles.model.dtype, device=device)
-    return CriticWorker(
+    make = partial(
+        PolicyWorker,
         roles.model,
-        config.critic,
         roles.actor,
+        device=device,
+        temperature=roles.rollout.temperature,
+        log_prob_max_tokens=roles.rollout.log_prob_max_token_len_per_gpu,
+        total_steps=total_steps,
+        critic_warmup=config.trainer.critic_warmup,
+        seed=config.trainer.seed,
+        max_response_length=config.data.max_response_length,
+    )
+    return Role("policy", make, roles.actor.parallel.copies)
+
+
+def reference_role(config: Config, device: str) -> Role[ReferenceWorker] | None:
+    """The reference; None where none is needed, or the policy has its weights. Making it raises ConfigError."""
+    if not needs_reference(config) or policy_is_reference(config):
+        return None
+    roles = config.actor_rollout_ref
+    make = partial(
+        ReferenceWorker,
+        roles.ref.path or roles.model.path,
+        dtype=roles.model.dtype,
+        device=device,
+        temperature=roles.rollout.temperature,
+        log_prob_max_tokens=roles.ref.log_prob_max_token_len_per_gpu,
+        trust_remote_code=roles.model.trust_remote_code,
+        parallel=roles.ref_parallel,
+        param_offload=roles.actor.fsdp_config.param_offload,
+        compiled=roles.actor.use_torch_compile,
+    )
+    return Role("reference", make, roles.ref_parallel.copies)
+
+
+def critic_role(config: Config, device: str, total_steps: int) -> Role[CriticWorker]:
+    """The critic. Making it raises ConfigError."""
+    make = partial(
+        CriticWorker,
+        config.actor_rollout_ref.model,
+        config.critic,
+        config.actor_rollout_ref.actor,
         device=device,
         total_steps=total_steps,
         seed=config.trainer.seed,
         max_response_length=config.data.max_response_length,
     )
+    return Role("critic", make, config.critic.parallel.copies)
+
+
+REWARD_MODEL = "reward_model"
+
+
+def reward_model_role(config: Config, device: str) -> Role[RewardModelWorker]:
+    """The reward model. Making it raises ConfigError."""
+    dtype = config.actor_rollout_ref.model.dtype
+    return Role(REWARD_MODEL, partial(RewardModelWorker, config.reward_model, dtype=dtype, device=device))
+
+
+def sft_role(config: SFTConfig, device: str, total_steps: int) -> Role[SupervisedWorker]:
+    """The policy of supervised training. Making it raises ConfigError."""
+    make = partial(SupervisedWorker, config, device=device, total_steps=total_steps)
+    return Role("sft", make, config.parallel.copies)

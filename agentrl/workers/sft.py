@@ -17,7 +17,6 @@ from agentrl.model.export import export_model
 from agentrl.model.heads import load_policy
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, at_work
-from agentrl.runtime.group import by_share
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.learner import Learner, MiniBatch, forward_tokens
 
@@ -60,12 +59,12 @@ class SupervisedWorker:
         report = self.learner.update([MiniBatch(f"step {step}", batch, loss)], step=step)
         return report.metrics("sft", {"loss": "loss"}, {})
 
-    @by_share
     @at_work
-    def mean_loss(self, batch: RaggedBatch) -> dict[str, float]:
-        """val/loss: the loss over all tokens of all ranks' shares, without learning."""
-        logprobs = forward_tokens(self._logprobs, batch, self.learner.max_tokens, self.device)[batch.mask].double()
-        sums = torch.stack([-logprobs.sum(), batch.mask.sum().double()]).to(self.device)
+    def mean_loss(self, batch: Sequences) -> dict[str, float]:
+        """Return val/loss, the loss over all tokens of `batch`, without learning. Every rank loads its share of it."""
+        mine = self.learner.share_of(batch)
+        logprobs = forward_tokens(self._logprobs, mine, self.learner.max_tokens, self.device)[mine.mask].double()
+        sums = torch.stack([-logprobs.sum(), mine.mask.sum().double()]).to(self.device)
         total, tokens = self.learner.mesh.sum(sums).tolist()
         return {"val/loss": total / tokens}
 
@@ -74,9 +73,9 @@ class SupervisedWorker:
         """As `PolicyWorker.save`."""
         self.state.save(Path(dir), self.model.mark(self.learner.tensors), background=background)
 
-    def finish_save(self, wait: bool = True) -> dict[str, float]:
+    def finish_save(self, wait: bool = True) -> bool:
         """As `PolicyWorker.finish_save`."""
-        return {"written": float(self.state.finish(wait=wait))}
+        return self.state.finish(wait=wait)
 
     @at_work
     def load(self, dir: Path) -> None:

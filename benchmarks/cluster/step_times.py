@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from agentrl.runtime.group import shares
+from agentrl.runtime.ranks import shares
 from benchmarks.cluster import sizing
 from benchmarks.cluster.simulated_servers import Session, Speed
 from benchmarks.cluster.sizing import BFLOAT16, FLOAT32, ModelShape, Work

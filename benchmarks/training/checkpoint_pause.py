@@ -22,9 +22,10 @@ from agentrl.checkpoint.manifest import name_of
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
-from agentrl.trainer.grpo import save_workers
+from agentrl.runtime.ranks import LocalRanks
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers import LocalWorkerGroup, PolicyWorker
+from agentrl.workers import PolicyWorker
+from agentrl.workers.groups import PolicyGroup
 from benchmarks.no_options import no_options
 
 REPEATS = 4
@@ -59,7 +60,7 @@ class Run:
             total_steps=10**6,
             seed=1,
         )
-        self.group = LocalWorkerGroup(self.worker)
+        self.group = PolicyGroup(LocalRanks(self.worker))
         self.batch = made_up_batch()
         self.managers = {
             background: CheckpointManager(folder / str(background), keep=1, background=background)
@@ -77,7 +78,7 @@ class Run:
     def save(self, background: bool) -> float:
         """Seconds until the next step can begin."""
         began = time.perf_counter()
-        writers = {"policy": partial(save_workers, self.group, background)}
+        writers = {"policy": partial(self.group.save, background=background)}
         self.managers[background].save(self.step, writers, {"step": self.step})
         return time.perf_counter() - began
 

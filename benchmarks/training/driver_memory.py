@@ -19,7 +19,7 @@ from typing import Any
 import ray
 import torch
 
-from agentrl.runtime.group import join_tokens, shares
+from agentrl.runtime.ranks import join_tokens, shares
 from agentrl.runtime.ray.session import start_ray
 from agentrl.runtime.ray.stored import StoredBatch, put_batch, put_column
 from agentrl.trajectory.batch import RaggedBatch

@@ -23,7 +23,7 @@ import numpy as np
 import ray
 import torch
 
-from agentrl.runtime.group import shares
+from agentrl.runtime.ranks import shares
 from agentrl.runtime.ray.session import start_ray
 from agentrl.runtime.ray.stored import StoredBatch, put_batch, put_column
 from agentrl.trajectory.batch import RaggedBatch

@@ -31,7 +31,7 @@ def test_deaths_in_the_middle_of_a_save_and_of_a_restart(tmp_path: Path) -> None
     went_back_to: list[Path | None] = []
     with Display.create("test") as display:
         config = RunConfig(max_worker_restarts=2)
-        continuation = Continuation(config, executor, checkpoints, display)  # type: ignore[arg-type]
+        continuation = Continuation(config, executor.restart, checkpoints, display)
         assert continuation.begin(9, tmp_path / "policy") is None
         published = checkpoints.save(1, {}, {"step": 1})
         checkpoints.settle()

@@ -84,12 +84,12 @@ def test_trajectories_whose_score_is_not_finite_fail(
     path = make_reward_model(tmp_path / "reward-model", template=None)
     healthy = RewardModelWorker.compute_scores
 
-    def broken(worker: RewardModelWorker, batch: RaggedBatch) -> torch.Tensor:
-        scores = healthy(worker, batch)
+    def compute_scores(worker: RewardModelWorker, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        scores, metrics = healthy(worker, batch)
         scores[batch.offsets[1:][::every] - 1] = torch.nan
-        return scores
+        return scores, metrics
 
-    monkeypatch.setattr(RewardModelWorker, "compute_scores", broken)
+    monkeypatch.setattr(RewardModelWorker, "compute_scores", compute_scores)
     run = small_run(
         "reward_model.enable=true",
         f"reward_model.model.path={path}",

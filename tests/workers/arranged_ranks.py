@@ -26,15 +26,16 @@ from agentrl.model.heads import PolicyModel
 from agentrl.model.packed import token_logprobs, use_packed_attention
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.shard import full, rank, shard, world_size
-from agentrl.runtime.group import join_tokens, shares
+from agentrl.runtime.ranks import join_tokens, shares
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
-from agentrl.workers.roles import Role, copies, make_worker
+from agentrl.workers.roles import critic_role, policy_role, reference_role, sft_role
 from tests.model.families import batch, make_model, one_by_one
 from tests.vision import test_model as vision
 from tests.vision import tiny
 
 STEPS = 5
+Scores = Callable[[RaggedBatch], tuple[torch.Tensor, dict[str, float]]]
 LIMIT = timedelta(seconds=321)
 """Of a collective call, in every group."""
 
@@ -42,48 +43,49 @@ LIMIT = timedelta(seconds=321)
 class Workers:
     """The roles of one run on this rank, and what `trained` asks of them."""
 
-    def __init__(self, config: Config, roles: tuple[Role, ...]) -> None:
-        self.config = config
-        self.roles: dict[Role, Any] = {role: make_worker(role, config, "cpu", 10) for role in roles}
+    def __init__(self, config: Config, ppo: bool) -> None:
+        self.policy = policy_role(config, "cpu", 10).make()
+        self.critic = critic_role(config, "cpu", 10).make() if ppo else None
+        role = None if ppo else reference_role(config, "cpu")
+        self.reference = None if role is None else role.make()
 
-    def scores(self, role: Role, method: str, batch: RaggedBatch) -> torch.Tensor:
-        """Token scores of all ranks, as a worker group joins them."""
-        size = copies(self.config, role)
-        parts = shares(batch.lengths.tolist(), world_size() // size)
-        found = getattr(self.roles[role], method)(batch.select(parts[rank() // size]))
-        everyone: list[Any] = [found[0] if isinstance(found, tuple) else found]
-        if dist.is_initialized():
-            mine, everyone = everyone[0], [None] * world_size()
-            dist.all_gather_object(everyone, mine)
-        for place, one in enumerate(everyone):
-            assert torch.equal(one, everyone[place - place % size]), "the ranks of a block answer the same"
-        return join_tokens(everyone[::size], parts, batch)
+
+def scores(score: Scores, parallel: Parallel, batch: RaggedBatch) -> torch.Tensor:
+    """Token scores of all ranks, as worker groups join them."""
+    size = parallel.copies
+    parts = shares(batch.lengths.tolist(), world_size() // size)
+    mine, _ = score(batch.select(parts[rank() // size]))
+    everyone: list[Any] = [mine]
+    if dist.is_initialized():
+        everyone = [None] * world_size()
+        dist.all_gather_object(everyone, mine)
+    for place, one in enumerate(everyone):
+        assert torch.equal(one, everyone[place - place % size]), "the ranks of a block answer the same"
+    return join_tokens(everyone[::size], parts, batch)
 
 
 def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]], Workers]:
     """STEPS steps on one batch; their metrics."""
     ppo = config.algorithm.adv_estimator == "gae"
-    run = Workers(config, ("policy", "critic") if ppo else ("policy", "reference"))
+    run = Workers(config, ppo)
+    roles = config.actor_rollout_ref
     metrics = []
     for step in range(1, STEPS + 1):
-        batch = replace(batch, old_logprobs=run.scores("policy", "compute_log_probs", batch))
-        if ppo:
-            batch.values = run.scores("critic", "compute_values", batch)
-        else:
-            batch.ref_logprobs = run.scores("reference", "compute_log_probs", batch)
+        batch = replace(batch, old_logprobs=scores(run.policy.compute_log_probs, roles.actor.parallel, batch))
+        if run.critic is not None:
+            batch.values = scores(run.critic.compute_values, config.critic.parallel, batch)
+        if run.reference is not None:
+            batch.ref_logprobs = scores(run.reference.compute_reference_log_probs, roles.ref_parallel, batch)
         batch = compute_advantages(batch, config.algorithm, config.actor_rollout_ref.rollout.n)
-        seen: dict[str, float] = {}
-        for role in ("critic", "policy") if ppo else ("policy",):
-            seen |= run.roles[role].update(batch, step=step)
-        metrics.append(seen)
+        seen = {} if run.critic is None else run.critic.update(batch, step=step)
+        metrics.append(seen | run.policy.update(batch, step=step))
     return metrics, run
 
 
 def supervised(config: SFTConfig, batch: RaggedBatch) -> tuple[list[dict[str, float]], Any]:
     """STEPS steps on one batch, and the loss after each; their metrics, and the worker."""
-    worker, size = make_worker("sft", config, "cpu", 10), copies(config, "sft")
-    mine = batch.select(shares(batch.lengths.tolist(), world_size() // size)[rank() // size])
-    return [worker.update(batch, step=step) | worker.mean_loss(mine) for step in range(1, STEPS + 1)], worker
+    worker = sft_role(config, "cpu", 10).make()
+    return [worker.update(batch, step=step) | worker.mean_loss(batch) for step in range(1, STEPS + 1)], worker
 
 
 def train(name: str, trees: dict[str, Any], work: Path) -> None:
@@ -96,7 +98,7 @@ def train(name: str, trees: dict[str, Any], work: Path) -> None:
             metrics, policy = supervised(SFTConfig.model_validate(tree), batch)
         else:
             metrics, run = trained(Config.model_validate(tree), batch)
-            policy = run.roles["policy"]
+            policy = run.policy
         assert (counters["stats"]["unique_graphs"] > 0) == (kind == "compiled")
         weights = {key: tensor.clone() for key, tensor in policy.model.named_tensors(policy.learner.tensors)}
         if rank() == 0:

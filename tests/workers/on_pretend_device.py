@@ -126,7 +126,7 @@ def critic(path: str, batch: RaggedBatch) -> None:
         total_steps=10,
         seed=1,
     )
-    values = worker.compute_values(batch)
+    values = worker.compute_values(batch)[0]
     worker.update(replace(batch, values=values, returns=torch.ones_like(values)), step=1)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
-from agentrl.runtime.group import shares
+from agentrl.runtime.ranks import shares
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from agentrl.config.sections.actor import ActorConfig, CriticConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.reward import RewardModelConfig
-from agentrl.runtime.group import shares
+from agentrl.runtime.ranks import shares
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import CriticWorker, PolicyWorker
 from agentrl.workers.reward_model import RewardModelWorker
@@ -35,7 +35,7 @@ def main(rank: int, ranks: int, work: Path) -> None:
     metrics.append(critic.update(batch, step=1))
     metrics.append(critic.update(batch, step=2))
     judge = RewardModelWorker(RewardModelConfig(**settings["reward_model"]), dtype="float32", device="cpu")
-    scores = judge.compute_scores(part)
+    scores = judge.compute_scores(part)[0]
     save_file({"logprobs": logprobs, "scores": scores}, work / f"logprobs-{rank}.safetensors")
     (work / f"metrics-{rank}.json").write_text(json.dumps(metrics))
     worker.save(work / "policy")

@@ -11,7 +11,7 @@ from agentrl.runtime.ray.rank import Rank
 class SleepyRank(Rank):
     """The second rank does not begin with `compute_log_probs`."""
 
-    def call(self, role: Any, method: str, *arguments: Any) -> Any:
+    def column(self, role: str, method: str, *arguments: Any) -> Any:
         if self.rank == 1 and method == "compute_log_probs":
             time.sleep(3600)
-        return super().call(role, method, *arguments)
+        return super().column(role, method, *arguments)

@@ -35,13 +35,13 @@ def test_values_fit_the_returns(tiny_policy: Path, make_batch: BatchMaker) -> No
     target = torch.tensor([1.0, -1.0, 0.5, 0.0])
     batch.returns = torch.repeat_interleave(target[batch.group], batch.lengths)
     worker = critic(tiny_policy)
-    batch.values = worker.compute_values(batch)
+    batch.values = worker.compute_values(batch)[0]
     assert batch.values.abs().max() == 0.0
     losses = []
     for step in range(1, 41):
-        batch.values = worker.compute_values(batch)
+        batch.values = worker.compute_values(batch)[0]
         losses.append(worker.update(batch, step=step)["critic/vf_loss"])
-    values = worker.compute_values(batch)
+    values = worker.compute_values(batch)[0]
     first = sum(0.5 * target[rows].square().mean() for rows in ([0, 1], [2, 3])) / 2
     assert losses[0] == pytest.approx(float(first), rel=0.5)
     assert (values - batch.returns)[batch.mask].abs().max() < 0.15
@@ -51,11 +51,11 @@ def test_a_value_knows_only_the_tokens_before_it(tiny_policy: Path, make_batch: 
     batch = make_batch(prompts=2, n=1)
     worker = critic(tiny_policy)
     torch.nn.init.ones_(worker.model.value_head.weight)
-    values = worker.compute_values(batch)
+    values = worker.compute_values(batch)[0]
     place = int(batch.offsets[1]) - 2
     changed = replace(batch, ids=batch.ids.clone())
     changed.ids[place] = (changed.ids[place] + 1) % 200
-    after = worker.compute_values(changed)
+    after = worker.compute_values(changed)[0]
     assert torch.equal(after[: place + 1], values[: place + 1])
     assert after[place + 1] != values[place + 1]
     assert torch.equal(after[place + 2 :], values[place + 2 :])  # the next sequence sees nothing of it
@@ -66,13 +66,13 @@ def test_clip_range_holds_the_values_back(tiny_policy: Path, make_batch: BatchMa
     batch = make_batch(prompts=2, n=2)
     batch.returns = torch.full((batch.num_tokens,), 5.0)
     worker = critic(tiny_policy, cliprange_value=0.1, ppo_epochs=20)
-    batch.values = worker.compute_values(batch)
+    batch.values = worker.compute_values(batch)[0]
     metrics = worker.update(batch, step=1)
     assert metrics["critic/clip_frac"] > 0.3
-    assert worker.compute_values(batch)[batch.mask].mean() < 2.5
+    assert worker.compute_values(batch)[0][batch.mask].mean() < 2.5
     free = critic(tiny_policy, ppo_epochs=20)
     free.update(batch, step=1)
-    assert free.compute_values(batch)[batch.mask].mean() > 3.5
+    assert free.compute_values(batch)[0][batch.mask].mean() > 3.5
 
 
 def test_micro_batches_change_nothing(tiny_policy: Path, make_batch: BatchMaker) -> None:

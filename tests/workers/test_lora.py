@@ -20,9 +20,9 @@ from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.model.packed import load_model
 from agentrl.quickstart.tiny_policy import make_tiny_policy
-from agentrl.runtime.group import LocalWorkerGroup, join_tokens, shares
+from agentrl.runtime.ranks import LocalRanks, join_tokens, shares
 from agentrl.workers import PolicyWorker, ReferenceWorker
-from agentrl.workers.reference import PolicyAsReference
+from agentrl.workers.groups import ReferenceGroup
 from tests.workers.conftest import SHAPE, BatchMaker, WorkerMaker, same_weights
 from tests.workers.test_shard import RANKS, run_ranks
 
@@ -164,10 +164,10 @@ def test_reference_is_the_policy_without_adapters(
     reference = ReferenceWorker(
         str(tiny_policy), dtype="float32", device="cpu", temperature=1.0, log_prob_max_tokens=4096
     )
-    expected, _ = reference.compute_log_probs(batch)
+    expected, metrics = reference.compute_reference_log_probs(batch)
     now, _ = trained.compute_log_probs(batch)
-    found, metrics = PolicyAsReference(LocalWorkerGroup(trained)).run("compute_log_probs", batch)
-    assert torch.equal(found, expected)
+    found = ReferenceGroup(LocalRanks(trained)).log_probs(batch).ref_logprobs
+    assert found is not None and torch.equal(found, expected)
     assert metrics == {}
     assert (now - expected).abs().max() > 0.01
     assert torch.equal(trained.compute_log_probs(batch)[0], now), "the adapters are on again"

@@ -17,7 +17,7 @@ from agentrl.config.sections.parallel import Parallel
 from agentrl.errors import ConfigError
 from agentrl.parallel.tensor_parallel import split_layers
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
-from agentrl.workers.roles import make_worker
+from agentrl.workers.roles import policy_role
 from tests.forked import ForkedPython
 from tests.model.families import make_model
 from tests.workers.conftest import BatchMaker
@@ -133,7 +133,7 @@ def test_mixed_precision_is_that_of_one_process(work: Path) -> None:
 def test_checkpoint_and_export_of_many_ranks_are_whole(work: Path, name: str) -> None:
     weights = load_file(work / f"{name}-grpo.safetensors")
     tree = json.loads((work / "arrangements.json").read_text())["one"][1]["grpo"]
-    worker = make_worker("policy", Config.model_validate(tree), "cpu", 10)
+    worker = policy_role(Config.model_validate(tree), "cpu", 10).make()
     worker.load(work / f"{name}-grpo")
     exported = AutoModelForCausalLM.from_pretrained(work / f"{name}-grpo-export")
     assert exported.lm_head.weight is exported.model.embed_tokens.weight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,10 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import TrainingError
 from agentrl.model.packed import load_model, token_logprobs
+from agentrl.runtime.ranks import LocalRanks
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers import LocalWorkerGroup, ReferenceWorker
+from agentrl.workers import ReferenceWorker
+from agentrl.workers.groups import PolicyGroup
 from agentrl.workers.learner import MAX_SKIPPED
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights, weights
 
@@ -161,7 +162,7 @@ def test_kl_in_the_loss_pulls_towards_the_reference(
     reference = ReferenceWorker(
         str(tiny_policy), dtype="float32", device="cpu", temperature=1.0, log_prob_max_tokens=4096
     )
-    batch.ref_logprobs, _ = reference.compute_log_probs(batch)
+    batch.ref_logprobs, _ = reference.compute_reference_log_probs(batch)
     kls = []
     for coefficient in (0.0, 10.0):
         config = ActorConfig(
@@ -355,12 +356,12 @@ def test_export_loads_with_transformers(
 def test_local_group_runs_the_worker(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
     batch = make_batch()
     worker = make_worker(ActorConfig(ppo_mini_batch_size=4))
-    group = LocalWorkerGroup(worker)
-    logprobs, _ = group.run("compute_log_probs", batch)
+    group = PolicyGroup(LocalRanks(worker))
+    logprobs = group.log_probs(batch)[0].old_logprobs
+    assert logprobs is not None
     model = load_model(worker.base.config._name_or_path)
     with torch.no_grad():
         expected, _ = token_logprobs(model, batch.ids, batch.offsets, needed=batch.mask)
     assert torch.allclose(logprobs, expected, atol=1e-6)
-    assert group.run("update", batch, step=1)["actor/grad_norm"] > 0
-    named: Iterator[tuple[str, torch.Tensor]] = group.run("named_tensors")
-    assert next(named)[0] == "model.embed_tokens.weight"
+    assert group.update(batch, step=1, zero_advantage=[])["actor/grad_norm"] > 0
+    assert next(iter(group.weights().read()))[0] == "model.embed_tokens.weight"

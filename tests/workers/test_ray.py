@@ -27,17 +27,17 @@ from agentrl.config import Config
 from agentrl.config.sections.trainer import RayInitConfig
 from agentrl.engines.weights import Weights
 from agentrl.errors import ConfigError, TrainingError, WorkerDied
-from agentrl.runtime.executor import Executor, open_executor
 from agentrl.runtime.ray.executor import RayExecutor
-from agentrl.runtime.ray.pool import collect
+from agentrl.runtime.ray.pool import WeightReader, collect
 from agentrl.runtime.ray.rank import Failure, Rank
 from agentrl.runtime.ray.session import ray_session
 from agentrl.runtime.ray.stored import StoredBatch, put_batch, put_column
 from agentrl.runtime.ray.watch import Patience
 from agentrl.sft import main as sft
 from agentrl.trajectory.batch import RaggedBatch
+from agentrl.workers.groups import TrainableGroup
 from agentrl.workers.learner import MAX_SKIPPED
-from agentrl.workers.roles import Role
+from agentrl.workers.roles import Workers, open_workers
 from tests.e2e.test_docs import commands
 from tests.e2e.test_resume import numbers
 from tests.workers.conftest import BatchMaker
@@ -45,7 +45,6 @@ from tests.workers.sleepy_rank import SleepyRank
 
 ray = pytest.importorskip("ray")
 STEPS = 2
-SAVED: tuple[Role, ...] = ("policy", "critic")
 Configure = Callable[..., Config]
 
 
@@ -76,12 +75,12 @@ def configure(tiny_policy: Path) -> Configure:
 
 
 @contextmanager
-def executor_of(config: Config) -> Iterator[Executor]:
-    executor = open_executor(config, "cpu", 10)
+def workers_of(config: Config) -> Iterator[Workers]:
+    workers = open_workers(config, "cpu", 10)
     try:
-        yield executor
+        yield workers
     finally:
-        executor.close()
+        workers.executor.close()
 
 
 def with_returns(batch: RaggedBatch) -> RaggedBatch:
@@ -89,21 +88,26 @@ def with_returns(batch: RaggedBatch) -> RaggedBatch:
     return batch
 
 
-def trained(executor: Executor, batch: RaggedBatch, steps: int = STEPS, first: int = 1) -> list[dict[str, float]]:
+def trained(workers: Workers, batch: RaggedBatch, steps: int = STEPS, first: int = 1) -> list[dict[str, float]]:
     """The steps of PPO on one batch; its metrics."""
-    policy, critic = executor.groups["policy"], executor.groups["critic"]
-    metrics, kept = [], executor.keep(batch)
+    policy, reference, critic = workers.policy, workers.reference, workers.critic
+    assert reference is not None and critic is not None
+    metrics, kept = [], workers.executor.keep(batch)
     for step in range(first, first + steps):
-        logprobs, seen = policy.run("compute_log_probs", kept)
-        reference, _ = executor.groups["reference"].run("compute_log_probs", kept)
-        values = critic.run("compute_values", kept)
-        known = kept.with_fields(old_logprobs=logprobs, ref_logprobs=reference, values=values)
-        metrics.append(seen | critic.run("update", known, step=step) | policy.run("update", known, step=step))
+        known, seen = policy.log_probs(kept)
+        known = critic.values(reference.log_probs(known))
+        seen |= critic.update(known, step=step)
+        metrics.append(seen | policy.update(known, step=step, zero_advantage=[]))
     return metrics
 
 
-def weights(executor: Executor) -> dict[str, torch.Tensor]:
-    found = executor.groups["policy"].run("weights")
+def saved(workers: Workers) -> dict[str, TrainableGroup]:
+    assert workers.critic is not None
+    return {"policy": workers.policy, "critic": workers.critic}
+
+
+def weights(workers: Workers) -> dict[str, torch.Tensor]:
+    found = workers.policy.weights()
     read = {name: tensor.clone() for name, tensor in found.read()}
     assert {name: tuple(tensor.shape) for name, tensor in read.items()} == dict(found.shapes)
     assert {name: tensor.shape for name, tensor in found.read()}.keys() == read.keys(), "it can be read again"
@@ -115,23 +119,21 @@ def test_ranks_equal_one_process_which_goes_on_from_their_checkpoint(
     cluster: None, configure: Configure, make_batch: BatchMaker, tmp_path: Path
 ) -> None:
     """7 sequences in tiny micro-batches on 4 ranks: those of policy and reference work two by two on the same ones."""
-    with executor_of(configure()) as local:
+    with workers_of(configure()) as local:
         expected = trained(local, with_returns(make_batch(prompts=7, n=1)))
         whole = weights(local)
         after = trained(local, with_returns(make_batch(prompts=7, n=1, seed=2)), 1, STEPS + 1)
-    with executor_of(configure(4)) as executor:
-        found = trained(executor, with_returns(make_batch(prompts=7, n=1)))
+    with workers_of(configure(4)) as workers:
+        found = trained(workers, with_returns(make_batch(prompts=7, n=1)))
         for one, other in zip(found, expected, strict=True):
             assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
-        for name, tensor in weights(executor).items():
+        for name, tensor in weights(workers).items():
             assert torch.allclose(tensor, whole[name], rtol=0, atol=1e-5), name
-        for role in SAVED:
-            executor.groups[role].run("save", dir=tmp_path / role, background=True)
-        for role in SAVED:
-            assert executor.groups[role].run("finish_save") == {"written": 1.0}
-    with executor_of(configure()) as local:
-        for role in SAVED:
-            local.groups[role].run("load", dir=tmp_path / role)
+        finish = [group.save(tmp_path / role, background=True) for role, group in saved(workers).items()]
+        assert all(done(True) for done in finish)
+    with workers_of(configure()) as local:
+        for role, group in saved(local).items():
+            group.load(tmp_path / role)
         found = trained(local, with_returns(make_batch(prompts=7, n=1, seed=2)), 1, STEPS + 1)
         assert found[0] == pytest.approx(after[0], rel=1e-4, abs=1e-5)
 
@@ -178,10 +180,11 @@ def test_what_goes_wrong_on_a_rank(
     cluster: None, configure: Configure, make_batch: BatchMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.runtime.ray.pool.GRACE", 1.0)
-    with executor_of(configure(2)) as executor:
+    with workers_of(configure(2)) as workers:
+        executor, policy = workers.executor, workers.policy
         assert isinstance(executor, RayExecutor)
         batch = with_returns(make_batch(prompts=7, n=1))
-        expected = trained(executor, batch, 1)
+        expected = trained(workers, batch, 1)
 
         # On every rank alike: skipped, and in the end told once, as the user's error that it is, and the ranks go on.
         broken = with_returns(make_batch(prompts=7, n=1))
@@ -189,10 +192,10 @@ def test_what_goes_wrong_on_a_rank(
         broken.advantages[broken.mask] = float("nan")
         broken.old_logprobs = broken.ref_logprobs = torch.zeros(broken.num_tokens)
         for step in range(2, 1 + MAX_SKIPPED):
-            skipped = executor.groups["policy"].run("update", executor.keep(broken), step=step)
+            skipped = policy.update(executor.keep(broken), step=step, zero_advantage=[])
             assert skipped["actor/skipped_updates"] > 0 and "actor/grad_norm" not in skipped
         with pytest.raises(TrainingError, match=r"advantages \(.*rank 0 of 2, policy\.update") as raised:
-            executor.groups["policy"].run("update", executor.keep(broken), step=1 + MAX_SKIPPED)
+            policy.update(executor.keep(broken), step=1 + MAX_SKIPPED, zero_advantage=[])
         assert "Traceback" not in str(raised.value)
 
         # A bug: with its traceback.
@@ -200,7 +203,7 @@ def test_what_goes_wrong_on_a_rank(
             TrainingError, match=r"rank 0 of 2, policy\.update: ValueError.*advantages is missing"
         ) as bug:
             broken.advantages = None
-            executor.groups["policy"].run("update", executor.keep(broken), step=2)
+            policy.update(executor.keep(broken), step=2, zero_advantage=[])
         assert str(bug.value).count("Traceback") == 1 and "policy.py" in str(bug.value)
 
         # A dead rank: the other, which waits for it, is ended too; new ones begin from the start.
@@ -209,18 +212,19 @@ def test_what_goes_wrong_on_a_rank(
         killer.start()
         with pytest.raises(WorkerDied, match=r"rank \d of 2 died in "):
             for step in range(2, 200):
-                trained(executor, with_returns(make_batch(prompts=7, n=1)), 1, step)
+                trained(workers, with_returns(make_batch(prompts=7, n=1)), 1, step)
         executor.restart()
         assert victim not in [place.pid for place in executor.pools[0].places]
-        again = trained(executor, with_returns(make_batch(prompts=7, n=1)), 1)
+        again = trained(workers, with_returns(make_batch(prompts=7, n=1)), 1)
         assert again[0] == pytest.approx(expected[0], rel=1e-6)
 
         # A reader of the weights that died (injected) before it had asked all ranks, and one that had.
         monkeypatch.setattr("agentrl.runtime.ray.pool.READY_WITHIN", 2.0)
-        reader = executor.groups["policy"].run("weights").read
+        reader = policy.weights().read
+        assert isinstance(reader, WeightReader)
         ranks = executor.pools[0]
-        ranks.everyone("begin_reading", "policy", "dead")
-        ranks.everyone("read", 1, "dead")
+        ranks.everyone(Rank.begin_reading, "policy", "dead")
+        ranks.everyone(Rank.read, 1, "dead")
         reader.check()
         waits = reader.actors[0].read.remote(1 << 30, "dead")
         with pytest.raises(WorkerDied, match=r"a reader of the policy's weights died, and ranks still read for it: 0"):
@@ -234,15 +238,19 @@ def test_what_goes_wrong_on_a_rank(
         with pytest.raises(TrainingError, match=r"rank 1 of 2, critic\.update: ValueError"):
             kept = executor.keep(whole)
             pool = executor.pools[0]
-            pool.each("critic", "update", [kept, kept.select([])], False, {"step": 1})  # nothing for rank 1: injected
+            given = zip(pool._actors, [kept, kept.select([])], strict=True)  # nothing for rank 1: injected
+            pool.collect(
+                [actor.call.remote("critic", "update", (part,), {"step": 1}, None) for actor, part in given],
+                "critic.update",
+            )
         assert time.monotonic() - begun < 60
 
 
 def test_a_reader_that_lost_its_turn_gets_no_weights_of_another_reading() -> None:
-    rank = Rank(0, 1, "cpu", make_worker=lambda role: None)
+    rank = Rank(0, 1, "cpu")
     weights = Weights.of([("first", torch.zeros(1)), ("second", torch.ones(1))])
     rank.workers["policy"] = SimpleNamespace(weights=lambda: weights)
-    rank.call("policy", "weights", None, False, {}, None)
+    rank.weights("policy", "weights", None)
     rank.begin_reading("policy", "slow")
     assert rank.read(1, "slow") == [("first", torch.zeros(1))]
     rank.begin_reading("policy", "next")
@@ -255,7 +263,7 @@ def test_a_cluster_without_room_is_named(cluster: None, configure: Configure, mo
     with pytest.raises(
         ConfigError, match=r"no room for trainer\.nnodes=1 x trainer\.n_gpus_per_node=99 .* it has CPU 5"
     ):
-        open_executor(configure(99), "cpu", 10)
+        open_workers(configure(99), "cpu", 10)
 
 
 def test_a_timeline_is_written_and_hides_no_error(
@@ -283,14 +291,15 @@ def test_ranks_that_do_not_answer_are_told_apart_and_ended(
     """One sleeps, one is stopped, and the third waits for them in a collective call."""
     monkeypatch.setattr("agentrl.runtime.ray.pool.Rank", SleepyRank)
     monkeypatch.setattr("agentrl.runtime.ray.watch.SAYS_WITHIN", 1.0)
-    with executor_of(configure(3)) as executor:
+    with workers_of(configure(3)) as workers:
+        executor = workers.executor
         assert isinstance(executor, RayExecutor)
         executor.pools[0].patience = Patience(stall_seconds=1.0, timeout=4.0)
         pids = [place.pid for place in executor.pools[0].places]
         stopped = pids[2]
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(WorkerDied, match=r"They had 4 s") as died:
-            executor.groups["policy"].run("compute_log_probs", executor.keep(make_batch(prompts=7, n=1)))
+            workers.policy.log_probs(executor.keep(make_batch(prompts=7, n=1)))
         expected = (
             rf"policy\.compute_log_probs has taken \d+ s: rank 2 does not say where it is \(process {stopped} on "
             rf"{socket.gethostname()}: it is stopped, .*\); "

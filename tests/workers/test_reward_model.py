@@ -35,7 +35,7 @@ def own_scores(path: Path, batch: RaggedBatch) -> torch.Tensor:
 @pytest.mark.parametrize("budget", [1, 40, 100_000])
 def test_scores_are_transformers_own(reward_model: Path, make_batch: BatchMaker, budget: int) -> None:
     batch = make_batch(prompts=3, n=2)
-    scores = worker(reward_model, forward_max_token_len_per_gpu=budget).compute_scores(batch)
+    scores = worker(reward_model, forward_max_token_len_per_gpu=budget).compute_scores(batch)[0]
     last = batch.offsets[1:] - 1
     expected = own_scores(reward_model, batch)
     assert expected.std() > 0.01
@@ -46,7 +46,7 @@ def test_scores_are_transformers_own(reward_model: Path, make_batch: BatchMaker,
 
 def test_bfloat16_is_near(reward_model: Path, make_batch: BatchMaker) -> None:
     batch = make_batch(prompts=2, n=2)
-    scores = worker(reward_model, dtype="bfloat16").compute_scores(batch)
+    scores = worker(reward_model, dtype="bfloat16").compute_scores(batch)[0]
     assert scores.dtype == torch.float32
     assert torch.allclose(scores[batch.offsets[1:] - 1], own_scores(reward_model, batch), rtol=0.05, atol=0.01)
 

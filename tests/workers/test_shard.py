@@ -18,7 +18,7 @@ from agentrl.config.sections.actor import ActorConfig, CriticConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.reward import RewardModelConfig
-from agentrl.runtime.group import join_tokens, shares
+from agentrl.runtime.ranks import join_tokens, shares
 from agentrl.workers import CriticWorker
 from agentrl.workers.plan import update_plan
 from agentrl.workers.reward_model import RewardModelWorker
@@ -91,7 +91,7 @@ def test_two_ranks_equal_one(
     metrics += [values.update(batch, step=step) for step in (1, 2)]
     parts = shares(batch.lengths.tolist(), RANKS)
     found = [load_file(tmp_path / f"logprobs-{rank}.safetensors") for rank in range(RANKS)]
-    scores = RewardModelWorker(judging, dtype="float32", device="cpu").compute_scores(batch)
+    scores = RewardModelWorker(judging, dtype="float32", device="cpu").compute_scores(batch)[0]
     for name, expected in (("logprobs", logprobs), ("scores", scores)):
         joined = join_tokens([tensors[name] for tensors in found], parts, batch)
         assert torch.allclose(joined, expected, rtol=0, atol=1e-5), name

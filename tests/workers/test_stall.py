@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agentrl.runtime.group import LocalWorkerGroup
+from agentrl.runtime.ranks import LocalRanks
 from agentrl.runtime.stall import Position, Stall, position_of, report, watched
 
 
@@ -97,8 +97,8 @@ def test_a_slow_call_of_one_process_is_told_until_it_ends() -> None:
         if len(told) == 2:
             worker.go_on.set()
 
-    group = LocalWorkerGroup(worker, lambda method: watched(f"policy.{method}", 0.05, say))
-    assert group.run("update") == "done"
+    ranks = LocalRanks(worker, lambda method: watched(f"policy.{method}", 0.05, say))
+    assert ranks.every(SlowWorker.update) == ["done"]
     assert len(told) == 2
     assert told[0].startswith("policy.update has taken 0 s; it is in threading.Event.wait at tests/workers/")
     assert "`self.go_on.wait()`" in told[0]

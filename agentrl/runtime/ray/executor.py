@@ -1,42 +1,46 @@
 """Workers on many ranks: Ray actors, a process group for each pool of them.
 
-The driver holds references and numbers by sequence (`StoredBatch`); what is by token lies in Ray's object store, and
-each rank loads what it works on.
+The driver holds references and numbers by sequence (`StoredBatch`); token columns lie in Ray's object store, and each
+rank loads the sequences that it works on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
 
 from agentrl.engines.weights import Weights
-from agentrl.runtime.group import WorkerGroup, reduce_metrics, shares
-from agentrl.runtime.placement import Pool
+from agentrl.runtime.placement import Pool, Role
 from agentrl.runtime.profiler import Profile
+from agentrl.runtime.ranks import Batch, Field, Metrics, reduce_metrics, shares
 from agentrl.runtime.ray.pool import RankPool
-from agentrl.runtime.ray.rank import Kept, Shapes
-from agentrl.runtime.ray.stored import Column, StoredBatch, put_batch
-from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.roles import WORKERS, Role
+from agentrl.runtime.ray.rank import Rank
+from agentrl.runtime.ray.stored import StoredBatch, put_batch
+from agentrl.trajectory.batch import RaggedBatch, Sequences
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Worker = TypeVar("Worker")
 
 
 class RayExecutor:
-    """See the module. Ray must be up."""
+    """The ranks of all pools. Implements `Executor`; Ray must be up."""
 
-    def __init__(self, pools: Sequence[Pool], device: str, make_worker: Callable[[Role], Any]) -> None:
+    def __init__(self, pools: Sequence[Pool], device: str) -> None:
         """Raises ConfigError when the cluster has no room, or a rank refuses the config."""
         self.pools: list[RankPool] = []
         try:
             for pool in pools:
-                self.pools.append(RankPool(pool, device, make_worker))
+                self.pools.append(RankPool(pool, device))
         except BaseException:
             self.close()
             raise
-        self.groups: dict[Role, WorkerGroup] = {
-            role: RayWorkerGroup(pool, role) for pool in self.pools for role in pool.pool.roles
-        }
+
+    def ranks(self, role: Role[Worker]) -> RayRanks[Worker]:
+        pool = next(pool for pool in self.pools if any(one.name == role.name for one in pool.pool.roles))
+        return RayRanks(pool, role)
 
     @property
     def nodes(self) -> Sequence[str]:
@@ -51,14 +55,16 @@ class RayExecutor:
         return StoredBatch.of([put_batch(batch)])
 
     def compute(
-        self, function: Callable[..., tuple[dict[str, torch.Tensor], Any]], batch: StoredBatch, *arguments: Any
-    ) -> tuple[StoredBatch, Any]:
-        """On the first rank, for a moment with all tokens."""
-        columns, rest = self.pools[0].first("compute", function, batch, arguments)
-        everything = range(len(batch))
-        return batch.with_fields(
-            **{name: batch.column([(kept.ref, everything)]) for name, kept in columns.items()}
-        ), rest
+        self,
+        function: Callable[Concatenate[RaggedBatch, P], tuple[dict[str, torch.Tensor], R]],
+        batch: Batch,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[Batch, R]:
+        """As `Executor.compute`, on the first rank of the first pool."""
+        stored, everything = _stored(batch), range(len(batch))
+        columns, result = self.pools[0].first(Rank.compute, function, stored, args, kwargs)
+        return batch.with_fields(**{name: stored.column([(ref, everything)]) for name, ref in columns.items()}), result
 
     def restart(self) -> None:
         for pool in self.pools:
@@ -69,39 +75,36 @@ class RayExecutor:
             pool.stop()
 
 
-class RayWorkerGroup:
-    """The workers of one role over all ranks; see `agentrl.runtime.group` for what it gives."""
+class RayRanks(Generic[Worker]):
+    """The workers of one role on all ranks of its pool. Implements `Ranks`."""
 
-    def __init__(self, pool: RankPool, role: Role) -> None:
-        self.pool, self.role = pool, role
-        self._by_share = by_share_methods(role)
+    def __init__(self, pool: RankPool, role: Role[Worker]) -> None:
+        self._pool, self._role = pool, role
 
-    def run(self, method: str, batch: StoredBatch | None = None, **kwargs: Any) -> Any:
-        ranks, copies = self.pool.ranks, self.pool.pool.copies[self.role]
-        if batch is not None and method in self._by_share:
-            parts = shares(batch.lengths.tolist(), ranks // copies)
-            handed = [batch.select(part) for part in parts for _ in range(copies)]
-            answers = self.pool.each(self.role, method, handed, True, kwargs)
-            return _joined(answers[::copies], parts, batch)
-        answers = self.pool.each(self.role, method, [batch] * ranks, False, kwargs)
-        first = answers[0]
-        if isinstance(first, Shapes):
-            return Weights(first.shapes, self.pool.reader(self.role))
-        return reduce_metrics(answers) if isinstance(first, dict) else first
+    def add_column(
+        self, field: Field, method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Metrics]], batch: Batch
+    ) -> tuple[Batch, Metrics]:
+        stored, copies = _stored(batch), self._role.copies
+        parts = shares(stored.lengths.tolist(), self._pool.ranks // copies)
+        handed = [stored.select(part) for part in parts for _ in range(copies)]
+        answers = self._pool.column(self._role.name, method.__name__, handed)[::copies]
+        column = stored.column((ref, part) for (ref, _), part in zip(answers, parts, strict=True))
+        return batch.with_fields(**{field: column}), reduce_metrics([metrics for _, metrics in answers])
+
+    def metrics(self, method: Callable[Concatenate[Worker, P], Metrics], *args: P.args, **kwargs: P.kwargs) -> Metrics:
+        return reduce_metrics(self.every(method, *args, **kwargs))
+
+    def every(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        answers: list[R] = self._pool.call(self._role.name, method.__name__, args, kwargs)
+        return answers
+
+    def weights(self, method: Callable[[Worker], Weights]) -> Weights:
+        shapes = self._pool.weights(self._role.name, method.__name__)
+        return Weights(shapes, self._pool.reader(self._role.name))
 
 
-def by_share_methods(role: Role) -> frozenset[str]:
-    """The methods of a role's worker that are marked `@by_share`."""
-    worker = WORKERS[role]
-    return frozenset(name for name in dir(worker) if getattr(getattr(worker, name), "by_share", False))
-
-
-def _joined(answers: Sequence[Any], parts: Sequence[Sequence[int]], batch: StoredBatch) -> Any:
-    """What the ranks returned for the shares `parts` of `batch` as one: token columns, numbers, or tuples of them."""
-    first = answers[0]
-    if isinstance(first, Kept):
-        column: Column = batch.column((kept.ref, part) for kept, part in zip(answers, parts, strict=True))
-        return column
-    if isinstance(first, tuple):
-        return tuple(_joined(column, parts, batch) for column in zip(*answers, strict=True))
-    return reduce_metrics(answers) if isinstance(first, dict) else first
+def _stored(batch: Sequences) -> StoredBatch:
+    """Narrow a batch to what `RayExecutor.keep` and the rollouts under Ray give."""
+    if not isinstance(batch, StoredBatch):
+        raise TypeError(f"ranks under Ray take a StoredBatch (see RayExecutor.keep), found a {type(batch).__name__}")
+    return batch

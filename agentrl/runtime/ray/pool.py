@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 import torch
@@ -23,10 +23,14 @@ from agentrl import errors
 from agentrl.errors import ConfigError, TrainingError, UserError, WorkerDied
 from agentrl.runtime.placement import Pool
 from agentrl.runtime.profiler import Profile
-from agentrl.runtime.ray.rank import Failure, Place, Rank
+from agentrl.runtime.ranks import Metrics
+from agentrl.runtime.ray.rank import Failure, Place, Rank, Shapes
 from agentrl.runtime.ray.session import death_of
+from agentrl.runtime.ray.stored import StoredBatch
 from agentrl.runtime.ray.watch import GONE, CallWatch, Patience
-from agentrl.workers.roles import Role
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 PLACED_WITHIN = 60.0
 """Seconds in which a cluster has to find room."""
@@ -44,11 +48,11 @@ is, is to be first."""
 
 
 class RankPool:
-    """See the module. `make_worker` makes a rank's part of a role, in its process."""
+    """The actors of one pool, each with its part of every role."""
 
-    def __init__(self, pool: Pool, device: str, make_worker: Callable[[Role], Any]) -> None:
+    def __init__(self, pool: Pool, device: str) -> None:
         """Raises ConfigError when the cluster has no room, or a rank refuses the config."""
-        self.pool, self.device, self._make_worker = pool, device, make_worker
+        self.pool, self.device = pool, device
         self.patience = Patience()
         self.profile: Profile | None = None
         """Of the calls that follow."""
@@ -76,23 +80,40 @@ class RankPool:
             remove_placement_group(group)
         self._actors, self._groups = [], []
 
-    def everyone(self, method: str, *arguments: Any) -> list[Any]:
-        """A method of every rank with the same arguments."""
-        return self.collect([getattr(actor, method).remote(*arguments) for actor in self._actors], method)
+    def everyone(
+        self, method: Callable[Concatenate[Rank, P], R | Failure], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        """Call a method of every rank with the same arguments."""
+        name = method.__name__
+        return self.collect([getattr(actor, name).remote(*args, **kwargs) for actor in self._actors], name)
 
-    def first(self, method: str, *arguments: Any) -> Any:
-        """A method of the first rank."""
-        return self.collect([getattr(self._actors[0], method).remote(*arguments)], method)[0]
+    def first(self, method: Callable[Concatenate[Rank, P], R | Failure], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a method of the first rank."""
+        name = method.__name__
+        answers: list[R] = self.collect([getattr(self._actors[0], name).remote(*args, **kwargs)], name)
+        return answers[0]
 
-    def each(self, role: Role, method: str, batches: Sequence[Any], load: bool, kwargs: dict[str, Any]) -> list[Any]:
-        """A method of the role's worker on every rank, with a batch for each (see `Rank.call`)."""
+    def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Call a method of the role's worker on every rank (see `Rank.call`)."""
+        calls = [actor.call.remote(role, method, args, kwargs, self.profile) for actor in self._actors]
+        return self.collect(calls, f"{role}.{method}")
+
+    def column(self, role: str, method: str, batches: Sequence[StoredBatch]) -> list[tuple[ray.ObjectRef, Metrics]]:
+        """Call a method of the role's worker on every rank, with a batch for each (see `Rank.column`)."""
         calls = [
-            actor.call.remote(role, method, batch, load, kwargs, self.profile)
+            actor.column.remote(role, method, batch, self.profile)
             for actor, batch in zip(self._actors, batches, strict=True)
         ]
         return self.collect(calls, f"{role}.{method}")
 
-    def reader(self, role: Role) -> WeightReader:
+    def weights(self, role: str, method: str) -> Shapes:
+        """Have every rank keep its worker's weights for `reader`; return their shapes."""
+        calls = [actor.weights.remote(role, method, self.profile) for actor in self._actors]
+        shapes: Shapes = self.collect(calls, f"{role}.{method}")[0]
+        return shapes
+
+    def reader(self, role: str) -> WeightReader:
+        """Return what reads the weights that `weights` kept."""
         return WeightReader(tuple(self._actors), role)
 
     def collect(self, calls: Sequence[Any], what: str) -> list[Any]:
@@ -120,11 +141,11 @@ class RankPool:
                 ),
                 runtime_env={"env_vars": _environment(pool.nnodes, pool.n_gpus_per_node)},
             )
-            self._actors.append(options.remote(rank, self.ranks, self.device, self._make_worker))
+            self._actors.append(options.remote(rank, self.ranks, self.device))
         limit = self.patience.timeout + COLLECTIVE_GRACE
-        self.places = self.everyone("connect", self.first("address"), limit, str(Path.cwd()))
+        self.places = self.everyone(Rank.connect, self.first(Rank.address), limit, str(Path.cwd()))
         for role in pool.roles:
-            self.everyone("make", role)
+            self.everyone(Rank.make, role)
 
 
 def collect(
@@ -176,7 +197,7 @@ class WeightReader:
     """Reads a role's weights from its ranks, in any process of the cluster, some at a time."""
 
     actors: tuple[Any, ...]
-    role: Role
+    role: str
 
     def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every rank reads, as gathering needs all of them; what the first one has comes here."""

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 import torch
@@ -20,13 +20,17 @@ from ray.exceptions import ObjectLostError
 
 from agentrl.engines.weights import Weights
 from agentrl.errors import TrainingError, UserError, WorkerDied
+from agentrl.runtime.placement import Role
 from agentrl.runtime.profiler import Profile, profiled
+from agentrl.runtime.ranks import Metrics
 from agentrl.runtime.ray.session import work_in
 from agentrl.runtime.ray.stored import StoredBatch, put_column
 from agentrl.runtime.stall import Position, position_of
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.roles import Role
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Shapes = dict[str, tuple[int, ...]]
 Tensors = list[tuple[str, torch.Tensor]]
 HELD_FOR = 60.0
 """Seconds after which a reader that takes no more weights has lost its turn."""
@@ -50,20 +54,6 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Shapes:
-    """Stands for a `Weights`, whose tensors stay where they are until they are read."""
-
-    shapes: dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """Stands for a token column, which stays in the object store."""
-
-    ref: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
     """Where a rank runs."""
 
@@ -75,8 +65,8 @@ class Place:
 class Rank:
     """Every method returns what the driver is to see: a value, or a Failure."""
 
-    def __init__(self, rank: int, ranks: int, device: str, make_worker: Callable[[Role], Any]) -> None:
-        self.rank, self.ranks, self.device, self.make_worker = rank, ranks, device, make_worker
+    def __init__(self, rank: int, ranks: int, device: str) -> None:
+        self.rank, self.ranks, self.device = rank, ranks, device
         self.workers: dict[str, Any] = {}
         self._weights: dict[str, Weights] = {}
         self._reading: Iterator[tuple[str, torch.Tensor]] = iter(())
@@ -112,47 +102,60 @@ class Rank:
         frame = None if self._thread is None else sys._current_frames().get(self._thread)
         return None if frame is None else position_of(frame)
 
-    def make(self, role: Role) -> Failure | None:
+    def make(self, role: Role[Any]) -> Failure | None:
         """Load this rank's part of a role."""
         try:
-            self.workers[role] = self.make_worker(role)
+            self.workers[role.name] = role.make()
         except Exception as error:
             return Failure.of(error)
         return None
 
     def call(
-        self,
-        role: Role,
-        method: str,
-        batch: StoredBatch | None,
-        load: bool,
-        kwargs: dict[str, Any],
-        profile: Profile | None,
+        self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], profile: Profile | None
     ) -> Any:
-        """A method of the role's worker; with `load` it is given the batch's tokens, else the stored batch."""
+        """Call a method of the role's worker. Returns its answer."""
         try:
-            bound = getattr(self.workers[role], method)
             with profiled(profile, self.rank):
-                if batch is None:
-                    value = bound(**kwargs)
-                elif load:
-                    loaded = batch.load()
-                    return _kept(bound(loaded, **kwargs), loaded)
-                else:
-                    value = bound(batch, **kwargs)
+                return getattr(self.workers[role], method)(*args, **kwargs)
         except Exception as error:
             return Failure.of(error)
-        if isinstance(value, Weights):
-            self._weights[role] = value
-            return Shapes(dict(value.shapes))
-        return value
 
-    def compute(self, function: Callable[..., Any], batch: StoredBatch, arguments: tuple[Any, ...]) -> Any:
-        """(columns by field, what else it returns) of a function that needs the tokens of the whole batch."""
+    def column(
+        self, role: str, method: str, batch: StoredBatch, profile: Profile | None
+    ) -> Failure | tuple[ray.ObjectRef, Metrics]:
+        """Call a method of the role's worker with the tokens of `batch`.
+
+        It answers ([tokens] values, metrics). Returns the reference of the values in the object store, and the metrics.
+        """
+        try:
+            with profiled(profile, self.rank):
+                loaded = batch.load()
+                values, metrics = getattr(self.workers[role], method)(loaded)
+                return put_column(values, loaded), metrics
+        except Exception as error:
+            return Failure.of(error)
+
+    def weights(self, role: str, method: str, profile: Profile | None) -> Failure | Shapes:
+        """Call a method of the role's worker that answers `Weights`, and keep them for readers. Returns the shapes."""
+        found = self.call(role, method, (), {}, profile)
+        if isinstance(found, Failure):
+            return found
+        assert isinstance(found, Weights)
+        self._weights[role] = found
+        return dict(found.shapes)
+
+    def compute(
+        self,
+        function: Callable[Concatenate[RaggedBatch, P], tuple[dict[str, torch.Tensor], R]],
+        batch: StoredBatch,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Failure | tuple[dict[str, ray.ObjectRef], R]:
+        """Call `function` with the tokens of the whole batch. Returns references of its columns, and its result."""
         try:
             loaded = batch.load()
-            columns, rest = function(loaded, *arguments)
-            return {name: _kept(column, loaded) for name, column in columns.items()}, rest
+            columns, result = function(loaded, *args, **kwargs)
+            return {name: put_column(values, loaded) for name, values in columns.items()}, result
         except Exception as error:
             return Failure.of(error)
 
@@ -170,8 +173,8 @@ class Rank:
     def ready(self) -> None:
         """Answers when what was asked before is done."""
 
-    def begin_reading(self, role: Role, reader: str) -> None:
-        """Read the weights that the last `call` stood for, from the first one."""
+    def begin_reading(self, role: str, reader: str) -> None:
+        """Begin with the first tensor of what the last `weights` kept."""
         self._reading, self._reading_for = iter(self._weights[role].read()), reader
 
     def read(self, size: int, reader: str) -> Failure | Tensors | None:
@@ -193,10 +196,3 @@ class Rank:
         except Exception as error:
             return Failure.of(error)
         return found if self.rank == 0 else None
-
-
-def _kept(value: Any, batch: RaggedBatch) -> Any:
-    """A worker's answer for `batch`, with its tensors put into the store."""
-    if isinstance(value, torch.Tensor):
-        return Kept(put_column(value, batch))
-    return tuple(_kept(part, batch) for part in value) if isinstance(value, tuple) else value

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
-from agentrl.runtime.group import LocalWorkerGroup, reduce_metrics, shares
+from agentrl.runtime.ranks import LocalRanks, own_method, reduce_metrics, shares
+from agentrl.trajectory.batch import RaggedBatch, Sequences
 from tests.workers.conftest import BatchMaker
 
 
@@ -63,14 +65,27 @@ def test_metrics_are_averaged_over_ranks() -> None:
     }
 
 
-def test_local_group_calls_its_worker(make_batch: BatchMaker) -> None:
-    class Recorder:
-        def count(self, batch: object, *, factor: int) -> int:
-            return len(batch) * factor  # type: ignore[arg-type]
+class Counter:
+    def count(self, batch: Sequences, *, factor: int) -> dict[str, float]:
+        return {"count": float(len(batch) * factor)}
 
-        def ping(self) -> str:
-            return "pong"
+    def values(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        return torch.arange(batch.num_tokens), {"tokens": float(batch.num_tokens)}
 
-    group = LocalWorkerGroup(Recorder())
-    assert group.run("count", make_batch(prompts=2, n=2), factor=10) == 40
-    assert group.run("ping") == "pong"
+    def ping(self) -> str:
+        return "pong"
+
+
+class Louder(Counter):
+    def ping(self) -> str:
+        return "PONG"
+
+
+def test_one_worker_is_its_ranks(make_batch: BatchMaker) -> None:
+    batch = make_batch(prompts=2, n=2)
+    ranks = LocalRanks[Counter](Louder())
+    assert ranks.metrics(Counter.count, batch, factor=10) == {"count": 40.0}
+    assert ranks.every(Counter.ping) == ["PONG"] == [own_method(Louder(), Counter.ping)()]
+    known, metrics = ranks.add_column("values", Counter.values, batch)
+    assert torch.equal(known.values, torch.arange(batch.num_tokens)) and not batch.has("values")  # type: ignore[arg-type]
+    assert metrics == {"tokens": float(batch.num_tokens)}

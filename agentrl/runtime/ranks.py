@@ -1,0 +1,152 @@
+"""The ranks of one role: one call on each of them, batches handed out, answers put together.
+
+No worker class is known here. A call names its method by the function object
+(`ranks.metrics(CriticWorker.update, batch, step=3)`), so that arguments and answers are typed; each rank finds its
+worker's own method by that function's name.
+
+How a batch is handed out and how answers are joined is defined by the pure functions `shares`, `join_tokens` and
+`reduce_metrics`, so that every implementation gives what `LocalRanks` gives.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from agentrl.engines.weights import Weights
+from agentrl.trajectory.batch import RaggedBatch, Sequences
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Worker = TypeVar("Worker")
+Worker_co = TypeVar("Worker_co", covariant=True)
+Batch = TypeVar("Batch", bound=Sequences)
+
+Metrics = dict[str, float]
+Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards"]
+"""Columns of a `RaggedBatch` that workers compute."""
+
+
+class Ranks(Protocol[Worker_co]):
+    """The workers of one role, each with its part of the model."""
+
+    def add_column(
+        self, field: Field, method: Callable[[Worker_co, RaggedBatch], tuple[torch.Tensor, Metrics]], batch: Batch
+    ) -> tuple[Batch, Metrics]:
+        """Give each rank a share of `batch`, and join the answers: (the batch with the column `field`, metrics).
+
+        method: ([tokens] values for the tokens of its share, metrics over the shares of all ranks).
+        """
+        ...
+
+    def metrics(
+        self, method: Callable[Concatenate[Worker_co, P], Metrics], *args: P.args, **kwargs: P.kwargs
+    ) -> Metrics:
+        """Give every rank the same arguments, whole batches among them, and reduce the metrics (`reduce_metrics`)."""
+        ...
+
+    def every(self, method: Callable[Concatenate[Worker_co, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Give every rank the same arguments, and return the answers in the order of the ranks."""
+        ...
+
+    def weights(self, method: Callable[[Worker_co], Weights]) -> Weights:
+        """Return what `method` gives on all ranks together, to be read from this process."""
+        ...
+
+
+def own_method(worker: Worker, method: Callable[Concatenate[Worker, P], R]) -> Callable[P, R]:
+    """Bind `method` to `worker`, or the one that the worker's class has in its place."""
+    found: Callable[P, R] = getattr(worker, method.__name__)
+    return found
+
+
+class LocalRanks(Generic[Worker]):
+    """One worker in this process, whose share is the whole batch. Implements `Ranks`."""
+
+    def __init__(self, worker: Worker, around: Callable[[str], AbstractContextManager[None]] | None = None) -> None:
+        """around: called with each method's name; its context is open while the method runs."""
+        self._worker = worker
+        self._around = around or (lambda method: nullcontext())
+
+    def add_column(
+        self, field: Field, method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Metrics]], batch: Batch
+    ) -> tuple[Batch, Metrics]:
+        [(values, metrics)] = self.every(method, batch.load())
+        return batch.with_fields(**{field: values}), metrics
+
+    def metrics(self, method: Callable[Concatenate[Worker, P], Metrics], *args: P.args, **kwargs: P.kwargs) -> Metrics:
+        return self.every(method, *args, **kwargs)[0]
+
+    def every(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        with self._around(method.__name__):
+            return [own_method(self._worker, method)(*args, **kwargs)]
+
+    def weights(self, method: Callable[[Worker], Weights]) -> Weights:
+        return self.every(method)[0]
+
+
+def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Split sequences over ranks so that their tokens are about equal; return the indices of each rank, ascending.
+
+    Karmarkar and Karp's largest differencing (1982), for any number of parts: every sequence begins as a partition of
+    its own; again and again the two most uneven partitions become one, the fullest parts of one with the emptiest of
+    the other. Deterministic. With fewer sequences than ranks, some ranks get none.
+    """
+    count, alone = len(lengths), np.zeros(ranks, dtype=np.int64)
+    # An entry is (unevenness, negated: a heap gives the smallest; first sequence; number of the partition; tokens of
+    # its parts, fullest first). Which sequences are in a part follows from the merges alone.
+    heap = [(-length, index, index, np.append(length, alone[1:])) for index, length in enumerate(lengths)]
+    heapq.heapify(heap)
+    merges: list[tuple[int, int, np.ndarray]] = []
+    while len(heap) > 1:
+        _, first, one, mine = heapq.heappop(heap)
+        _, _, other, theirs = heap[0]
+        sums = mine + theirs[::-1]
+        by_tokens = np.argsort(-sums, kind="stable")
+        sums = sums[by_tokens]
+        heapq.heapreplace(heap, (int(sums[-1] - sums[0]), first, count + len(merges), sums))
+        merges.append((one, other, by_tokens))
+    rank_of = {count + len(merges) - 1: np.arange(ranks)}  # of each part of the last partition, then of those before
+    for number, (one, other, by_tokens) in reversed(list(enumerate(merges, count))):
+        ends_on = np.empty(ranks, dtype=np.int64)
+        ends_on[by_tokens] = rank_of.pop(number)
+        rank_of[one], rank_of[other] = ends_on, ends_on[::-1]
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    for index in range(count):
+        parts[rank_of[index][0]].append(index)
+    return parts
+
+
+def reduce_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average each metric over the ranks.
+
+    Workers sum numerators and denominators over the ranks before they divide, so that every rank reports the same
+    value and the mean is that value; only times and the like differ.
+    """
+    return {key: math.fsum(one[key] for one in metrics) / len(metrics) for key in metrics[0]}
+
+
+def join_tokens(results: Sequence[torch.Tensor], parts: Sequence[Sequence[int]], batch: RaggedBatch) -> torch.Tensor:
+    """Join one tensor [tokens, ...] for each part of `batch` into [T, ...] in the order of `batch`.
+
+    parts: sequence indices, disjoint and complete. Raises ValueError when a result has not one entry for each token of
+    its part.
+    """
+    joined = torch.empty((batch.num_tokens, *results[0].shape[1:]), dtype=results[0].dtype, device=results[0].device)
+    offsets = batch.offsets.tolist()
+    for result, part in zip(results, parts, strict=True):
+        spans = [(offsets[sequence], offsets[sequence + 1]) for sequence in part]
+        tokens = sum(end - start for start, end in spans)
+        if tokens != len(result):
+            raise ValueError(f"join: {len(result)} entries were returned for a share of {tokens} tokens")
+        place = 0
+        for start, end in spans:
+            joined[start:end] = result[place : place + end - start]
+            place += end - start
+    return joined

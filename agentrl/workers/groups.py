@@ -1,0 +1,148 @@
+"""The roles of a run as the training loops call them: one class per role, over the ranks that hold its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from agentrl.checkpoint.manager import Finish
+from agentrl.checkpoint.state import all_seen
+from agentrl.engines.weights import Weights
+from agentrl.runtime.ranks import Batch, Metrics, Ranks
+from agentrl.trajectory.batch import RaggedBatch, Sequences
+from agentrl.workers.critic import CriticWorker
+from agentrl.workers.policy import PolicyWorker
+from agentrl.workers.reward_model import RewardModelWorker
+from agentrl.workers.sft import SupervisedWorker
+
+
+class Trainable(Protocol):
+    """A worker whose model learns."""
+
+    def save(self, dir: Path, background: bool = False) -> None:
+        """Begin to write this rank's part into `dir`."""
+        ...
+
+    def finish_save(self, wait: bool = True) -> bool:
+        """Whether this rank's part of the last save is on the disk."""
+        ...
+
+    def load(self, dir: Path) -> None:
+        """Take over what all ranks saved."""
+        ...
+
+
+class TrainableGroup:
+    """Saving and loading of a role that learns."""
+
+    def __init__(self, ranks: Ranks[Trainable]) -> None:
+        self._trainable = ranks
+
+    def save(self, dir: Path, *, background: bool) -> Finish:
+        """Have every rank write its part of model and optimizer into `dir`.
+
+        Returns what tells whether this process sees all of the files.
+        """
+        self._trainable.every(Trainable.save, dir, background=background)
+
+        def finish(wait: bool) -> bool:
+            return all(self._trainable.every(Trainable.finish_save, wait=wait)) and all_seen(dir, wait=wait)
+
+        return finish
+
+    def load(self, dir: Path) -> None:
+        """Take over what any number of ranks saved in `dir`. Raises CheckpointError."""
+        self._trainable.every(Trainable.load, dir)
+
+
+class PolicyGroup(TrainableGroup):
+    """The policy that is trained."""
+
+    def __init__(self, ranks: Ranks[PolicyWorker]) -> None:
+        super().__init__(ranks)
+        self._ranks = ranks
+
+    def log_probs(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """Add the column old_logprobs [T] float32; the metrics hold actor/entropy in nats (see `PolicyWorker`)."""
+        return self._ranks.add_column("old_logprobs", PolicyWorker.compute_log_probs, batch)
+
+    def update(self, batch: Sequences, *, step: int, zero_advantage: list[int]) -> Metrics:
+        """Take the optimizer steps of training step `step` (see `PolicyWorker.update`)."""
+        return self._ranks.metrics(PolicyWorker.update, batch, step=step, zero_advantage=zero_advantage)
+
+    def weights(self) -> Weights:
+        """Return the weights as they are when they are read."""
+        return self._ranks.weights(PolicyWorker.weights)
+
+    def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write the policy and its tokenizer into `dir` in Hugging Face format."""
+        self._ranks.every(PolicyWorker.export, dir, tokenizer)
+
+
+class HasReference(Protocol):
+    """A worker with the model that KLs are measured against."""
+
+    def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Metrics]:
+        """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics)."""
+        ...
+
+
+class ReferenceGroup:
+    """The reference policy: a model of its own, or the policy without its adapters."""
+
+    def __init__(self, ranks: Ranks[HasReference]) -> None:
+        self._ranks = ranks
+
+    def log_probs(self, batch: Batch) -> Batch:
+        """Add the column ref_logprobs [T] float32."""
+        return self._ranks.add_column("ref_logprobs", HasReference.compute_reference_log_probs, batch)[0]
+
+
+class CriticGroup(TrainableGroup):
+    """The critic of PPO."""
+
+    def __init__(self, ranks: Ranks[CriticWorker]) -> None:
+        super().__init__(ranks)
+        self._ranks = ranks
+
+    def values(self, batch: Batch) -> Batch:
+        """Add the column values [T] float32."""
+        return self._ranks.add_column("values", CriticWorker.compute_values, batch)[0]
+
+    def update(self, batch: Sequences, *, step: int) -> Metrics:
+        """Take the optimizer steps of training step `step` (see `CriticWorker.update`)."""
+        return self._ranks.metrics(CriticWorker.update, batch, step=step)
+
+
+class RewardModelGroup:
+    """The reward model."""
+
+    def __init__(self, ranks: Ranks[RewardModelWorker]) -> None:
+        self._ranks = ranks
+
+    def scores(self, conversations: Batch) -> Batch:
+        """Set the column rewards [T] float32: each sequence's score at its last token, 0 elsewhere."""
+        return self._ranks.add_column("rewards", RewardModelWorker.compute_scores, conversations)[0]
+
+
+class SFTGroup(TrainableGroup):
+    """The policy of supervised training."""
+
+    def __init__(self, ranks: Ranks[SupervisedWorker]) -> None:
+        super().__init__(ranks)
+        self._ranks = ranks
+
+    def update(self, batch: Sequences, *, step: int) -> Metrics:
+        """Take one optimizer step (see `SupervisedWorker.update`)."""
+        return self._ranks.metrics(SupervisedWorker.update, batch, step=step)
+
+    def mean_loss(self, batch: Sequences) -> Metrics:
+        """Return val/loss, without learning."""
+        return self._ranks.metrics(SupervisedWorker.mean_loss, batch)
+
+    def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write the policy and its tokenizer into `dir` in Hugging Face format."""
+        self._ranks.every(SupervisedWorker.export, dir, tokenizer)
