@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 import pydantic
@@ -14,7 +16,7 @@ from agentrl.system.plugin import describe, nearest
 from agentrl.system.targets import is_target, load_target
 
 T = TypeVar("T")
-Options = TypeVar("Options", bound=pydantic.BaseModel)
+Made = TypeVar("Made")
 
 
 class Registry(Generic[T]):
@@ -24,11 +26,17 @@ class Registry(Generic[T]):
         what: names the kind in messages, e.g. "policy loss".
         key: the config key whose value is such a name.
         built_in: each name with its `module:object`.
+        base: `module:Class` of which every choice must be a subclass; None: the caller checks what it needs.
+        targets: allow `module:object` and `path/to/file.py:object` beside names. False where names come from data,
+            which nobody trusts with an import.
     """
 
-    def __init__(self, what: str, key: str, built_in: Mapping[str, str]) -> None:
+    def __init__(
+        self, what: str, key: str, built_in: Mapping[str, str], *, base: str | None = None, targets: bool = True
+    ) -> None:
         self.what, self.key = what, key
         self._built_in = dict(built_in)
+        self._base, self._targets = base, targets
         self._registered: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -47,18 +55,40 @@ class Registry(Generic[T]):
         """All short names, sorted."""
         return sorted({*self._built_in, *self._registered})
 
-    def get(self, name: str) -> T:
-        """The object of a short name or a target. Raises ConfigError with the known names, or why loading failed."""
-        if name in self._registered:
-            return self._registered[name]
-        target = self._built_in.get(name, name)
-        if not is_target(target):
-            raise ConfigError(
-                f"{self.key}: unknown {self.what} {name!r}{nearest(name, self.names())}; known are "
-                f"{', '.join(self.names())}, or name one of yours as package.module:object or path/to/file.py:object"
-            )
-        found: T = load_target(target, self.key)
+    def get(self, name: str, key: str | None = None) -> T:
+        """The object of a short name or a target; `key` names the config key where it is not `self.key`.
+
+        Raises ConfigError with the known names, why loading failed, or what the object must be.
+        """
+        key = key or self.key
+        found = self._registered.get(name)
+        if found is None:
+            found = load_target(self._target(name, key), key)
+        if self._base is not None:
+            base = load_target(self._base, key)
+            if not (isinstance(found, type) and issubclass(found, base)):
+                raise ConfigError(
+                    f"{key}: expected a subclass of {'.'.join(_place(base))} as {self.what}, found {name} = {found!r:.200}"
+                )
         return found
+
+    def check(self, name: str, options: Mapping[str, Any], key: str | None = None, options_key: str = "") -> None:
+        """Raises ConfigError for a name that `get` refuses, and for options (`options_key`) that it does not take.
+
+        A built-in choice without options is not imported.
+        """
+        if options or name not in self._built_in:
+            read_options(self.get(name, key), options, options_key or key or self.key)
+
+    def _target(self, name: str, key: str) -> str:
+        target = self._built_in.get(name, name)
+        if name in self._built_in or (self._targets and is_target(name)):
+            return target
+        yours = ", or name one of yours as package.module:object or path/to/file.py:object" if self._targets else ""
+        raise ConfigError(
+            f"{key}: unknown {self.what} {name!r}{nearest(name, self.names())}; known are "
+            f"{', '.join(self.names())}{yours}"
+        )
 
     def _owner(self, name: str) -> str:
         return self._built_in.get(name) or ".".join(_place(self._registered[name]))
@@ -67,10 +97,13 @@ class Registry(Generic[T]):
 def options_model(found: object) -> type[pydantic.BaseModel] | None:
     """The pydantic model that annotates the parameter `options` of a function, or of a class's constructor."""
     function = found.__init__ if isinstance(found, type) else found  # type: ignore[misc]
-    if not callable(function) or "options" not in inspect.signature(function).parameters:
+    if not callable(function) or "options" not in (parameters := inspect.signature(function).parameters):
         return None
-    model = typing.get_type_hints(function).get("options")
-    return model if isinstance(model, type) and issubclass(model, pydantic.BaseModel) else None
+    # This annotation alone: others may name what is imported for type checkers only.
+    annotated: Any = SimpleNamespace(__annotations__={"options": parameters["options"].annotation})
+    hint = typing.get_type_hints(annotated, globalns=getattr(inspect.unwrap(function), "__globals__", {}))["options"]
+    models = [one for one in (hint, *typing.get_args(hint)) if isinstance(one, type)]
+    return next((one for one in models if issubclass(one, pydantic.BaseModel)), None)
 
 
 def read_options(found: object, values: Mapping[str, Any], key: str) -> pydantic.BaseModel | None:
@@ -81,12 +114,30 @@ def read_options(found: object, values: Mapping[str, Any], key: str) -> pydantic
     model = options_model(found)
     if model is None:
         if values:
-            raise ConfigError(f"{key}: {', '.join(map(str, values))} set, and {'.'.join(_place(found))} has no options")
+            raise ConfigError(
+                f"{key}: {', '.join(map(str, values))} set, and {'.'.join(_place(found))} has no options (a parameter "
+                "`options` that is annotated with a pydantic model)"
+            )
         return None
+    known = [*model.model_fields, *(field.alias for field in model.model_fields.values() if field.alias)]
+    if model.model_config.get("extra") != "allow":  # pydantic's own default is to ignore what it does not know
+        for name in values:
+            if name not in known:
+                raise ConfigError(f"{key}: unknown key {name!r}{nearest(str(name), known)}; known are {_listed(known)}")
     try:
         return model.model_validate(values)
     except pydantic.ValidationError as error:
-        raise ConfigError(f"{key}: {describe(error, model.model_fields)}") from error
+        raise ConfigError(f"{key}: {describe(error, known)}") from error
+
+
+def configured(found: Callable[..., Made], values: Mapping[str, Any], key: str) -> Callable[..., Made]:
+    """`found` with its parameter `options` set to what `read_options` makes of `values`, where it has one."""
+    options = read_options(found, values, key)
+    return found if options is None else partial(found, options=options)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _place(found: object) -> tuple[str, str]:

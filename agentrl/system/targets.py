@@ -15,8 +15,10 @@ from agentrl.errors import ConfigError
 from agentrl.system.plugin import import_module, nearest
 
 _TARGET = re.compile(r"(\w+(?:\.\w+)*|[^:]+\.py):([^\W\d][\w.]*)")
+MOST_LISTED = 20
+"""Names of a module that a message lists."""
 _sources: dict[str, str] = {}
-"""Source texts of the files that were loaded, by the path that was given."""
+"""Source texts of the files that were loaded, or are to be, by the path that was given."""
 
 
 def is_target(name: str) -> bool:
@@ -37,27 +39,35 @@ def load_target(target: str, key: str) -> Any:
     for part in name.split("."):
         holder, found = found, getattr(found, part, None)
         if found is None:
-            candidates = [one for one in vars(holder) if not one.startswith("_")] if hasattr(holder, "__dict__") else []
-            raise ConfigError(f"{key}: {where} has no {part!r}{nearest(part, candidates)}")
+            public = [one for one in getattr(holder, "__dict__", {}) if not one.startswith("_")]
+            defined = [one for one in public if _is_own(getattr(holder, one), holder)]
+            listed = ", ".join([*defined[:MOST_LISTED], *["..."][: len(defined) > MOST_LISTED]]) or "nothing"
+            raise ConfigError(f"{key}: {where} has no {part!r}{nearest(part, public)}; it defines {listed}")
     return found
 
 
+def _is_own(value: object, holder: object) -> bool:
+    """Say whether a module or class defines `value` itself, rather than imports it."""
+    place = holder.__name__ if isinstance(holder, ModuleType) else holder.__module__
+    return not isinstance(value, ModuleType) and getattr(value, "__module__", place) == place
+
+
 def load_file(path: str) -> ModuleType:
-    """The module of a Python file, which is run once. Raises ConfigError."""
+    """The module of a Python file, which is run once. Raises ConfigError.
+
+    A text that `take_files` was given is run in place of the file: all processes of a run have the same code, also
+    where the file was edited meanwhile.
+    """
     given = str(Path(path).expanduser())
     name = "agentrl_user_" + Path(path).stem + "_" + hashlib.blake2b(given.encode(), digest_size=4).hexdigest()
     if name in sys.modules:
         return sys.modules[name]
     file = str(Path(given).absolute())
-    try:
-        source = Path(file).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if given not in _sources:
-            raise ConfigError(f"no such file: {file}") from None
+    if given in _sources:
         source = _sources[given]
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for error messages
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
+    else:
+        source = _read(file)
     module = ModuleType(name)
     module.__file__ = file
     sys.modules[name] = module  # dataclasses look their module up there
@@ -72,11 +82,22 @@ def load_file(path: str) -> ModuleType:
     return module
 
 
+def _read(file: str) -> str:
+    if not file.endswith(".py"):
+        raise ConfigError(f"{file} is no Python file (its name must end in .py)")
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"no such file: {file}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+
+
 def loaded_files() -> dict[str, str]:
     """Source texts of all files that were loaded, by the paths that configs give: for `take_files` elsewhere."""
     return dict(_sources)
 
 
 def take_files(sources: Mapping[str, str]) -> None:
-    """Load these texts where a config names a file that this machine does not have."""
+    """Load these texts where a config names their paths, on a machine that may not have the files."""
     _sources.update(sources)

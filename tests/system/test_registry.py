@@ -10,8 +10,8 @@ import pydantic
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.system.registry import Registry, options_model, read_options
-from agentrl.system.targets import load_file, load_target, loaded_files
+from agentrl.system.registry import Registry, configured, options_model, read_options
+from agentrl.system.targets import load_file, load_target, loaded_files, take_files
 
 
 class Options(pydantic.BaseModel):
@@ -75,6 +75,7 @@ def test_a_taken_name_is_refused_and_the_same_object_is_not(registry: Registry[o
         ("/no/such/file.py:x", "k: no such file: /no/such/file.py"),
         ("nothing", "k: expected package.module:object or path/to/file.py:object, found 'nothing'"),
         ("json:JSONEncoder.nope", "k: json has no 'nope'"),
+        ("agentrl.system.registry:Regitry", r"did you mean 'Registry'\?; it defines .*Registry, options_model"),
     ],
 )
 def test_a_target_that_is_not_there_is_told_with_its_key(target: str, said: str) -> None:
@@ -90,6 +91,44 @@ def test_a_file_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     file.write_text("x = 1\n")
     assert load_file(str(file)).x == 1
     assert load_file(str(file)) is load_file(str(file)), "it is run once"
+
+
+def test_a_base_is_asked_of_every_choice(tmp_path: Path) -> None:
+    registry: Registry[type] = Registry("encoder", "a.encoder", {"ours": "json:JSONDecoder"}, base="json:JSONEncoder")
+    file = tmp_path / "encoders.py"
+    file.write_text("import json\nclass Mine(json.JSONEncoder): ...\ndef other(): ...\n")
+    assert registry.get(f"{file}:Mine").__name__ == "Mine"
+    for name in ("ours", f"{file}:other"):
+        with pytest.raises(ConfigError, match=r"a\.encoder: expected a subclass of json\.encoder\.JSONEncoder"):
+            registry.get(name)
+
+
+def test_names_from_data_never_import(tmp_path: Path) -> None:
+    registry: Registry[object] = Registry("loop", "agent_name", {"plain": "json:dumps"}, targets=False)
+    file = tmp_path / "evil.py"
+    file.write_text("raise SystemExit('run')\n")
+    for name in ("os:system", f"{file}:f", "json:loads"):
+        with pytest.raises(ConfigError, match=r"agent_name: unknown loop .*; known are plain$"):
+            registry.get(name)
+
+
+def test_a_built_in_choice_is_checked_without_its_import_unless_it_has_options() -> None:
+    registry: Registry[object] = Registry(
+        "thing", "a.thing", {"heavy": "no_such_module_here:x", "made": f"{__name__}:Made"}
+    )
+    registry.check("heavy", {})
+    registry.check("made", {"strength": 3})
+    with pytest.raises(ConfigError, match=r"a\.thing_options: unknown key 'weight'; known are strength"):
+        registry.check("made", {"weight": 3}, options_key="a.thing_options")
+    with pytest.raises(ConfigError, match=r"a\.thing: unknown thing 'light'; known are heavy, made, or name one"):
+        registry.check("light", {})
+
+
+def test_a_text_that_was_sent_is_run_in_place_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "edited.py"
+    file.write_text("x = 2\n")
+    take_files({str(file): "x = 1\n"})
+    assert load_file(str(file)).x == 1
 
 
 def test_a_file_goes_to_a_machine_that_does_not_have_it(tmp_path: Path) -> None:
@@ -116,5 +155,23 @@ def test_options_are_read_by_the_annotation() -> None:
     assert read_options(plain, {}, "k") is None
     with pytest.raises(ConfigError, match=r"k: unknown key 'strenght'; did you mean 'strength'\?"):
         read_options(Made, {"strenght": 2}, "k")
+    assert configured(Made, {"strength": 3}, "k")().options.strength == 3.0
+    assert configured(plain, {}, "k")() == 1
     with pytest.raises(ConfigError, match=r"k: strength set, and .*plain has no options"):
         read_options(plain, {"strength": 2}, "k")
+
+
+def test_options_of_a_users_file_need_no_care_of_the_user(tmp_path: Path) -> None:
+    """Pydantic ignores unknown keys by default, and annotations may name what only type checkers import."""
+    file = tmp_path / "careless.py"
+    file.write_text(
+        "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport pydantic\n"
+        "if TYPE_CHECKING:\n    from nowhere import Thing\n"
+        "class Options(pydantic.BaseModel):\n    size: int = 1\n"
+        "def f(thing: Thing, options: Options | None = None) -> Thing: ...\n"
+    )
+    f = load_target(f"{file}:f", "k")
+    options = read_options(f, {"size": 2}, "k")
+    assert options is not None and options.model_dump() == {"size": 2}
+    with pytest.raises(ConfigError, match=r"k: unknown key 'sise'; did you mean 'size'\?; known are size"):
+        read_options(f, {"sise": 2}, "k")
