@@ -68,7 +68,8 @@ class Registry(Generic[T]):
             base = load_target(self._base, key)
             if not (isinstance(found, type) and issubclass(found, base)):
                 raise ConfigError(
-                    f"{key}: expected a subclass of {'.'.join(_place(base))} as {self.what}, found {name} = {found!r:.200}"
+                    f"{key}: expected a subclass of {'.'.join(_place(base))} as {self.what}, found {name} = "
+                    f"{found!r:.200}"
                 )
         return found
 
