@@ -1,4 +1,4 @@
-"""What an agent loop is given and what it implements.
+"""Contract of an agent loop, and the `Episode` through which it acts.
 
 A loop never handles token ids. It talks to an `Episode`, which asks the engine, records exactly what was sampled and
 appends what was observed; so a user's loop cannot break the invariants of the transcript.
@@ -28,7 +28,7 @@ CUT_MARKER = "\n[cut: the token budget is used up]"
 
 @dataclass(frozen=True, slots=True)
 class LoopContext:
-    """What all trajectories of a run share."""
+    """Objects that all trajectories of a run share."""
 
     engine: RolloutEngine
     chat: Chat
@@ -44,26 +44,30 @@ class Reply:
     message: AssistantMessage
     finish_reason: FinishReason
     forged: bool = False
-    """The policy sampled a token that stands for media only, and was stopped there."""
+    """True: the policy sampled a token that stands for media only, and was stopped there."""
 
     @property
     def stopped(self) -> bool:
-        """The policy ended its turn itself."""
+        """True when the policy ended its turn itself."""
         return self.finish_reason.kind == "stop"
 
 
 class AgentLoop(ABC):
-    """Subclass it and `register("name")` it. One object serves all trajectories: keep state in local variables."""
+    """Base class of a loop: subclass it and `register("name")` it.
+
+    One object serves all trajectories: keep state in local variables.
+    """
 
     takes_interactions: ClassVar[bool] = False
-    """It asks the row's interaction for user turns. Under any other loop a row that names one is refused."""
+    """True: the loop asks the row's interaction for user turns. Under any other loop a row that names one is
+    refused."""
     takes_images: ClassVar[bool] = True
-    """Images in a row's prompt reach the model. Under any other loop a row with images is refused."""
+    """True: images in a row's prompt reach the model. Under any other loop a row with images is refused."""
 
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
-        """The messages, and those of the run's tools that the chat template renders, of which the first prompt is made.
+        """Return the messages of the first prompt, and those of the run's tools that the chat template renders in it.
 
-        What data.max_prompt_length measures and the start-up check shows.
+        data.max_prompt_length measures this prompt and the start-up check shows it.
         """
         return sample.prompt, tools
 
@@ -76,10 +80,10 @@ class AgentLoop(ABC):
         """
 
     def check(self) -> None:  # noqa: B027 - most loops need nothing
-        """Called before the first step where rows run this loop. Raises ConfigError for what it lacks."""
+        """Check the loop before the first step, where rows run it. Raises ConfigError for what it lacks."""
 
     async def close(self) -> None:  # noqa: B027 - most loops hold nothing
-        """The run is over: free what the loop itself opened."""
+        """Free what the loop opened, at the end of the run."""
 
 
 @dataclass(slots=True)
@@ -97,9 +101,9 @@ class Episode:
     """Temperature, top-p and top-k; lengths and stop ids are filled in for each turn."""
     seed: int
     session: str
-    """The engine's name for this try."""
+    """Name of this try at the engine."""
     waiting_for: str = "start"
-    """What the episode is doing now; a time-out quotes it."""
+    """Current activity of the episode; a time-out quotes it."""
     tools: Sequence[ToolSchema] | None = None
     assistant_turns: int = 0
     generate_seconds: float = 0.0
@@ -107,25 +111,27 @@ class Episode:
     cached_tokens: int = 0
     prompt_tokens: int = 0
     index: int = -1
-    """Of the current transcript, in trajectory.transcripts; -1 before `start`."""
+    """Index of the current transcript in trajectory.transcripts; -1 before `start`."""
     messages: list[Message] = field(default_factory=list)
-    """What the current transcript stands for."""
+    """Messages that the current transcript stands for."""
     inside_turn: bool = False
-    """Text was observed inside an assistant turn, so no template could render the transcript."""
+    """True: text was observed inside an assistant turn, so no template could render the transcript."""
     earlier: list[Episode] = field(default_factory=list)
-    """This episode as it left each transcript for the next one."""
+    """Copies of this episode as it left each transcript for the next one."""
     branches: list[Episode] = field(default_factory=list)
+    """Episodes that `branch` made."""
 
     @property
     def transcript(self) -> Transcript:
+        """The current transcript. Raises IndexError before `start`."""
         if self.index < 0:
             raise IndexError("the episode has no transcript yet: call start()")
         return self.trajectory.transcripts[self.index]
 
     def branch(self) -> Episode:
-        """An episode of the same trajectory, with samples of its own, for another transcript beside this one.
+        """Make an episode of the same trajectory, with samples of its own, for another transcript beside this one.
 
-        Its session is to be released by whoever asked for it; drift and costs are counted here.
+        The caller has to release its session; drift and costs are counted here.
         """
         number = len(self.branches)
         branch = Episode(
@@ -141,7 +147,7 @@ class Episode:
 
     @property
     def budget_left(self) -> int:
-        """Tokens that may still be appended, sampled or observed."""
+        """Number of tokens that may still be appended, sampled or observed."""
         limits, transcript = self.context.limits, self.transcript
         return min(limits.max_response_tokens - transcript.response_length, limits.max_model_len - len(transcript))
 
@@ -175,7 +181,7 @@ class Episode:
         self.trajectory.messages.extend(messages)
 
     async def generate(self, *, stop: Sequence[str] = (), max_tokens: int | None = None) -> Reply:
-        """One assistant turn: sampled, recorded as it is, parsed. Needs `budget_left` > 0."""
+        """Sample one assistant turn, record it as it is and parse it. Needs `budget_left` > 0."""
         start, before = len(self.transcript), self.generate_seconds
         generation = await self._sample(stop, max_tokens)
         chat, transcript = self.context.chat, self.transcript
@@ -195,7 +201,7 @@ class Episode:
         return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
 
     def room(self, max_tokens: int | None = None) -> int:
-        """Tokens that the next turn may have, of `max_tokens` that are asked for."""
+        """Number of tokens that the next turn may have when `max_tokens` are asked for."""
         limits = (self.budget_left, max_tokens, self.context.limits.max_tokens_per_turn)
         return min(limit for limit in limits if limit is not None)
 
@@ -233,14 +239,15 @@ class Episode:
         return self.observe_ids(self.context.chat.bridge(self.transcript.ids, messages, self.tools), messages)
 
     def observe_ids(self, ids: list[int], messages: Sequence[Message]) -> bool:
-        """As `observe`, where the tokens that stand for `messages` are known."""
+        """Append messages as `observe` does, where the tokens that stand for them are known."""
         self._add_messages(messages)
         text = "\n".join(text_of(message["content"]) for message in messages)
         images = self.context.chat.images(ids, messages)
         return self._append_observed(ids, str(messages[0]["role"]), text, images)
 
     def observe_text(self, text: str) -> bool:
-        """Append plain text inside the running assistant turn (ReAct's observations)."""
+        """Append plain text inside the running assistant turn (ReAct's observations). Returns whether there is room to
+        go on."""
         self.inside_turn = True
         self._add_messages([{"role": "tool", "content": text}])
         return self._append_observed(self.context.chat.encode(text), "tool", text)
@@ -272,7 +279,7 @@ class Episode:
     def count_drift(self) -> None:
         """Compare every transcript, those of the branches too, with a full re-render of its messages.
 
-        A metric: the fraction of each kind.
+        The fraction of each kind of drift becomes a metric.
         """
         compared = [one for one in (self, *self.earlier, *self.branches) if one.index >= 0 and not one.inside_turn]
         drifts = [one.context.chat.drift(one.transcript.ids, one.messages, one.tools) for one in compared]

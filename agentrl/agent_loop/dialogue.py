@@ -1,4 +1,4 @@
-"""The interaction's side of one trajectory."""
+"""One trajectory's use of its interaction."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from agentrl.trajectory.picture import joined
 
 @dataclass(slots=True)
 class Dialogue:
-    """Asks the row's interaction for user turns; without one, every answer is final."""
+    """Source of user turns from the row's interaction; without one, every answer is final."""
 
     episode: Episode
     interaction: Interaction | None
     turns: int = 0
-    """User turns asked for."""
+    """Number of user turns asked for."""
     turn_score: float = 0.0
-    """The sum of the turns' scores."""
+    """Sum of the turns' scores."""
 
     @staticmethod
     @contextlib.asynccontextmanager
     async def open(episode: Episode) -> AsyncIterator[Dialogue]:
-        """Starts the row's interaction and finalizes it exactly once, however the trajectory ends."""
+        """Start the row's interaction, and finalize it exactly once, however the trajectory ends."""
         kwargs = dict(episode.sample.interaction_kwargs)
         if not kwargs:
             yield Dialogue(episode, None)
@@ -62,7 +62,10 @@ class Dialogue:
             extra["interaction_turn_score"] = dialogue.turn_score
 
     async def opening(self, prompt: list[Message]) -> list[Message]:
-        """The prompt with what the interaction says first: in its last message where that is the user's already."""
+        """Return the prompt with what the interaction says first.
+
+        That stands in the prompt's last message where this is the user's already, else in a new one.
+        """
         if self.interaction is None:
             return prompt
         async with within(self.episode.context.limits.call_timeout):
@@ -75,7 +78,7 @@ class Dialogue:
         return [*prompt, {"role": "user", "content": text}]
 
     async def respond(self) -> InteractionResponse | None:
-        """The answer to the last assistant turn, whose reward it sets; None when the dialogue is over."""
+        """Ask for the answer to the last assistant turn, and set that turn's reward; None when the dialogue is over."""
         if self.interaction is None:
             return None
         episode, trajectory = self.episode, self.episode.trajectory

@@ -19,18 +19,19 @@ from agentrl.trajectory.picture import joined
 
 
 class InlineLoop(AgentLoop):
-    """Subclass it with the texts that end an action, how one is read, and how it is answered."""
+    """Base class of such loops: subclasses say which texts end an action, how one is read, and how it is answered."""
 
     stops: tuple[str, ...]
     """Texts at which the policy is stopped."""
 
     @abstractmethod
     def action(self, episode: Episode, reply: Reply) -> ParsedCall | None:
-        """The call that the turn just sampled ends with, well-formed or not; None: the turn is the final answer."""
+        """Return the call that the turn just sampled ends with, well-formed or not; None: the turn is the final
+        answer."""
 
     @abstractmethod
     def respond(self, episode: Episode, reply: Reply, record: ToolCallRecord, last: bool) -> bool:
-        """Append what came of the call; `last`: with the request for a final answer. Returns whether there is room."""
+        """Append the result of the call; `last`: with the request for a final answer. Returns whether there is room."""
 
     async def run(self, episode: Episode) -> None:
         async with open_tools(episode, images=False) as session:
@@ -70,7 +71,7 @@ class InlineLoop(AgentLoop):
 
 
 def with_system(prompt: list[Message], system: str) -> list[Message]:
-    """The prompt with `system` as, or in front of, its system message."""
+    """Return the prompt with `system` as its system message, or before the text of the one it has."""
     if prompt and prompt[0]["role"] == "system":
         return [{**prompt[0], "content": joined(prompt[0]["content"], f"{system}\n\n", before=True)}, *prompt[1:]]
     return [{"role": "system", "content": system}, *prompt]

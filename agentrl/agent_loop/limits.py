@@ -1,4 +1,4 @@
-"""The budgets of one trajectory, and the seeds of its turns."""
+"""Budgets of one trajectory, and the seeds of its turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.config import Config
 
 @dataclass(frozen=True, slots=True)
 class LoopLimits:
-    """Lengths in tokens, times in seconds."""
+    """Budgets of one trajectory: lengths in tokens, times in seconds."""
 
     max_response_tokens: int
     max_model_len: int
@@ -24,7 +24,8 @@ class LoopLimits:
     """Deadline of one call of an interaction; tools have their own."""
 
     @staticmethod
-    def of(config: Config) -> LoopLimits:
+    def from_config(config: Config) -> LoopLimits:
+        """Take the limits from the run's config."""
         rollout = config.actor_rollout_ref.rollout
         turns = rollout.multi_turn
         return LoopLimits(
@@ -41,6 +42,9 @@ class LoopLimits:
 
 
 def seed_of(*parts: int | str) -> int:
-    """A 63-bit seed that depends on all parts and on nothing else."""
+    """Hash the parts to a 63-bit seed that depends on nothing else.
+
+    Sampling is counter-based: no generator state has to be restored when a run resumes.
+    """
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1

@@ -1,4 +1,4 @@
-"""How an assistant turn that did not end by itself ends its trajectory."""
+"""Status of a trajectory whose assistant turn did not end by itself."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from agentrl.trajectory import Status
 
 
 def status_of(reply: Reply) -> Status | None:
-    """LENGTH or ABORTED when the turn was cut short, MALFORMED where the policy made up an image; None when it ended
-    its turn itself."""
+    """Return the status that a cut turn ends its trajectory with; None when the policy ended the turn itself.
+
+    LENGTH or ABORTED when the turn was cut short, MALFORMED where the policy made up an image.
+    """
     if reply.forged:
         return Status.MALFORMED
     return {"stop": None, "length": Status.LENGTH, "abort": Status.ABORTED}[reply.finish_reason.kind]

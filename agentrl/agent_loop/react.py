@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -29,14 +28,14 @@ _INPUT = "Action Input:"
 
 @register("react")
 class ReactLoop(InlineLoop):
-    """See the module. The prompts are Jinja2 files; a subclass may name others in `prompts`."""
+    """ReAct loop. The prompts are Jinja2 files; a subclass may name others in `prompts`."""
 
     stops = (STOP,)
     prompts: Path = Path(__file__).parent / "prompts"
 
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
         functions = [schema["function"] for schema in tools]
-        return with_system(sample.prompt, self._render("system", tools=functions)), []
+        return with_system(sample.prompt, _template(self.prompts, "system").render(tools=functions)), []
 
     def action(self, episode: Episode, reply: Reply) -> ParsedCall | None:
         return parse_action(reply) if reply.finish_reason.matched == STOP else None
@@ -44,10 +43,7 @@ class ReactLoop(InlineLoop):
     def respond(self, episode: Episode, reply: Reply, record: ToolCallRecord, last: bool) -> bool:
         if last:
             return episode.observe_text(f" {record.response}\nThought: {FINAL_ANSWER_REQUEST}\nFinal Answer:")
-        return episode.observe_text(self._render("observation", text=record.response))
-
-    def _render(self, name: str, **variables: Any) -> str:
-        return _template(self.prompts, name).render(**variables)
+        return episode.observe_text(_template(self.prompts, "observation").render(text=record.response))
 
 
 @functools.cache
@@ -59,7 +55,7 @@ def _template(folder: Path, name: str) -> jinja2.Template:
 
 
 def parse_action(reply: Reply) -> ParsedCall:
-    """The last `Action:` and `Action Input:` of a turn that stopped at `Observation:`."""
+    """Read the last `Action:` and `Action Input:` of a turn that stopped at `Observation:`."""
     text = reply.message.text
     if STOP in text:
         text = text[: text.rindex(STOP)]  # the token that completed it may spell more, such as a line's end

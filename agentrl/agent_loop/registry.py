@@ -1,4 +1,4 @@
-"""Agent loops by name: the ready ones, and users' own by decorator or YAML."""
+"""Agent loops by name: those of the package, and users' own by decorator or YAML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _LOOPS: dict[str, type[AgentLoop]] = {}
 
 
 def register(name: str) -> Callable[[type[AgentLoop]], type[AgentLoop]]:
-    """Class decorator: rows whose `agent_name` is `name` run this loop. Raises ValueError when the name is taken."""
+    """Register an agent loop (class decorator): rows whose `agent_name` is `name` run it.
+
+    Raises ValueError when the name is taken.
+    """
 
     def decorate(loop: type[AgentLoop]) -> type[AgentLoop]:
         known = _LOOPS.get(name)
@@ -27,12 +30,12 @@ def register(name: str) -> Callable[[type[AgentLoop]], type[AgentLoop]]:
 
 
 def agent_names() -> list[str]:
-    """All registered names, aliases not included."""
+    """List all registered names, aliases not included."""
     return sorted(_LOOPS)
 
 
 def get_loop(name: str) -> type[AgentLoop]:
-    """The loop of that name or alias. Raises ConfigError naming the known ones."""
+    """Return the loop of a name or alias. Raises ConfigError naming the known ones."""
     name = AGENT_ALIASES.get(name, name)
     if name not in _LOOPS:
         raise ConfigError(
@@ -61,7 +64,7 @@ def _load_entry(entry: Entry) -> str:
 
 
 def instantiate(names: Iterable[str]) -> dict[str, AgentLoop]:
-    """One loop object for each name. Raises ConfigError for a loop that cannot be made."""
+    """Make one loop object for each name. Raises ConfigError for a loop that cannot be made."""
     loops = {}
     for name in dict.fromkeys(names):
         try:

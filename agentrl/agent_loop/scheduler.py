@@ -1,9 +1,9 @@
-"""Runs many trajectories at once.
+"""Scheduler of many concurrent trajectories.
 
-Invariant: every request ends exactly once, as a scored trajectory or as a counted failure. A failure carries no
-reward. At most `max_concurrent` tries run at a time; scoring starts when a trajectory ends and does not hold a place.
-An error of a user's code ends the whole run, unless such are to be counted: the trajectories that do not meet it are a
-biased sample.
+Invariant: every request ends exactly once, as a scored trajectory or as a counted failure. A failure carries no reward.
+At most `max_concurrent` tries run at a time; scoring starts when a trajectory ends and does not hold a place. An error
+of a user's code ends the whole run, unless such are to be counted: the trajectories that do not meet it are a biased
+sample.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Request:
     group: int
     sample: Sample
     params: SamplingParams
-    """Only temperature, top_p and top_k are read."""
+    """Sampling parameters, of which temperature, top_p and top_k are read."""
     seed: int
     count_drift: bool = False
     """Compare its tokens with a full re-render at the end (costs a render)."""
@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(slots=True)
 class Scheduler:
-    """See the module. `loops` maps agent names to loop objects."""
+    """Runner of trajectories with retries and scoring. `loops` maps agent names to loop objects."""
 
     context: LoopContext
     loops: Mapping[str, AgentLoop]
@@ -62,10 +62,10 @@ class Scheduler:
     trajectory_timeout: float
     max_retries: int
     on_code_error: Literal["error", "count"] = "error"
-    """See `rollout.agent.on_code_error`."""
+    """End the run at an error of user code, or count it; see `rollout.agent.on_code_error`."""
     warn: Callable[[str], None] = logger.warning
     running: dict[str, Episode] = field(default_factory=dict)
-    _once: OncePerKey = field(default_factory=OncePerKey)
+    _is_new_place: OncePerKey = field(default_factory=OncePerKey)
 
     async def run(
         self, requests: Sequence[Request], on_end: Callable[[Trajectory], None] | None = None
@@ -78,12 +78,12 @@ class Scheduler:
         return await run_concurrently(self._run_one(request, places, on_end) for request in requests)
 
     async def close(self) -> None:
-        """End what loops hold."""
+        """Close the loops."""
         for loop in self.loops.values():
             await loop.close()
 
     def waiting_for(self) -> dict[str, int]:
-        """What the running trajectories wait for, most frequent first."""
+        """Count the running trajectories by what they wait for, most frequent first."""
         return dict(Counter(episode.waiting_for.split(" (")[0] for episode in self.running.values()).most_common())
 
     async def _run_one(
@@ -95,7 +95,7 @@ class Scheduler:
             try:
                 await self.reward.score(trajectory, request.sample)
             except CodeError as error:
-                self._meet(error, request)
+                self._handle_code_error(error, request)
         if on_end is not None:
             on_end(trajectory)
         return trajectory
@@ -111,7 +111,7 @@ class Scheduler:
             warnings.warn(f"trajectory {request.uid}", f"{trajectory.failure}; try {attempt + 1}")
 
     async def _try(self, request: Request, attempt: int) -> tuple[Trajectory, bool]:
-        """One try from the start, and whether it failed in a way that another may not.
+        """Make one try from the start; return the trajectory, and whether it failed in a way that another try may not.
 
         What the loop raises is attributed here: it ends the trajectory, and the run where it is an error of a user's
         code.
@@ -133,7 +133,7 @@ class Scheduler:
             if request.count_drift and trajectory.status is Status.COMPLETED:
                 episode.count_drift()
         except CodeError as error:
-            self._meet(error, request)
+            self._handle_code_error(error, request)
             fail(trajectory, error)
             return trajectory, False
         except (UserError, RequestError) as error:
@@ -160,21 +160,21 @@ class Scheduler:
             episode.trajectory.failure = (
                 f"timeout: {self.trajectory_timeout:g} s passed waiting for {episode.waiting_for}"
             )
-        problem = _left_wrong(episode.trajectory)
+        problem = _contract_violation(episode.trajectory)
         if problem is not None:
             raise ValueError(problem) if is_agentrl_code(loop.run) else contract_error(name, loop.run, problem)
 
-    def _meet(self, error: CodeError, request: Request) -> None:
-        """Raise it with the row that it was met in, or tell it, once a place."""
+    def _handle_code_error(self, error: CodeError, request: Request) -> None:
+        """Raise the error with the row that it was met in, or warn of it, once a place."""
         sample = request.sample
         met = f"{error}\n  in {sample.file}, row {sample.row} (the first is 0), trajectory {request.uid}"
         if self.on_code_error == "error":
             raise CodeError(f"{met}\n{ADVICE}", error.place) from error
-        if self._once(error.place or error.summary):
+        if self._is_new_place(error.place or error.summary):
             self.warn(f"{met}\n  Such trajectories are left out, and counted under failure/ in the metrics")
 
 
-def _left_wrong(trajectory: Trajectory) -> str | None:
+def _contract_violation(trajectory: Trajectory) -> str | None:
     """Find what a loop left that no trajectory may have; make floats of the numbers, of whatever type, that it gave."""
     status = trajectory.status
     if not isinstance(status, Status) or (status is Status.FAILED and trajectory.failure is None):

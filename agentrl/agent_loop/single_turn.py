@@ -1,4 +1,4 @@
-"""One prompt, one answer."""
+"""Loop of one prompt and one answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.trajectory.sample import Sample
 
 @register("single_turn")
 class SingleTurnLoop(AgentLoop):
-    """Generate once; no tools are offered."""
+    """Loop that generates once; no tools are offered."""
 
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
         return sample.prompt, []

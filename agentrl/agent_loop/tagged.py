@@ -27,7 +27,7 @@ _THOUGHTS = "think"
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """`<name>text</name>` calls `tool` with the text as `argument`; what it answers stands in `<result>`."""
+    """Tag `<name>text</name>` that calls `tool` with the text as `argument`; the answer stands in `<result>`."""
 
     name: str
     tool: str
@@ -37,13 +37,13 @@ class Tag:
 
 
 class TaggedLoop(InlineLoop):
-    """Subclass it with `tags` and `instructions`, and `register` it."""
+    """Base class of loops with tags: subclass it with `tags` and `instructions`, and `register` it."""
 
     tags: ClassVar[tuple[Tag, ...]]
     instructions: ClassVar[str]
-    """The system message of rows whose prompt does not name the tags itself."""
+    """System message of rows whose prompt does not name the tags itself."""
     must_answer: ClassVar[bool] = True
-    """A turn that ends without a call and without `</answer>` is malformed; False: it is the answer."""
+    """True: a turn that ends without a call and without `</answer>` is malformed; False: it is the answer."""
 
     def __init__(self) -> None:
         self._by_stop = {f"</{tag.name}>": tag for tag in self.tags}
@@ -52,8 +52,9 @@ class TaggedLoop(InlineLoop):
         self._forged = re.compile(rf"<(?=/?(?:{'|'.join(map(re.escape, names))})\s*>)", re.IGNORECASE)
 
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
-        """The row's prompt as it is where it names every tag, else with `instructions`. Raises ConfigError for a tool
-        that is not there.
+        """Return the row's prompt as it is where it names every tag, else with `instructions`.
+
+        Raises ConfigError for a tag whose tool or argument is not configured.
         """
         self._check_tools(tools)
         text = "\n".join(str(message.get("content")) for message in sample.prompt)

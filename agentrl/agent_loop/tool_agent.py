@@ -1,4 +1,4 @@
-"""The tool-calling loop: assistant turns with any number of tool calls, and user turns from an interaction.
+"""Tool-calling loop: assistant turns with any number of tool calls, and user turns from an interaction.
 
 A message's calls run concurrently and are answered in call order. A malformed call is answered with a typed error, and
 the policy may go on. A turn without calls is the final answer, unless the row has an interaction that answers it. One
@@ -19,7 +19,7 @@ from agentrl.trajectory import Message, Status
 
 @register("tool_agent")
 class ToolAgentLoop(AgentLoop):
-    """See the module."""
+    """Loop of tool calls in the chat template's own format, and of user turns from an interaction."""
 
     takes_interactions = True
 
@@ -60,7 +60,7 @@ class ToolAgentLoop(AgentLoop):
                 return Status.LENGTH
 
     async def _last_answer(self, episode: Episode, dialogue: Dialogue, messages: list[Message]) -> Status:
-        """At the turn limit with calls just answered: ask once more for an answer, and run no more calls."""
+        """Ask once more for an answer, at the turn limit with calls just answered, and run no more calls."""
         if not episode.context.limits.force_final_answer:
             episode.observe(messages)
             return Status.TURN_LIMIT

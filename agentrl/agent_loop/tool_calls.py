@@ -1,4 +1,4 @@
-"""An assistant turn's tool calls: run concurrently, recorded with the turn, answered in call order."""
+"""Tool calls of an assistant turn: run concurrently, recorded with the turn, answered in call order."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FINAL_ANSWER_REQUEST = "No more tool calls are possible. Give your final answer 
 
 @contextlib.asynccontextmanager
 async def open_tools(episode: Episode, *, images: bool = True) -> AsyncIterator[ToolSession]:
-    """The trajectory's tools, closed however it ends; the rewards they give then go to its last assistant turn.
+    """Open the trajectory's tools, and close them however it ends; their rewards then go to its last assistant turn.
 
-    Without `images` those of answers are left out, with a note.
+    Without `images`, images of answers are left out, with a note.
     """
     session = await episode.context.tools.open(episode.session, episode.sample.tools_kwargs, images=images)
     try:
@@ -38,7 +38,10 @@ async def open_tools(episode: Episode, *, images: bool = True) -> AsyncIterator[
 async def answer_calls(
     episode: Episode, session: ToolSession, calls: tuple[ParsedCall, ...]
 ) -> tuple[list[ToolCallRecord], list[Message]]:
-    """Run a message's calls concurrently; records go to the turn that made them, messages are in call order."""
+    """Run a message's calls concurrently; return their records and the messages that answer them, in call order.
+
+    The records are added to the turn that made the calls.
+    """
     limit = episode.context.limits.max_parallel_calls
     episode.waiting_for = "tools: " + ", ".join(call.name or "?" for call in calls[:limit])
     turn = episode.trajectory.turns[-1]  # now: a branch may add turns of its own while the tools run
@@ -63,8 +66,8 @@ async def answer_calls(
     return records, messages
 
 
-def content_of(result: ToolResult) -> Any:
-    """What the model is shown: text, or images and text."""
+def content_of(result: ToolResult) -> str | list[dict[str, Any]]:
+    """Return a tool message's content: text, or images and text."""
     if not result.images:
         return result.text
     return [*map(image_part, result.images), {"type": "text", "text": result.text}]

@@ -70,7 +70,7 @@ def open_local_rollouts(
         with audience.stage("reach tools"):
             runner.run(context.start(run_name(config)))
         scheduler = Scheduler(
-            context=LoopContext(engine, chat, context.tools, context.interactions, LoopLimits.of(config)),
+            context=LoopContext(engine, chat, context.tools, context.interactions, LoopLimits.from_config(config)),
             loops=context.loops,
             reward=context.reward,
             max_concurrent=agent.max_concurrent,
@@ -113,7 +113,7 @@ def build_engine(
 ) -> RolloutEngine:
     """The engine that `rollout.name` asks for. Raises UserError with what kept it from starting."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    max_model_len = LoopLimits.of(config).max_model_len
+    max_model_len = LoopLimits.from_config(config).max_model_len
     if rollout.name == "embedded":
         with audience.stage("load engine"):
             return EmbeddedEngine(

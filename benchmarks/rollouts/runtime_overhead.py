@@ -72,7 +72,7 @@ def build(chat: Chat, engine: Any, tools: list[Any], max_concurrent: int = 1024)
     toolset = ToolSet.from_tools(tools, timeout=30, max_response_tokens=1024, truncate_side="middle")
     toolset.bind(chat.encode, chat.decode)
     return Scheduler(
-        context=LoopContext(engine, chat, toolset, {}, LoopLimits.of(Config())),
+        context=LoopContext(engine, chat, toolset, {}, LoopLimits.from_config(Config())),
         loops=instantiate(["tool_agent"]),
         reward=RewardManager(),
         max_concurrent=max_concurrent,

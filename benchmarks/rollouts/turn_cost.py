@@ -72,7 +72,7 @@ async def cpu_ms(turn: Callable[[], Awaitable[None]], repeats: int) -> float:
 
 async def runtime_costs(chat: Chat) -> list[float]:
     """CPU ms of a turn at each of LENGTHS."""
-    limits = dataclasses.replace(LoopLimits.of(Config()), max_response_tokens=ROOM, max_model_len=ROOM)
+    limits = dataclasses.replace(LoopLimits.from_config(Config()), max_response_tokens=ROOM, max_model_len=ROOM)
     tools = ToolSet.from_tools([], timeout=30, max_response_tokens=1024, truncate_side="middle")
     context = LoopContext(InstantEngine(chat), chat, tools, {}, limits)  # type: ignore[arg-type]
     prompt = [{"role": "user", "content": "What is 17 + 25?"}]

@@ -120,7 +120,7 @@ def build(chat: Chat, url: str) -> Scheduler:
     tools = ToolSet.from_tools([search, code])
     tools.bind(chat.encode, chat.decode)
     return Scheduler(
-        context=LoopContext(Scripted(chat), chat, tools, {}, LoopLimits.of(Config())),  # type: ignore[arg-type]
+        context=LoopContext(Scripted(chat), chat, tools, {}, LoopLimits.from_config(Config())),  # type: ignore[arg-type]
         loops=instantiate(["tool_agent"]),
         reward=RewardManager(),
         max_concurrent=4096,

@@ -228,9 +228,8 @@ class Callable_:
 async def test_a_method_that_is_not_async_is_told() -> None:
     assert await await_user_code("tool x", Callable_().method, Callable_().method) == 1
     plain: Callable[..., object] = Callable_().plain
-    with pytest.raises(
-        CodeError, match=r"tool x \(tests\.system\.test_user_code\.Callable_\.plain\): it must be a coroutine"
-    ):
+    named = r"tool x \(tests\.system\.test_user_code\.Callable_\.plain\)"
+    with pytest.raises(CodeError, match=f"{named}: it must be a coroutine"):
         await await_user_code("tool x", plain, plain)  # type: ignore[arg-type]
 
 
