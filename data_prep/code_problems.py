@@ -1,5 +1,8 @@
-"""Code problems as data sets write them: HumanEval (arXiv:2107.03374), MBPP (arXiv:2108.07732), and problems whose
-programs read and print, as APPS, TACO and PRIME's collection have them."""
+"""Code problems as data sets write them, read into one form.
+
+The sets are HumanEval (arXiv:2107.03374), MBPP (arXiv:2108.07732), and problems whose programs read and print, as APPS,
+TACO and PRIME's collection have them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from data_prep.records import Record, short
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem, with what the policy is told and what judges its program."""
+    """One problem: the task that the policy is told, and the tests that judge its program."""
 
     where: str
     name: str
@@ -24,15 +27,15 @@ class Problem:
     task: str
     tests: Tests
     solution: str | None
-    """A program that should pass; None where the data set has none."""
+    """Program that should pass; None where the data set has none."""
 
 
 class LeftOut(Exception):
-    """A record that is no problem of these kinds, though nothing is wrong with its form. Its text is the reason."""
+    """Record that is no problem of these kinds, though nothing is wrong with its form. Its text is the reason."""
 
 
 def problem(record: Record, max_cases: int | None) -> Problem:
-    """Raises DataError for a record of none of the formats, LeftOut for one without tests that can be run."""
+    """Read a record. Raises DataError for one in none of the formats, LeftOut for one without tests that can be run."""
     if "entry_point" in record.fields:
         return humaneval(record)
     if "test_list" in record.fields:
@@ -46,6 +49,7 @@ def problem(record: Record, max_cases: int | None) -> Problem:
 
 
 def humaneval(record: Record) -> Problem:
+    """Read a record of HumanEval."""
     prompt, entry = record.text("prompt"), record.text("entry_point")
     body = record.fields.get("canonical_solution")
     tests = AssertTests(
@@ -63,6 +67,7 @@ def humaneval(record: Record) -> Problem:
 
 
 def mbpp(record: Record) -> Problem:
+    """Read a record of MBPP. Raises LeftOut when its tests call nothing of its code."""
     code, asserts = record.text("code"), record.texts("test_list")
     imports = record.fields.get("test_imports")
     setup = "\n".join(record.texts("test_imports")) if imports else record.fields.get("test_setup_code") or ""
@@ -77,7 +82,7 @@ def mbpp(record: Record) -> Problem:
 
 
 def called(tests: list[str], code: str) -> list[str]:
-    """The names that `code` defines and `tests` use. Raises LeftOut when either cannot be parsed."""
+    """List the names that `code` defines and `tests` use. Raises LeftOut when either cannot be parsed."""
     try:
         defined = {getattr(node, "name", None) for node in ast.parse(code).body}
         used = {node.id for test in tests for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
@@ -87,21 +92,12 @@ def called(tests: list[str], code: str) -> list[str]:
 
 
 def stdio(record: Record, max_cases: int | None) -> Problem:
+    """Read a problem whose programs read and print, with at most `max_cases` of its cases.
+
+    Raises LeftOut when it has no such tests.
+    """
     task = f"{record.text('question', 'prompt').strip()}\n\nRead from standard input and print to standard output."
-    given = decoded(record, "input_output") or {}
-    if not isinstance(given, dict):
-        raise DataError(f"{record.where}: expected a mapping as `input_output`, found {short(given)}")
-    if given.get("fn_name"):
-        raise LeftOut("its tests call a function (fn_name), and neither read nor print")
-    inputs, outputs = given.get("inputs"), given.get("outputs")
-    if not inputs or not outputs:
-        raise LeftOut("it has no tests")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise DataError(f"{record.where}: `input_output` must hold as many inputs as outputs, found {short(given)}")
-    cases = [
-        Case(input=lines(record, input_), output=lines(record, output))
-        for input_, output in zip(inputs, outputs, strict=True)
-    ]
+    cases = stdio_cases(record)
     if max_cases is not None and len(cases) > max_cases:  # spread over all: the later ones are the larger ones
         cases = [cases[index * len(cases) // max_cases] for index in range(max_cases)]
     solutions = decoded(record, "solutions") or []
@@ -115,8 +111,26 @@ def stdio(record: Record, max_cases: int | None) -> Problem:
     )
 
 
-def lines(record: Record, value: Any) -> str:
-    """A text; some sets have a list of its lines."""
+def stdio_cases(record: Record) -> list[Case]:
+    """Read the inputs and outputs. Raises LeftOut when there are none, or they are of a function."""
+    given = decoded(record, "input_output") or {}
+    if not isinstance(given, dict):
+        raise DataError(f"{record.where}: expected a mapping as `input_output`, found {short(given)}")
+    if given.get("fn_name"):
+        raise LeftOut("its tests call a function (fn_name), and neither read nor print")
+    inputs, outputs = given.get("inputs"), given.get("outputs")
+    if not inputs or not outputs:
+        raise LeftOut("it has no tests")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise DataError(f"{record.where}: `input_output` must hold as many inputs as outputs, found {short(given)}")
+    return [
+        Case(input=lines(record, input_), output=lines(record, output))
+        for input_, output in zip(inputs, outputs, strict=True)
+    ]
+
+
+def lines(record: Record, value: object) -> str:
+    """Return a text; some sets have a list of its lines. Raises DataError."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):
@@ -125,7 +139,7 @@ def lines(record: Record, value: Any) -> str:
 
 
 def decoded(record: Record, key: str) -> Any:
-    """A field that may be JSON text. Raises DataError when it is text, but no JSON."""
+    """Return a field that may be JSON text. Raises DataError when it is text, but no JSON."""
     value = record.fields.get(key)
     if not isinstance(value, str) or not value.strip():
         return value or None

@@ -32,7 +32,7 @@ TOOL_PROMPT = "Solve the task in Python. Try your program with the code_interpre
 ANSWER_PROMPT = "Answer with the whole program in one ```python block."
 CHECKED_AT_ONCE = 8
 WAIT_SECONDS = 60.0
-"""For a place in the sandbox, beyond a program's own time."""
+"""Seconds that a program may wait for a place in the sandbox, beyond its own time."""
 MESSAGES = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
 SCHEMA = pa.schema(
     {
@@ -47,14 +47,14 @@ SCHEMA = pa.schema(
 
 
 class Selection:
-    """The problems of a file, without those that are left out, which are told and counted."""
+    """Problems of a file, without those that are left out, which are printed and counted."""
 
     def __init__(self, source: Path, max_cases: int | None) -> None:
         self.source, self.max_cases = source, max_cases
         self.left_out = 0
 
     def problems(self) -> Iterator[Problem]:
-        """Raises DataError."""
+        """Read the problems. Raises DataError."""
         for record in read_records(self.source):
             try:
                 yield problem(record, self.max_cases)
@@ -62,7 +62,10 @@ class Selection:
                 self.leave_out(record.where, str(reason))
 
     def passing(self, problems: Iterable[Problem], sandbox: SandboxFusionConfig) -> Iterator[Problem]:
-        """Those whose own solution passes their tests, and those without one. Raises DataError without a sandbox."""
+        """Keep the problems whose own solution passes their tests, and those without one.
+
+        Raises DataError without a sandbox.
+        """
         remaining, judge = iter(problems), CodeJudge(sandbox, "--check")
         with asyncio.Runner() as runner:
             try:
@@ -76,12 +79,13 @@ class Selection:
                 runner.run(judge.close())
 
     def leave_out(self, where: str, reason: str) -> None:
+        """Count and print a problem that is left out."""
         self.left_out += 1
         print(f"left out: {where}: {reason}", flush=True)
 
 
 async def checked(judge: CodeJudge, problems: list[Problem], sandbox: SandboxFusionConfig) -> list[str | None]:
-    """Why each may not stay, or None."""
+    """Run each problem's own solution; return why the problem may not stay, or None."""
 
     async def check(one: Problem) -> str | None:
         if one.solution is None:
@@ -100,6 +104,7 @@ async def checked(judge: CodeJudge, problems: list[Problem], sandbox: SandboxFus
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Write the rows and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m data_prep.code_tests", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--source", type=Path, required=True, help="JSON lines, may be gzipped")
     parser.add_argument("--out", type=Path, required=True, help="directory to write train.parquet or test.parquet to")
@@ -127,6 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def row(one: Problem, agent: Agent, split: str, index: int) -> dict[str, Any]:
+    """Make the row of a problem."""
     question = {"role": "user", "content": f"{one.task}\n\n{ANSWER_PROMPT}"}
     return {
         "data_source": one.source,

@@ -1,4 +1,4 @@
-"""Conversations with tool calls, as data sets write them, brought to OpenAI's messages.
+"""Conversations with tool calls, as data sets write them, converted to OpenAI's messages.
 
 Three forms are read: OpenAI's own ({"messages", "tools"}), ShareGPT's ({"conversations": [{"from", "value"}]}, with
 calls in turns of their own or in Hermes' tags), and xLAM's ({"query", "tools", "answers"}, arXiv:2409.03215). What a
@@ -19,7 +19,7 @@ Message = dict[str, Any]
 
 
 class BadConversation(Exception):
-    """`reason` is one of a few, to be counted; `detail` says what was found."""
+    """Conversation that cannot be read. `reason` is one of a few, to be counted; `detail` says what was found."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -28,15 +28,18 @@ class BadConversation(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
+    """One conversation in OpenAI's form."""
+
     messages: list[Message]
-    """Roles system, user, assistant, tool; calls as {"function": {"name", "arguments"}}, arguments as they were."""
+    """Messages of the roles system, user, assistant, tool; calls as {"function": {"name", "arguments"}}, arguments as
+    they were."""
     tools: list[ToolSchema]
     ends_with_calls: bool = False
-    """The data set's conversations end with the calls, which nothing answers."""
+    """True: the data set's conversations end with the calls, which nothing answers."""
 
 
 def conversation(fields: dict[str, Any]) -> Conversation:
-    """Raises BadConversation."""
+    """Convert a record. Raises BadConversation."""
     if "messages" in fields:
         return Conversation([dict(message) for message in mappings(fields, "messages")], tools_of(fields))
     if "conversations" in fields:
@@ -48,16 +51,17 @@ def conversation(fields: dict[str, Any]) -> Conversation:
 
 
 def tools_of(fields: dict[str, Any]) -> list[ToolSchema]:
+    """Read the field `tools`, if there is one."""
     return [wrapped(tool) for tool in mappings(fields, "tools")] if fields.get("tools") else []
 
 
 def wrapped(tool: dict[str, Any]) -> ToolSchema:
-    """A function as a tool; some sets leave the outer mapping out."""
+    """Wrap a function as a tool; some sets leave the outer mapping out."""
     return tool if "function" in tool else {"type": "function", "function": tool}
 
 
 def mappings(fields: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """A list of mappings, which may be JSON text."""
+    """Read a list of mappings, which may be JSON text. Raises BadConversation."""
     value = fields[key]
     if isinstance(value, str):
         value = parsed(value, key)
@@ -67,6 +71,7 @@ def mappings(fields: dict[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def parsed(text: str, what: str) -> Any:
+    """Parse JSON. Raises BadConversation."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -93,7 +98,11 @@ _TOOLS = re.compile(r"<tools>\s*(.*?)\s*</tools>", re.DOTALL)
 
 
 def sharegpt(fields: dict[str, Any]) -> Conversation:
-    """A system message with `<tools>` is where Hermes explains tools and tags: the chat template does that anew."""
+    """Convert a conversation in ShareGPT's form.
+
+    A system message with `<tools>` is where Hermes explains tools and tags: only the tools are kept, because the chat
+    template explains them anew.
+    """
     messages: list[Message] = []
     tools = tools_of(fields)
     if isinstance(fields.get("system"), str) and fields["system"].strip():
@@ -112,6 +121,7 @@ def sharegpt(fields: dict[str, Any]) -> Conversation:
 
 
 def turn_messages(role: str, value: str) -> Iterator[Message]:
+    """Convert one turn of ShareGPT's form."""
     if role == "call":
         calls = parsed(value, "function_call")
         yield calling("", calls if isinstance(calls, list) else [calls])
@@ -126,7 +136,7 @@ def turn_messages(role: str, value: str) -> Iterator[Message]:
 
 
 def calling(text: str, calls: list[Any]) -> Message:
-    """A call that is no mapping is kept as it is, for the check to name."""
+    """Make an assistant message with calls. A call that is no mapping is kept as it is, for the check to name."""
     tool_calls = [
         {
             "type": "function",
@@ -161,6 +171,7 @@ _TYPES = {
 
 
 def xlam(fields: dict[str, Any]) -> Conversation:
+    """Convert a conversation in xLAM's form."""
     if not isinstance(fields["query"], str):
         raise BadConversation("`query` is no text", repr(fields["query"])[:80])
     answers = mappings(fields, "answers")
@@ -171,7 +182,7 @@ def xlam(fields: dict[str, Any]) -> Conversation:
 
 
 def xlam_tool(tool: dict[str, Any]) -> ToolSchema:
-    """Its parameters are {name: {type, description, default}}, with Python's names for types: `List[int], optional`."""
+    """Convert a tool with parameters {name: {type, description, default}} and Python's types: `List[int], optional`."""
     parameters = tool.get("parameters")
     if not isinstance(parameters, dict) or parameters.get("type") == "object":
         return wrapped(tool)

@@ -1,4 +1,4 @@
-"""Rows to parquet and text to files, whole or not at all."""
+"""Output files, rows as parquet and text, which appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_parquet(path: Path, rows: Sequence[Row]) -> None:
 
 
 def write_rows(path: Path, rows: Iterable[Row], schema: pa.Schema) -> int:
-    """Write rows of a known schema as they come, and say how many. Raises DataError when there are none."""
+    """Write rows of a known schema as they come, and return how many. Raises DataError when there are none."""
     count, remaining = 0, iter(rows)
     with writing(path) as temporary:
         with pq.ParquetWriter(temporary, schema) as writer:
@@ -46,13 +46,17 @@ def write_json_lines(path: Path, items: Iterable[Row]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8."""
     with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """As `published`: a path to write to, which takes the place of `path`. Raises DataError when it cannot be made."""
+    """Yield a path to write to, which takes the place of `path`, as `published` does.
+
+    Raises DataError when it cannot be made.
+    """
     try:
         with published(path) as temporary:
             yield temporary

@@ -35,12 +35,13 @@ class Problem:
 
     question: str
     answer: str
-    """The worked solution, with its calculator annotations `<<48/2=24>>` and the last line `#### N`."""
+    """Worked solution, with its calculator annotations `<<48/2=24>>` and the last line `#### N`."""
     result: str
-    """N without thousands separators."""
+    """The number N without thousands separators."""
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Write the files and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m data_prep.gsm8k", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--source", type=Path, required=True, help="directory with train.jsonl and test.jsonl")
     parser.add_argument("--out", type=Path, required=True, help="directory to write train.parquet and test.parquet to")
@@ -76,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read(path: Path) -> Iterator[Problem]:
-    """The problems of one file. Raises DataError naming the file and line that cannot be used."""
+    """Read the problems of one file. Raises DataError naming the file and line that cannot be used."""
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
@@ -105,7 +106,7 @@ def problem(line: str, where: str) -> Problem:
 
 
 def row(problem: Problem, agent: Agent, split: str, index: int, *, interaction: bool) -> dict[str, Any]:
-    """One row, with the fields that verl's own preparation of GSM8K has."""
+    """Make one row, with the fields that verl's own preparation of GSM8K has."""
     tools = agent == "tool_agent"
     made: dict[str, Any] = {
         "data_source": "openai/gsm8k",
@@ -127,12 +128,13 @@ def row(problem: Problem, agent: Agent, split: str, index: int, *, interaction: 
 
 
 def prompt(problem: Problem, agent: Agent) -> list[dict[str, Any]]:
+    """Make the prompt of an agent."""
     question = {"role": "user", "content": f"{problem.question} {ANSWER_PROMPT}"}
     return [{"role": "system", "content": CALCULATOR_PROMPT}, question] if agent == "tool_agent" else [question]
 
 
 def conversation(problem: Problem) -> list[dict[str, Any]]:
-    """The worked solution, cut at its annotations: each is a call, answered by the calculator itself."""
+    """Cut the worked solution at its annotations: each is a call, answered by the calculator itself."""
     *steps, ending = re.split(ANNOTATION, problem.answer)
     messages = prompt(problem, "tool_agent")
     for text, expression in zip(steps[::2], steps[1::2], strict=True):
@@ -144,6 +146,7 @@ def conversation(problem: Problem) -> list[dict[str, Any]]:
 
 
 def computed(expression: str) -> str:
+    """Compute an annotation. Raises DataError."""
     try:
         return calculate(expression)
     except ToolError as error:

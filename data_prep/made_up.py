@@ -1,7 +1,7 @@
-"""A made-up world and the questions about it: none can be answered without its tools.
+"""Made-up world and questions about it: none can be answered without its tools.
 
-Numbers are too large to guess, and facts are about names that exist nowhere else. All facts are in the corpus, but
-the facts and the sums that validation asks about are never asked about in training.
+Numbers are too large to guess, and facts are about names that exist nowhere else. All facts are in the corpus, but the
+facts and the sums that validation asks about are never asked about in training.
 """
 
 from __future__ import annotations
@@ -71,10 +71,12 @@ class Fact:
 
     @property
     def query(self) -> str:
+        """Search text that finds the fact."""
         return f"{self.attribute} of {self.name}"
 
     @property
     def document(self) -> str:
+        """Text of the fact in the corpus."""
         return f"{self.attribute} of {self.name}: {self.value}"
 
 
@@ -89,7 +91,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question, the calls that answer it, and the answer."""
+    """Question, the calls that answer it, and the answer."""
 
     kind: Kind
     question: str
@@ -99,7 +101,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The facts, and a source of questions for each split. The same seed makes the same world and questions."""
+    """Facts, and a source of questions for each split. The same seed makes the same world and questions."""
 
     seed: int
     facts: tuple[Fact, ...] = field(init=False)
@@ -113,11 +115,11 @@ class World:
         object.__setattr__(self, "facts", tuple(facts))
 
     def facts_of(self, split: Split) -> list[Fact]:
-        """The facts that `split` may ask about."""
+        """List the facts that `split` may ask about."""
         return [fact for index, fact in enumerate(self.facts) if (index % VALIDATION_SHARE == 0) == (split == "val")]
 
     def tasks(self, split: Split, purpose: str = "rows") -> Iterator[Task]:
-        """Endless tasks, the three kinds in turn. Another `purpose` gives other ones of the same split."""
+        """Generate tasks without end, the three kinds in turn. Another `purpose` gives other ones of the same split."""
         rng = Random(f"{purpose} {split} {self.seed}")
         facts = self.facts_of(split)
         while True:
@@ -127,7 +129,7 @@ class World:
 
 
 def arithmetic(rng: Random, split: Split) -> Task:
-    """A sum in words whose operands belong to `split`."""
+    """Make a sum in words whose operands belong to `split`."""
     while True:
         word = rng.choice(tuple(OPERANDS))
         (low, high), (low_right, high_right) = OPERANDS[word]
@@ -141,13 +143,13 @@ def arithmetic(rng: Random, split: Split) -> Task:
 
 
 def search(rng: Random, fact: Fact) -> Task:
-    """A question for one fact."""
+    """Make a question for one fact."""
     question = rng.choice(SEARCH_PHRASES).format(attribute=fact.attribute, name=fact.name)
     return Task("search", question, (look_up(fact),), str(fact.value))
 
 
 def two_step(rng: Random, fact: Fact) -> Task:
-    """A fact to be looked up and multiplied."""
+    """Make a question for a fact to be looked up and multiplied."""
     factor = rng.randint(*FACTORS)
     multiply = calculate(f"{fact.value}*{factor}")
     question = rng.choice(TWO_STEP_PHRASES).format(attribute=fact.attribute, name=fact.name, factor=factor)
@@ -155,11 +157,12 @@ def two_step(rng: Random, fact: Fact) -> Task:
 
 
 def look_up(fact: Fact) -> Call:
+    """Make the call that finds a fact."""
     return Call("search", fact.query, fact.document)
 
 
 def calculate(expression: str) -> Call:
-    """A calculator call on `a+b`, `a-b` or `a*b`."""
+    """Make the calculator call on `a+b`, `a-b` or `a*b`."""
     for symbol in OPERATORS.values():
         left, found, right = expression.partition(symbol)
         if found and left:

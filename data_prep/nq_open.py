@@ -23,7 +23,7 @@ from data_prep.records import Record, read_records
 Agent = Literal["tool_agent", "search_r1"]
 
 TEST_ROWS = 500
-"""That one file gives to the test set."""
+"""Number of rows that one file gives to the test set."""
 TEST_NAMES = ("test", "dev", "val")
 SEARCH_PROMPT = (
     "Answer the question. Look facts up with the search tool. End with the answer alone, in a few words, as in "
@@ -40,12 +40,15 @@ TAGS_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """Question with its accepted answers."""
+
     text: str
-    """Stripped, with a question mark at its end, as Search-R1 (arXiv:2503.09516) has it."""
+    """Text, stripped, with a question mark at its end, as Search-R1 (arXiv:2503.09516) has it."""
     answers: list[str]
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Write the files and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m data_prep.nq_open", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--source",
@@ -77,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
 def split(
     source: Path, train_rows: int | None, test_rows: int | None, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """Questions for training and for the test; none is in both, or twice in one. Raises DataError."""
+    """Read questions for training and for the test; none is in both, or twice in one. Raises DataError."""
     train_file, test_file = files_of(source)
     seen: set[str] = set()
     test = shuffled(distinct(read(test_file), seen), seed)
@@ -95,7 +98,7 @@ def split(
 
 
 def files_of(source: Path) -> tuple[Path | None, Path]:
-    """(train, test); train is None where one file is for both. Raises DataError."""
+    """Find the files (train, test); train is None where one file is for both. Raises DataError."""
     if not source.is_dir():
         return None, source
     files = sorted(path for path in source.iterdir() if path.name.removesuffix(".gz").endswith((".jsonl", ".json")))
@@ -112,11 +115,12 @@ def files_of(source: Path) -> tuple[Path | None, Path]:
 
 
 def read(path: Path) -> Iterator[Question]:
-    """Raises DataError naming the line that cannot be used."""
+    """Read the questions of a file. Raises DataError naming the line that cannot be used."""
     return map(question, read_records(path))
 
 
 def question(record: Record) -> Question:
+    """Read a record. Raises DataError."""
     text = record.text("question").strip()
     if not text:
         raise DataError(f"{record.where}: the question is empty")
@@ -124,7 +128,7 @@ def question(record: Record) -> Question:
 
 
 def distinct(questions: Iterable[Question], seen: set[str]) -> Iterator[Question]:
-    """Those whose normalised words are not in `seen`, to which they are added."""
+    """Iterate over the questions whose normalised words are not in `seen`, to which they are added."""
     for question in questions:
         words = normalise(question.text)
         if words not in seen:
@@ -133,13 +137,14 @@ def distinct(questions: Iterable[Question], seen: set[str]) -> Iterator[Question
 
 
 def shuffled(questions: Iterable[Question], seed: int) -> list[Question]:
+    """Shuffle by the seed alone."""
     order = list(questions)
     Random(f"questions {seed}").shuffle(order)
     return order
 
 
 def row(question: Question, agent: Agent, split: str, index: int) -> dict[str, Any]:
-    """One row, with the fields that Search-R1's own preparation of NQ has."""
+    """Make one row, with the fields that Search-R1's own preparation of NQ has."""
     made: dict[str, Any] = {
         "data_source": "nq",
         "prompt": prompt(question, agent),
@@ -154,6 +159,7 @@ def row(question: Question, agent: Agent, split: str, index: int) -> dict[str, A
 
 
 def prompt(question: Question, agent: Agent) -> list[dict[str, str]]:
+    """Make the prompt of an agent."""
     if agent == "search_r1":
         return [{"role": "user", "content": f"{TAGS_PROMPT}{question.text}"}]
     return [{"role": "system", "content": SEARCH_PROMPT}, {"role": "user", "content": question.text}]

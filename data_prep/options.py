@@ -1,4 +1,4 @@
-"""Kinds of values on the command line."""
+"""Types of values on the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def positive(text: str) -> int:
-    """A whole number above 0."""
+    """Parse a whole number above 0."""
     value = int(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"expected a number above 0, found {text}")

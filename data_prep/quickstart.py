@@ -1,4 +1,4 @@
-"""The quickstart's made-up tasks: `python -m data_prep.quickstart --out DIR`.
+"""Made-up tasks of the quickstart: `python -m data_prep.quickstart --out DIR`.
 
 Writes train.parquet and val.parquet (questions), sft.parquet (conversations that warm a policy up), corpus.jsonl (what
 the search tool searches), tools.yaml (the tools) and, last, quickstart.json, which says what the files were made with.
@@ -26,13 +26,13 @@ from data_prep.transcripts import TOOLS, TOOLS_YAML, Message, flawed, good, prom
 Report = Callable[[str], None]
 
 FORMAT = 1
-"""Raised whenever the same arguments come to make other files."""
+"""Version that is raised whenever the same arguments come to make other files."""
 STAMP = "quickstart.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is made."""
+    """Sizes and seed of the files."""
 
     seed: int = 1
     train_rows: int = 2048
@@ -45,7 +45,7 @@ class Recipe:
 
 
 def make(out: Path, recipe: Recipe, report: Report) -> bool:
-    """Make the files in `out` unless they are there already; says whether it made them. Raises DataError."""
+    """Make the files in `out` unless they are there already; return True if it made them. Raises DataError."""
     stamp = {"format": FORMAT, **asdict(recipe)}
     if read_stamp(out) == stamp:
         report(f"{out}: made before with the same arguments, used again")
@@ -67,7 +67,7 @@ def make(out: Path, recipe: Recipe, report: Report) -> bool:
 
 
 def read_stamp(out: Path) -> dict[str, Any] | None:
-    """What the files in `out` were made with; None when they are not all there."""
+    """Read what the files in `out` were made with; None when they are not all there. Raises DataError."""
     try:
         stamp = json.loads((out / STAMP).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -79,10 +79,12 @@ def read_stamp(out: Path) -> dict[str, Any] | None:
 
 
 def rows(world: World, split: Split, count: int) -> list[dict[str, Any]]:
+    """Make the rows of a split."""
     return [row(task, split, index) for index, task in enumerate(islice(world.tasks(split), count))]
 
 
 def row(task: Task, split: Split, index: int) -> dict[str, Any]:
+    """Make the row of a task."""
     return {
         "data_source": f"quickstart/{task.kind}",
         "prompt": prompt(task),
@@ -94,7 +96,7 @@ def row(task: Task, split: Split, index: int) -> dict[str, Any]:
 
 
 def conversations(world: World, recipe: Recipe) -> list[dict[str, Any]]:
-    """Rows of the first phase, then of the last, in the order in which they are to be learnt."""
+    """Make rows of the first phase, then of the last, in the order in which they are to be learnt."""
     rng = Random(f"flaws {recipe.seed}")
     tasks = world.tasks("train", purpose="warm-up")
     tools = json.dumps(TOOLS)
@@ -111,6 +113,7 @@ def conversations(world: World, recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Make the files and return the exit status."""
     default = Recipe()
     parser = argparse.ArgumentParser(prog="python -m data_prep.quickstart", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory to write to")

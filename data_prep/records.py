@@ -1,4 +1,4 @@
-"""The records of a data set's file, one after another, each with the place that a message about it names."""
+"""Records of a data set's file, one after another, each with the place that a message about it names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Record:
     fields: dict[str, Any]
 
     def text(self, *keys: str) -> str:
-        """The first of the fields that is there. Raises DataError when none is, or it is no text."""
+        """Return the first of the fields that is there. Raises DataError when none is, or it is no text."""
         for key in keys:
             if self.fields.get(key) is not None:
                 if not isinstance(self.fields[key], str):
@@ -34,7 +34,7 @@ class Record:
         raise DataError(f"{self.where}: expected the text `{'` or `'.join(keys)}`, found {short(self.fields)}")
 
     def texts(self, key: str) -> list[str]:
-        """Raises DataError when the field is no list of texts, or an empty one."""
+        """Return a list of texts. Raises DataError when the field is none, or empty."""
         value = self.fields.get(key)
         if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
             raise DataError(f"{self.where}: expected a list of texts as `{key}`, found {short(value)}")
@@ -42,7 +42,7 @@ class Record:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Of JSON lines, or of one JSON array; gzipped where the name ends in .gz. Says on stderr how far it is.
+    """Read JSON lines, or one JSON array; gzipped where the name ends in .gz. Progress goes to stderr.
 
     Raises DataError naming file and line.
     """
@@ -76,7 +76,7 @@ def _parsed(text: str, where: str, expected: str) -> Any:
         raise DataError(f"{where}: expected {expected}, found {text[:80]!r} ({error})") from error
 
 
-def _record(where: str, entry: Any) -> Record:
+def _record(where: str, entry: object) -> Record:
     if not isinstance(entry, dict):
         raise DataError(f"{where}: expected a JSON object, found {short(entry)}")
     return Record(where, entry)
@@ -91,7 +91,7 @@ def _with_progress(path: Path, records: Iterable[Record]) -> Iterator[Record]:
         yield record
 
 
-def short(value: Any) -> str:
-    """For a message."""
+def short(value: object) -> str:
+    """Shorten a value for a message."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -49,12 +49,12 @@ FOLLOWS = {
     "assistant": ("user",),
     "tool": ("assistant",),
 }
-"""Which roles may come after which, where no call waits for its answer."""
+"""Roles that may come after each role, where no call waits for its answer."""
 
 
 @dataclass(slots=True)
 class LeftOut:
-    """How many conversations were left out for a reason, and where the first of them is."""
+    """Number of conversations that were left out for a reason, and where the first of them is."""
 
     first: str
     count: int = 0
@@ -62,14 +62,14 @@ class LeftOut:
 
 @dataclass(slots=True)
 class Conversations:
-    """The good conversations of a file; what was left out is known when all are read."""
+    """Good conversations of a file; what was left out is known when all are read."""
 
     source: Path
     strict: bool
     left_out: dict[str, LeftOut] = field(default_factory=dict)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Raises DataError; with `strict` also for the first bad conversation."""
+        """Iterate over the rows. Raises DataError; with `strict` also for the first bad conversation."""
         for record in read_records(self.source):
             try:
                 found = conversation(record.fields)
@@ -82,16 +82,16 @@ class Conversations:
 
 @dataclass(slots=True)
 class Calls:
-    """The calls of a conversation, numbered as they come, and which of them wait for an answer."""
+    """Calls of a conversation, numbered as they come, and which of them wait for an answer."""
 
     checks: dict[str, ArgumentCheck]
     count: int = 0
     waiting: list[str] = field(default_factory=list)
     given: dict[str, str] = field(default_factory=dict)
-    """The data set's own ids of the last message's calls, where it has any: to ours."""
+    """Data set's own ids of the last message's calls, where it has any, to ours."""
 
     def made(self, message: Message) -> list[dict[str, Any]]:
-        """The calls of an assistant's message. Raises BadConversation."""
+        """Number and check the calls of an assistant's message. Raises BadConversation."""
         made, self.given = [], {}
         for call in message.get("tool_calls") or ():
             function = called(call, self.checks)
@@ -104,7 +104,7 @@ class Calls:
         return made
 
     def answered(self, message: Message) -> str:
-        """Our id of the call that a tool's message answers: by its id, else the first that waits."""
+        """Return our id of the call that a tool's message answers: by its id, else the first that waits."""
         id_ = message.get("tool_call_id")
         call = self.given.get(str(id_)) if id_ and self.given else self.waiting[0]
         if call not in self.waiting:
@@ -114,7 +114,7 @@ class Calls:
 
 
 def checked(found: Conversation) -> list[Message]:
-    """The messages with ids on all calls and answers. Raises BadConversation."""
+    """Check the messages and put ids on all calls and answers. Raises BadConversation."""
     calls = Calls(dict(argument_check(json.dumps(tool)) for tool in found.tools))
     messages: list[Message] = []
     previous = None
@@ -123,16 +123,7 @@ def checked(found: Conversation) -> list[Message]:
         if role not in allowed:
             what = "a call is not answered" if calls.waiting else "roles are out of order"
             raise BadConversation(what, f"{role} after {previous or 'the beginning'}, expected {' or '.join(allowed)}")
-        made: Message = {"role": role, "content": text_of(message)}
-        if role == "tool":
-            made["tool_call_id"] = calls.answered(message)
-        if role == "assistant":
-            made["tool_calls"] = calls.made(message) or None
-            if not made["content"].strip() and not made["tool_calls"]:
-                raise BadConversation("an assistant's turn is empty", "")
-            if isinstance(message.get("reasoning_content"), str):
-                made["reasoning_content"] = message["reasoning_content"]
-        messages.append(made)
+        messages.append(checked_message(message, calls))
         previous = role
     if previous != "assistant":
         raise BadConversation("it does not end with the assistant", f"but with {previous or 'nothing'}")
@@ -141,8 +132,22 @@ def checked(found: Conversation) -> list[Message]:
     return messages
 
 
+def checked_message(message: Message, calls: Calls) -> Message:
+    """Check one message and put ids on its calls, or on its answer. Raises BadConversation."""
+    made: Message = {"role": message.get("role"), "content": text_of(message)}
+    if made["role"] == "tool":
+        made["tool_call_id"] = calls.answered(message)
+    if made["role"] == "assistant":
+        made["tool_calls"] = calls.made(message) or None
+        if not made["content"].strip() and not made["tool_calls"]:
+            raise BadConversation("an assistant's turn is empty", "")
+        if isinstance(message.get("reasoning_content"), str):
+            made["reasoning_content"] = message["reasoning_content"]
+    return made
+
+
 def text_of(message: Message) -> str:
-    """The content; parts of text joined."""
+    """Return the content; parts of text are joined. Raises BadConversation."""
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
@@ -153,8 +158,8 @@ def text_of(message: Message) -> str:
     return content
 
 
-def called(call: Any, checks: dict[str, ArgumentCheck]) -> dict[str, str]:
-    """Name and arguments, as JSON text, of a call. Raises BadConversation when they do not fit."""
+def called(call: object, checks: dict[str, ArgumentCheck]) -> dict[str, str]:
+    """Check a call: its name and arguments, as JSON text. Raises BadConversation when they do not fit."""
     function = call.get("function", call) if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str) or not name:
@@ -177,7 +182,10 @@ def called(call: Any, checks: dict[str, ArgumentCheck]) -> dict[str, str]:
 
 @lru_cache(4096)
 def argument_check(tool: str) -> tuple[str, ArgumentCheck]:
-    """Of a tool in JSON text, with its name; conversations of a set share tools. Raises BadConversation."""
+    """Compile the schema of a tool in JSON text: (name, check). Raises BadConversation.
+
+    Cached, because conversations of a set share tools.
+    """
     schema = json.loads(tool)
     try:
         return schema["function"]["name"], ArgumentCheck(schema)
@@ -186,6 +194,7 @@ def argument_check(tool: str) -> tuple[str, ArgumentCheck]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Write the file and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m data_prep.tool_conversations", description=(__doc__ or "").splitlines()[0]
     )

@@ -1,8 +1,7 @@
 """Conversations that show how a task is solved, and conversations that show how it goes wrong.
 
-The flawed ones teach a policy to guess, to write broken calls, to pass wrong arguments and to answer in the wrong
-form, so that a policy warmed up on both can do the task but usually does not. That is what reinforcement learning
-then mends.
+The flawed ones teach a policy to guess, to write broken calls, to pass wrong arguments and to answer in the wrong form,
+so that a policy warmed up on both can do the task but usually does not. That is what reinforcement learning then mends.
 """
 
 from __future__ import annotations
@@ -27,21 +26,22 @@ PARSE_ERROR = "Error (parse): the call is not valid JSON"
 MISSING_ERROR = "Error (arguments): argument '{argument}' is missing"
 ARGUMENTS = {tool["function"]["name"]: tool["function"]["parameters"]["required"][0] for tool in TOOLS}
 FLAWS = {"guess": 6, "malformed": 1, "wrong_argument": 1, "wrong_form": 1}
-"""How often each happens, relative to the others; guessing comes first, so that the likeliest answer is a wrong one."""
+"""Frequency of each flaw, relative to the others; guessing comes first, so that the likeliest answer is a wrong one."""
 
 
 def prompt(task: Task) -> list[Message]:
+    """Make the prompt of a task."""
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.question}]
 
 
 def good(task: Task) -> list[Message]:
-    """Every call as it should be, then the answer."""
+    """Make a conversation with every call as it should be, then the answer."""
     turns = [message for call in task.calls for message in exchange(call)]
     return [*prompt(task), *turns, final(f"#### {task.answer}")]
 
 
 def flawed(task: Task, world: World, rng: Random) -> list[Message]:
-    """The task gone wrong in one of the ways of `FLAWS`."""
+    """Make a conversation in which the task goes wrong in one of the ways of `FLAWS`."""
     flaw = rng.choices(list(FLAWS), list(FLAWS.values()))[0]
     if flaw == "guess":
         return [*prompt(task), guess(rng)]
@@ -54,26 +54,29 @@ def flawed(task: Task, world: World, rng: Random) -> list[Message]:
 
 
 def exchange(call: Call) -> list[Message]:
-    """The assistant's call and the tool's answer."""
+    """Make the assistant's call and the tool's answer."""
     arguments = json.dumps({ARGUMENTS[call.tool]: call.argument})
     return [calling(call.tool, arguments), {"role": "tool", "content": call.answer}]
 
 
 def calling(tool: str, arguments: str) -> Message:
+    """Make an assistant message with one call."""
     function = {"name": tool, "arguments": arguments}
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
 def final(text: str) -> Message:
+    """Make an assistant message without calls."""
     return {"role": "assistant", "content": text}
 
 
 def guess(rng: Random) -> Message:
+    """Make a final answer that is guessed."""
     return final(f"#### {rng.randint(100, 9999)}")
 
 
 def broken_exchange(call: Call, rng: Random) -> list[Message]:
-    """A call whose JSON does not parse, or that lacks its argument, and the error that it gets."""
+    """Make a call whose JSON does not parse, or that lacks its argument, and the error that it gets."""
     whole = json.dumps({ARGUMENTS[call.tool]: call.argument})
     arguments, error = rng.choice(((whole[:-1], PARSE_ERROR), (whole[1:], PARSE_ERROR), ("{}", MISSING_ERROR)))
     error = error.format(argument=ARGUMENTS[call.tool])
@@ -81,7 +84,7 @@ def broken_exchange(call: Call, rng: Random) -> list[Message]:
 
 
 def mistaken(call: Call, world: World, rng: Random) -> Call:
-    """The same tool asked for something else."""
+    """Make a call of the same tool that asks for something else."""
     if call.tool == "search":
         return look_up(another_fact(call, world, rng))
     while True:
@@ -91,7 +94,7 @@ def mistaken(call: Call, world: World, rng: Random) -> Call:
 
 
 def another_fact(call: Call, world: World, rng: Random) -> Fact:
-    """A fact that training may see, other than the one that `call` looks up."""
+    """Choose a fact that training may see, other than the one that `call` looks up."""
     facts = world.facts_of("train")
     while True:
         fact = rng.choice(facts)
@@ -100,5 +103,5 @@ def another_fact(call: Call, world: World, rng: Random) -> Fact:
 
 
 def number_in(text: str) -> str:
-    """The last word of a tool's answer."""
+    """Return the last word of a tool's answer."""
     return text.split()[-1]

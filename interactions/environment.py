@@ -1,4 +1,4 @@
-"""An environment in the style of Gymnasium as the other side of a dialogue: its observations are the user's turns."""
+"""Environment in the style of Gymnasium as the other side of a dialogue: its observations are the user's turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import pydantic
 
@@ -19,19 +19,30 @@ from agentrl.system.threads import AbandonedThreads, DaemonThreads, OwnThread
 from agentrl.system.user_code import contract_error
 from agentrl.trajectory import Message
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_HANGING = 64
-"""Threads that were given up and still run, from which on no new environment is begun."""
+"""Number of given-up threads still running from which on no new environment is begun."""
+
+
+class Environment(Protocol):
+    """Methods that every environment has; `close` and `action_space` are optional."""
+
+    def reset(self, *, seed: int | None, options: dict[str, Any] | None) -> object: ...
+
+    def step(self, action: object) -> object: ...
 
 
 class EnvironmentOptions(pydantic.BaseModel):
+    """Config of the interaction."""
+
     model_config = pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     factory: str | None = None
     """`package.module.name` of a class or function that makes an environment. Either this or `gymnasium_id`."""
     gymnasium_id: str | None = None
-    """Makes it by `gymnasium.make`."""
+    """Id of an environment that `gymnasium.make` makes."""
     kwargs: dict[str, Any] = {}
     """Arguments of the factory."""
     max_steps: int | None = pydantic.Field(None, gt=0)
@@ -39,8 +50,8 @@ class EnvironmentOptions(pydantic.BaseModel):
     actions: list[str] | None = None
     """Names of a discrete space's actions, from the first; the policy may say these or the numbers."""
     parse: str | None = None
-    """`package.module.function(text, environment)` that makes an action of an answer. What it raises as ValueError is
-    told to the policy, and nothing is stepped."""
+    """`package.module.function(text, environment)` that makes an action of an answer. The text of a ValueError that it
+    raises is told to the policy, and nothing is stepped."""
     render: str | None = None
     """`package.module.function(observation, environment)` that makes a text of an observation."""
 
@@ -54,7 +65,7 @@ class EnvironmentOptions(pydantic.BaseModel):
 
 
 class EnvironmentRow(pydantic.BaseModel):
-    """A row's `interaction_kwargs`, beside `name`: what `reset` is given."""
+    """A row's `interaction_kwargs`, beside `name`: the arguments of `reset`."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -67,30 +78,31 @@ class _Play:
     """One trajectory's environment. Only its thread touches it."""
 
     thread: OwnThread
-    environment: Any = None
+    environment: Environment | None = None
     observation: str = ""
-    """The first one."""
+    """First observation."""
     steps: int = 0
     total: float = 0.0
     last: asyncio.Future[Any] | None = None
 
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
-        self.last = future = self.thread.submit(function, *args)
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self.last = future = self.thread.submit(function, *args, **kwargs)
         return await future
 
     @property
     def hangs(self) -> bool:
-        """Its last call was given up: the thread may still be in it."""
+        """True when its last call was given up: the thread may still be in it."""
         return self.last is not None and self.last.cancelled()
 
 
 class EnvironmentInteraction(Interaction):
-    """Plays an object with `reset(seed=, options=)`, `step(action)` and, if it has one, `close()`.
+    """Interaction with an object that has `reset(seed=, options=)`, `step(action)` and perhaps `close()`.
 
     `reset` returns (observation, info), `step` (observation, reward, terminated, truncated, info). Each trajectory has
-    an environment of its own, made, stepped and closed in a thread of its own. The first observation opens the
-    dialogue, a step's reward is that turn's score, and their sum the dialogue's. A step that hangs is given up at the
-    call's deadline; its environment is closed when it comes back.
+    an environment of its own, made, stepped and closed in a thread of its own: environments block, keep state, and are
+    often bound to the thread that made them. The first observation opens the dialogue, a step's reward is that turn's
+    score, and their sum the dialogue's. A step that hangs is given up at the call's deadline; its environment is closed
+    when it comes back.
 
     Row: `interaction_kwargs: {name: ..., seed: 7, options: {...}}`.
     """
@@ -100,7 +112,7 @@ class EnvironmentInteraction(Interaction):
     options: EnvironmentOptions
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
-        """Raises ConfigError for a name that cannot be imported."""
+        """Import what the config names. Raises ConfigError for a name that cannot be imported."""
         super().__init__(config, name)
         options = self.options
         self._make = _factory(options)
@@ -114,8 +126,11 @@ class EnvironmentInteraction(Interaction):
         await DaemonThreads(f"interaction {self.name}").run(self._try_out)
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Raises DataError for a row that `reset` cannot be given, AbandonedThreads when too many environments hang,
-        and what factory and `reset` raise."""
+        """Make and reset the trajectory's environment.
+
+        Raises DataError for a row that `reset` cannot be given, AbandonedThreads when too many environments hang, and
+        what factory and `reset` raise.
+        """
         self.check_row(kwargs)
         row = EnvironmentRow.model_validate(kwargs)
         self._hanging = [thread for thread in self._hanging if thread.is_alive]
@@ -171,12 +186,13 @@ class EnvironmentInteraction(Interaction):
             )
 
     def _begin(self, play: _Play, row: EnvironmentRow) -> None:
-        play.environment = self._make()
-        reset = play.environment.reset
+        environment = play.environment = self._make()
+        reset = environment.reset
         observation, _ = self._parts(reset, reset(seed=row.seed, options=row.options), "(observation, info)")
         play.observation = self._rendered(observation, play)
 
     def _step(self, play: _Play, text: str) -> InteractionResponse:
+        assert play.environment is not None
         try:
             action = self._parse(text, play.environment)
         except ValueError as error:
@@ -197,16 +213,16 @@ class EnvironmentInteraction(Interaction):
             extra={"environment_steps": play.steps, "environment_terminated": bool(terminated)},
         )
 
-    def _parts(self, method: Callable[..., Any], answer: Any, expected: str) -> Sequence[Any]:
-        """Raises CodeError for an answer that is not of so many parts."""
+    def _parts(self, method: Callable[..., object], answer: object, expected: str) -> Sequence[Any]:
+        """Check the number of parts of an answer. Raises CodeError."""
         if not isinstance(answer, (tuple, list)) or len(answer) != expected.count(",") + 1:
             raise contract_error(
                 f"interaction {self.name}", method, f"it must return {expected}, found {answer!r:.100}"
             )
         return answer
 
-    def _rendered(self, observation: Any, play: _Play) -> str:
-        """Raises CodeError for what is no text."""
+    def _rendered(self, observation: object, play: _Play) -> str:
+        """Render an observation as text. Raises CodeError when the result is no text."""
         text = self._render(observation, play.environment)
         if not isinstance(text, str):
             raise contract_error(
@@ -214,25 +230,35 @@ class EnvironmentInteraction(Interaction):
             )
         return text
 
-    def _read(self, text: str, environment: Any) -> str | int:
-        """The action that the last line names last, of a discrete space; of any other the whole text."""
+    def _read(self, text: str, environment: Environment) -> str | int:
+        """Read the action that the last line names last, of a discrete space; of any other space return the whole text.
+
+        Raises ValueError, whose text is told to the policy.
+        """
         numbers = _numbers(getattr(environment, "action_space", None))
         if numbers is None:
             return text
-        by_name = dict(zip((name.lower() for name in self.options.actions or ()), numbers, strict=False))
-        last_line = next((line for line in reversed(text.lower().splitlines()) if line.strip()), "")
-        words = [r"-?\d+", *(re.escape(name) for name in sorted(by_name, key=len, reverse=True))]
-        found = re.findall(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)", last_line)
-        action = by_name[found[-1]] if found and found[-1] in by_name else int(found[-1]) if found else None
+        names = self.options.actions or []
+        action = _last_action(text, dict(zip((name.lower() for name in names), numbers, strict=False)))
         if action is None or action not in numbers:
-            wanted = ", ".join(self.options.actions or ()) or f"a number from {numbers[0]} to {numbers[-1]}"
-            what = f"{action} is none" if found else "the last line names none"
-            raise ValueError(f"{what}. End your answer with {'one of ' if by_name else ''}{wanted}")
+            wanted = ", ".join(names) or f"a number from {numbers[0]} to {numbers[-1]}"
+            what = "the last line names none" if action is None else f"{action} is none"
+            raise ValueError(f"{what}. End your answer with {'one of ' if names else ''}{wanted}")
         return action
 
 
-def _factory(options: EnvironmentOptions) -> Callable[[], Any]:
-    """Raises ConfigError."""
+def _last_action(text: str, by_name: dict[str, int]) -> int | None:
+    """Find the last number or name of an action in the last line that is not empty."""
+    last_line = next((line for line in reversed(text.lower().splitlines()) if line.strip()), "")
+    words = [r"-?\d+", *(re.escape(name) for name in sorted(by_name, key=len, reverse=True))]
+    found: list[str] = re.findall(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)", last_line)
+    if not found:
+        return None
+    return by_name[found[-1]] if found[-1] in by_name else int(found[-1])
+
+
+def _factory(options: EnvironmentOptions) -> Callable[[], Environment]:
+    """Return the function that makes an environment. Raises ConfigError."""
     if options.gymnasium_id is None:
         return partial(import_object(options.factory or ""), **options.kwargs)
     try:
@@ -242,8 +268,8 @@ def _factory(options: EnvironmentOptions) -> Callable[[], Any]:
     return partial(gymnasium.make, options.gymnasium_id, **options.kwargs)
 
 
-def _numbers(space: Any) -> range | None:
-    """The actions of a discrete space."""
+def _numbers(space: object) -> range | None:
+    """Return the actions of a discrete space; None for any other."""
     if not (hasattr(space, "n") and hasattr(space, "start")):
         return None
     return range(int(space.start), int(space.start) + int(space.n))
@@ -254,6 +280,6 @@ def _close(play: _Play) -> None:
         _close_environment(play.environment)
 
 
-def _close_environment(environment: Any) -> None:
+def _close_environment(environment: Environment) -> None:
     if hasattr(environment, "close"):
         environment.close()

@@ -16,7 +16,7 @@ NO_ANSWER = "I could not find your answer. End your response with a line like `#
 
 
 class NoOptions(pydantic.BaseModel):
-    """The config has no keys."""
+    """Config without any keys."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -29,7 +29,9 @@ class Gsm8kRow(pydantic.BaseModel):
 
 
 class Gsm8kInteraction(Interaction):
-    """Row: `interaction_kwargs: {name: gsm8k, ground_truth: "72"}`; further keys are ignored.
+    """Interaction that asks again until the answer is right.
+
+    Row: `interaction_kwargs: {name: gsm8k, ground_truth: "72"}`; further keys are ignored.
 
     Turns have no score: answers are judged by the row's scorer, and a right one is paid once. Score of the dialogue:
     that of the last answer (1, 0.1 or 0).
@@ -44,7 +46,7 @@ class Gsm8kInteraction(Interaction):
         self._score: dict[str, float] = {}
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Raises DataError without a ground truth."""
+        """Keep the row's answer. Raises DataError without a ground truth."""
         self.check_row(kwargs)
         self._ground_truth[instance_id] = str(kwargs["ground_truth"])
         self._score[instance_id] = 0.0

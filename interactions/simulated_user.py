@@ -1,4 +1,4 @@
-"""A user played by a language model: it has a persona and a goal, and talks to the policy until the goal is reached."""
+"""User played by a language model: it has a persona and a goal, and talks to the policy until the goal is reached."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ Rules:
 - When it has become clear that you cannot get it, answer with {{ give_up }} and nothing else.
 """
 GREETING = "Hello! What can I do for you?"
-"""What the assistant seems to have said first: many chat templates want the other side to begin."""
+"""Words that the assistant seems to have said first: many chat templates want the other side to begin."""
 
 
 class SimulatedUserOptions(RemoteOptions):
+    """Config of the interaction."""
+
     base_url: str
-    """Of an OpenAI-compatible endpoint, with its `/v1`."""
+    """URL of an OpenAI-compatible endpoint, with its `/v1`."""
     model: str
     api_key_env: str | None = None
-    """The environment variable that holds the key; unset: none is sent."""
+    """Environment variable that holds the key; unset: none is sent."""
     attempt_timeout: float = pydantic.Field(30.0, gt=0)
     """Seconds after which one request is given up, and made again."""
     temperature: float = pydantic.Field(1.0, ge=0)
     max_tokens: int = pydantic.Field(256, gt=0)
-    """Of one user turn."""
+    """Tokens of one user turn."""
     prompt: str | None = None
-    """A Jinja file with the user's instructions, of `persona`, `goal`, `stop` and `give_up`; unset: `PROMPT`."""
+    """Jinja file with the user's instructions, of `persona`, `goal`, `stop` and `give_up`; unset: `PROMPT`."""
     stop: str = pydantic.Field("###STOP###", min_length=1)
-    """The user's word for: I have what I want. It ends the dialogue."""
+    """Word by which the user says: I have what I want. It ends the dialogue."""
     give_up: str = pydantic.Field("###GIVE-UP###", min_length=1)
-    """The user's word for: I shall not get it. It ends the dialogue, too."""
+    """Word by which the user says: I shall not get it. It ends the dialogue, too."""
 
 
 class SimulatedUserRow(pydantic.BaseModel):
@@ -61,7 +63,7 @@ class SimulatedUserRow(pydantic.BaseModel):
     goal: str = pydantic.Field(min_length=1)
     persona: str = ""
     opening: str | None = None
-    """The user's first words where the prompt has no user message; unset: the model's."""
+    """First words of the user where the prompt has no user message; unset: the model's."""
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class _User:
 
 
 class SimulatedUser(Interaction):
-    """Asks the model for every user turn. For the model the roles are flipped: it is told what the policy said.
+    """Interaction whose user turns a language model writes. For that model the roles are flipped.
 
     The system prompt, tool calls and tool answers are not shown to it. There are no scores: whether the task was done
     is for a scorer or an environment to say. The number `goal_reached` is 1 when the user ended with `stop`.
@@ -86,7 +88,8 @@ class SimulatedUser(Interaction):
     options: SimulatedUserOptions
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
-        """Raises ConfigError for a URL or a template that cannot be used."""
+        """Check the endpoint's URL and read the prompt. Raises ConfigError for a URL or a template that cannot be
+        used."""
         super().__init__(config, name)
         options = self.options
         self._endpoint = ChatEndpoint(
@@ -111,12 +114,12 @@ class SimulatedUser(Interaction):
         await self._endpoint.close()
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Raises DataError for a row without a goal."""
+        """Keep the row's persona and goal. Raises DataError for a row without a goal."""
         self.check_row(kwargs)
         self._users[instance_id] = _User(SimulatedUserRow.model_validate(kwargs))
 
     async def open_dialogue(self, instance_id: str, messages: list[Message]) -> str | None:
-        """The row's `opening`, else the model's: the same request for all trajectories of a row."""
+        """Return the row's `opening`, else the model's: the same request for all trajectories of a row."""
         row = self._users[instance_id].row
         if any(message["role"] == "user" for message in messages):
             return None
@@ -134,7 +137,7 @@ class SimulatedUser(Interaction):
         del self._users[instance_id]
 
     async def _say(self, row: SimulatedUserRow, messages: Sequence[Message], seed: int) -> str:
-        """The user's next message. Raises RemoteUnavailable and RemoteRefused."""
+        """Ask for the user's next message. Raises RemoteUnavailable and RemoteRefused."""
         options = self.options
         instructions = self._template.render(
             persona=row.persona, goal=row.goal, stop=options.stop, give_up=options.give_up
@@ -152,7 +155,7 @@ class SimulatedUser(Interaction):
 
 
 def flipped(messages: Sequence[Message]) -> list[Message]:
-    """The dialogue as the user's model sees it: what the user said is its own, what the policy said the other's."""
+    """Exchange the roles of user and assistant, as the user's model sees the dialogue."""
     seen: list[Message] = [{"role": "user", "content": GREETING}]
     for message in messages:
         role = {"user": "assistant", "assistant": "user"}.get(message["role"])
@@ -167,5 +170,5 @@ def flipped(messages: Sequence[Message]) -> list[Message]:
 
 
 def _seed(text: str) -> int:
-    """31 bits, which every server takes."""
+    """Hash a text to 31 bits, which every server takes."""
     return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=4).digest(), "little") >> 1

@@ -19,9 +19,9 @@ from agentrl.reward.code import AssertTests, Case, CodeJudge, Tests, extract, re
 from agentrl.trajectory import Message
 
 MOST = 400
-"""Characters of what is quoted."""
+"""Characters of a quoted text."""
 LOOK_SECONDS = 5.0
-"""That a failed test is run again for, to see what the program gives."""
+"""Seconds for which a failed test is run again, to see what the program gives."""
 RIGHT = "All tests passed."
 AGAIN = "Mend the program and give all of it again, in one ```python block."
 MARK = "agentrl-returned:"
@@ -34,16 +34,20 @@ for source in (order["setup"], order["program"]):
     exec(compile(source, "<program>", "exec", dont_inherit=True), module.__dict__)
 print("\\n{MARK}" + repr(eval(compile(order["call"], "<test>", "eval"), module.__dict__)))
 """
-"""Runs in the sandbox. It is told a call and not what that should give, for the program may find whatever is here."""
+"""Program that runs in the sandbox.
+
+It is told a call and not what that should give, for the program may find whatever is here."""
 
 
 class UnitTestOptions(pydantic.BaseModel):
+    """Config of the interaction."""
+
     model_config = pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     url: str
-    """A server that speaks SandboxFusion's API, e.g. http://127.0.0.1:8080 for `python -m sandbox.server`."""
+    """Server that speaks SandboxFusion's API, e.g. http://127.0.0.1:8080 for `python -m sandbox.server`."""
     timeout: float = pydantic.Field(10.0, gt=0)
-    """Running time of a program over all of its tests."""
+    """Running time of a program over all of its tests, in seconds."""
     memory_limit_mb: int = pydantic.Field(1024, gt=0)
     """MiB that a program may use, its tests included."""
     reveal: bool = False
@@ -56,11 +60,12 @@ class UnitTestRow(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
     tests: str | dict[str, Any]
-    """As `ground_truth` in data sources `code/*`: `agentrl.reward.code.AssertTests` or `StdioTests`, or its JSON."""
+    """Tests as in `ground_truth` of data sources `code/*`: `agentrl.reward.code.AssertTests` or `StdioTests`, or its
+    JSON."""
 
 
 class UnitTestInteraction(Interaction):
-    """Runs the last Python block of each answer against the row's tests. When all pass, the dialogue ends.
+    """Interaction that runs the last Python block of each answer against the row's tests until all pass.
 
     Turns have no score: programs are judged by the row's scorer, and a right one is paid once. Score of the dialogue: 1
     when all tests pass, else 0. The number `pass_fraction` is the last one.
@@ -73,7 +78,7 @@ class UnitTestInteraction(Interaction):
     options: UnitTestOptions
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
-        """Raises ConfigError for a URL that is none."""
+        """Set up the sandbox's client. Raises ConfigError for a URL that is none."""
         super().__init__(config, name)
         options = self.options
         sandbox = SandboxFusionConfig(url=options.url, timeout=options.timeout, memory_limit_mb=options.memory_limit_mb)
@@ -97,13 +102,14 @@ class UnitTestInteraction(Interaction):
         await self._judge.close()
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Raises DataError for a row without tests."""
+        """Keep the row's tests. Raises DataError for a row without tests."""
         self.check_row(kwargs)
         self._tests[instance_id] = read_tests(UnitTestRow.model_validate(kwargs).tests)
         self._score[instance_id] = 0.0
 
     async def generate_response(self, instance_id: str, messages: list[Message]) -> InteractionResponse:
-        """Raises DataError for tests that cannot run, RemoteUnavailable and RemoteRefused."""
+        """Run the tests and tell the first failure. Raises DataError for tests that cannot run, RemoteUnavailable and
+        RemoteRefused."""
         tests, answer = self._tests[instance_id], str(messages[-1].get("content") or "")
         program = extract(answer).encode(errors="replace").decode()
         try:
@@ -152,15 +158,15 @@ class UnitTestInteraction(Interaction):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An assert as written, or a test without any."""
+    """One assert as written, or a test without any."""
 
     source: str
     call: str | None
-    """The first call of the program in it that needs nothing but literals and built-in names."""
+    """First call of the program in it that needs nothing but literals and built-in names."""
 
 
 def units(tests: AssertTests) -> Iterator[Unit]:
-    """In the order in which the judge counts them."""
+    """Iterate over the asserts of all tests, in the order in which the judge counts them."""
     for source in tests.tests:
         found = _Asserts()
         found.visit(ast.parse(source))
@@ -179,7 +185,7 @@ class _Asserts(ast.NodeVisitor):
 
 
 def _call(node: ast.Assert, entry_points: list[str]) -> str | None:
-    """`candidate` stands for the one entry point, as in HumanEval's tests."""
+    """Find the call to show. `candidate` stands for the one entry point, as in HumanEval's tests."""
     names = {name: name for name in entry_points} | {"candidate": entry_points[0]}
     for call in ast.walk(node.test):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names:
@@ -191,7 +197,7 @@ def _call(node: ast.Assert, entry_points: list[str]) -> str | None:
 
 
 def _fault(run: dict[str, Any]) -> str | None:
-    """How a run went wrong, of itself; None when it came to its end."""
+    """Describe how a run failed; None when it came to its end."""
     if run["status"] == "TimeLimitExceeded":
         return "did not come to an end in time"
     if run["return_code"] == 0:

@@ -1,4 +1,4 @@
-"""Arithmetic for a model: exact, bounded, and never `eval`.
+"""Exact and bounded arithmetic for a model, without `eval`.
 
 Values are integers and fractions, so that 0.1 + 0.2 is 0.3; only roots, and what would need very many digits, are
 rounded (to 30 digits). Every operation is bounded before it is done: no expression takes more than milliseconds,
@@ -25,13 +25,13 @@ MAX_LENGTH = 1000
 MAX_DEPTH = 50
 """Brackets, signs and powers within one another."""
 MAX_BITS = 4096
-"""Of every numerator and denominator on the way."""
+"""Bits of every numerator and denominator on the way."""
 MAX_DIGITS = 300
-"""Of a result."""
+"""Digits of a result."""
 SHOWN_DIGITS = 12
 """Significant digits of a result that has no short exact form."""
 EXACT_DIGITS = 20
-"""A result with at most so many significant digits is shown exactly."""
+"""Significant digits up to which a result is shown exactly."""
 
 _ROOTS = Context(prec=40, Emax=1000, Emin=-1000)
 _SHORTER = Context(prec=30)
@@ -46,13 +46,13 @@ _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
 
 
 class CalculatorConfig(pydantic.BaseModel):
-    """The calculator has no keys of its own."""
+    """Config of the calculator, which has no keys of its own."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
 
 class CalculatorTool(Tool):
-    """`calculator(expression)`."""
+    """Tool `calculator(expression)`."""
 
     config_model = CalculatorConfig
     default_schema = {
@@ -79,19 +79,19 @@ class CalculatorTool(Tool):
 
 
 def calculate(expression: str) -> str:
-    """The value as a person would write it. Raises ToolError."""
+    """Evaluate an expression and write its value as a person would. Raises ToolError."""
     return show(evaluate(expression))
 
 
 def evaluate(expression: str) -> Number:
-    """The exact value. Raises ToolError."""
+    """Evaluate an expression exactly. Raises ToolError."""
     if len(expression) > MAX_LENGTH:
         raise ToolError(f"the expression has {len(expression)} characters; at most {MAX_LENGTH} are allowed")
     return _Parser(expression.translate(_SAME)).parse()
 
 
 def show(value: Number) -> str:
-    """An integer as it is; anything else exactly when short, else rounded to 12 significant digits.
+    """Write an integer as it is; any other value exactly when short, else rounded to 12 significant digits.
 
     Raises ToolError when it is too large.
     """
@@ -106,10 +106,10 @@ def show(value: Number) -> str:
 
 
 class _Parser:
-    """Recursive descent over the text, with Python's precedences.
+    """Recursive-descent parser and evaluator, with Python's precedences.
 
-    sum: product (+|- product)*;  product: signed (*|/|//|% signed)*;  signed: (+|-) signed | power;
-    power: atom [** signed];  atom: number | name ( arguments ) | ( sum ).
+    sum: product (+|- product)*;  product: signed (*|/|//|% signed)*;  signed: (+|-) signed | power; power: atom [**
+    signed];  atom: number | name ( arguments ) | ( sum ).
     """
 
     def __init__(self, text: str) -> None:
@@ -117,7 +117,7 @@ class _Parser:
         self.at = 0
         self.depth = 0
         self.in_call = False
-        """Directly inside a function's brackets, where a comma separates arguments."""
+        """True directly inside a function's brackets, where a comma separates arguments."""
 
     def parse(self) -> Number:
         value = self.sum()
@@ -126,7 +126,7 @@ class _Parser:
         return value
 
     def peek(self) -> str:
-        """The operator that comes next, or nothing."""
+        """Return the operator that comes next, or nothing."""
         self.skip()
         match = _OPERATOR.match(self.text, self.at)
         return match[0] if match else ""
@@ -229,7 +229,8 @@ def _number(text: str) -> Number:
 
 
 def _bounded(value: Number) -> Number:
-    """`value`, an int where it is whole; to 30 digits where it would need very many. Raises ToolError: too large."""
+    """Reduce a value: an int where it is whole, 30 digits where it would need very many. Raises ToolError: too
+    large."""
     if value.denominator == 1:
         if value.numerator.bit_length() > MAX_BITS:
             raise _too_large()
@@ -240,7 +241,7 @@ def _bounded(value: Number) -> Number:
 
 
 def _rounded(compute: Callable[[], Decimal]) -> Number:
-    """To 30 digits of what was computed with 40, so that 8 ** (1/3) is 2. Raises ToolError: too large."""
+    """Round to 30 digits what is computed with 40, so that 8 ** (1/3) is 2. Raises ToolError: too large."""
     try:
         value = Fraction(_SHORTER.plus(compute()))
     except DecimalException as error:

@@ -1,4 +1,4 @@
-"""The code interpreter: programs that the policy writes, run by a sandbox server (`python -m sandbox.server`).
+"""Code interpreter: programs that the policy writes, run by a sandbox server (`python -m sandbox.server`).
 
 Stateless: each call is a program in a sandbox of its own. With `session: true` a trajectory has one Python interpreter,
 which keeps variables and files from call to call and ends with the trajectory.
@@ -23,7 +23,8 @@ import pydantic
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import FaultKind, RemoteOptions, RemoteRefused, RemoteTool, RemoteUnavailable, checked_url
 from agentrl.system.deadline import within
-from agentrl.tool import ToolArgumentsError, ToolResponse
+from agentrl.system.json_value import JSON
+from agentrl.tool import ToolArgumentsError, ToolResponse, ToolSchema
 from tools.program_report import Command, report
 
 FOR_THE_QUEUE = 60.0
@@ -33,27 +34,27 @@ FOR_THE_END = 5.0
 _RESTARTED = "The session has ended; variables and files are gone. The next call starts a new one."
 _WHERE = "create_kwargs of code_interpreter"
 _MAX_ANSWER = 128 << 20
-"""Bytes; files that are collected may fill it."""
+"""Bytes of an answer; files that are collected may fill it."""
 
 
 class CodeInterpreterConfig(RemoteOptions):
-    """The code interpreter's own keys."""
+    """Config of the code interpreter."""
 
     url: str
-    """The server, e.g. http://127.0.0.1:8080, with or without /run_code at its end."""
+    """Server, e.g. http://127.0.0.1:8080, with or without /run_code at its end."""
     session: bool = False
     """One interpreter a trajectory; false: a fresh sandbox each call. Only agentrl's own server has sessions."""
     language: str = "python"
-    """python, bash, or another that the server has. Sessions are Python's."""
+    """Language of the programs: python, bash, or another that the server has. Sessions are Python's."""
     run_timeout: float = pydantic.Field(10.0, gt=0, le=3600)
     """Seconds of one program. One that takes longer is stopped, and the model is told."""
     memory_limit_mb: int | None = pydantic.Field(None, gt=0)
     """Megabytes of one program, or of a session; null: the server's own limit."""
     show_last_expression: bool = True
-    """Python: the value of a last line that is an expression is shown without print(), as in a notebook. A stateless
-    program's only by agentrl's own server."""
+    """Show the value of a last line that is a Python expression without print(), as in a notebook. A stateless
+    program's is shown only by agentrl's own server."""
     max_file_bytes: int = pydantic.Field(65536, gt=0)
-    """Of each file that is collected for the reward function; the model is told of one that is larger."""
+    """Bytes of each file that is collected for the reward function; the model is told of one that is larger."""
     attempt_timeout: float = pydantic.Field(0.0, ge=0)
     """Seconds of one request, waiting for its turn included; 0: all of `timeout`."""
 
@@ -73,7 +74,7 @@ class CodeInterpreterConfig(RemoteOptions):
 
 
 class _Ended(pydantic.BaseModel):
-    """The server's answer to /run_code or /run_session."""
+    """Answer of the server to /run_code or /run_session."""
 
     status: str
     message: str = ""
@@ -88,28 +89,30 @@ class _Ended(pydantic.BaseModel):
 
 @dataclass(slots=True)
 class _Instance:
-    """What a trajectory's programs share."""
+    """State that a trajectory's programs share."""
 
     files: dict[str, str] = field(default_factory=dict)
-    """Path: base64. What they find."""
+    """Path: base64. Files that the programs find."""
     fetch: list[str] = field(default_factory=list)
-    """Files of theirs that are collected."""
+    """Paths of their files that are collected."""
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
     opened: bool = False
-    """A cell has been sent: the server may hold the session."""
+    """True once a cell has been sent: the server may hold the session."""
     alive: bool = False
-    """The last cell left it alive."""
+    """True when the last cell left the session alive."""
     order: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Cells of one message run in the order of its calls."""
+    """Lock by which the cells of one message run in the order of its calls."""
 
 
 class CodeInterpreterTool(RemoteTool):
-    """`code_interpreter(code)`. What a program does, and fails with, is the policy's; a server that gives no answer, or
-    has lost a session, is a fault of the infrastructure.
+    """Tool `code_interpreter(code)`.
+
+    What a program does, and fails with, is the policy's; a server that gives no answer, or has lost a session, is a
+    fault of the infrastructure.
 
     A row's `create_kwargs`: `files` ({path: text}) and `files_base64` are put into the working folder of every
-    stateless program, and of a session when it begins; `fetch_files` ([path]) are collected after each program, for
-    the reward function.
+    stateless program, and of a session when it begins; `fetch_files` ([path]) are collected after each program, for the
+    reward function.
     """
 
     config_model = CodeInterpreterConfig
@@ -127,8 +130,8 @@ class CodeInterpreterTool(RemoteTool):
         },
     }
 
-    def __init__(self, config: dict[str, Any] | None = None, schema: dict[str, Any] | None = None) -> None:
-        """Raises ConfigError, pydantic.ValidationError."""
+    def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
+        """Complete config and description. Raises ConfigError, pydantic.ValidationError."""
         super().__init__(config, schema)
         options = self.options
         given = self.config.get("timeout")
@@ -146,7 +149,7 @@ class CodeInterpreterTool(RemoteTool):
         self._counts: Counter[str] = Counter()
 
     async def start(self, run: str) -> None:
-        """Runs an empty program under the configured limits. Raises ConfigError when that cannot be."""
+        """Run an empty program under the configured limits. Raises ConfigError when that fails."""
         await super().start(run)
         options = self.options
         probe = _Instance()
@@ -162,7 +165,7 @@ class CodeInterpreterTool(RemoteTool):
             raise ConfigError(f"tool {self.name}: {options.url} runs no program: {error}{start}") from error
 
     async def create(self, instance_id: str, **create_kwargs: Any) -> None:
-        """Raises DataError for a key or a file that cannot be."""
+        """Keep the trajectory's files. Raises DataError for a wrong key or file."""
         for key in create_kwargs:
             if key not in ("files", "files_base64", "fetch_files"):
                 raise DataError(f"{_WHERE}: expected files, files_base64 and fetch_files, found {key!r}")
@@ -201,15 +204,15 @@ class CodeInterpreterTool(RemoteTool):
             await super().close()
 
     def take_metrics(self) -> dict[str, float]:
-        """The client's, and the fraction of programs that failed."""
+        """Return and reset the client's counts, and the fraction of programs that failed."""
         counts, self._counts = self._counts, Counter()
         own = {"failed_rate": counts["failed"] / counts["programs"]} if counts["programs"] else {}
         return {**super().take_metrics(), **own}
 
     async def _run(self, instance: _Instance, code: str) -> _Ended:
-        """Raises RemoteRefused, RemoteUnavailable."""
+        """Run a program, in the trajectory's session if there are such. Raises RemoteRefused, RemoteUnavailable."""
         options = self.options
-        asked: dict[str, Any] = {
+        asked: dict[str, JSON] = {
             "code": code if code.isascii() else code.encode("utf-8", "replace").decode(),  # lone surrogates
             "run_timeout": options.run_timeout,
             "memory_limit_MB": options.memory_limit_mb or -1,
@@ -230,7 +233,7 @@ class CodeInterpreterTool(RemoteTool):
             )
         return ended
 
-    async def _ask(self, path: str, asked: Mapping[str, Any], *, safe: bool) -> _Ended:
+    async def _ask(self, path: str, asked: Mapping[str, JSON], *, safe: bool) -> _Ended:
         url = self.options.url + path
         try:
             answer = await self.client.request(
@@ -254,7 +257,7 @@ class CodeInterpreterTool(RemoteTool):
             self._left.add(instance.session)
 
     async def _end_sessions(self) -> None:
-        """Those that were left, also earlier ones that a busy server did not end."""
+        """End the sessions that were left, also earlier ones that a busy server did not end."""
         async with within(FOR_THE_END):
             while self._left:
                 session = self._left.pop()
@@ -279,7 +282,7 @@ class CodeInterpreterTool(RemoteTool):
 
 
 def unfenced(code: str) -> str:
-    """Without the Markdown fence that models like to put around a program."""
+    """Remove the Markdown fence that models like to put around a program."""
     text = code.strip()
     if not text.startswith("```"):
         return code
@@ -288,11 +291,11 @@ def unfenced(code: str) -> str:
 
 
 def _with(output: str | None, more: str) -> str:
-    """`more` on lines of its own."""
+    """Append `more` on lines of its own."""
     return "\n".join((output.rstrip("\n"), more)) if output else more
 
 
-def _traceback(error: Mapping[str, Any]) -> str:
+def _traceback(error: Mapping[str, JSON]) -> str:
     lines = error.get("traceback")
     if isinstance(lines, list) and lines:
         return "".join(map(str, lines))
@@ -313,7 +316,7 @@ def _description(options: CodeInterpreterConfig) -> str:
 
 
 def _files(create_kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Path: base64. Parquet fills the files that other rows name with null."""
+    """Read the files of a row, path: base64. Parquet fills the files that other rows name with null."""
     files: dict[str, str] = {}
     for key in ("files", "files_base64"):
         given = {path: content for path, content in (create_kwargs.get(key) or {}).items() if content is not None}
@@ -327,7 +330,7 @@ def _files(create_kwargs: Mapping[str, Any]) -> dict[str, str]:
     return files
 
 
-def _relative(key: str, path: Any) -> str:
+def _relative(key: str, path: object) -> str:
     pure = PurePosixPath(path) if isinstance(path, str) and "\0" not in path else PurePosixPath("/")
     if pure.is_absolute() or ".." in pure.parts or not pure.name:
         raise DataError(f"{_WHERE}: {key}: {path!r} is no relative path of a file")

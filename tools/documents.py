@@ -11,7 +11,7 @@ import orjson
 from agentrl.errors import DataError
 
 Format = Literal["docs", "plain"]
-"""docs: `Doc 1(Title: ...) text`, one a line; plain: only the texts."""
+"""Layout of found documents. docs: `Doc 1(Title: ...) text`, one a line; plain: only the texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,14 @@ class Document:
     text: str
 
     @classmethod
-    def of(cls, contents: str) -> Document:
-        """Of `"Title"\\ntext`; what has one line is all text."""
+    def from_contents(cls, contents: str) -> Document:
+        """Split `"Title"\\ntext`; contents of one line are all text."""
         title, _, text = contents.partition("\n")
         return cls(title.strip().strip('"'), text.strip()) if text.strip() else cls("", title.strip())
 
 
 def shown(documents: Iterable[Document], style: Format) -> str:
-    """What the model reads."""
+    """Write documents as the model reads them."""
     if style == "plain":
         return "\n".join(document.text for document in documents)
     lines = (f"Doc {rank}(Title: {document.title}) {document.text}" for rank, document in enumerate(documents, 1))
@@ -37,10 +37,10 @@ def shown(documents: Iterable[Document], style: Format) -> str:
 
 
 def read_line(line: bytes | str, where: str) -> tuple[str | None, str]:
-    """A corpus line's id, if it has one, and its contents (`"Title"\\ntext`).
+    """Read a corpus line: its id, if it has one, and its contents (`"Title"\\ntext`).
 
-    {"contents": text} is taken as it is, {"title": text, "text": text} becomes it; other keys are ignored.
-    Raises DataError, in which `where` names the line.
+    {"contents": text} is taken as it is, {"title": text, "text": text} becomes it; other keys are ignored. Raises
+    DataError, in which `where` names the line.
     """
     try:
         item = orjson.loads(line)
@@ -54,12 +54,12 @@ def read_line(line: bytes | str, where: str) -> tuple[str | None, str]:
 
 
 def read_document(item: object) -> Document:
-    """A document that a server answered with. Raises ValueError."""
-    return Document.of(_parts(item)[1])
+    """Read a document that a server answered with. Raises ValueError."""
+    return Document.from_contents(_parts(item)[1])
 
 
 def _parts(item: object) -> tuple[str | None, str]:
-    """Id and contents."""
+    """Read id and contents of a JSON object. Raises ValueError."""
     if isinstance(item, dict):
         name = item.get("id")
         if name is not None and (isinstance(name, bool) or not isinstance(name, str | int)):

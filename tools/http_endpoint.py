@@ -1,11 +1,11 @@
-"""Any HTTP endpoint as a tool: what is asked and what is shown of the answer stands in the YAML."""
+"""Tool for any HTTP endpoint: request and shown part of the answer are described in the YAML."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
 
 import orjson
@@ -14,49 +14,55 @@ import pydantic
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import Answer, RemoteOptions, RemoteRefused, RemoteTool
 from agentrl.remote.credentials import Secrets, from_environment
-from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse
+from agentrl.system.json_value import JSON
+from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse, ToolSchema
 from tools.http_template import Fields, Json, Url, Values
+
+Template = TypeVar("Template")
+Part = TypeVar("Part")
 
 _OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 """Headers that the connection sets itself."""
 _CHARSETS = ("iso-8859-", "windows-125", "utf-16", "shift_jis", "gb18030", "euc-", "big5")
-"""Those that a server may choose besides UTF-8: their decoders take time in proportion to the text."""
+"""Encodings that a server may choose besides UTF-8: their decoders take time in proportion to the text."""
 
 
 class HttpConfig(RemoteOptions):
-    """The keys of an HTTP tool. `{{ name }}` is an argument of the tool, or one of `variables`."""
+    """Config of an HTTP tool. `{{ name }}` is an argument of the tool, or one of `variables`."""
 
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = "GET"
     url: str
-    """http://HOST/PATH?QUERY, with names in path and query."""
+    """URL http://HOST/PATH?QUERY, with names in path and query."""
     query: dict[str, Any] = {}
     """Parameters added to the URL's."""
     headers: dict[str, Any] = {}
-    """Sent with every request."""
+    """Headers sent with every request."""
     body: dict[str, Any] | list[Any] | None = None
-    """Sent as JSON. A text that is one `{{ name }}` and nothing else becomes the value itself, of whatever type."""
+    """JSON body. A text that is one `{{ name }}` and nothing else becomes the value itself, of whatever type."""
     form: dict[str, Any] | None = None
-    """Sent as a form (application/x-www-form-urlencoded)."""
+    """Fields of a form (application/x-www-form-urlencoded)."""
     variables: dict[str, Any] = {}
     """Names that the row fills, by `create_kwargs`, with their defaults. The model neither sees nor sets them."""
     auth_env: str | None = None
-    """The environment variable that holds the credentials."""
+    """Environment variable that holds the credentials."""
     auth_header: str = "Authorization"
-    """The header in which they are sent."""
+    """Header in which the credentials are sent."""
     auth_prefix: str = "Bearer "
-    """What stands before them there; an empty text for a bare key."""
+    """Text before the credentials in that header; empty for a bare key."""
     response_path: str = ""
-    """Which part of a JSON answer is shown: keys and positions with dots between, `*` for each, e.g.
-    `results.*.text`. Empty: the answer as it is."""
+    """Part of a JSON answer that is shown: keys and positions with dots between, `*` for each, e.g. `results.*.text`.
+    Empty: the answer as it is."""
     safe: bool | None = None
-    """Whether a request may be repeated when it is not known what became of it. Null: GET and HEAD are, others not."""
+    """Permission to repeat a request when it is not known what became of it. Null: GET and HEAD may be, others not."""
     max_answer_bytes: int = pydantic.Field(4 << 20, gt=0)
-    """A longer answer is a fault of the server."""
+    """Bytes of an answer; a longer one is a fault of the server."""
 
 
 class HttpTool(RemoteTool):
-    """One endpoint. Arguments that no template names are sent too, as long as neither `query`, `body` nor `form` is
-    given: in the query of GET, HEAD and DELETE, else as keys of a JSON body.
+    """Tool that makes one request to an HTTP endpoint.
+
+    Arguments that no template names are sent too, as long as neither `query`, `body` nor `form` is given: in the query
+    of GET, HEAD and DELETE, else as keys of a JSON body.
 
     The model is told of a status of 4xx; a server that fails, redirects or refuses the credentials fails the
     trajectory, which is tried again.
@@ -65,8 +71,9 @@ class HttpTool(RemoteTool):
     config_model = HttpConfig
     options: HttpConfig
 
-    def __init__(self, config: dict[str, Any] | None = None, schema: dict[str, Any] | None = None) -> None:
-        """Raises ConfigError: a template that cannot be, a name that nothing fills, an argument that is never sent."""
+    def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
+        """Read the templates. Raises ConfigError: a bad template, a name that nothing fills, an argument that is never
+        sent."""
         super().__init__(config, schema)
         options = self.options
         self._url = _read("url", Url, options.url)
@@ -80,7 +87,7 @@ class HttpTool(RemoteTool):
         self._rows: dict[str, dict[str, Any]] = {}
 
     def _check_names(self, options: HttpConfig) -> list[str]:
-        """The arguments that no template names."""
+        """Check the names in all templates; return the arguments that none of them names. Raises ConfigError."""
         arguments = list((self.schema["function"].get("parameters") or {}).get("properties") or {})
         parts = (self._url, self._query, self._headers, self._body, self._form)
         used = {name for part in parts if part is not None for name in part.names}
@@ -89,13 +96,7 @@ class HttpTool(RemoteTool):
             raise ConfigError(f"{{{{ {name} }}}} is neither an argument of the tool nor one of `variables`: {known}")
         for name in set(arguments) & set(options.variables):
             raise ConfigError(f"variables: {name!r} is an argument of the tool too, which the model would set")
-        for name in options.headers:
-            if name.lower() in _OURS | ({options.auth_header.lower()} if options.auth_env else set()):
-                raise ConfigError(f"headers: {name!r} is set by the tool itself")
-        if self._body is not None and (self._form is not None or options.method in ("GET", "HEAD")):
-            raise ConfigError(f"body: a request has one, and {options.method} none; give `form` or `query` instead")
-        if self._form is not None and options.method in ("GET", "HEAD"):
-            raise ConfigError(f"form: {options.method} has no body; give `query` instead")
+        _check_parts(options)
         rest = [name for name in arguments if name not in used]
         if rest and (options.query or self._body is not None or self._form is not None):
             raise ConfigError(f"the argument {rest[0]!r} is never sent: name it as {{{{ {rest[0]} }}}} in a template")
@@ -107,7 +108,8 @@ class HttpTool(RemoteTool):
 
     @cached_property
     def _secret(self) -> str | None:
-        """Read when the run starts, not when the YAML is loaded: a replay needs none. Raises ConfigError."""
+        """Credentials, read when the run starts, not when the YAML is loaded: a replay needs none. Raises
+        ConfigError."""
         return from_environment(self.options.auth_env) if self.options.auth_env is not None else None
 
     async def start(self, run: str) -> None:
@@ -150,7 +152,7 @@ class HttpTool(RemoteTool):
             return ToolResponse(secrets.hide(_shown(answer, self._path)))
 
     def _request(self, values: Values) -> tuple[str, dict[str, str], bytes | None]:
-        """URL, headers and body. Raises ToolArgumentsError, ValueError."""
+        """Fill the templates: URL, headers and body. Raises ToolArgumentsError, ValueError."""
         options = self.options
         query, headers = self._query.fill(values), self._headers.headers(values)
         rest = {name: values[name] for name in self._rest if name in values}
@@ -169,7 +171,19 @@ class HttpTool(RemoteTool):
         return self._url.fill(values, query), headers, content
 
 
-def _read(key: str, part: Any, template: object) -> Any:
+def _check_parts(options: HttpConfig) -> None:
+    """Raise ConfigError for parts of a request that cannot be sent together."""
+    for name in options.headers:
+        if name.lower() in _OURS | ({options.auth_header.lower()} if options.auth_env else set()):
+            raise ConfigError(f"headers: {name!r} is set by the tool itself")
+    if options.body is not None and (options.form is not None or options.method in ("GET", "HEAD")):
+        raise ConfigError(f"body: a request has one, and {options.method} none; give `form` or `query` instead")
+    if options.form is not None and options.method in ("GET", "HEAD"):
+        raise ConfigError(f"form: {options.method} has no body; give `query` instead")
+
+
+def _read(key: str, part: Callable[[Template], Part], template: Template) -> Part:
+    """Make a part of a request of its template. Raises ConfigError that begins with `key`."""
     try:
         return part(template)
     except ValueError as error:
@@ -177,7 +191,7 @@ def _read(key: str, part: Any, template: object) -> Any:
 
 
 def _shown(answer: Answer, path: list[str]) -> str:
-    """What the model sees of an answer. Raises ToolError."""
+    """Return the part of an answer that the model sees. Raises ToolError."""
     if not path:
         return _text(answer) or f"(status {answer.status}, no content)"
     try:
@@ -190,7 +204,7 @@ def _shown(answer: Answer, path: list[str]) -> str:
     return "\n".join(each if isinstance(each, str) else orjson.dumps(each).decode() for each in found) or "No results."
 
 
-def _at(value: Any, path: list[str]) -> Iterator[Any]:
+def _at(value: JSON, path: list[str]) -> Iterator[JSON]:
     if not path:
         yield value
     elif path[0] == "*":

@@ -1,4 +1,4 @@
-"""`{{ name }}` in the parts of a request, filled with what a model wrote.
+"""Templates with `{{ name }}` for the parts of a request, filled with what a model wrote.
 
 A template is read once, when the tool is loaded; a value is only ever put into it, quoted for the place where it
 stands, and never read as a template itself. So a value changes neither the host nor the shape of the path, and adds no
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from agentrl.remote import checked_url
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolArgumentsError
 
-Values = Mapping[str, Any]
+Values = Mapping[str, JSON]
 """Arguments and row variables by name. One that is absent or null leaves out the key whose text names it."""
 
 _NAME = re.compile(r"\{\{\s*([\w.-]+)\s*\}\}")
@@ -25,10 +25,10 @@ _NO_HEADER = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 class Text:
-    """A text with names in it."""
+    """Text with names in it."""
 
     def __init__(self, template: str) -> None:
-        """Raises ValueError for braces around what is no name."""
+        """Split the template. Raises ValueError for braces around anything but a name."""
         self.template = template
         parts = _NAME.split(template)
         self._literals, self.names = parts[::2], parts[1::2]
@@ -36,7 +36,7 @@ class Text:
             raise ValueError(f"expected {{{{ name }}}} in {template!r}")
 
     def fill(self, values: Values) -> str | None:
-        """None when a name has no value."""
+        """Put the values in; None when a name has no value."""
         texts = [self._literals[0]]
         for name, literal in zip(self.names, self._literals[1:], strict=True):
             if values.get(name) is None:
@@ -44,26 +44,27 @@ class Text:
             texts += (_as_text(values[name]), literal)
         return "".join(texts)
 
-    def fill_value(self, values: Values) -> Any:
-        """As `fill`, but a template that is one name and nothing else gives the value as it is."""
+    def fill_value(self, values: Values) -> JSON:
+        """Put the values in as `fill` does; a template that is one name and nothing else gives the value as it is."""
         if len(self.names) == 1 and not any(self._literals):
             return values.get(self.names[0])
         return self.fill(values)
 
 
 class Fields:
-    """Names, which are fixed, with texts: a query, a form, headers."""
+    """Fixed names with template texts: a query, a form, headers."""
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         self._fields = {key: Text(_as_text(value)) for key, value in fields.items()}
         self.names = [name for text in self._fields.values() for name in text.names]
 
     def fill(self, values: Values) -> dict[str, str]:
+        """Put the values in, without the fields whose text has no value."""
         filled = ((key, text.fill(values)) for key, text in self._fields.items())
         return {key: text for key, text in filled if text is not None}
 
     def headers(self, values: Values) -> dict[str, str]:
-        """Raises ToolArgumentsError for what cannot stand in a header."""
+        """Fill header fields. Raises ToolArgumentsError for characters that cannot stand in a header."""
         headers = self.fill(values)
         for key, text in headers.items():
             if _NO_HEADER.search(text):
@@ -73,10 +74,10 @@ class Fields:
 
 
 class Url:
-    """Scheme and host, which are fixed, and a path and a query with names in them."""
+    """URL with a fixed scheme and host, and a path and a query with names in them."""
 
     def __init__(self, template: str) -> None:
-        """Raises ValueError saying what of it cannot be."""
+        """Split the template. Raises ValueError that says what is wrong with it."""
         if "{{" in urlsplit(template).netloc:
             raise ValueError("the host is fixed: {{ name }} may stand in the path and the query only")
         parts = checked_url(template, "http://HOST/PATH or https://HOST/PATH")
@@ -91,29 +92,31 @@ class Url:
         self.names = [name for segment in self._segments for name in segment.names] + self._query.names
 
     def fill(self, values: Values, query: Mapping[str, str]) -> str:
-        """The URL, with `query` added to its own. Raises ToolArgumentsError for what would change the path's shape."""
+        """Make the URL, with `query` added to its own. Raises ToolArgumentsError for values that would change the
+        path's shape."""
         path = "".join("/" + _segment(segment, values) for segment in self._segments)
         pairs = urlencode({**self._query.fill(values), **query}, quote_via=quote, safe="")
         return self._origin + path + ("?" + pairs if pairs else "")
 
 
 class Json:
-    """A JSON value whose texts are templates."""
+    """JSON value whose texts are templates."""
 
-    def __init__(self, template: object) -> None:
-        self._template: Any = template
+    def __init__(self, template: JSON) -> None:
+        self._template: Text | dict[str, Json] | list[Json] | JSON = template
         self.names: list[str] = []
         if isinstance(template, str):
-            self._template = Text(template)
-            self.names = self._template.names
-        elif isinstance(template, dict):
-            self._template = {str(key): Json(value) for key, value in template.items()}
-            self.names = [name for value in self._template.values() for name in value.names]
-        elif isinstance(template, list):
-            self._template = [Json(value) for value in template]
-            self.names = [name for value in self._template for name in value.names]
+            text = self._template = Text(template)
+            self.names = text.names
+        elif isinstance(template, Mapping):
+            fields = self._template = {str(key): Json(value) for key, value in template.items()}
+            self.names = [name for value in fields.values() for name in value.names]
+        elif isinstance(template, Sequence):
+            items = self._template = [Json(value) for value in template]
+            self.names = [name for value in items for name in value.names]
 
-    def fill(self, values: Values) -> Any:
+    def fill(self, values: Values) -> JSON:
+        """Put the values in, without the keys and items whose text has no value."""
         if isinstance(self._template, Text):
             return self._template.fill_value(values)
         if isinstance(self._template, dict):
@@ -137,5 +140,5 @@ def _segment(segment: Text, values: Values) -> str:
 
 
 def _as_text(value: object) -> str:
-    """A text as it is, anything else as JSON."""
+    """Return a text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,4 +1,4 @@
-"""What became of a program, as text for the model: its output, what it failed with, the limits that it reached."""
+"""Outcome of a program as text for the model: its output, what it failed with, the limits that it reached."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pydantic
 
 _FRAME = re.compile(r'\s*File "([^"]*)", line \d+')
 _INSTALLED = ("site-packages/", "dist-packages/", "/lib/python3", "/lib64/python3", "<frozen ")
-"""What paths of libraries hold, and those of the program's own files do not."""
+"""Parts of paths of libraries, which the program's own files do not have."""
 _FIRST_FRAMES, _LAST_FRAMES = 3, 8
-"""Of the program's own, kept of each traceback."""
+"""Numbers of the program's own frames that are kept of each traceback."""
 _MOST_STDERR = 100_000
 """Characters at the end of stderr that are looked at."""
 
@@ -29,11 +29,11 @@ _SENTENCES = {
 
 
 class Command(pydantic.BaseModel):
-    """How a command ended, in a SandboxFusion server's words, and in ours where it is our server."""
+    """End of a command, in SandboxFusion's fields, and in further ones of agentrl's server."""
 
     status: str
     return_code: int | None = None
-    """Minus the number of the signal that ended it."""
+    """Exit status; minus the number of the signal that ended it."""
     stdout: str | None = None
     stderr: str | None = None
     limits: list[str] = []
@@ -41,13 +41,14 @@ class Command(pydantic.BaseModel):
 
     @property
     def timed_out(self) -> bool:
+        """True when the program was stopped for its running time."""
         return self.status == "TimeLimitExceeded" or "wall_time" in self.limits
 
 
 def report(command: Command, seconds: float, memory_mb: int | None, ends: str = "") -> str:
-    """Output, then errors, then in words what the program was stopped for; all of it may be empty.
+    """Write output, then errors, then in words what the program was stopped for; all of it may be empty.
 
-    `seconds`, `memory_mb`: what it was given; `ends`: what to say more of its end.
+    `seconds`, `memory_mb`: limits that it was given; `ends`: what to add about its end.
     """
     parts = [(command.stdout or "").rstrip("\n"), _cut("stdout", command)]
     parts += [shortened(command.stderr or ""), _cut("stderr", command)]
@@ -83,7 +84,7 @@ def _signal_name(number: int) -> str:
 
 
 def shortened(stderr: str) -> str:
-    """Tracebacks with the program's own frames only: those of libraries are counted. Other lines as they are."""
+    """Shorten tracebacks to the program's own frames: those of libraries are counted. Other lines stay as they are."""
     lines = stderr[-_MOST_STDERR:].rstrip("\n").split("\n")
     if len(stderr) > _MOST_STDERR:
         lines[0] = f"[{len(stderr) - _MOST_STDERR} characters cut]"
@@ -105,7 +106,7 @@ def _without_libraries(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _shown(frames: list[list[str]]) -> Iterator[str]:
-    """The lines of one traceback's frames."""
+    """Iterate over the lines that are shown of one traceback's frames."""
     is_own = [not any(mark in _path(frame) for mark in _INSTALLED) for frame in frames]
     own = [place for place, mine in enumerate(is_own) if mine]
     kept = {*own[:_FIRST_FRAMES], *own[-_LAST_FRAMES:]}

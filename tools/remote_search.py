@@ -1,4 +1,4 @@
-"""Search by a server that answers Search-R1's `POST /retrieve`: ours (`python -m tools.retriever`) or its own."""
+"""Search by a server that answers Search-R1's `POST /retrieve`: `python -m tools.retriever` or Search-R1's own."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tools.search import SearchTool
 REACHED_WITHIN = 15.0
 """Seconds that a server has to answer when a run starts."""
 _BETWEEN = "\n---\n"
-"""What the answers to several queries of one call are joined by, as verl's search tool does."""
+"""Separator between the answers to several queries of one call, as in verl's search tool."""
 _NOTHING = "No documents found."
 
 
 class RemoteSearchConfig(RemoteOptions):
-    """The remote search tool's own keys."""
+    """Config of the remote search tool."""
 
     url: str
-    """The server, e.g. http://127.0.0.1:8000, with or without /retrieve at its end."""
+    """Server, e.g. http://127.0.0.1:8000, with or without /retrieve at its end."""
     topk: int = pydantic.Field(3, gt=0)
     """Documents a query, at most."""
     format: Format = "docs"
-    """docs: `Doc 1(Title: ...) text`, one a line; plain: only the texts."""
+    """Layout. docs: `Doc 1(Title: ...) text`, one a line; plain: only the texts."""
     max_document_chars: int = pydantic.Field(2000, gt=0)
-    """A longer text is cut at a word, and ends in ` ...`."""
+    """Characters of a text; a longer one is cut at a word, and ends in ` ...`."""
     max_queries: int = pydantic.Field(8, gt=0)
-    """Of one call, where the schema has a `query_list`."""
+    """Queries of one call, where the schema has a `query_list`."""
 
     @pydantic.field_validator("url")
     @classmethod
@@ -43,14 +43,14 @@ class RemoteSearchConfig(RemoteOptions):
 
 
 class RemoteSearchTool(RemoteTool):
-    """`search(query)`, or where the schema has a `query_list` of texts instead, several queries in one call."""
+    """Tool `search(query)`, or where the schema has a `query_list` of texts instead, several queries in one call."""
 
     config_model = RemoteSearchConfig
     options: RemoteSearchConfig
     default_schema = SearchTool.default_schema
 
     def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
-        """Raises ConfigError when the schema has neither `query` nor `query_list`."""
+        """Find the schema's argument. Raises ConfigError when it has neither `query` nor `query_list`."""
         super().__init__(config, schema)
         properties = self.schema["function"].get("parameters", {}).get("properties", {})
         self._argument = next((name for name in ("query", "query_list") if name in properties), "")
@@ -61,7 +61,7 @@ class RemoteSearchTool(RemoteTool):
             )
 
     async def start(self, run: str) -> None:
-        """Raises ConfigError when no search server answers at `url`."""
+        """Search once. Raises ConfigError when no search server answers at `url`."""
         await super().start(run)
         options = self.options
         try:
@@ -87,7 +87,8 @@ class RemoteSearchTool(RemoteTool):
         return ToolResponse(_BETWEEN.join(texts))
 
     async def _search(self, queries: list[str]) -> list[list[Document]]:
-        """By query. Raises ToolError when a query is at fault, RemoteUnavailable when the server is."""
+        """Find the documents by query. Raises ToolError when a query is at fault, RemoteUnavailable when the server
+        is."""
         options = self.options
         # Scores are asked for because Search-R1's own server cannot answer without them.
         body = orjson.dumps({"queries": queries, "topk": options.topk, "return_scores": True})
@@ -102,7 +103,7 @@ class RemoteSearchTool(RemoteTool):
 
 
 def _documents(answer: bytes, queries: int) -> list[list[Document]]:
-    """Raises RemoteUnavailable when it is no answer to so many queries."""
+    """Parse an answer. Raises RemoteUnavailable when it is no answer to so many queries."""
     try:
         lists = orjson.loads(answer)["result"]
         if len(lists) != queries:

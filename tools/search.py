@@ -13,17 +13,17 @@ import pydantic
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.system.threads import DaemonThreads
-from agentrl.tool import Tool, ToolResponse
+from agentrl.tool import Tool, ToolResponse, ToolSchema
 from tools.documents import Document, Format, read_line, shown
 
 IN_LOOP_DOCUMENTS = 5000
-"""Up to here a query takes less than starting a thread for it."""
+"""Number of documents up to which a query takes less than starting a thread for it."""
 
 _WORD = re.compile(r"\w+")
 
 
 class SearchConfig(pydantic.BaseModel):
-    """The search tool's own keys."""
+    """Config of the search tool."""
 
     model_config = pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -33,11 +33,11 @@ class SearchConfig(pydantic.BaseModel):
     topk: int = pydantic.Field(3, gt=0)
     """Documents an answer, at most: those that share no word with the query are left out."""
     format: Format = "docs"
-    """docs: `Doc 1(Title: ...) text`, one a line; plain: only the texts."""
+    """Layout. docs: `Doc 1(Title: ...) text`, one a line; plain: only the texts."""
 
 
 class SearchTool(Tool):
-    """`search(query)`. The index is made once a process and file, and shared."""
+    """Tool `search(query)`. The index is made once a process and file, and shared."""
 
     config_model = SearchConfig
     options: SearchConfig
@@ -54,8 +54,9 @@ class SearchTool(Tool):
         },
     }
 
-    def __init__(self, config: dict[str, Any] | None = None, schema: dict[str, Any] | None = None) -> None:
-        """Raises ConfigError when there is no such file, DataError naming the line of a bad document."""
+    def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
+        """Load the corpus. Raises ConfigError when there is no such file, DataError naming the line of a bad
+        document."""
         super().__init__(config, schema)
         options = self.options
         self.corpus = load_corpus(Path(options.corpus_path))
@@ -83,7 +84,8 @@ class Corpus:
         self._index.index([words(f"{doc.title} {doc.text}") for doc in documents], show_progress=False)
 
     def search(self, query: str, topk: int) -> list[Document]:
-        """The best `topk` documents that share a word with the query; of equally good ones the earlier comes first."""
+        """Find the best `topk` documents that share a word with the query; of equally good ones the earlier comes
+        first."""
         known = [word for word in words(query) if word in self._index.vocab_dict]
         if not known:
             return []
@@ -95,7 +97,7 @@ class Corpus:
 
 
 def words(text: str) -> list[str]:
-    """Lower-case runs of letters and digits, the same for documents and queries."""
+    """Split into lower-case runs of letters and digits, the same for documents and queries."""
     return _WORD.findall(text.lower())
 
 
@@ -104,7 +106,7 @@ _loading = threading.Lock()
 
 
 def load_corpus(path: Path) -> Corpus:
-    """The index of a file, made once as long as the file does not change. Raises ConfigError, DataError."""
+    """Return the index of a file, made once as long as the file does not change. Raises ConfigError, DataError."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -117,14 +119,14 @@ def load_corpus(path: Path) -> Corpus:
 
 
 def read_documents(path: Path) -> list[Document]:
-    """Raises DataError naming file and line; empty lines are skipped."""
+    """Read a corpus file. Raises DataError naming file and line; empty lines are skipped."""
     documents = []
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     _, contents = read_line(line, f"{path} line {number}")
-                    documents.append(Document.of(contents))
+                    documents.append(Document.from_contents(contents))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"corpus {path}: cannot be read as UTF-8 text: {error}") from error
     if not any(words(f"{document.title} {document.text}") for document in documents):

@@ -74,10 +74,12 @@ def content_of(result: ToolResult) -> str | list[dict[str, Any]]:
 
 
 async def call_tool(session: ToolSession, call: ParsedCall) -> ToolResult:
+    """Run one call of the policy in the trajectory's tool session."""
     return await session.call(call.name, call.arguments, parse_error=call.error)
 
 
 def over_limit(limit: int) -> ToolResult:
+    """Make the answer to a call beyond the `limit` of one message."""
     return ToolResult(
         text=f"Error (limit): only the first {limit} tool calls of a message are run; call again.",
         error=ErrorKind.LIMIT,
@@ -85,6 +87,7 @@ def over_limit(limit: int) -> ToolResult:
 
 
 def record_of(call: ParsedCall, result: ToolResult) -> ToolCallRecord:
+    """Make the record of a call and its result."""
     return ToolCallRecord(
         name=call.name,
         arguments=call.arguments,

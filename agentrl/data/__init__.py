@@ -1,1 +1,1 @@
-"""Parquet rows in, samples out."""
+"""Data sets: parquet rows as samples, in the order of a run."""

@@ -1,4 +1,4 @@
-"""What the columns of a data file must hold, checked a batch at a time without making Python rows.
+"""Checks of a data file's columns, a batch at a time without making Python rows.
 
 A column of a wrong type spoils the whole file: `check_types` raises. A wrong value spoils its row: `bad_rows` names it.
 """
@@ -16,7 +16,7 @@ from agentrl.errors import DataError
 TEXT = ("data_source", "ability", "agent_name")
 MAPPINGS = ("reward_model", "tools_kwargs", "interaction_kwargs", "extra_info")
 IN_EXTRA_INFO = ("agent_name", "tools_kwargs", "interaction_kwargs")
-"""Found at the top level, or else inside `extra_info`."""
+"""Columns found at the top level, or else inside `extra_info`."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -31,12 +31,12 @@ class BadValue:
 
 
 def wanted_columns(schema: pa.Schema, prompt_key: str, image_key: str | None) -> list[str]:
-    """The columns of the file that rows are made of."""
+    """List the columns of the file that rows are made of."""
     return [name for name in schema.names if name in (prompt_key, image_key, *TEXT, *MAPPINGS)]
 
 
 def check_types(schema: pa.Schema, prompt_key: str, image_key: str | None, file: str) -> None:
-    """Raises DataError for a file without prompts or with a column of a type that no row can have."""
+    """Raise DataError for a file without prompts or with a column of a type that no row can have."""
     if prompt_key not in schema.names:
         raise DataError(
             f"{file}: there is no column {prompt_key!r} with the messages; its columns are {', '.join(schema.names)}. "
@@ -68,7 +68,7 @@ def check_types(schema: pa.Schema, prompt_key: str, image_key: str | None, file:
 
 
 def prompt_problem(column_type: pa.DataType) -> str | None:
-    """Why a column cannot hold messages, or None when it can."""
+    """Explain why a column cannot hold messages; None when it can."""
     if not is_list(column_type):
         return str(column_type)
     message = column_type.value_type
@@ -84,15 +84,17 @@ def prompt_problem(column_type: pa.DataType) -> str | None:
 
 
 def is_parts(column_type: pa.DataType) -> bool:
-    """A list of {type, text, ...}."""
+    """Check for a list of {type, text, ...}."""
     return is_list(column_type) and pa.types.is_struct(column_type.value_type)
 
 
 def is_list(column_type: pa.DataType) -> bool:
+    """Check for a list type."""
     return pa.types.is_list(column_type) or pa.types.is_large_list(column_type)
 
 
 def holds_images(column_type: pa.DataType) -> bool:
+    """Check for a list of images: {bytes, path}, bytes or paths."""
     if pa.types.is_null(column_type):
         return True
     if not is_list(column_type):
@@ -104,7 +106,7 @@ def holds_images(column_type: pa.DataType) -> bool:
 
 
 def typed_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Name and type of every optional column, those inside `extra_info` under their dotted names."""
+    """Iterate over name and type of every optional column, those inside `extra_info` under their dotted names."""
     for name in (*TEXT, *MAPPINGS):
         if name in schema.names:
             yield name, schema.field(name).type
@@ -115,6 +117,7 @@ def typed_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
 
 
 def is_text(column_type: pa.DataType) -> bool:
+    """Check for a type of text, dictionary-encoded ones and null columns included."""
     if pa.types.is_dictionary(column_type):
         column_type = column_type.value_type
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
@@ -122,11 +125,12 @@ def is_text(column_type: pa.DataType) -> bool:
 
 
 def is_struct(column_type: pa.DataType) -> bool:
+    """Check for a struct, null columns included."""
     return pa.types.is_struct(column_type) or pa.types.is_null(column_type)
 
 
 def bad_rows(batch: pa.RecordBatch, prompt_key: str) -> list[BadValue]:
-    """Every row that does not fit, with the first thing that is wrong with it, in the order of the rows."""
+    """List every row that does not fit, with the first thing that is wrong with it, in the order of the rows."""
     found = [*bad_prompts(batch, prompt_key), *bad_sources(batch), *bad_interactions(batch)]
     first: dict[int, BadValue] = {}
     for bad in found:
@@ -135,6 +139,7 @@ def bad_rows(batch: pa.RecordBatch, prompt_key: str) -> list[BadValue]:
 
 
 def bad_prompts(batch: pa.RecordBatch, prompt_key: str) -> Iterator[BadValue]:
+    """Find prompts that are empty, or have a message with an unknown role or without content."""
     prompt = batch.column(prompt_key)
     empty = pc.fill_null(pc.equal(pc.list_value_length(prompt), 0), True)
     for row in true_rows(empty):
@@ -152,13 +157,14 @@ def bad_prompts(batch: pa.RecordBatch, prompt_key: str) -> Iterator[BadValue]:
 
 
 def bad_sources(batch: pa.RecordBatch) -> Iterator[BadValue]:
+    """Find rows without a `data_source`, where the file has that column."""
     if "data_source" in batch.schema.names:
         for row in true_rows(pc.is_null(batch.column("data_source"))):
             yield BadValue(row, "data_source", "text", "null")
 
 
 def bad_interactions(batch: pa.RecordBatch) -> Iterator[BadValue]:
-    """`interaction_kwargs` that hold something, but no name."""
+    """Find `interaction_kwargs` that hold something, but no name."""
     for column, kwargs in candidates(batch, "interaction_kwargs"):
         if not pa.types.is_struct(kwargs.type):
             continue
@@ -170,7 +176,8 @@ def bad_interactions(batch: pa.RecordBatch) -> Iterator[BadValue]:
 
 
 def names_in(batch: pa.RecordBatch, default_agent_loop: str) -> Iterator[tuple[str, str, pa.BooleanArray]]:
-    """(column, name, rows that have it) for every data source, agent loop, tool and interaction that rows name."""
+    """Iterate over (column, name, rows that have it) for every data source, agent loop, tool and interaction that rows
+    name."""
     size = batch.num_rows
     sources = [array for _, array in candidates(batch, "data_source")]
     agents = [array for _, array in candidates(batch, "agent_name")]
@@ -187,6 +194,7 @@ def names_in(batch: pa.RecordBatch, default_agent_loop: str) -> Iterator[tuple[s
 
 
 def by_value(column: str, values: pa.Array | pa.Scalar, size: int) -> Iterator[tuple[str, str, pa.BooleanArray]]:
+    """Iterate over (column, value, rows that have it) for the distinct values of a column."""
     if isinstance(values, pa.Scalar):  # no such column: the default holds for every row
         values = pa.repeat(values, size)
     for name in pc.unique(values).to_pylist():
@@ -195,7 +203,7 @@ def by_value(column: str, values: pa.Array | pa.Scalar, size: int) -> Iterator[t
 
 
 def candidates(batch: pa.RecordBatch, name: str) -> Iterator[tuple[str, pa.Array]]:
-    """The column at the top level, and the one inside `extra_info`, as far as they are there."""
+    """Iterate over the column at the top level and the one inside `extra_info`, as far as they are there."""
     if name in batch.schema.names:
         yield name, batch.column(name)
     if name in IN_EXTRA_INFO and "extra_info" in batch.schema.names:
@@ -205,9 +213,10 @@ def candidates(batch: pa.RecordBatch, name: str) -> Iterator[tuple[str, pa.Array
 
 
 def texts(arrays: list[pa.Array]) -> list[pa.Array]:
+    """Cast arrays to strings."""
     return [array.cast(pa.string()) for array in arrays]
 
 
 def true_rows(mask: pa.BooleanArray) -> list[int]:
-    """Indices where the mask is true."""
+    """List the indices where the mask is true."""
     return pc.indices_nonzero(mask).to_pylist() if mask.true_count else []

@@ -1,4 +1,4 @@
-"""A data set: the rows of parquet files as samples, checked when it is opened."""
+"""Data set: the rows of parquet files as samples, checked when it is opened."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from agentrl.errors import CodeError, DataError, UserError
 from agentrl.system.plugin import nearest
 from agentrl.trajectory.sample import AGENT_ALIASES, Sample
 
-Progress = Callable[[int], Any]
-"""Called with the number of rows just done."""
+Progress = Callable[[int], object]
+"""Callback with the number of rows just done."""
 
 UNKNOWN_HINT = {
     "agent_name": "Register the loop (actor_rollout_ref.rollout.agent.agent_loop_config_path) or mend the row",
@@ -48,7 +48,7 @@ class ParquetDataset:
         max_samples: int | None = None,
         on_bad_row: Literal["error", "skip"] = "error",
     ) -> None:
-        """Reads all files once. Raises DataError for a file or (with on_bad_row=error) a row that cannot be used."""
+        """Read all files once. Raises DataError for a file or (with on_bad_row=error) a row that cannot be used."""
         self.prompt_key = prompt_key
         self.image_key = image_key
         self.default_agent_loop = default_agent_loop
@@ -56,7 +56,7 @@ class ParquetDataset:
         self.skipped = 0
         self.files = expand(files)
         self._names: dict[str, dict[str, str]] = {kind: {} for kind in ("data_source", *UNKNOWN_HINT)}
-        """By column: each name, and where it first stands."""
+        """Place of the first row of each name, by column."""
         self._stores: list[RowStore] = []
         self._ends: list[int] = []
         self._sizes: list[tuple[int, int]] = []
@@ -75,7 +75,8 @@ class ParquetDataset:
         return len(self._kept)
 
     def __getitem__(self, position: int) -> Sample:
-        """Raises IndexError past the end, and DataError for an image that cannot be read."""
+        """Decode the row at a position. Raises IndexError past the end, and DataError for an image that cannot be
+        read."""
         index = int(self._kept[position])
         which = bisect.bisect_right(self._ends, index)
         store = self._stores[which]
@@ -90,14 +91,14 @@ class ParquetDataset:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when a file's size or rows change, or when other rows are left out. Names don't count."""
+        """Hash that changes when a file's size or rows change, or when other rows are left out. Names don't count."""
         text = repr((self._sizes, hashlib.sha256(self._kept.tobytes()).hexdigest()))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check(
         self, *, agent_names: Collection[str], tool_names: Collection[str], interaction_names: Collection[str]
     ) -> list[str]:
-        """Every name that rows use must be known. Returns the data sources.
+        """Check that every name that rows use is known. Returns the data sources.
 
         Raises DataError naming the first row of an unknown name; with on_bad_row=skip its rows are left out instead.
         """
@@ -169,7 +170,7 @@ class ParquetDataset:
         return store
 
     def _without(self, bad: list[BadValue], batch: pa.RecordBatch, file: str) -> pa.RecordBatch:
-        """The batch without its bad rows; raises DataError for the first of them unless they are skipped."""
+        """Drop a batch's bad rows; raises DataError for the first of them unless they are skipped."""
         if not bad:
             return batch
         if self.on_bad_row == "error":
@@ -205,7 +206,7 @@ class ParquetDataset:
             raise DataError(f"no row of {', '.join(self.files)} names only known loops, tools and interactions")
 
     def _stream(self) -> Iterator[tuple[int, dict[str, Any], str]]:
-        """All kept rows with their indices and files, decoded a batch at a time."""
+        """Iterate over all kept rows with their indices and files, decoded a batch at a time."""
         kept = np.zeros(self._ends[-1], bool)
         kept[self._kept] = True
         index = -1
@@ -230,7 +231,7 @@ class ParquetDataset:
 
 
 def expand(files: str | Sequence[str]) -> list[str]:
-    """File names and glob patterns as a list of files. Raises DataError for a pattern that matches nothing."""
+    """Expand file names and glob patterns to a list of files. Raises DataError for a pattern that matches nothing."""
     found: list[str] = []
     for name in [files] if isinstance(files, str) else files:
         path = str(Path(name).expanduser())
@@ -246,10 +247,11 @@ def expand(files: str | Sequence[str]) -> list[str]:
 
 
 def place(file: str, row: dict[str, Any]) -> str:
+    """Name a row in messages: its file and number."""
     return f"{file}, row {row[ROW_NUMBER]} (the first is 0)"
 
 
 def unknown_name(kind: str, name: str, place: str, known: Collection[str]) -> str:
-    """The message for a name that nothing is registered under."""
+    """Write the message for a name that nothing is registered under."""
     listed = ", ".join(known) or "none"
     return f"{place}, column {kind}: unknown name {name!r}{nearest(name, known)}; known: {listed}. {UNKNOWN_HINT[kind]}"

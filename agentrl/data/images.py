@@ -1,4 +1,4 @@
-"""A row's images in the places of its messages.
+"""Placement of a row's images in its messages.
 
 A row's `images` column has, as verl's, a list of {bytes, path}, of paths or of bytes; in a message `<image>` stands for
 the next of them. A content may also be a list of parts {"type": "text", "text": ...} and {"type": "image"}, of which
@@ -19,10 +19,10 @@ PLACEHOLDER = "<image>"
 
 
 def with_images(messages: list[Message], images: list[Any], folder: Path) -> list[Message]:
-    """The messages with a Picture in each place. Raises DataError when images and places are not as many, an image
-    cannot be read, or its path leads out of `folder`, which is that of the data file.
+    """Put a Picture into each place of the messages. Without images `<image>` is text.
 
-    Without images `<image>` is text.
+    Raises DataError when images and places are not as many, an image cannot be read, or its path leads out of `folder`,
+    which is that of the data file.
     """
     if not images and all(isinstance(message.get("content"), str | None) for message in messages):
         return messages

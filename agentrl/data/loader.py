@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +12,25 @@ from agentrl.errors import DataError
 from agentrl.trajectory.sample import Sample
 
 
+class LoaderState(TypedDict):
+    """Position of a loader in its data, and what its order was made of."""
+
+    epoch: int
+    position: int
+    seed: int
+    shuffle: bool
+    fingerprint: str
+
+
 class Loader:
-    """`next(loader)` gives `batch_size` samples.
+    """Endless iterator over batches of `batch_size` samples.
 
     Each epoch is a new order, made of `seed` and the epoch's number alone; what is left of an epoch when it is less
     than a batch is dropped.
     """
 
     def __init__(self, dataset: ParquetDataset, batch_size: int, *, shuffle: bool = True, seed: int = 1) -> None:
-        """Raises DataError when the data set is smaller than a batch."""
+        """Begin with the first epoch. Raises DataError when the data set is smaller than a batch."""
         if batch_size > len(dataset):
             raise DataError(
                 f"data.train_batch_size={batch_size} is more than the {len(dataset)} rows of the data set "
@@ -37,6 +47,7 @@ class Loader:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Number of batches an epoch."""
         return len(self.dataset) // self.batch_size
 
     def __iter__(self) -> Loader:
@@ -51,8 +62,8 @@ class Loader:
         self._position += self.batch_size
         return [self.dataset[int(position)] for position in positions]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON."""
+    def state_dict(self) -> LoaderState:
+        """Return the position, as JSON."""
         return {
             "epoch": self.epoch,
             "position": self._position,
@@ -61,7 +72,7 @@ class Loader:
             "fingerprint": self.dataset.fingerprint,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: LoaderState) -> None:
         """Go on where the state was taken. Raises DataError when it belongs to other data or another order."""
         now = self.state_dict()
         if state["fingerprint"] != now["fingerprint"]:
@@ -69,17 +80,21 @@ class Loader:
                 "the checkpoint was made with other data: the files, their rows or the rows left out have changed. "
                 "Give the data it was made with, or start anew with trainer.resume_mode=disable"
             )
-        for key in ("seed", "shuffle"):
-            if state[key] != now[key]:
+        for key, saved, found in (("seed", state["seed"], self.seed), ("shuffle", state["shuffle"], self.shuffle)):
+            if saved != found:
                 raise DataError(
-                    f"the checkpoint's order of the data was made with data.{key}={state[key]}, found "
-                    f"data.{key}={now[key]}; set it back, or start anew with trainer.resume_mode=disable"
+                    f"the checkpoint's order of the data was made with data.{key}={saved}, found data.{key}={found}; "
+                    "set it back, or start anew with trainer.resume_mode=disable"
                 )
         self.epoch, self._position = state["epoch"], state["position"]
         self._order = self._order_of(self.epoch)
 
     def _order_of(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Positions of all rows in the epoch's order. Philox's raw numbers are the same in every version of numpy."""
+        """Return the positions of all rows in the epoch's order: [rows] int64.
+
+        Made of Philox's raw numbers, which are the same in every version of numpy, so that a resumed run repeats
+        exactly.
+        """
         if not self.shuffle:
             return np.arange(len(self.dataset))
         bits = np.random.Philox(np.random.SeedSequence([self.seed, epoch]))

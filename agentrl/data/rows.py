@@ -1,4 +1,4 @@
-"""One row of a file as a `Sample`."""
+"""Conversion of one row of a file to a `Sample`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def to_sample(
     file: str,
     number: int,
 ) -> Sample:
-    """`row` has passed the checks of `columns`; `number` is its row in the file.
+    """Make a Sample of `row`, which has passed the checks of `columns`; `number` is its row in the file.
 
     Raises DataError for images that cannot be read, or not put into the messages.
     """

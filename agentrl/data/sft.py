@@ -27,7 +27,7 @@ _BATCH_ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class SFTSample:
-    """One transcript."""
+    """One transcript: token ids [T] int32 and loss mask [T] bool."""
 
     ids: npt.NDArray[np.int32]
     mask: npt.NDArray[np.bool_]
@@ -36,20 +36,21 @@ class SFTSample:
 
 @dataclass(frozen=True, slots=True)
 class Transcripts:
-    """The transcripts of a data set, in the order of the files."""
+    """Transcripts of a data set, in the order of the files."""
 
     samples: list[SFTSample]
     too_long: int
-    """Left out because they are longer than data.max_length."""
+    """Number of rows left out because they are longer than data.max_length."""
 
 
 def load_transcripts(
-    files: str | Sequence[str], config: SFTDataConfig, chat: Chat, progress: Callable[[int], Any] = lambda rows: None
+    files: str | Sequence[str], config: SFTDataConfig, chat: Chat, progress: Callable[[int], object] = lambda rows: None
 ) -> Transcripts:
     """Read and tokenise every row; 5 bytes a token are kept.
 
     The messages column holds a list of {role, content, tool_calls, ...}, or that list in JSON text; the tools column,
-    which may be absent, the OpenAI schemas of a row's tools in JSON text. `progress` is told of rows as they are done.
+    which may be absent, the OpenAI schemas of a row's tools in JSON text. `progress` is called with the number of rows
+    just done.
 
     Raises DataError, naming file, row and column, for a row that is no transcript, and with truncation=error for one
     that is longer than data.max_length tokens; and when no transcript is left. Raises ConfigError when the chat format
@@ -71,7 +72,7 @@ def load_transcripts(
 
 
 def _rows(file: str, config: SFTDataConfig) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Row numbers and rows, read a batch at a time."""
+    """Iterate over row numbers and rows, read a batch at a time."""
     if not Path(file).is_file():
         raise DataError(f"data file {file} does not exist or is a folder")
     try:
@@ -93,17 +94,17 @@ def _rows(file: str, config: SFTDataConfig) -> Iterator[tuple[int, dict[str, Any
 
 
 class _RowReader:
-    """Turns rows into samples; equal tool lists are parsed once."""
+    """Converter of rows to samples; equal tool lists are parsed once."""
 
     def __init__(self, config: SFTDataConfig, chat: Chat) -> None:
         self._config = config
         self._chat = chat
         self._tools: dict[str, list[ToolSchema]] = {}
         self._checked: set[bool] = set()
-        """Kinds of transcripts that the chat format is known to write well: without calls, and with."""
+        """Kinds of transcripts that the chat format is known to write well: without calls (False), and with (True)."""
 
     def sample(self, row: dict[str, Any], where: str) -> SFTSample | None:
-        """None for a transcript that is too long and may be skipped."""
+        """Tokenise a row; None for a transcript that is too long and may be skipped."""
         messages = self._messages(row[self._config.messages_key], f"{where}, column {self._config.messages_key}")
         tools = self._tools_of(row.get(self._config.tools_key), f"{where}, column {self._config.tools_key}")
         calls = any(message.get("tool_calls") for message in messages)
@@ -123,7 +124,7 @@ class _RowReader:
             return None
         return SFTSample(np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=np.bool_))
 
-    def _messages(self, value: Any, where: str) -> list[Message]:
+    def _messages(self, value: object, where: str) -> list[Message]:
         messages = without_nulls(_json(value, where) if isinstance(value, str) else value)
         if not isinstance(messages, list) or not messages:
             raise DataError(f"{where}: expected a list of messages, found {_short(value)}")
@@ -134,7 +135,7 @@ class _RowReader:
                 raise DataError(f"{where}, message {index}: expected text as content, found {_short(message)}")
         return messages
 
-    def _tools_of(self, value: Any, where: str) -> list[ToolSchema] | None:
+    def _tools_of(self, value: object, where: str) -> list[ToolSchema] | None:
         if value is None:
             return None
         if not isinstance(value, str):
@@ -150,7 +151,7 @@ class _RowReader:
         return self._tools[value]
 
 
-def _is_schema(tool: Any) -> bool:
+def _is_schema(tool: object) -> bool:
     return isinstance(tool, dict) and isinstance(tool.get("function"), dict) and "name" in tool["function"]
 
 
@@ -161,6 +162,6 @@ def _json(text: str, where: str) -> Any:
         raise DataError(f"{where}: expected JSON, found {_short(text)} ({error})") from error
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,9 +1,9 @@
-"""The rows of one parquet file, laid out so that any of them can be read alone.
+"""Rows of one parquet file, laid out so that any of them can be read alone.
 
 Parquet is compressed by column and row group, so one row costs a row group, and many writers make row groups of a
-million rows. The file is therefore read once, in small batches, and the columns that rows need are written as Arrow
-IPC to a temporary file (in TMPDIR), which is memory-mapped and has no name. Memory stays flat whatever the file's
-size; a row read in a random order touches its own bytes only.
+million rows. The file is therefore read once, in small batches, and the columns that rows need are written as Arrow IPC
+to a temporary file (in TMPDIR), which is memory-mapped and has no name. Memory stays flat whatever the file's size; a
+row read in a random order touches its own bytes only.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ROW_NUMBER = "__row_in_file__"
 
 
 class RowReader:
-    """Reads a parquet file in batches of bounded size, each with the rows' numbers in the file as a last column."""
+    """Reader of a parquet file in batches of bounded size, each with the rows' numbers in the file as a last column."""
 
     def __init__(self, file: str, prompt_key: str, image_key: str | None = None) -> None:
-        """Raises DataError when the file is missing, is no parquet file or lacks what every row needs."""
+        """Open the file. Raises DataError when it is missing, is no parquet file or lacks what every row needs."""
         self.file = file
         path = Path(file)
         if not path.is_file():
@@ -45,7 +45,7 @@ class RowReader:
         self._columns = wanted_columns(self._parquet.schema_arrow, prompt_key, image_key)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Raises DataError when the file is damaged."""
+        """Read the batches. Raises DataError when the file is damaged."""
         done = 0
         try:
             for batch in self._parquet.iter_batches(BATCH_ROWS, columns=self._columns):
@@ -70,7 +70,7 @@ class RowStore:
         return self._ends[-1] if self._ends else 0
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Raises DataError when the temporary folder is full."""
+        """Write a batch. Raises DataError when the temporary folder is full."""
         if batch.num_rows == 0:
             return
         try:
@@ -94,6 +94,7 @@ class RowStore:
         self._temporary.close()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
+        """Iterate over the batches."""
         yield from self._batches
 
     def __getitem__(self, index: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Trains an agent that was written against an OpenAI client, as it is.
+"""Agent loop that trains an agent as it is, written against an OpenAI client.
 
-The agent runs by itself and calls an endpoint of ours, which records what the policy samples. One server serves all
-trajectories; each has a session of its own.
+The agent runs by itself and calls an endpoint in this process, which records what the policy samples. One server serves
+all trajectories; each has a session of its own.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from agentrl.trajectory import Message, Status
 from agentrl.trajectory.sample import Sample
 
 if TYPE_CHECKING:
-    from agentrl.openai_api.agents import Agent, Outcome
+    from agentrl.openai_api.agents import Agent, AgentReport
     from agentrl.openai_api.endpoint import Endpoint
     from agentrl.openai_api.session import Session
 
-GRACE = 5.0
+AGENT_EXIT_SECONDS = 5.0
 """Seconds that a cancelled agent has to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """Exactly one of `target` and `command` is set."""
+    """Agent to run: exactly one of `target` and `command` is set."""
 
     target: str | None = None
-    """`package.module:function` or `path/to/file.py:function`."""
+    """Function of the agent: `package.module:function` or `path/to/file.py:function`."""
     command: Sequence[str] | None = None
+    """Program of the agent, with its arguments."""
     pass_env: Sequence[str] = ()
-    """More of the trainer's environment variables that the command may see."""
+    """Names of further environment variables of the trainer that the command may see."""
 
     def load(self) -> Agent:
-        """Raises ConfigError."""
+        """Load the agent. Raises ConfigError."""
         from agentrl.openai_api.agents import CallableAgent, CommandAgent
 
         if (self.target is None) == (self.command is None):
@@ -52,7 +53,10 @@ class AgentOptions:
 
 @register("openai_proxy")
 class OpenAIProxyLoop(AgentLoop):
-    """See the module. The agent is loaded, and the server started, when the first trajectory needs them."""
+    """Loop that runs the agent against a session of the endpoint.
+
+    The agent is loaded, and the server started, when the first trajectory needs them.
+    """
 
     def __init__(self, options: AgentOptions | None = None) -> None:
         self.options = options or AgentOptions()
@@ -63,11 +67,11 @@ class OpenAIProxyLoop(AgentLoop):
     takes_images = False
 
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
-        """The row's prompt; what the agent makes of it is only known when it runs."""
+        """Return the row's prompt; the agent's own messages and tools are only known when it runs."""
         return sample.prompt, []
 
     def check(self) -> None:
-        """Load the agent. Raises ConfigError when it cannot be."""
+        """Load the agent. Raises ConfigError when that fails."""
         if self._agent is None:
             self._agent = self.options.load()
 
@@ -77,7 +81,7 @@ class OpenAIProxyLoop(AgentLoop):
         endpoint = await self._started()
         episode.waiting_for = "the agent"
         async with endpoint.session(episode) as (session, base_url):
-            outcome, error = await self._run_agent(self._agent, session, base_url)
+            report, error = await self._run_agent(self._agent, session, base_url)
         if session.fault is not None:
             raise session.fault
         if session.ending is Status.COMPLETED and error is not None:
@@ -88,9 +92,9 @@ class OpenAIProxyLoop(AgentLoop):
             raise error
         if not session.turns and session.ending is Status.COMPLETED:
             raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")
-        if outcome.reward is not None:
-            add_turn_reward(episode, outcome.reward)
-        episode.trajectory.score_extra.update(outcome.numbers)
+        if report.reward is not None:
+            add_turn_reward(episode, report.reward)
+        episode.trajectory.score_extra.update(report.numbers)
         episode.finish(session.ending)
 
     async def close(self) -> None:
@@ -98,9 +102,10 @@ class OpenAIProxyLoop(AgentLoop):
             await (await self._endpoint).close()
         self._endpoint = self._loop = None
 
-    async def _run_agent(self, agent: Agent, session: Session, base_url: str) -> tuple[Outcome, Exception | None]:
-        """What it reports, or why it failed. An agent whose engine failed is ended at once."""
-        from agentrl.openai_api.agents import Access, Outcome
+    async def _run_agent(self, agent: Agent, session: Session, base_url: str) -> tuple[AgentReport, Exception | None]:
+        """Run the agent; return its report, and the error that it ended with. It is ended at once when its engine
+        failed."""
+        from agentrl.openai_api.agents import Access, AgentReport
         from agentrl.openai_api.endpoint import API_KEY, MODEL
 
         access = Access(base_url, API_KEY, MODEL)
@@ -109,16 +114,17 @@ class OpenAIProxyLoop(AgentLoop):
         try:
             await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
-                return Outcome(), None
+                return AgentReport(), None
             return running.result(), None
         except ConfigError:
             raise
         except Exception as error:
-            return Outcome(), error
+            return AgentReport(), error
         finally:
             over.cancel()
             running.cancel()
-            await asyncio.wait({running}, timeout=GRACE)  # A coroutine may refuse to be cancelled; its session ends.
+            # A coroutine may refuse to be cancelled; its session ends.
+            await asyncio.wait({running}, timeout=AGENT_EXIT_SECONDS)
             if running.done() and not running.cancelled():
                 running.exception()
 
@@ -138,6 +144,6 @@ async def _start() -> Endpoint:
 
 
 def described(sample: Sample) -> dict[str, Any]:
-    """What an agent is told of its row: all but how it is scored."""
+    """Copy the fields of a sample that an agent is given: all but how it is scored."""
     told = {name: getattr(sample, name) for name in ("prompt", "extra_info", "data_source", "ability", "index")}
     return copy.deepcopy(told)  # Agents may write into it; rows are read again.

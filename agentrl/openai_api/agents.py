@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any, Protocol, cast
 
 from agentrl.errors import CodeError, ConfigError, InfrastructureError
 from agentrl.system.numbers import finite
@@ -25,18 +26,19 @@ PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
     *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "NODE_PATH", "SSL_CERT_FILE"),
 )
-"""The trainer's variables that a command sees. All others, and with them the trainer's secrets, it does not."""
+"""Environment variables of the trainer that a command sees. All others, and with them the trainer's secrets, it does
+not."""
 TAIL = 16 << 10
 """Bytes of a command's output that are kept."""
 
 
 class AgentFailed(InfrastructureError):
-    """What the agent asked failed it, or its command ended with an error, of which nobody knows whose it is."""
+    """Failure of something that the agent asked, or of its command, whose errors nobody can attribute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What an agent needs to reach its session."""
+    """Address and credentials by which an agent reaches its session."""
 
     base_url: str
     api_key: str
@@ -44,17 +46,17 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What an agent reports: `reward` goes to its last assistant turn, the numbers to `score_extra`."""
+class AgentReport:
+    """Report of an agent: `reward` goes to its last assistant turn, the numbers to `score_extra`."""
 
     reward: float | None = None
     numbers: dict[str, float] = field(default_factory=dict)
 
     @staticmethod
-    def of(value: Any) -> Outcome:
-        """Of None, or a mapping of names to finite numbers. Raises TypeError for anything else."""
+    def parse(value: object) -> AgentReport:
+        """Read None, or a mapping of names to finite numbers. Raises TypeError for anything else."""
         if value is None:
-            return Outcome()
+            return AgentReport()
         if not isinstance(value, Mapping):
             raise TypeError(f"it returned {type(value).__name__}, expected None or a mapping of names to numbers")
         numbers = {}
@@ -62,32 +64,37 @@ class Outcome:
             if (value := finite(number)) is None:
                 raise TypeError(f"it returned {name}={number!r:.100}, expected a finite number")
             numbers[str(name)] = value
-        return Outcome(numbers.pop("reward", None), numbers)
+        return AgentReport(numbers.pop("reward", None), numbers)
 
 
 class Agent(Protocol):
-    async def run(self, sample: Mapping[str, Any], access: Access) -> Outcome:
-        """Act on one sample. When cancelled, nothing of it goes on that can be stopped.
+    """Program that acts on samples through the endpoint."""
+
+    async def run(self, sample: Mapping[str, Any], access: Access) -> AgentReport:
+        """Act on one sample. When cancelled, everything of it that can be stopped is stopped.
 
         Raises AgentFailed for what may pass, CodeError for an error of its code.
         """
         ...
 
     def error(self, problem: str) -> CodeError:
-        """What is told when it does what it must not."""
+        """Make the error for an agent that broke its contract."""
         ...
 
 
 class CallableAgent:
-    """`function(sample, base_url, api_key, model)`; an async one runs on the event loop, any other in a thread."""
+    """Python agent `function(sample, base_url, api_key, model)`.
+
+    An async function runs on the event loop, any other in a thread.
+    """
 
     def __init__(self, target: str) -> None:
-        """`target`: `package.module:function` or `path/to/file.py:function`. Raises ConfigError."""
+        """Load `target`: `package.module:function` or `path/to/file.py:function`. Raises ConfigError."""
         self._name = target
         self._function = load_target(target)
         self._threads = DaemonThreads(f"agent {target}", max_abandoned=1024)
 
-    async def run(self, sample: Mapping[str, Any], access: Access) -> Outcome:
+    async def run(self, sample: Mapping[str, Any], access: Access) -> AgentReport:
         arguments = {"sample": dict(sample), **asdict(access)}
         try:
             with user_code(f"agent {self._name}", self._function):
@@ -102,7 +109,7 @@ class CallableAgent:
         except Exception as error:
             raise AgentFailed(f"agent {self._name}: {type(error).__name__}: {error}") from error
         try:
-            return Outcome.of(value)
+            return AgentReport.parse(value)
         except TypeError as error:
             raise self.error(str(error)) from error
 
@@ -111,21 +118,21 @@ class CallableAgent:
 
 
 class CommandAgent:
-    """A command. It is given the sample as JSON on stdin, and its session by OPENAI_BASE_URL, OPENAI_API_KEY and
-    OPENAI_MODEL.
+    """Agent that is a command.
 
-    It must end with status 0. A JSON object on the last line of its output is what it reports. When it ends, and when
-    it is cancelled, every process that it started is killed.
+    It is given the sample as JSON on stdin, and its session by OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL. It
+    must end with status 0. A JSON object on the last line of its output is its report. When it ends, and when it is
+    cancelled, every process that it started is killed.
     """
 
     def __init__(self, command: Sequence[str], *, passed_on: Sequence[str] = ()) -> None:
-        """`passed_on`: more variables of this process's environment that the command may see. Raises ConfigError."""
+        """`passed_on`: further variables of this process's environment that the command may see. Raises ConfigError."""
         if not command:
             raise ConfigError("openai_proxy.command is empty")
         self._command = list(command)
         self._passed_on = (*PASSED_ON, *passed_on)
 
-    async def run(self, sample: Mapping[str, Any], access: Access) -> Outcome:
+    async def run(self, sample: Mapping[str, Any], access: Access) -> AgentReport:
         environment = {name: os.environ[name] for name in self._passed_on if name in os.environ}
         environment |= {
             "OPENAI_BASE_URL": access.base_url,
@@ -142,7 +149,7 @@ class CommandAgent:
             raise ConfigError(f"openai_proxy.command {self._command}: {error}") from error
         pid = transport.get_pid()
         try:
-            stdin: Any = transport.get_pipe_transport(0)
+            stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
             stdin.write(json.dumps(sample, default=str).encode())
             stdin.close()  # When it is written.
             await process.exited
@@ -159,7 +166,7 @@ class CommandAgent:
             said = bytes(errors or output).decode(errors="replace").strip()
             raise AgentFailed(f"agent command {self._command[0]} ended with {ended}: {said or 'it wrote nothing'}")
         try:
-            return Outcome.of(_last_object(bytes(output)))
+            return AgentReport.parse(_last_object(bytes(output)))
         except TypeError as error:  # no error of the program for sure: it may have printed what the policy wrote
             raise AgentFailed(f"agent command {self._command[0]}: {error}") from error
 
@@ -168,7 +175,7 @@ class CommandAgent:
 
 
 class _Process(asyncio.SubprocessProtocol):
-    """The tails of what a process writes, and its end: of the process itself, and of all its pipes."""
+    """Process protocol that keeps the tails of the output, and knows the end of the process and of all its pipes."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -212,7 +219,7 @@ def _kill_all(group: int, secret: str) -> None:
 
 
 def load_target(target: str) -> Callable[..., Any]:
-    """The function of `package.module:function` or `path/to/file.py:function`. Raises ConfigError."""
+    """Load the agent's function, and check its parameters. Raises ConfigError."""
     where, _, name = target.rpartition(":")
     if not where or not name.isidentifier():
         raise ConfigError(
@@ -232,7 +239,7 @@ def load_target(target: str) -> Callable[..., Any]:
     return function
 
 
-def _run_file(file: Path) -> Any:
+def _run_file(file: Path) -> ModuleType:
     file = file.expanduser()
     if not file.is_file():
         raise ConfigError(f"openai_proxy.target: no such file: {file.absolute()}")

@@ -1,17 +1,18 @@
-"""A finished assistant turn in OpenAI's shapes: one object, or the chunks of a stream."""
+"""Finished assistant turns in OpenAI's shapes: one object, or the chunks of a stream."""
 
 from __future__ import annotations
 
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from agentrl.chat import AssistantMessage
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.request import ChatRequest
+from agentrl.system.json_value import JSON
+from agentrl.trajectory import Message
 
 PIECE = 64
 """Characters of text in one chunk of a stream."""
@@ -19,9 +20,9 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": generating\n\n"
 
 
-def assistant_message(message: AssistantMessage, call_ids: list[str]) -> dict[str, Any]:
-    """What the client is given. A malformed call has its raw text as arguments."""
-    answer: dict[str, Any] = {"role": "assistant", "content": message.text, "refusal": None}
+def assistant_message(message: AssistantMessage, call_ids: list[str]) -> Message:
+    """Make the message that the client is given. A malformed call has its raw text as arguments."""
+    answer: Message = {"role": "assistant", "content": message.text, "refusal": None}
     if message.reasoning:
         answer["reasoning_content"] = message.reasoning
     if message.calls:
@@ -45,7 +46,7 @@ class Completion:
     """One answer. `tokens` are the texts of `ids`, one each."""
 
     request: ChatRequest
-    message: dict[str, Any]
+    message: Message
     finish_reason: str
     prompt_ids: list[int]
     ids: list[int]
@@ -55,32 +56,33 @@ class Completion:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def body(self) -> dict[str, Any]:
-        """`chat.completion`."""
-        choice = {
+    def body(self) -> dict[str, JSON]:
+        """Make the `chat.completion` object."""
+        choice: dict[str, JSON] = {
             "index": 0,
             "message": self.message,
             "logprobs": self._logprobs(),
             "finish_reason": self.finish_reason,
         }
-        extra = {}
+        extra: dict[str, JSON] = {}
         if self.request.return_token_ids:
             choice["token_ids"] = self.ids
             extra["prompt_token_ids"] = self.prompt_ids
         return {**self._head("chat.completion"), "choices": [choice], "usage": self._usage(), **extra}
 
     def chunks(self) -> Iterator[bytes]:
-        """`chat.completion.chunk` events: role, reasoning, text, calls (name, then arguments), end, usage, [DONE].
+        """Make the `chat.completion.chunk` events: role, reasoning, text, calls (name, then arguments), end, usage,
+        [DONE].
 
         Log-probs and token ids, where asked for, come with the first.
         """
-        first: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
-        with_first: dict[str, Any] = {"logprobs": self._logprobs()}
+        first: dict[str, JSON] = {"role": "assistant", "content": "", "refusal": None}
+        with_first: dict[str, JSON] = {"logprobs": self._logprobs()}
         if self.request.return_token_ids:
             with_first["token_ids"] = self.ids
-            yield self._event([self._choice(first, **with_first)], prompt_token_ids=self.prompt_ids)
+            yield self._event([self._choice(first, more=with_first)], prompt_token_ids=self.prompt_ids)
         else:
-            yield self._event([self._choice(first, **with_first)])
+            yield self._event([self._choice(first, more=with_first)])
         for key in ("reasoning_content", "content"):
             for piece in _pieces(self.message.get(key) or ""):
                 yield self._event([self._choice({key: piece})])
@@ -94,16 +96,18 @@ class Completion:
             yield self._event([], usage=self._usage())
         yield DONE
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _head(self, kind: str) -> dict[str, JSON]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
 
-    def _choice(self, delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
-        return {"index": 0, "delta": delta, "finish_reason": finish_reason, **more}
+    def _choice(
+        self, delta: Mapping[str, JSON], finish_reason: str | None = None, more: Mapping[str, JSON] | None = None
+    ) -> dict[str, JSON]:
+        return {"index": 0, "delta": delta, "finish_reason": finish_reason, **(more or {})}
 
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+    def _event(self, choices: Sequence[JSON], **more: JSON) -> bytes:
         return event({**self._head("chat.completion.chunk"), "choices": choices, **more})
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, JSON]:
         return {
             "prompt_tokens": len(self.prompt_ids),
             "completion_tokens": len(self.ids),
@@ -111,28 +115,28 @@ class Completion:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
-    def _logprobs(self) -> dict[str, Any] | None:
+    def _logprobs(self) -> dict[str, JSON] | None:
         if not self.request.logprobs:
             return None
-        content = [
+        content: list[JSON] = [
             {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
             for token, logprob in zip(self.tokens, self.logprobs, strict=True)
         ]
         return {"content": content, "refusal": None}
 
 
-def event(value: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+def event(value: JSON) -> bytes:
+    """Encode one server-sent event."""
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 
 def error_event(error: ApiError) -> bytes:
-    """How a stream that has begun tells of an error; OpenAI's clients raise it."""
+    """Encode an error for a stream that has begun; OpenAI's clients raise it."""
     return event(error.body())
 
 
-def _json(value: Any) -> str:
-    """Readable, unless the policy spelled half a surrogate pair, which has no UTF-8."""
+def _json(value: JSON) -> str:
+    """Encode as readable JSON; escaped where the policy spelled half a surrogate pair, which has no UTF-8."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()

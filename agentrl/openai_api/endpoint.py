@@ -1,7 +1,8 @@
-"""The HTTP side: a server on loopback, in the event loop of whoever starts it.
+"""HTTP server on loopback, in the event loop that starts it.
 
 A session's base URL holds a random token that names it and is all that a caller needs. A caller that goes away cancels
-its generation. Streams begin at once, say that they live while the engine generates, and then send the whole turn.
+its generation. Streams begin at once, send comments while the engine generates so that clients see them alive, and then
+the whole turn.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -26,29 +26,30 @@ from agentrl.openai_api.history import Digest
 from agentrl.openai_api.request import read_request
 from agentrl.openai_api.session import Session
 from agentrl.system.http_bounds import BodyLimit, metered
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 
 logger = logging.getLogger(__name__)
 
 MODEL = "policy"
-"""The only model there is; requests may name any."""
+"""Name of the only model; requests may name any."""
 API_KEY = "unused"
-"""Clients insist on a key. The secret is in the URL."""
+"""Key that clients insist on. The secret is in the URL."""
 MAX_BODY = 32 << 20
 KEEP_ALIVE_SECONDS = 5.0
 IDLE_SECONDS = 3600
-"""That an idle connection is kept: longer than clients keep theirs, who must be the ones to close it."""
+"""Seconds that an idle connection is kept: longer than clients keep theirs, who must be the ones to close it."""
 
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the program's own."""
+        """Leave signals to the program."""
         yield
 
 
 class Endpoint:
-    """Serves sessions at 127.0.0.1 until it is closed. All methods are to be called on the loop that started it."""
+    """Server of sessions at 127.0.0.1 until it is closed. Call its methods on the loop that started it."""
 
     def __init__(self, port: int = 0) -> None:
         """Port 0: any free one."""
@@ -61,7 +62,7 @@ class Endpoint:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when calls are answered. Raises OSError when the port is taken."""
+        """Start the server; returns when calls are answered. Raises OSError when the port is taken."""
         listener = _listen(self.port)
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -94,7 +95,7 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def session(self, episode: Episode) -> AsyncIterator[tuple[Session, str]]:
-        """A session that records into branches of `episode`, and its base URL. Ended with the context."""
+        """Open a session that records into branches of `episode`: (session, base URL). Ended with the context."""
         token = secrets.token_urlsafe(24)
         session = self._sessions[token] = Session(episode, self._tool_lists)
         try:
@@ -117,7 +118,7 @@ class Endpoint:
             raise unknown_session()
         return session
 
-    async def _models(self, token: str) -> dict[str, Any]:
+    async def _models(self, token: str) -> dict[str, JSON]:
         self._find(token)
         return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}]}
 
@@ -151,7 +152,10 @@ _NO_BUFFER = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def _listen(port: int) -> socket.socket:
-    """The protocol is named, or asyncio would leave Nagle's algorithm on, which costs 40 ms an answer."""
+    """Open the listening socket.
+
+    The protocol is named, or asyncio would leave Nagle's algorithm on, which costs 40 ms an answer.
+    """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -163,7 +167,7 @@ def _listen(port: int) -> socket.socket:
 
 
 async def _result(session: Session, task: asyncio.Task[Completion]) -> Completion:
-    """Raises ApiError, also for a generation that was cancelled because the session ended."""
+    """Wait for the completion. Raises ApiError, also for a generation that was cancelled because the session ended."""
     await asyncio.wait({task})
     if task.cancelled():
         raise unknown_session() if session.closed else ApiError(499, "The client closed the request.")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from agentrl.system.json_value import JSON
 
 
 class ApiError(Exception):
-    """What a caller is answered instead of a completion."""
+    """Error that a caller is answered instead of a completion."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: bool = False
     ) -> None:
-        """`retry`: whether the same request may succeed later; OpenAI's clients are told."""
+        """`retry`: the same request may succeed later; OpenAI's clients are told."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -19,18 +19,22 @@ class ApiError(Exception):
         self.code = code
         self.retry = retry
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, JSON]:
+        """Make the body of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
         return {"x-should-retry": "true" if self.retry else "false"}
 
 
 def unknown_session() -> ApiError:
+    """Make the error for a session that does not exist or has ended."""
     return ApiError(404, "This session does not exist or has ended.", code="session_not_found")
 
 
 def budget_used_up(message: str) -> ApiError:
+    """Make the error for a call that does not fit the session's budgets, in the form of a context that is too long."""
     return ApiError(400, message, param="messages", code="context_length_exceeded")

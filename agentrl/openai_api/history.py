@@ -1,4 +1,4 @@
-"""Which recorded transcript a call's messages continue.
+"""Lookup of the recorded transcript that a call's messages continue.
 
 Every place of a transcript from which a conversation may go on is a `Checkpoint`: behind a prompt (an assistant turn
 comes next) and behind an assistant turn (an answer to it comes next). Checkpoints are found by a digest of the tools
@@ -12,8 +12,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from agentrl.system.json_value import JSON
+from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
 Owner = TypeVar("Owner")
@@ -22,13 +24,13 @@ Digest = bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint(Generic[Owner]):
-    """`tokens` of the owner's transcript stand for `messages`."""
+    """Place in the owner's transcript whose first `tokens` tokens stand for `messages`."""
 
     owner: Owner
     messages: Sequence[Message]
     tokens: int
     replied: bool
-    """The last of the messages is a sampled assistant turn; otherwise the tokens end with a generation prompt."""
+    """True: the last of the messages is a sampled assistant turn; otherwise the tokens end with a generation prompt."""
 
 
 @dataclass(slots=True)
@@ -38,10 +40,12 @@ class History(Generic[Owner]):
     _known: dict[Digest, list[Checkpoint[Owner]]] = field(default_factory=dict)
 
     def add(self, digest: Digest, checkpoint: Checkpoint[Owner]) -> None:
+        """Store a checkpoint under the digest of its messages."""
         self._known.setdefault(digest, []).append(checkpoint)
 
     def find(self, messages: Sequence[Message], digests: Sequence[Digest]) -> list[Checkpoint[Owner]]:
-        """The checkpoints of the longest beginning of `messages` from which the rest can be appended, oldest first.
+        """Find the checkpoints of the longest beginning of `messages` from which the rest can be appended, oldest
+        first.
 
         The rest is empty behind a prompt. Behind an assistant turn it is anything but assistant turns.
         """
@@ -59,8 +63,8 @@ class History(Generic[Owner]):
         return []
 
 
-def digests_of(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> list[Digest]:
-    """[len(messages) + 1]: of the tools alone, and with the first, the first two, ... messages."""
+def digests_of(messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[Digest]:
+    """Digest the tools alone, and with the first, the first two, ... messages: len(messages) + 1 digests."""
     digests = [_digest(b"", tools or None)]
     for message in messages:
         digests.append(digest_after(digests[-1], message))
@@ -68,7 +72,7 @@ def digests_of(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | No
 
 
 def digest_after(before: Digest, message: Message) -> Digest:
-    """What follows `before`. Two messages are the same when role, text and calls are.
+    """Digest a message that follows `before`. Two messages are the same when role, text and calls are.
 
     Arguments are compared as JSON values where they are JSON. The ids of assistant turns' calls are names that clients
     may replace, and most clients do not send reasoning back: both are left out.
@@ -80,22 +84,23 @@ def digest_after(before: Digest, message: Message) -> Digest:
     return _digest(before, [message["role"], message["content"], calls, named])
 
 
-def _digest(before: Digest, value: Any) -> Digest:
+def _digest(before: Digest, value: JSON) -> Digest:
     text = json.dumps(value, ensure_ascii=True, sort_keys=True).encode()
     return hashlib.blake2b(before + text, digest_size=16).digest()
 
 
-def _canonical(arguments: Any) -> Any:
+def _canonical(arguments: JSON) -> JSON:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        value: JSON = json.loads(arguments)
+        return value
     except (ValueError, RecursionError):
         return arguments
 
 
 def _same_reasoning(recorded: Sequence[Message], given: Sequence[Message]) -> bool:
-    """Whether reasoning that a client sends back is what the policy wrote. What it leaves out is not compared."""
+    """Check that reasoning that a client sends back is what the policy wrote. Reasoning left out is not compared."""
     return all(
         message.get("reasoning_content") in (None, kept.get("reasoning_content"))
         for kept, message in zip(recorded, given, strict=False)

@@ -1,4 +1,4 @@
-"""What a chat completion request may say.
+"""Validation of chat completion requests.
 
 A field that asks for something that the run decides (how to sample) is ignored and counted. One that would change the
 result in a way that is not offered is refused by name. Any other unknown field is ignored.
@@ -12,12 +12,14 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationError, field_validator
 
 from agentrl.openai_api.errors import ApiError
+from agentrl.system.json_value import JSON
+from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
 RUN_DECIDES = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_effort")
-"""The trainer's log-probs are of the run's own sampling; these never hold."""
+"""Fields that never hold: the trainer's log-probs are of the run's own sampling."""
 
-DEFAULTS: dict[str, tuple[Any, ...]] = {
+DEFAULTS: dict[str, tuple[JSON, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "response_format": ({"type": "text"},),
@@ -44,11 +46,15 @@ Part: TypeAlias = dict[str, Any]
 
 
 class FunctionCall(BaseModel):
+    """Function name and arguments, as JSON text, of a call."""
+
     name: str = ""
     arguments: str = ""
 
 
 class ToolCall(BaseModel):
+    """One call of an assistant message."""
+
     id: str | None = None
     function: FunctionCall
 
@@ -73,12 +79,13 @@ class ChatMessage(BaseModel):
 
     @property
     def text(self) -> str:
+        """The content as text, its parts joined."""
         if isinstance(self.content, list):
             return "".join(part[part["type"]] for part in self.content)
         return self.content or ""
 
     def to_message(self) -> Message:
-        """The form that `Chat` takes. Arguments stay the text that they are."""
+        """Convert to the form that `Chat` takes. Arguments stay the text that they are."""
         message: Message = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
         for key in ("reasoning_content", "tool_call_id", "name"):
             if value := getattr(self, key):
@@ -91,30 +98,34 @@ class ChatMessage(BaseModel):
 
 
 class FunctionSchema(BaseModel):
+    """Function of a tool declaration."""
+
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class ToolDeclaration(BaseModel):
-    """Only checked: a template is given what the client sent, in the client's order of keys."""
+    """Check of a tool declaration: a template is given what the client sent, in the client's order of keys."""
 
     type: Literal["function"]
     function: FunctionSchema
 
 
 class StreamOptions(BaseModel):
+    """OpenAI's `stream_options`."""
+
     include_usage: bool | None = None
 
 
 class ChatRequest(BaseModel):
-    """The body of POST chat/completions, as far as it is read."""
+    """Body of POST chat/completions, as far as it is read."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str = "policy"
     messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolSchema] | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     stop: StrictStr | list[StrictStr] | None = None
@@ -122,32 +133,34 @@ class ChatRequest(BaseModel):
     stream_options: StreamOptions | None = None
     logprobs: StrictBool | None = None
     return_token_ids: StrictBool | None = None
-    """Not OpenAI's: adds `token_ids` to the choice and `prompt_token_ids` to the answer."""
+    """Extension of OpenAI's API: adds `token_ids` to the choice and `prompt_token_ids` to the answer."""
 
     @property
     def token_limit(self) -> int | None:
+        """Tokens that the answer may have, the lower of both fields; None: as many as the budget allows."""
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         return min(limits, default=None)
 
     @property
     def stops(self) -> tuple[str, ...]:
+        """Non-empty stop texts."""
         return tuple(text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or ()) if text)
 
     @property
     def may_call(self) -> bool:
-        """Whether tool calls are read; with tool_choice "none" they stay text."""
+        """True when tool calls are read; with tool_choice "none" they stay text."""
         return (self.model_extra or {}).get("tool_choice") != "none"
 
     @field_validator("tools")
     @classmethod
-    def _functions_only(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    def _functions_only(cls, tools: list[ToolSchema] | None) -> list[ToolSchema] | None:
         for tool in tools or ():
             ToolDeclaration.model_validate(tool)
         return tools
 
     @property
-    def declared_tools(self) -> list[dict[str, Any]]:
-        """Without null fields, and with parameters, which chat templates take for granted."""
+    def declared_tools(self) -> list[ToolSchema]:
+        """Declared tools without null fields, and with parameters, which chat templates take for granted."""
         declared = []
         for tool in self.tools or ():
             function = {key: value for key, value in tool["function"].items() if value is not None}
@@ -157,13 +170,13 @@ class ChatRequest(BaseModel):
         return declared
 
     def overruled(self) -> list[str]:
-        """The fields that the run decides and that were given all the same."""
+        """List the fields that the run decides and that were given all the same."""
         extra = self.model_extra or {}
         return [name for name in RUN_DECIDES if extra.get(name) is not None]
 
 
 def read_request(body: bytes) -> ChatRequest:
-    """Raises ApiError naming the field that is wrong or not supported."""
+    """Parse a request. Raises ApiError naming the field that is wrong or not supported."""
     try:
         request = ChatRequest.model_validate_json(body)
     except ValidationError as error:
@@ -183,7 +196,7 @@ def _as_api_error(error: ValidationError) -> ApiError:
 
 
 def _path(location: Sequence[int | str]) -> str:
-    """messages[0].content; the names of a union's alternatives left out."""
+    """Format a location as `messages[0].content`; the names of a union's alternatives are left out."""
     path = ""
     for part in location:
         if isinstance(part, int):
@@ -193,6 +206,6 @@ def _path(location: Sequence[int | str]) -> str:
     return path
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

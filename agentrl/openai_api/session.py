@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from agentrl.agent_loop.base import Episode, Reply
 from agentrl.errors import UserError
@@ -37,26 +36,26 @@ class Branch:
     tip: Checkpoint[Branch] | None = None
     busy: bool = False
     calls: dict[str, ToolCallRecord] = field(default_factory=dict)
-    """The last turn's tool calls by id."""
+    """Last turn's tool calls by id."""
     replied_at: float = 0.0
 
 
 class Session:
-    """See the module. `episode` is the trajectory's; its branches write the transcripts."""
+    """Recorder of one agent's calls. `episode` is the trajectory's; its branches write the transcripts."""
 
     def __init__(self, episode: Episode, tool_lists: dict[Digest, list[ToolSchema]]) -> None:
         """`tool_lists`: shared by sessions, so that chat formats, which cache by list, meet the same ones again."""
         self.episode = episode
         self.ending = Status.COMPLETED
-        """How the trajectory ended if no further call comes: what the last call met."""
+        """Status of the trajectory if no further call comes, as the last call left it."""
         self.fault: Exception | None = None
-        """Why the engine could not serve a call: the try is lost."""
+        """Error for which the engine could not serve a call: the try is lost."""
         self.over = asyncio.Event()
-        """Set when no further call can be served: after a fault or an abort."""
+        """Event that is set when no further call can be served: after a fault or an abort."""
         self.turns = 0
         """Assistant turns that were sampled or are being sampled."""
         self.last_error: str | None = None
-        """Of the last call that was refused."""
+        """Message of the last call that was refused."""
         self.closed = False
         self._replies = 0
         self._branches: list[Branch] = []
@@ -81,7 +80,7 @@ class Session:
         return task
 
     async def close(self) -> None:
-        """End what runs; calls get "unknown session" from now on."""
+        """End the running calls; later ones get "unknown session"."""
         self.closed = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -93,7 +92,7 @@ class Session:
     # Where a call goes on
 
     def _place(self, request: ChatRequest) -> Branch:
-        """The branch with the call's prompt at the end of its transcript, ready to be sampled from."""
+        """Return the branch with the call's prompt at the end of its transcript, ready to be sampled from."""
         self._check_open()
         messages = _with_names([message.to_message() for message in request.messages])
         declared = request.declared_tools
@@ -150,7 +149,7 @@ class Session:
         return self._ready(branch, digest)
 
     def _beginning_of(self, ids: list[int], tools: list[ToolSchema]) -> Branch | None:
-        """The free branch with the longest transcript that `ids` go on from."""
+        """Find the free branch with the longest transcript that `ids` begin with."""
         found = [
             branch
             for branch in self._branches
@@ -180,12 +179,12 @@ class Session:
         return self.episode.context.chat.bridge(before, rest, episode.tools)
 
     def _ready(self, branch: Branch, digest: Digest) -> Branch:
-        """The transcript now ends with a generation prompt."""
+        """Set a checkpoint at the generation prompt that the transcript now ends with."""
         branch.digest = digest
-        self._mark(branch, replied=False)
+        self._set_checkpoint(branch, replied=False)
         return branch
 
-    def _mark(self, branch: Branch, *, replied: bool) -> None:
+    def _set_checkpoint(self, branch: Branch, *, replied: bool) -> None:
         episode = branch.episode
         branch.tip = Checkpoint(branch, tuple(episode.messages), len(episode.transcript), replied)
         self._history.add(branch.digest, branch.tip)
@@ -237,8 +236,8 @@ class Session:
             cached_tokens=episode.cached_tokens - cached,
         )
 
-    def _record_reply(self, branch: Branch, request: ChatRequest, reply: Reply, start: int) -> dict[str, Any]:
-        """Mark the transcript's new end; the message as it is sent."""
+    def _record_reply(self, branch: Branch, request: ChatRequest, reply: Reply, start: int) -> Message:
+        """Set a checkpoint at the transcript's new end; return the message as it is sent."""
         message, chat, ids = reply.message, self.episode.context.chat, branch.episode.transcript.ids[start:]
         if not request.may_call and message.calls:
             text = chat.decode(ids[:-1] if ids[-1] in chat.stop_token_ids else ids)
@@ -249,7 +248,7 @@ class Session:
         self._replies += 1
         sent = assistant_message(message, [f"c{self._replies:04d}{index:04d}" for index in range(len(message.calls))])
         branch.digest = digest_after(branch.digest, {**sent, "content": sent["content"] or ""})
-        self._mark(branch, replied=True)
+        self._set_checkpoint(branch, replied=True)
         records = [
             ToolCallRecord(call.name, call.arguments, "", ErrorKind.PARSE if call.error else None)
             for call in message.calls
@@ -260,7 +259,7 @@ class Session:
         return sent
 
     def _record_answers(self, branch: Branch, messages: list[Message]) -> None:
-        """Tool answers, with the calls that they answer. The time is the agent's, from reply to answer."""
+        """Complete the records of calls by the tool answers. The time is the agent's, from reply to answer."""
         seconds = time.monotonic() - branch.replied_at
         for message in messages:
             record = branch.calls.pop(message.get("tool_call_id", ""), None)
@@ -272,7 +271,10 @@ class Session:
         metrics[name] = metrics.get(name, 0.0) + 1.0
 
     def _ended(self, branch: Branch, task: asyncio.Task[Completion]) -> None:
-        """Here, because a task that is cancelled before its first step runs none of its own code."""
+        """Clean up after a call.
+
+        A callback, because a task that is cancelled before its first step runs none of its own code.
+        """
         self._tasks.discard(task)
         branch.busy = False
         self.episode.waiting_for = "the engine" if self._tasks else "the agent"
@@ -281,7 +283,7 @@ class Session:
 
 
 def _with_names(messages: list[Message]) -> list[Message]:
-    """Tool answers with the name of the function they answer, which some templates write."""
+    """Add to tool answers the name of the function they answer, which some templates write."""
     names: dict[str, str] = {}
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -292,7 +294,8 @@ def _with_names(messages: list[Message]) -> list[Message]:
 
 
 def _new_messages(checkpoint: Checkpoint[Branch], messages: list[Message]) -> list[Message]:
-    """What comes after the checkpoint, with the policy's own call ids in place of those that the client was given."""
+    """Return the messages after the checkpoint, with the policy's own call ids in place of those that the client was
+    given."""
     end = len(checkpoint.messages)
     if end == len(messages):
         return []

@@ -22,7 +22,7 @@ class CircuitBreaker:
     """
 
     def __init__(self, failures: int, seconds: float) -> None:
-        """`failures` = 0: never opens."""
+        """Close the breaker, to open for `seconds` after `failures` in a row; with 0 failures it never opens."""
         self.failures, self.seconds = failures, seconds
         self.opened = 0
         """Number of times that it has opened."""

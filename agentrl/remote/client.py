@@ -52,7 +52,7 @@ class RemoteOptions(pydantic.BaseModel):
     breaker_failures: int = pydantic.Field(16, ge=0)
     """Failures in a row after which the server is left alone for a while; 0: never."""
     breaker_seconds: float = pydantic.Field(5.0, gt=0)
-    """How long it is left alone before one request tries whether it is back. Calls wait, within their deadlines."""
+    """Seconds that it is left alone before one request tries whether it is back. Calls wait, within their deadlines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class RemoteClient:
     """Pooled connections, retries, a circuit breaker and counts for one server; serves all trajectories."""
 
     def __init__(self, name: str, options: RemoteOptions) -> None:
-        """`name` says in messages what was asked."""
+        """Set up the client without connecting. `name` says in messages what was asked."""
         self.name, self.options = name, options
         self.run = f"{socket.gethostname()}-{os.getpid()}"
         """Name of the run, sent as `x-client-id`."""

@@ -104,6 +104,7 @@ class OwnThread:
 
     @property
     def is_alive(self) -> bool:
+        """True until the thread has ended."""
         return self._thread.is_alive()
 
     def _work(self) -> None:

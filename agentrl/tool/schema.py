@@ -54,6 +54,7 @@ def arguments_model(function: Callable[..., Any]) -> type[pydantic.BaseModel]:
 
 
 def function_name(function: Callable[..., Any]) -> str:
+    """Return the name of a function, or of the class of a callable object."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 

@@ -55,7 +55,7 @@ class ToolSet:
     """All tools of a run. `bind` a tokenizer before opening sessions; one object serves all trajectories."""
 
     def __init__(self, tools: Sequence[Tool], defaults: CallLimits, truncate_side: Side = "middle") -> None:
-        """Raises ConfigError: duplicate names, invalid schemas or limits."""
+        """Add the tools. Raises ConfigError: duplicate names, invalid schemas or limits."""
         self.truncate_side = truncate_side
         self.default_max_tokens = defaults.max_response_tokens
         self.slots: dict[str, Slot] = {}
@@ -135,6 +135,7 @@ class ToolSet:
 
     @property
     def names(self) -> list[str]:
+        """Names of the tools, in the order of their entries."""
         return list(self.slots)
 
     @property

@@ -1,4 +1,4 @@
-"""A session with an MCP server, which one task opens, watches and opens again."""
+"""Session with an MCP server, which one task opens, watches and opens again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 from agentrl.remote import FaultKind, RemoteFault
 from agentrl.tool import ToolError
 from tools.mcp.http import FAULT, HttpLink
-from tools.mcp.servers import Server, StdioServer
+from tools.mcp.servers import MCPServer, StdioServer
 from tools.mcp.stdio import StdioLink
 
 logger = logging.getLogger(__name__)
@@ -34,18 +34,22 @@ _LEAVING = 5.0
 """Seconds that it takes at most to leave a server that did not start."""
 
 
-def link_to(server: Server, max_answer_bytes: int) -> StdioLink | HttpLink:
+def link_to(server: MCPServer, max_answer_bytes: int) -> StdioLink | HttpLink:
+    """Make the link of a server's transport."""
     if isinstance(server, StdioServer):
         return StdioLink(server, max_answer_bytes)
     return HttpLink(server, max_answer_bytes)
 
 
 class Connection:
-    """`call` from any task of the event loop in which it was opened."""
+    """Session with one server that is opened again when it is lost.
+
+    `call` from any task of the event loop in which it was opened.
+    """
 
     def __init__(
         self,
-        server: Server,
+        server: MCPServer,
         *,
         start_timeout: float,
         max_answer_bytes: int,
@@ -58,7 +62,7 @@ class Connection:
         self.protocol: Literal["auto", "legacy"] = protocol
         self.start_timeout, self.max_answer_bytes, self.restarts = start_timeout, max_answer_bytes, restarts
         self.tools: list[mcp_types.Tool] = []
-        """As the server last listed them."""
+        """Tools as the server last listed them."""
         self.link: StdioLink | HttpLink | None = None
         self._client: asyncio.Future[Client] | None = None
         self._owner: asyncio.Task[None] | None = None
@@ -84,7 +88,7 @@ class Connection:
             await asyncio.wait([owner])
 
     async def call(self, name: str, arguments: dict[str, Any], seconds: float) -> mcp_types.CallToolResult:
-        """Raises RemoteFault when the server does not answer, ToolError for what it finds wrong with the call."""
+        """Call a tool. Raises RemoteFault when the server does not answer, ToolError when it rejects the call."""
         client = await self._ready(seconds / 2)
         if self._unanswered == 0:
             self._unanswered_since = time.monotonic()
@@ -115,7 +119,7 @@ class Connection:
             link.ended.set()
 
     async def _own(self) -> None:
-        """Keeps a session open, until cancelled."""
+        """Keep a session open, until cancelled."""
         pause = _FIRST_PAUSE
         while True:
             begun = time.monotonic()
@@ -133,7 +137,7 @@ class Connection:
             await asyncio.sleep(pause * random.uniform(1.0, 1.5))
 
     async def _hold(self) -> None:
-        """One session, from its opening until it is lost."""
+        """Keep one session, from its opening until it is lost."""
         self.link = link = link_to(self.server, self.max_answer_bytes)
         async with asyncio.timeout(self.start_timeout) as starting:
             async with Client(link.open(), message_handler=self._heed, cache=None, mode=self.protocol) as client:
@@ -148,19 +152,19 @@ class Connection:
                 await self._answered()
 
     async def _answered(self) -> None:
-        """The calls of a lost session have been told why, or have had the time for it."""
+        """Wait until the calls of a lost session have been told why, or have had the time for it."""
         until = time.monotonic() + _LAST_ANSWERS
         while self._unanswered > 0 and time.monotonic() < until:
             await asyncio.sleep(0.01)
 
     def _note(self, problem: str) -> None:
-        """What calls are told that find no session."""
+        """Keep and log the problem that is reported to calls that find no session."""
         self._problem = f"MCP server {self.server.name}: {problem}"
         logger.warning("%s%s", self._problem, self.last_words)
 
     @property
     def last_words(self) -> str:
-        """The end of what the server wrote to stderr: for people, since nobody knows what it may tell."""
+        """End of what the server wrote to stderr: for people, since nobody knows what it may tell."""
         said = self.link.said[-_MOST_SAID:] if self.link is not None else ""
         return f"; the end of its stderr: {said}" if said else ""
 
@@ -176,7 +180,7 @@ class Connection:
 
 
 async def list_tools(client: Client) -> list[mcp_types.Tool]:
-    """All pages. Raises ToolError when there is no end of them."""
+    """List the tools of all pages. Raises ToolError when there are too many pages."""
     tools: list[mcp_types.Tool] = []
     cursor = None
     for _ in range(_MOST_PAGES):
@@ -189,7 +193,7 @@ async def list_tools(client: Client) -> list[mcp_types.Tool]:
 
 
 def _meant(error: MCPError) -> RemoteFault | ToolError:
-    """Whether the server did not answer, or answered that the call is wrong."""
+    """Tell a call that the server did not answer (RemoteFault) from one that it rejected (ToolError)."""
     fault = error.data.get(FAULT) if isinstance(error.data, dict) else None
     if isinstance(fault, dict):
         kind = FaultKind(fault["kind"])
@@ -203,7 +207,7 @@ def _meant(error: MCPError) -> RemoteFault | ToolError:
 
 
 def _reason(error: BaseException, start_timeout: float) -> str:
-    """Of a session that could not be opened, or broke. The SDK's task groups wrap what happened in groups."""
+    """Describe why a session could not be opened, or broke. The SDK's task groups wrap the cause in groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):

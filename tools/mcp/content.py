@@ -1,4 +1,4 @@
-"""What a model is shown of an MCP tool's answer."""
+"""Conversion of an MCP tool's answer to what a model is shown."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from agentrl.tool import ToolError, ToolResponse
 
 
 def response_of(result: mcp_types.CallToolResult) -> ToolResponse:
-    """Texts joined by line ends, and images; without any text, the structured content as JSON. Raises ToolError for an
-    error."""
+    """Convert texts, joined by line ends, and images; without any text, the structured content as JSON.
+
+    Raises ToolError for an error.
+    """
     images = [block for block in result.content if isinstance(block, mcp_types.ImageContent)]
     text = "\n".join(_text(block) for block in result.content if block not in images)
     if not text and result.structured_content is not None:

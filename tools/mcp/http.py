@@ -1,8 +1,8 @@
-"""The way to an MCP server by streamable HTTP, over the connections that all remote tools use.
+"""Link to an MCP server by streamable HTTP, over the connections that all remote tools use.
 
-The SDK's transport (mcp 2.3) is given a client whose requests never raise: what goes wrong with one request becomes
-the JSON-RPC error that answers it. With the SDK's own client a lost connection ends the session and with it the calls
-of all trajectories, and an answer of any length is read into memory.
+The SDK's transport (mcp 2.3) is given a client whose requests never raise: what goes wrong with one request becomes the
+JSON-RPC error that answers it. With the SDK's own client a lost connection ends the session and with it the calls of
+all trajectories, and an answer of any length is read into memory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
 import httpx2
@@ -25,10 +24,11 @@ from agentrl.remote import FaultKind
 from agentrl.remote.client import NO_DEADLINE
 from agentrl.system.deadline import seconds_left
 from agentrl.system.http import allow_many_files, http_client
+from agentrl.system.json_value import JSON
 from tools.mcp.servers import HttpServer
 
 FAULT = f"agentrl-{secrets.token_hex(8)}"
-"""Key of a JSON-RPC error's data, which no server can know: we say that there was no answer, {kind, ran, after}."""
+"""Key of a JSON-RPC error's data, which no server can know: it marks errors of this link, {kind, ran, after}."""
 _EVENTS = "text/event-stream"
 
 
@@ -36,17 +36,17 @@ class HttpLink:
     """One session with the server."""
 
     said = ""
-    """A server elsewhere shows us no stderr."""
+    """Text of stderr, which a server elsewhere does not show."""
 
     def __init__(self, server: HttpServer, max_answer_bytes: int) -> None:
         self.server, self.max_answer_bytes = server, max_answer_bytes
         self.ended = asyncio.Event()
-        """The server knows the session no longer."""
+        """Event that is set when the server no longer knows the session."""
         self.heard = time.monotonic()
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[TransportStreams]:
-        """The session, from its first request to the one that ends it."""
+        """Open the session, from its first request to the one that ends it."""
         allow_many_files()
         async with (
             http_client() as connections,
@@ -131,12 +131,12 @@ class _Stream(httpx2.AsyncByteStream):
 
 
 def _fault(kind: FaultKind, problem: str, *, ran: bool = True, after: float | None = None) -> httpx2.Response:
-    """In place of the server's answer."""
+    """Make the answer in place of the server's."""
     return _error(CONNECTION_CLOSED, problem, {FAULT: {"kind": kind.value, "ran": ran, "after": after}})
 
 
-def _error(code: int, problem: str, data: dict[str, Any] | None = None) -> httpx2.Response:
-    """The SDK gives it the request's id."""
+def _error(code: int, problem: str, data: Mapping[str, JSON] | None = None) -> httpx2.Response:
+    """Make the answer with a JSON-RPC error, to which the SDK gives the request's id."""
     error = {"code": code, "message": problem, "data": data}
     content = orjson.dumps({"jsonrpc": "2.0", "id": None, "error": error})
     return httpx2.Response(502, headers={"Content-Type": "application/json"}, content=content)

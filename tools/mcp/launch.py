@@ -1,7 +1,7 @@
-"""Starts an MCP server that ends with its starter: `python -I -S launch.py STARTER COMMAND...`, STARTER a process id.
+"""Launcher of an MCP server that ends with its starter: `python -I -S launch.py STARTER COMMAND...`.
 
-The command has this process's standard streams. However the starter ends (SIGKILL too), the server and what it has
-started are killed: all of them are of this process's group, unless they have left it on purpose.
+STARTER is a process id. The command has this process's standard streams. However the starter ends (SIGKILL too), the
+server and what it has started are killed: all of them are of this process's group, unless they have left it on purpose.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
+    """Start the command, and kill it when the starter has ended."""
     starter, command = int(sys.argv[1]), sys.argv[2:]
     watched = os.pidfd_open(starter)
     if os.getppid() != starter:

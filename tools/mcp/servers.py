@@ -1,4 +1,4 @@
-"""Where an MCP server is and how it is reached."""
+"""Addresses of MCP servers, and how they are reached."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mcp.client.stdio import get_default_environment
 
@@ -20,41 +19,41 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
-    """A program that speaks MCP on its standard streams."""
+    """Program that speaks MCP on its standard streams."""
 
     name: str
     command: tuple[str, ...]
     env: dict[str, str] = field(repr=False)
-    """All of its environment."""
+    """All of the program's environment."""
     cwd: str | None = None
 
     @property
     def secrets(self) -> Secrets:
-        """None: a program is told what it may know by its environment."""
+        """No secrets: a program is told what it may know by its environment."""
         return Secrets([])
 
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A URL that speaks streamable HTTP."""
+    """URL that speaks streamable HTTP."""
 
     name: str
     url: str
     headers: dict[str, str] = field(repr=False)
 
     secrets: Secrets = field(repr=False)
-    """What of them it might echo."""
+    """Secrets in URL and headers that the server might echo."""
 
 
-Server = StdioServer | HttpServer
+MCPServer = StdioServer | HttpServer
 
 
 def stdio_server(
     name: str, command: list[str], pass_env: list[str], env: dict[str, str] | None = None, cwd: str | None = None
 ) -> StdioServer:
-    """It sees PATH, HOME, SHELL, TERM and the user's name, the variables of `pass_env` and `env`, and nothing else.
+    """Describe a program that sees a few variables, those of `pass_env` and `env`, and nothing else.
 
-    Raises ConfigError for one that is not set.
+    The few are PATH, HOME, SHELL, TERM and the user's name. Raises ConfigError for a variable that is not set.
     """
     passed = {variable: from_environment(variable) for variable in pass_env}
     return StdioServer(name, tuple(command), {**get_default_environment(), **passed, **(env or {})}, cwd)
@@ -63,7 +62,7 @@ def stdio_server(
 def http_server(
     name: str, url: str, auth_env: str | None, headers: dict[str, str] | None = None, secrets: Iterable[str] = ()
 ) -> HttpServer:
-    """`secrets`: those in URL and headers besides `Authorization`.
+    """Describe a server at a URL. `secrets`: those in URL and headers besides `Authorization`.
 
     Raises ConfigError: no URL, a user's name or password in it, or a variable that is not set.
     """
@@ -78,8 +77,8 @@ def http_server(
     return HttpServer(name, url, sent, Secrets([*tokens, *secrets]))
 
 
-def read_servers_file(path: str, pass_env: list[str], only: list[str] | None) -> list[Server]:
-    """The servers of a JSON file {"mcpServers": {name: {command, args, env, cwd} or {url, headers}}}.
+def read_servers_file(path: str, pass_env: list[str], only: list[str] | None) -> list[MCPServer]:
+    """Read the servers of a JSON file {"mcpServers": {name: {command, args, env, cwd} or {url, headers}}}.
 
     `${NAME}` in texts is an environment variable. Servers marked `disabled` are left out, keys of other clients
     ignored. Raises ConfigError naming the file and the server.
@@ -104,7 +103,7 @@ def read_servers_file(path: str, pass_env: list[str], only: list[str] | None) ->
     return servers
 
 
-def _server(name: str, entry: Any, pass_env: list[str]) -> Server:
+def _server(name: str, entry: object, pass_env: list[str]) -> MCPServer:
     if not isinstance(entry, dict) or ("command" in entry) == ("url" in entry):
         raise ConfigError("expected a mapping with `command` (and `args`) or `url`")
     if "url" in entry:
@@ -121,13 +120,14 @@ def _server(name: str, entry: Any, pass_env: list[str]) -> Server:
     return stdio_server(name, command, pass_env, _texts("env", entry.get("env")), cwd)
 
 
-def _texts(key: str, value: Any) -> dict[str, str]:
-    if not isinstance(value or {}, dict):
+def _texts(key: str, value: object) -> dict[str, str]:
+    given = value or {}
+    if not isinstance(given, dict):
         raise ConfigError(f"{key}: expected a mapping of texts")
-    return {str(name): _text(f"{key}.{name}", text) for name, text in (value or {}).items()}
+    return {str(name): _text(f"{key}.{name}", text) for name, text in given.items()}
 
 
-def _text(key: str, value: Any) -> str:
+def _text(key: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{key}: expected a text, found {type(value).__name__}")
     return _VARIABLE.sub(lambda match: from_environment(match[1]), value)

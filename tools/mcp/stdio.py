@@ -1,4 +1,4 @@
-"""The way to an MCP server on standard streams, with limits on what it may write.
+"""Link to an MCP server on standard streams, with limits on what it may write.
 
 The SDK's own transport (mcp 2.3) joins a line of any length in memory, passes the server's stderr on to the terminal,
 and leaves a server that reads no end of file running when its starter is killed.
@@ -27,7 +27,7 @@ from tools.mcp.servers import StdioServer
 
 logger = logging.getLogger(__name__)
 
-GRACE = 1.0
+EXIT_SECONDS = 1.0
 """Seconds between the end of the server's stdin and SIGKILL."""
 _LAUNCHER = str(Path(__file__).with_name("launch.py"))
 _CHUNK = 1 << 16
@@ -44,18 +44,18 @@ class StdioLink:
     def __init__(self, server: StdioServer, max_answer_bytes: int) -> None:
         self.server = server
         self.ended = asyncio.Event()
-        """The server can no longer be spoken to."""
+        """Event that is set when the server can no longer be spoken to."""
         self.heard = time.monotonic()
-        """When the server last wrote a line."""
+        """Time (monotonic) at which the server last wrote a line."""
         self.pid: int | None = None
-        """The process group of the server."""
+        """Process group of the server."""
         self._lines = Lines(max_answer_bytes)
         self._stderr = b""
         self._garbage = 0
 
     @property
     def said(self) -> str:
-        """The end of what the server wrote to stderr."""
+        """End of what the server wrote to stderr."""
         return self._stderr.decode(errors="replace").strip()
 
     @contextlib.asynccontextmanager
@@ -91,13 +91,13 @@ class StdioLink:
         try:
             process.stdin.close()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GRACE):
+                async with asyncio.timeout(EXIT_SECONDS):
                     await process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             try:
-                await asyncio.wait(tasks, timeout=GRACE)  # for its last words on stderr
+                await asyncio.wait(tasks, timeout=EXIT_SECONDS)  # for its last words on stderr
                 await process.wait()
             finally:
                 for task in tasks:
@@ -152,7 +152,7 @@ class StdioLink:
 
 
 class Cut:
-    """A line that was too long to keep. `id`: of the request that it answers, as far as that can be seen."""
+    """Line that was too long to keep. `id`: of the request that it answers, as far as that can be seen."""
 
     def __init__(self, most: int, ends: bytes) -> None:
         self.most = most
@@ -161,7 +161,7 @@ class Cut:
 
 
 class Lines:
-    """Lines of a stream of bytes, none of them longer than `most`."""
+    """Splitter of a stream of bytes into lines, none of them longer than `most`."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -169,6 +169,7 @@ class Lines:
         self._is_cut = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes | Cut]:
+        """Take the next bytes; iterate over the lines that they complete."""
         *ended, rest = chunk.split(b"\n")
         for part in ended:
             self._add(part)

@@ -1,11 +1,11 @@
-"""The tools of MCP servers, as entries of a tool YAML."""
+"""Tools of MCP servers, as entries of a tool YAML."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal, Self, TypeVar
@@ -19,7 +19,7 @@ from agentrl.system.plugin import nearest
 from agentrl.tool import Tool, ToolResponse, ToolSchema, ToolSource
 from tools.mcp.connection import Connection
 from tools.mcp.content import response_of
-from tools.mcp.servers import HttpServer, Server, http_server, read_servers_file, stdio_server
+from tools.mcp.servers import HttpServer, MCPServer, http_server, read_servers_file, stdio_server
 
 T = TypeVar("T")
 
@@ -29,32 +29,32 @@ _CLOSING = 15.0
 
 
 class MCPConfig(RemoteOptions):
-    """The keys of an entry with MCP tools; one of `command`, `url` and `servers_file` says where the server is."""
+    """Config of an entry with MCP tools; one of `command`, `url` and `servers_file` says where the server is."""
 
     command: list[str] | None = pydantic.Field(None, min_length=1)
-    """A program, with its arguments, that speaks MCP on its standard streams."""
+    """Program, with its arguments, that speaks MCP on its standard streams."""
     pass_env: list[str] = []
     """Environment variables that programs see, besides PATH, HOME, SHELL, TERM, LOGNAME and USER."""
     url: str | None = None
-    """A server that speaks streamable HTTP."""
+    """URL of a server that speaks streamable HTTP."""
     auth_env: str | None = None
-    """The environment variable with the token that `url` is sent as `Authorization: Bearer`."""
+    """Environment variable with the token that `url` is sent as `Authorization: Bearer`."""
     servers_file: str | None = None
-    """A JSON file {"mcpServers": {name: {command, args, env} or {url, headers}}}, as other MCP clients read it."""
+    """JSON file {"mcpServers": {name: {command, args, env} or {url, headers}}}, as other MCP clients read it."""
     servers: list[str] | None = None
-    """Those of `servers_file` that are used. Null: all."""
+    """Names of the servers of `servers_file` that are used. Null: all."""
     tools: list[str] | None = None
-    """The tools that are shown to the model, by the server's names. Null: all."""
+    """Tools that are shown to the model, by the server's names. Null: all."""
     prefix: str = ""
-    """Put before their names, where two servers have tools of one name."""
+    """Text put before their names, where two servers have tools of one name."""
     session: Literal["shared", "trajectory"] = "shared"
-    """shared: one session serves all; trajectory: each trajectory has its own, for servers that remember."""
+    """Sessions. shared: one serves all; trajectory: each trajectory has its own, for servers that remember."""
     safe: bool | None = None
-    """Whether calls may be repeated when it is not known what became of them. Null: as the tool's annotations say."""
+    """Permission to repeat calls when it is not known what became of them. Null: as the tool's annotations say."""
     start_timeout: float = pydantic.Field(30.0, gt=0)
     """Seconds until a server has started and listed its tools."""
     max_answer_bytes: int = pydantic.Field(4 << 20, gt=0)
-    """A longer answer is a fault of the server."""
+    """Bytes of an answer; a longer one is a fault of the server."""
 
     @pydantic.model_validator(mode="after")
     def _fits(self) -> Self:
@@ -71,8 +71,8 @@ class MCPConfig(RemoteOptions):
                 raise ValueError(f"{key} has no effect with {given[0]}")
         return self
 
-    def places(self) -> list[Server]:
-        """Raises ConfigError."""
+    def places(self) -> list[MCPServer]:
+        """Describe the servers. Raises ConfigError."""
         if self.command is not None:
             return [stdio_server(self.command[0], self.command, self.pass_env)]
         if self.url is not None:
@@ -80,8 +80,8 @@ class MCPConfig(RemoteOptions):
         assert self.servers_file is not None
         return read_servers_file(self.servers_file, self.pass_env, self.servers)
 
-    def connection(self, server: Server, *, restarts: bool) -> Connection:
-        """One that is not open yet."""
+    def connection(self, server: MCPServer, *, restarts: bool) -> Connection:
+        """Make a connection that is not open yet."""
         return Connection(
             server,
             start_timeout=self.start_timeout,
@@ -98,38 +98,40 @@ class MCPTools(ToolSource):
     options: MCPConfig
 
     def tools(self) -> list[Tool]:
-        """Starts or asks the servers, and leaves them. Raises ConfigError, with what the server wrote to stderr."""
+        """Start or ask the servers for their tools, and leave them.
+
+        Raises ConfigError, with what the server wrote to stderr.
+        """
         options = self.options
         servers = options.places()
-        found = list(
-            zip(servers, _in_thread(lambda: _list_all(options, servers), options.start_timeout + _CLOSING), strict=True)
-        )
-        names = [tool.name for _, tools in found for tool in tools]
+        listed = _in_thread(lambda: _list_all(options, servers), options.start_timeout + _CLOSING)
+        names = [tool.name for tools in listed for tool in tools]
         if unknown := [name for name in options.tools or [] if name not in names]:
             known = ", ".join(names) or "none"
             raise ConfigError(f"tools: no tool {unknown[0]!r}{nearest(unknown[0], names)}; the server has {known}")
-        made: list[Tool] = []
-        for server, listed in found:
-            chosen = [tool for tool in listed if options.tools is None or tool.name in options.tools]
-            if options.session == "shared":
-                connection = options.connection(server, restarts=True)
-                made += (MCPTool(self.config, tool, connection) for tool in chosen)
-            else:
-                sessions = Sessions(partial(options.connection, server, restarts=False))
-                made += (MCPSessionTool(self.config, tool, sessions) for tool in chosen)
+        made = [tool for server, tools in zip(servers, listed, strict=True) for tool in self._chosen(server, tools)]
         if not made:
             raise ConfigError(f"{', '.join(server.name for server in servers)}: no tools")
         return made
 
+    def _chosen(self, server: MCPServer, listed: list[mcp_types.Tool]) -> Iterable[Tool]:
+        options = self.options
+        chosen = [tool for tool in listed if options.tools is None or tool.name in options.tools]
+        if options.session == "shared":
+            connection = options.connection(server, restarts=True)
+            return [MCPTool(self.config, tool, connection) for tool in chosen]
+        sessions = Sessions(partial(options.connection, server, restarts=False))
+        return [MCPSessionTool(self.config, tool, sessions) for tool in chosen]
+
 
 class MCPTool(RemoteTool):
-    """A tool of a server, asked in the one session that all trajectories share."""
+    """Tool of a server, asked in the one session that all trajectories share."""
 
     config_model = MCPConfig
     options: MCPConfig
 
     def __init__(self, config: dict[str, Any], tool: mcp_types.Tool, sessions: Connection | Sessions) -> None:
-        """`tool` as the server lists it."""
+        """Take `tool` as the server lists it."""
         super().__init__(config, _schema(tool, config.get("prefix", "")))
         self._tool, self._sessions = tool.name, sessions
         hints = tool.annotations
@@ -146,7 +148,7 @@ class MCPTool(RemoteTool):
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
         sessions = self._sessions
-        connection = sessions if isinstance(sessions, Connection) else sessions.of(instance_id)
+        connection = sessions if isinstance(sessions, Connection) else sessions.connection(instance_id)
 
         async def attempt(seconds: float) -> mcp_types.CallToolResult:
             return await connection.call(self._tool, arguments, seconds)
@@ -162,7 +164,7 @@ class MCPTool(RemoteTool):
 
 
 class MCPSessionTool(MCPTool):
-    """A tool of a server of which each trajectory has a session of its own, shared by the server's tools."""
+    """Tool of a server of which each trajectory has a session of its own, shared by the server's tools."""
 
     _sessions: Sessions
 
@@ -177,15 +179,15 @@ class MCPSessionTool(MCPTool):
 
 
 class Sessions:
-    """A session for each trajectory that has opened one, until the last of its tools has released it."""
+    """Sessions by trajectory, each until the last of its tools has released it."""
 
     def __init__(self, make: Callable[[], Connection]) -> None:
         self._make = make
         self._opened: dict[str, list[Connection]] = {}
-        """By trajectory: its connection, once for each tool that opened it."""
+        """Connection of each trajectory, once for each tool that opened it."""
 
     async def open(self, instance_id: str) -> None:
-        """Raises RemoteFault."""
+        """Open the trajectory's session, or share the open one. Raises RemoteFault."""
         users = self._opened.setdefault(instance_id, [])
         users.append(users[0] if users else self._make())
         try:
@@ -194,10 +196,12 @@ class Sessions:
             await self.release(instance_id)
             raise
 
-    def of(self, instance_id: str) -> Connection:
+    def connection(self, instance_id: str) -> Connection:
+        """Return the trajectory's open connection."""
         return self._opened[instance_id][0]
 
     async def release(self, instance_id: str) -> None:
+        """Give the session up for one of its tools; the last one closes it."""
         users = self._opened[instance_id]
         connection = users.pop()
         if not users:
@@ -205,13 +209,13 @@ class Sessions:
             await connection.close()
 
     async def close(self) -> None:
-        """End those that were not released."""
+        """End the sessions that were not released."""
         left, self._opened = self._opened, {}
         await asyncio.gather(*(users[0].close() for users in left.values()))
 
 
 def _schema(tool: mcp_types.Tool, prefix: str) -> ToolSchema:
-    """The server's schema as OpenAI writes it. Characters that its names may not have become `_`."""
+    """Write the server's schema as OpenAI does. Characters that its names may not have become `_`."""
     declaration = {
         "name": _NO_NAME.sub("_", prefix + tool.name),
         "description": tool.description or tool.title or "",
@@ -220,7 +224,7 @@ def _schema(tool: mcp_types.Tool, prefix: str) -> ToolSchema:
     return {"type": "function", "function": declaration}
 
 
-async def _list_all(options: MCPConfig, servers: list[Server]) -> list[list[mcp_types.Tool]]:
+async def _list_all(options: MCPConfig, servers: list[MCPServer]) -> list[list[mcp_types.Tool]]:
     asked = (_list(options.connection(server, restarts=False)) for server in servers)
     listed = await asyncio.gather(*asked, return_exceptions=True)  # so that the others end in order when one fails
     for tools in listed:
@@ -239,8 +243,11 @@ async def _list(connection: Connection) -> list[mcp_types.Tool]:
         await connection.close()
 
 
-def _in_thread(listing: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
-    """Run it in an event loop of its own: the caller may be inside one. A daemon thread, so that Ctrl-C ends all."""
+def _in_thread(listing: Callable[[], Coroutine[None, None, T]], seconds: float) -> T:
+    """Run a coroutine in an event loop of its own: the caller may be inside one.
+
+    In a daemon thread, so that Ctrl-C ends all.
+    """
     result: Future[T] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The command line: `python -m tools.retriever index | add | serve`."""
+"""Command line: `python -m tools.retriever index | add | serve`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tools.retriever.serve import serve
 from tools.retriever.settings import Settings
 from tools.retriever.words import LANGUAGES
 
-_OF_FOLDERS = {"language": "english", "threads": 1, "embedding": None, "query_prefix": "", "passage_prefix": ""}
+_FOLDER_OPTIONS = {"language": "english", "threads": 1, "embedding": None, "query_prefix": "", "passage_prefix": ""}
 """Options of an index on this machine's disk, and their defaults."""
 
 
@@ -63,7 +63,8 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.command == "serve":
         _serve(arguments)
     elif is_collection(into := arguments.out if arguments.command == "index" else arguments.index):
-        if unused := [name for name, default in _OF_FOLDERS.items() if getattr(arguments, name, default) != default]:
+        unused = [name for name, default in _FOLDER_OPTIONS.items() if getattr(arguments, name, default) != default]
+        if unused:
             raise ConfigError(
                 f"{', '.join('--' + name.replace('_', '-') for name in unused)}: of no effect on a collection in "
                 f"Milvus, which is as {into} says"
@@ -112,7 +113,7 @@ def _positive(threads: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status."""
+    """Run a command and return the exit status."""
     parsed = _parser().parse_args(arguments)
     return exit_status(lambda: _run(parsed))
 

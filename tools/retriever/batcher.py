@@ -1,7 +1,7 @@
-"""Queries of all requests, searched in batches by a few threads, the clients' in turn.
+"""Batches of the queries of all requests, searched by a few threads, the clients' in turn.
 
 Every query that is taken is answered once, with its result or with an exception. What waits is bounded, and shared by
-clients: a turn goes to them one after another, and a full queue refuses who has most in it.
+clients: a turn goes to them one after another, and a full queue refuses the client with most in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ A = TypeVar("A")
 
 _LONGEST_WAIT = 60
 _MEMORY = 0.9
-"""Of the running average of a query's seconds."""
+"""Weight of the past in the running average of a query's seconds."""
 
 
 class QueueFull(Exception):
@@ -33,7 +33,7 @@ class QueueFull(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Batch(Generic[A]):
-    """The queries of one request. `left`: those not answered yet."""
+    """Queries of one request. `left`: those not answered yet."""
 
     answers: list[A | None]
     left: int
@@ -41,7 +41,7 @@ class _Batch(Generic[A]):
 
 
 class Batcher(Generic[Q, A]):
-    """Start it on the event loop that uses it, and close it there."""
+    """Queue of queries and the tasks that answer them. Start it on the event loop that uses it, and close it there."""
 
     def __init__(
         self,
@@ -62,28 +62,29 @@ class Batcher(Generic[Q, A]):
         self._max_pending = max_pending
         self._window = window
         self._lines: OrderedDict[str, deque[tuple[Q, int, _Batch[A]]]] = OrderedDict()
-        """By client, whose turn is next first; none is empty."""
+        """Waiting queries by client, the client whose turn is next first; none is empty."""
         self._waiting = 0
-        """Queries in all lines."""
+        """Number of queries in all lines."""
         self._there = asyncio.Event()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="search")
         self._lanes: list[asyncio.Task[None]] = []
         self._seconds = 0.0
         self.pending = 0
-        """Queries taken and not answered."""
+        """Number of queries taken and not answered."""
 
     def start(self) -> None:
+        """Start the tasks."""
         self._lanes = [asyncio.create_task(self._lane()) for _ in range(self._threads)]
 
     async def close(self) -> None:
-        """Queries not answered yet never will be."""
+        """Stop. Queries not answered yet never will be."""
         for lane in self._lanes:
             lane.cancel()
         await asyncio.gather(*self._lanes, return_exceptions=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def ask(self, queries: Sequence[Q], client: str = "") -> list[A]:
-        """One answer a query. Raises QueueFull, and whatever `answer` raised."""
+        """Wait for one answer a query. Raises QueueFull, and whatever `answer` raised."""
         if not queries:
             return []
         self._make_room(client, len(queries))
@@ -96,7 +97,8 @@ class Batcher(Generic[Q, A]):
         return [answer for answer in batch.answers if answer is not None]
 
     def _make_room(self, client: str, wanted: int) -> None:
-        """Refuses the newest requests of whoever has more waiting than `client` would have, else raises QueueFull."""
+        """Refuse the newest requests of any client with more waiting than `client` would have. Raises QueueFull
+        otherwise."""
         while self.pending + wanted > self._max_pending:
             seconds = self.pending * self._seconds / self._threads
             full = QueueFull(self.pending, min(_LONGEST_WAIT, max(1, math.ceil(seconds))))
@@ -116,7 +118,7 @@ class Batcher(Generic[Q, A]):
                 refused.done.set_exception(full)
 
     def _take(self) -> list[tuple[Q, int, _Batch[A]]]:
-        """The next queries, one of each client after another."""
+        """Take the next queries, one of each client after another."""
         taken: list[tuple[Q, int, _Batch[A]]] = []
         while self._lines and len(taken) < self._most:
             client, line = next(iter(self._lines.items()))
@@ -151,13 +153,21 @@ class Batcher(Generic[Q, A]):
                     if not batch.done.done():
                         batch.done.set_exception(error)
             else:
-                for (_, place, batch), answer in zip(wanted, answers if wanted else [], strict=True):
-                    batch.answers[place] = answer
-                    batch.left -= 1
-                    if not batch.left and not batch.done.done():
-                        batch.done.set_result(None)
+                _settle(wanted, answers if wanted else [])
             finally:
                 self.pending -= len(taken)
             if wanted:
-                seconds = (time.perf_counter() - begun) / len(wanted)
-                self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * seconds if self._seconds else seconds
+                self._note_seconds((time.perf_counter() - begun) / len(wanted))
+
+    def _note_seconds(self, seconds: float) -> None:
+        """Update the running average of a query's seconds."""
+        self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * seconds if self._seconds else seconds
+
+
+def _settle(queries: Sequence[tuple[Q, int, _Batch[A]]], answers: Sequence[A]) -> None:
+    """Put the answers into their batches, and wake who waits for a batch that is complete."""
+    for (_, place, batch), answer in zip(queries, answers, strict=True):
+        batch.answers[place] = answer
+        batch.left -= 1
+        if not batch.left and not batch.done.done():
+            batch.done.set_result(None)

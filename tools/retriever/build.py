@@ -1,4 +1,4 @@
-"""Makes an index of corpora, and adds corpora to one."""
+"""Construction of an index of corpora, and additions to one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tools.retriever.store import Documents, PartSpec, PartWriter
 from tools.retriever.words import Words
 
 REPORT_EVERY = 1_000
-"""Documents between two looks at the progress."""
+"""Documents between two updates of the progress bar."""
 
 
 def create(
@@ -35,7 +35,7 @@ def create(
     threads: int = 1,
     embedding: EmbeddingSpec | None = None,
 ) -> Manifest:
-    """A new index in the folder `out`, which appears when it is whole; with vectors where `embedding` names a model.
+    """Make an index in the folder `out`, which appears when it is whole; with vectors where `embedding` names a model.
 
     Raises ConfigError when `out` is there already, DataError naming the file and line of a bad document.
     """
@@ -62,7 +62,7 @@ def _must_be_new(out: Path) -> None:
 
 
 def add(corpora: Sequence[Path], folder: Path, *, threads: int = 1) -> Manifest:
-    """Adds documents to an index. Servers that have it open take up the new ones within seconds.
+    """Add documents to an index. Servers that have it open take up the new ones within seconds.
 
     Ids are not compared: a document added twice is found twice. Raises as `create` does, and ConfigError when another
     process is adding.
@@ -70,7 +70,7 @@ def add(corpora: Sequence[Path], folder: Path, *, threads: int = 1) -> Manifest:
     read_manifest(folder)
     with sole_writer(folder, folder / LOCK):
         old = read_manifest(folder)
-        words = Words.of(old.words)
+        words = Words.from_spec(old.words)
         embedder = old.dense.embedder() if old.dense else None
         old.remove_others(folder)
         try:
@@ -83,10 +83,11 @@ def add(corpora: Sequence[Path], folder: Path, *, threads: int = 1) -> Manifest:
 
 
 def load(corpora: Sequence[Path], path: Path, *, new: bool) -> int:
-    """Puts documents into the collection in Milvus that the file `path` names, which is made where it is `new`.
+    """Put documents into the collection in Milvus that the file `path` names; make it where it is `new`. Returns how
+    many.
 
-    How many. Raises ConfigError, DataError, EngineUnavailable; a new collection is then dropped, while in an old one
-    stays what was added until then.
+    Raises ConfigError, DataError, EngineUnavailable; a new collection is then dropped, while an old one keeps what was
+    added until then.
     """
     collection = Collection(path)
     spec = collection.spec
@@ -165,7 +166,7 @@ def _embed(folder: Path, old: Manifest | None, parts: Sequence[PartSpec], name: 
 
 
 def _link(source: Path, target: Path) -> None:
-    """A second index of the same files. tantivy never changes a segment's file, but replaces those that list them."""
+    """Copy an index by hard links. tantivy never changes a segment's file, but replaces those that list them."""
     target.mkdir()
     for path in source.iterdir():
         if path.suffix == ".lock":
@@ -180,7 +181,10 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _documents(corpora: Sequence[Path], finish: Callable[[], None]) -> Iterator[tuple[str | None, str]]:
-    """Ids and contents of all lines, with a progress bar on stderr that also shows `finish`, called at the end."""
+    """Iterate over ids and contents of all lines.
+
+    A progress bar on stderr also shows `finish`, called at the end.
+    """
     with _progress() as progress:
         done = 0
         for path in corpora:
@@ -202,7 +206,7 @@ def _documents(corpora: Sequence[Path], finish: Callable[[], None]) -> Iterator[
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Iterable[bytes], int, Callable[[], int]]]:
-    """A file of lines, also compressed by gzip; its bytes on disk, and how many of these were read."""
+    """Open a file of lines, also compressed by gzip: (lines, bytes on disk, function that returns the bytes read)."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size

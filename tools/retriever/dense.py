@@ -18,7 +18,8 @@ except ModuleNotFoundError as error:
     raise ConfigError("vectors need faiss: pip install 'agentrl[dense]'") from error
 
 ALL_COMPARED = 20_000
-"""Up to here a query is compared with every vector, exactly; beyond, with its nearest cells', of one byte a number."""
+"""Number of vectors up to which a query is compared with each, exactly; beyond, with its nearest cells', of one byte a
+number."""
 PROBED_CELLS = 32
 _TRAINED_BY_CELL = 64
 _TOGETHER = 16 * BATCH
@@ -27,7 +28,10 @@ _TOGETHER = 16 * BATCH
 def write_vectors(
     old: Path | None, new: Path, embedder: Embedder, documents: Documents, first: int, report: Callable[[int], None]
 ) -> None:
-    """The vectors of `old` and those of the documents from row `first` on. `report` is told how many are done."""
+    """Write the vectors of `old` and those of the documents from row `first` on.
+
+    `report` is called with the number of documents done.
+    """
     count = len(documents) - first
     scratch = new.with_suffix(".scratch")
     dimensions = embedder.passages(["a"]).shape[1]
@@ -45,7 +49,7 @@ def write_vectors(
 
 
 def _empty(vectors: Vectors) -> faiss.Index:
-    """Of the kind that suits as many vectors."""
+    """Make an index of the kind that suits the number of vectors [texts, dimensions] float32."""
     count, dimensions = vectors.shape
     if count <= ALL_COMPARED:
         return faiss.IndexFlatIP(dimensions)
@@ -57,10 +61,10 @@ def _empty(vectors: Vectors) -> faiss.Index:
 
 
 class DenseIndex:
-    """Searches what `write_vectors` wrote."""
+    """Search over the vectors that `write_vectors` wrote."""
 
     def __init__(self, path: Path) -> None:
-        """Raises DataError, FileNotFoundError."""
+        """Map the file. Raises DataError, FileNotFoundError."""
         path.stat()
         try:
             self._index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
@@ -73,7 +77,7 @@ class DenseIndex:
         return int(self._index.ntotal)
 
     def search(self, vectors: Vectors, topk: int) -> list[list[Hit]]:
-        """By query, the nearest documents, nearest first."""
+        """Find the nearest documents of each query, nearest first; `vectors` [queries, dimensions] float32."""
         scores, rows = self._index.search(vectors, min(topk, len(self)))
         return [
             [Hit(int(row), float(score)) for score, row in zip(*line, strict=True) if row >= 0]

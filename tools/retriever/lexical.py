@@ -1,7 +1,7 @@
-"""BM25 by tantivy. It holds words and row numbers; the documents are in the store.
+"""BM25 by tantivy, which holds words and row numbers; the documents are in the store.
 
-A word that very many documents share costs most of a query's time and says least, so that a query with rarer words
-goes without it: 1.4 ms become 0.12 ms at 200,000 documents, 13 ms become 1 ms at 2,000,000.
+A word that very many documents share costs most of a query's time and says least, so that a query with rarer words goes
+without it: 1.4 ms become 0.12 ms at 200,000 documents, 13 ms become 1 ms at 2,000,000.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from agentrl.errors import DataError
 from tools.retriever.words import Words
 
 FREQUENT = 0.1
-"""Part of all documents beyond which a word is left out of a query..."""
+"""Fraction of all documents beyond which a word is left out of a query, unless at most ALWAYS_SEARCHED have it."""
 ALWAYS_SEARCHED = 5_000
-"""... unless so few documents have it."""
+"""Number of documents up to which a word is never left out."""
 LEAST_WORDS = 2
-"""A query of frequent words only keeps its rarest ones."""
+"""Number of words that a query of frequent words only keeps, its rarest ones."""
 MOST_WORDS = 64
-"""The rarest words of a query that are searched; bounds what a query can cost."""
+"""Number of words of a query that are searched, the rarest; bounds what a query can cost."""
 
 _MEMORY = 256 << 20
 _ANALYZER = "agentrl"
@@ -31,14 +31,14 @@ _TEXT, _ROW = "text", "row"
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document found. `score`: higher is better; its scale is the method's own."""
+    """Row of a document found. `score`: higher is better; its scale is the method's own."""
 
     row: int
     score: float
 
 
 class LexicalWriter:
-    """Adds documents to an index in a folder, which may hold one already. What is not committed is dropped."""
+    """Writer that adds documents to an index in a folder. What is not committed is dropped."""
 
     def __init__(self, folder: Path, words: Words, threads: int) -> None:
         builder = tantivy.SchemaBuilder()
@@ -50,13 +50,14 @@ class LexicalWriter:
         self._open = True
 
     def add(self, row: int, contents: str) -> None:
+        """Index the words of a document under its row number."""
         document = tantivy.Document()
         document.add_text(_TEXT, Words.plain(contents))
         document.add_unsigned(_ROW, row)
         self._writer.add_document(document)
 
     def commit(self) -> None:
-        """Returns when everything is in files and no thread writes any more."""
+        """Write everything; returns when it is in files and no thread writes any more."""
         self._writer.commit()
         self._writer.wait_merging_threads()
         self._open = False
@@ -73,10 +74,10 @@ class LexicalWriter:
 
 
 class LexicalIndex:
-    """Searches what LexicalWriter wrote. Many threads may search at once."""
+    """Search over an index that LexicalWriter wrote. Many threads may search at once."""
 
     def __init__(self, folder: Path, words: Words) -> None:
-        """Raises DataError when the folder holds no such index."""
+        """Open the index. Raises DataError when the folder holds none."""
         try:
             index = tantivy.Index.open(str(folder))
             index.reload()
@@ -91,11 +92,12 @@ class LexicalIndex:
         self._frequent = max(ALWAYS_SEARCHED, int(FREQUENT * self._searcher.num_docs))
 
     def __len__(self) -> int:
-        """Documents."""
+        """Number of documents."""
         return self._searcher.num_docs
 
     def search(self, query: str, topk: int) -> list[Hit]:
-        """The best documents that share a searched word with the query, best first; of equal ones the earlier row."""
+        """Find the best documents that share a searched word with the query, best first; of equal ones the earlier
+        row."""
         words = self._searched(query)
         if not words:
             return []

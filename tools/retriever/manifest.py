@@ -1,4 +1,4 @@
-"""What an index consists of: one small file, replaced as a whole, that names all others.
+"""Manifest of an index: one small file, replaced as a whole, that names all others.
 
 The files it names never change. Adding writes new ones beside them (and hard links to what stays), then replaces the
 manifest: a reader sees the index before or after, and an interrupted command leaves only files that nobody names.
@@ -28,21 +28,21 @@ LOCK = "lock"
 _OURS = re.compile(r"(documents|lexical|vectors)-\d+(\.jsonl|\.starts|\.scratch)?")
 """Names of an index's files, beside which there may be others in its folder."""
 _SAME = 0.01
-"""Between two machines' numbers."""
+"""Difference that two machines' numbers of one vector may have."""
 
 
 class DenseSpec(pydantic.BaseModel):
-    """The vectors of an index."""
+    """Vectors of an index."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     name: str
     embedding: EmbeddingSpec
     probe: list[float]
-    """`Embedder.probe()`: queries must be embedded by the same model."""
+    """Result of `Embedder.probe()`: queries must be embedded by the same model."""
 
     def embedder(self) -> Embedder:
-        """The model whose vectors these are. Raises ConfigError when it is not there, or another one."""
+        """Load the model whose vectors these are. Raises ConfigError when it is not there, or another one."""
         embedder = Embedder(self.embedding)
         found = embedder.probe()
         if len(found) != len(self.probe) or any(
@@ -56,7 +56,7 @@ class DenseSpec(pydantic.BaseModel):
 
 
 class Manifest(pydantic.BaseModel):
-    """The files of one generation of an index."""
+    """Files of one generation of an index."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -69,14 +69,16 @@ class Manifest(pydantic.BaseModel):
 
     @property
     def documents(self) -> int:
+        """Number of documents."""
         return sum(part.documents for part in self.parts)
 
     def write(self, folder: Path) -> None:
+        """Replace the manifest of a folder."""
         with published(folder / NAME) as path:
             path.write_text(self.model_dump_json(indent=2))
 
     def remove_others(self, folder: Path) -> None:
-        """Delete what other generations had. Processes that have it mapped keep it until they let go."""
+        """Delete the files of other generations. Processes that have them mapped keep them until they let go."""
         kept = {self.lexical} | ({self.dense.name} if self.dense else set())
         kept |= {path.name for part in self.parts for path in (part.lines(folder), part.starts(folder))}
         for path in folder.iterdir():
@@ -89,7 +91,7 @@ class Manifest(pydantic.BaseModel):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises ConfigError when the folder is no index of this version."""
+    """Read the manifest of a folder. Raises ConfigError when it is no index of this version."""
     try:
         return Manifest.model_validate_json((folder / NAME).read_bytes())
     except OSError as error:
@@ -105,7 +107,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 @contextmanager
 def sole_writer(folder: Path, lock: Path) -> Iterator[None]:
-    """Holds the file `lock`, which is made. Raises ConfigError when another process writes the index, or nobody can."""
+    """Hold the file `lock`, which is made. Raises ConfigError when another process writes the index, or nobody can."""
     busy = ConfigError(f"{folder}: another process is writing this index; try again when it is done")
     try:
         with lock.open("wb") as file:

@@ -1,4 +1,4 @@
-"""A collection in Milvus in the place of an index: for corpora beyond one machine.
+"""Collection in Milvus in the place of an index: for corpora beyond one machine.
 
 A YAML file names the server, the collection and its fields. Words are searched by Milvus' own BM25, vectors with the
 queries embedded here. The client is the same for a cluster and for Milvus Lite (`milvus-lite server`).
@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 import pydantic
@@ -23,6 +23,8 @@ from tools.retriever.index import Found, Mode, Query
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
 
+T = TypeVar("T")
+
 TIMEOUT = 30.0
 """Seconds of one request to Milvus, which may hold a batch of queries."""
 INSERTED_TOGETHER = 256
@@ -33,7 +35,7 @@ _NOT_LOADED = 101
 """Milvus' code for a collection that lies on the disk only: Milvus Lite forgets at a restart that it was loaded."""
 _FUSED = 50
 _K = 60
-"""Of reciprocal rank fusion, as for an index of ours."""
+"""Constant of reciprocal rank fusion, as in `tools.retriever.fusion`."""
 
 
 class EngineUnavailable(UserError):
@@ -41,27 +43,27 @@ class EngineUnavailable(UserError):
 
 
 class CollectionSpec(pydantic.BaseModel):
-    """What the YAML file says."""
+    """Contents of the YAML file."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     uri: str = pydantic.Field(pattern=r"^https?://[^/@]+/?$")
-    """The server, e.g. http://127.0.0.1:19530; https for TLS."""
+    """Server, e.g. http://127.0.0.1:19530; https for TLS."""
     collection: str
     database: str = ""
-    """Empty: the default one."""
+    """Database; empty: the default one."""
     token_variable: str | None = None
-    """The environment variable that holds `user:password` or a key. It is not written anywhere."""
+    """Environment variable that holds `user:password` or a key. It is not written anywhere."""
     id: str = "id"
-    """The field of the documents' ids..."""
+    """Field of the documents' ids."""
     contents: str = "contents"
-    """... of their texts, `"Title"\\ntext`..."""
+    """Field of the documents' texts, `"Title"\\ntext`."""
     words: str | None = "words"
-    """... that a BM25 function of the collection fills from them; null: no search by words..."""
+    """Field that a BM25 function of the collection fills from the texts; null: no search by words."""
     vector: str | None = None
-    """... and of their vectors; null: no search by vectors."""
+    """Field of the documents' vectors; null: no search by vectors."""
     embedding: EmbeddingSpec | None = None
-    """The model that made the vectors."""
+    """Model that made the vectors."""
 
     @pydantic.model_validator(mode="after")
     def _searchable(self) -> CollectionSpec:
@@ -73,12 +75,12 @@ class CollectionSpec(pydantic.BaseModel):
 
 
 def is_collection(path: Path) -> bool:
-    """Whether a path names a collection instead of an index's folder."""
+    """Check whether a path names a collection instead of an index's folder."""
     return path.suffix in (".yaml", ".yml")
 
 
 def read_spec(path: Path) -> CollectionSpec:
-    """Raises ConfigError naming file and key."""
+    """Read the YAML file. Raises ConfigError naming file and key."""
     import yaml
 
     try:
@@ -91,10 +93,10 @@ def read_spec(path: Path) -> CollectionSpec:
 
 
 class Collection:
-    """The collection that a file names, whether it is there or not."""
+    """Collection that a file names, whether it is there or not."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError, EngineUnavailable."""
+        """Connect to Milvus. Raises ConfigError, EngineUnavailable."""
         self.path, self.spec = path, read_spec(path)
         token = ""
         if self.spec.token_variable:
@@ -114,10 +116,10 @@ class Collection:
         )
 
     def ask(self, call: str, **arguments: Any) -> Any:
-        """The answer to a method of the client. Raises EngineUnavailable; the next call connects again."""
+        """Call a method of the client for this collection. Raises EngineUnavailable; the next call connects again."""
         return self._asked(lambda: getattr(self._client, call)(self.spec.collection, timeout=TIMEOUT, **arguments))
 
-    def _asked(self, request: Callable[[], Any]) -> Any:
+    def _asked(self, request: Callable[[], T]) -> T:
         import grpc
         from pymilvus import MilvusException
 
@@ -134,7 +136,7 @@ class Collection:
             raise EngineUnavailable(f"{self.path}: Milvus at {self.spec.uri}: {said}") from error
 
     def create(self, dimensions: int | None) -> None:
-        """A new collection with the spec's fields. Raises ConfigError when there is one of that name."""
+        """Make the collection with the spec's fields. Raises ConfigError when there is one of that name."""
         from pymilvus import DataType, Function, FunctionType
 
         spec, client = self.spec, self._client
@@ -154,7 +156,10 @@ class Collection:
         self.ask("create_collection", schema=schema, index_params=indexes)
 
     def insert(self, documents: Iterator[tuple[str | None, str]], embedder: Embedder | None) -> int:
-        """How many there were. A document without an id gets its number. Raises DataError for one that is too long."""
+        """Insert documents and return how many there were. A document without an id gets its number.
+
+        Raises DataError for one that is too long.
+        """
         spec, done = self.spec, 0
         while together := list(islice(documents, INSERTED_TOGETHER)):
             rows: list[dict[str, Any]] = []
@@ -173,12 +178,12 @@ class Collection:
 
 
 class MilvusIndex:
-    """Searches a collection."""
+    """Search over a collection."""
 
     generation = 0
 
     def __init__(self, collection: Collection) -> None:
-        """Raises ConfigError when the collection is not as the file says."""
+        """Check the collection. Raises ConfigError when it is not as the file says."""
         spec = collection.spec
         self._collection, self._spec = collection, spec
         self._embedder: Embedder | None = None
@@ -201,7 +206,7 @@ class MilvusIndex:
 
     @classmethod
     def open(cls, path: Path) -> MilvusIndex:
-        """Raises ConfigError, EngineUnavailable."""
+        """Connect to the collection of a file. Raises ConfigError, EngineUnavailable."""
         return cls(Collection(path))
 
     def _count(self) -> int:
@@ -225,7 +230,7 @@ class MilvusIndex:
             )
 
     def find(self, queries: Sequence[Query], mode: Mode) -> Iterator[list[Found]]:
-        """One request to Milvus for all. A query without a letter or digit finds nothing."""
+        """Search all queries in one request to Milvus. A query without a letter or digit finds nothing."""
         asked = [query for query in queries if any(map(str.isalnum, query[0]))]
         answers = iter(self._search([text for text, _ in asked], mode, max(topk for _, topk in asked)) if asked else [])
         spec = self._spec

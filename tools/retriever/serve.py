@@ -1,4 +1,4 @@
-"""Starts and watches the worker processes of a server.
+"""Start and supervision of a server's worker processes.
 
 Each worker listens on the port for itself (SO_REUSEPORT): the system spreads connections evenly. One that dies is
 started anew; when the parent is gone, whatever ended it, the workers end too.
@@ -30,16 +30,19 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
 IDLE_SECONDS = 60
-"""That an idle connection is kept: longer than clients keep theirs, who must be the ones to close it."""
-GRACE = 5
+"""Seconds that an idle connection is kept: longer than clients keep theirs, who must be the ones to close it."""
+STOP_SECONDS = 5
 """Seconds for requests under way when the server is stopped."""
 _HOPELESS = 3
-"""Workers that die one after the other within seconds of their start."""
+"""Number of workers, dying one after the other within seconds of their start, at which the server gives up."""
 _EARLY = 5.0
 
 
 def serve(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises ConfigError, DataError: the index cannot be served, or the port is taken."""
+    """Serve until SIGTERM or SIGINT.
+
+    Raises ConfigError, DataError: the index cannot be served, or the port is taken.
+    """
     begun = time.perf_counter()
     index = open_index(settings)
     mode = mode_of(settings, index)
@@ -92,12 +95,12 @@ def _supervise(settings: Settings) -> None:
         for process, _ in workers:
             process.terminate()
         for process, _ in workers:
-            process.join(GRACE + 2)
+            process.join(STOP_SECONDS + 2)
             process.kill()
 
 
 def _work(settings: Settings, parent: int | None) -> None:
-    """One worker, in this process."""
+    """Run one worker, in this process."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is one
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
@@ -111,7 +114,7 @@ def _work(settings: Settings, parent: int | None) -> None:
         ws="none",
         server_header=False,
         timeout_keep_alive=IDLE_SECONDS,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=STOP_SECONDS,
         backlog=BACKLOG,
     )
     with _listener(settings, shared=parent is not None) as listener:
@@ -128,7 +131,7 @@ def _end_with(parent: int) -> None:
 
 
 def _listener(settings: Settings, *, shared: bool) -> socket.socket:
-    """Bound, and not listening yet. Raises ConfigError."""
+    """Bind a socket that does not listen yet. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[
             0

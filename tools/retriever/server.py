@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from agentrl.errors import ConfigError
 from agentrl.system.http_bounds import BodyLimit
+from agentrl.system.json_value import JSON
 from tools.retriever.batcher import Batcher, QueueFull
 from tools.retriever.index import Index, Mode, Searchable
 from tools.retriever.milvus import EngineUnavailable, MilvusIndex, is_collection
@@ -26,17 +27,17 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY = 2.0
 """Seconds between two looks for documents that were added."""
 GONE_EVERY = 0.5
-"""Seconds between two looks whether the client of a waiting request is still there."""
+"""Seconds between two checks that the client of a waiting request is still there."""
 WINDOW = 0.003
 """Seconds that a batch of queries waits for more where they are embedded: 64 together cost little more than a few."""
 _BATCH = 64
 CLIENT_HEADER = "x-client-id"
-"""Names who shares the queue: a run. Without it, the client's address does."""
+"""Header that names a client sharing the queue: a run. Without it, the client's address does."""
 TIMEOUT_HEADER = "x-request-timeout-ms"
-"""Milliseconds that the client goes on waiting."""
+"""Header with the milliseconds that the client goes on waiting."""
 _LONGEST_NAME = 200
 _ENGINE_AGAIN = 1
-"""Seconds after which a search may be tried again that the engine did not answer."""
+"""Seconds after which a search that the engine did not answer may be tried again."""
 
 
 class Retrieve(pydantic.BaseModel):
@@ -49,7 +50,7 @@ class Retrieve(pydantic.BaseModel):
 
 
 def within_limits(settings: Settings) -> type[Retrieve]:
-    """`Retrieve` as a server with these limits takes it."""
+    """Make the model of `Retrieve` as a server with these limits takes it."""
     query = Annotated[str, pydantic.Field(max_length=settings.max_query_chars)]
     queries = Annotated[list[query], pydantic.Field(max_length=settings.max_queries)]
     topk = Annotated[int, pydantic.Field(gt=0, le=settings.max_topk), pydantic.BeforeValidator(_whole)]
@@ -57,38 +58,46 @@ def within_limits(settings: Settings) -> type[Retrieve]:
 
 
 def _whole(number: object) -> object:
-    """3.0 is an integer to JSON schema."""
+    """Convert 3.0 to 3, which is an integer to JSON schema."""
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 class Found(pydantic.BaseModel):
+    """Document of an answer."""
+
     id: str
     contents: str
-    """`"Title"\\ntext`."""
+    """Title and text: `"Title"\\ntext`."""
 
 
 class Scored(pydantic.BaseModel):
+    """Document of an answer with its score."""
+
     document: Found
     score: float
 
 
 class Retrieved(pydantic.BaseModel):
-    """By query, best first: documents, or with `return_scores` documents with scores."""
+    """Answer by query, best first: documents, or with `return_scores` documents with scores."""
 
     result: list[list[Scored] | list[Found]]
 
 
 class Health(pydantic.BaseModel):
+    """Answer of `GET /health`."""
+
     status: str
     mode: str
     documents: int
     generation: int
-    """Counts additions to the index."""
+    """Number of additions to the index."""
     pending: int
     """Queries of this worker that are not answered yet."""
 
 
 class Problem(pydantic.BaseModel):
+    """Answer to a refused request."""
+
     detail: str
 
 
@@ -105,10 +114,10 @@ class _Refused(Exception):
 
 
 class Worker:
-    """The index and the queue of one process."""
+    """Index and queue of one process."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises ConfigError, DataError when the index cannot be served."""
+        """Open the index. Raises ConfigError, DataError when it cannot be served."""
         self.settings = settings
         self._accepted = within_limits(settings)
         self.index = open_index(settings)
@@ -123,14 +132,14 @@ class Worker:
         )
 
     def _embed_with(self, threads: int) -> None:
-        """One batch at a time goes through the model, which has the threads to itself."""
+        """Load the embedder. One batch at a time goes through the model, which has the threads to itself."""
         import torch
 
         torch.set_num_threads(threads)
         self.index.load_embedder()
 
     def app(self) -> FastAPI:
-        """Bodies are bounded, whatever server it runs in."""
+        """Make the application. Bodies are bounded, whatever server it runs in."""
         app = FastAPI(title="agentrl retriever", lifespan=self._lifespan, docs_url=None, redoc_url=None)
         app.add_middleware(BodyLimit, most=self.settings.max_body, refusal=_refusal)
         unavailable: dict[int | str, dict[str, Any]] = {
@@ -219,7 +228,7 @@ class Worker:
         return Response(b'{"result":[' + b",".join(answers) + b"]}", media_type="application/json")
 
     async def _unless_gone(self, request: Request, queries: list[_Query], client: str) -> list[bytes]:
-        """The answers; what still waits when the client has gone is dropped. Raises QueueFull."""
+        """Wait for the answers; drop what still waits when the client has gone. Raises QueueFull."""
         asking = asyncio.ensure_future(self._queue.ask(queries, client))
         try:
             while not (await asyncio.wait([asking], timeout=GONE_EVERY))[0]:
@@ -245,7 +254,7 @@ class Worker:
         return asked
 
     def _answer(self, queries: Sequence[_Query]) -> list[bytes]:
-        """JSON lists of documents, made in a thread because they are read from the disk when nobody did so before."""
+        """Make JSON lists of documents, in a thread because they may have to be read from the disk."""
         wanted, lists = [(query.text, query.topk) for query in queries], []
         for query, found in zip(queries, self.index.find(wanted, self.mode), strict=True):
             items = [
@@ -259,12 +268,12 @@ class Worker:
 
 
 def open_index(settings: Settings) -> Searchable:
-    """Raises ConfigError, DataError, EngineUnavailable."""
+    """Open an index or a collection. Raises ConfigError, DataError, EngineUnavailable."""
     return MilvusIndex.open(settings.index) if is_collection(settings.index) else Index.open(settings.index)
 
 
 def mode_of(settings: Settings, index: Searchable) -> Mode:
-    """How to search. Raises ConfigError when that is not possible."""
+    """Choose how to search. Raises ConfigError when the settings' mode is not possible."""
     if settings.mode == "auto":
         return index.modes[0]
     if settings.mode not in index.modes:
@@ -276,7 +285,7 @@ def mode_of(settings: Settings, index: Searchable) -> Mode:
 
 
 def _patience(request: Request) -> float | None:
-    """Seconds that the client waits, if it says so."""
+    """Read the seconds that the client waits, if it says so."""
     given = request.headers.get(TIMEOUT_HEADER)
     if given is None:
         return None
@@ -285,7 +294,7 @@ def _patience(request: Request) -> float | None:
     return int(given) / 1000
 
 
-def _header(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+def _header(name: str, schema: JSON, description: str) -> dict[str, JSON]:
     return {"name": name, "in": "header", "required": False, "schema": schema, "description": description}
 
 

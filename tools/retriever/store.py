@@ -1,4 +1,4 @@
-"""The documents of an index: JSON lines and an array of where each begins, both mapped into memory.
+"""Documents of an index: JSON lines and an array of where each begins, both mapped into memory.
 
 Written once and never changed: what is added later is a further part.
 """
@@ -27,15 +27,16 @@ class PartSpec(pydantic.BaseModel):
     documents: int = pydantic.Field(gt=0)
 
     def lines(self, folder: Path) -> Path:
+        """Path of the documents, one JSON line each."""
         return folder / f"{self.name}.jsonl"
 
     def starts(self, folder: Path) -> Path:
-        """int64, little endian: where each line begins, and where the last one ends."""
+        """Path of the offsets, int64, little endian: where each line begins, and where the last one ends."""
         return folder / f"{self.name}.starts"
 
 
 class PartWriter:
-    """Writes a part's two files."""
+    """Writer of a part's two files."""
 
     def __init__(self, folder: Path, name: str) -> None:
         spec = PartSpec(name=name, documents=1)
@@ -47,6 +48,7 @@ class PartWriter:
         self.documents = 0
 
     def add(self, identity: str, contents: str) -> None:
+        """Append a document."""
         line = orjson.dumps({"id": identity, "contents": contents})
         self._lines.write(line)
         self._lines.write(b"\n")
@@ -55,6 +57,7 @@ class PartWriter:
         self.documents += 1
 
     def spec(self) -> PartSpec:
+        """Describe the part."""
         return PartSpec(name=self._name, documents=self.documents)
 
     def __enter__(self) -> PartWriter:
@@ -71,7 +74,7 @@ class Documents(Sequence[bytes]):
     """All parts, one after the other: row -> `{"id": ..., "contents": ...}` as JSON."""
 
     def __init__(self, folder: Path, parts: Sequence[PartSpec]) -> None:
-        """Raises DataError when a file is not as long as it should be, OSError."""
+        """Map the parts. Raises DataError when a file is not as long as it should be, OSError."""
         self._maps: list[mmap.mmap] = []
         self._starts: list[npt.NDArray[np.int64]] = []
         self._first = np.cumsum([0] + [part.documents for part in parts])  # [parts + 1] rows
@@ -101,6 +104,6 @@ class Documents(Sequence[bytes]):
         return self._maps[part][int(starts[place]) : int(starts[place + 1]) - 1]
 
     def contents(self, row: int) -> str:
-        """The document's text, title line included."""
+        """Return the document's text, title line included."""
         text: str = orjson.loads(self[row])["contents"]
         return text

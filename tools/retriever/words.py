@@ -1,4 +1,4 @@
-"""Text to words, the same way when a document is indexed and when a query is asked."""
+"""Tokenizer of the index, the same when a document is indexed and when a query is asked."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ LANGUAGES = (
     "tamil",
     "turkish",
 )
-"""Those whose endings can be cut (Snowball stemmers)."""
+"""Languages whose endings can be cut (Snowball stemmers)."""
 
 LONGEST_WORD = 128
-"""Bytes; what is longer is no word that anybody looks for."""
+"""Bytes of a word; what is longer is no word that anybody looks for."""
 
 _SAMPLE = (
     "The U.S. president's naïve résumé ran: running, relational ponies, 3.14 x_y don't ﬁve Straße ÅÉÎ "
@@ -42,20 +42,21 @@ _SAMPLE = (
 
 
 class WordsSpec(pydantic.BaseModel):
-    """How an index's words were made, kept with it."""
+    """Description of the tokenizer of an index, kept with it."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     language: str
     digest: str
-    """Of the words of a fixed text: the libraries that make them may change, too."""
+    """Hash of the words of a fixed text: the libraries that make them may change, too."""
 
 
 class Words:
-    """Runs of letters and digits: compatibility forms and accents folded, lower case, endings cut by language."""
+    """Tokenizer: runs of letters and digits, compatibility forms and accents folded, lower case, endings cut by
+    language."""
 
     def __init__(self, language: str) -> None:
-        """`language`: of LANGUAGES, or "none" to keep words whole. Raises ConfigError."""
+        """Build the tokenizer. `language`: one of LANGUAGES, or "none" to keep words whole. Raises ConfigError."""
         if language != "none" and language not in LANGUAGES:
             raise ConfigError(f"no endings are known of {language!r}: choose none, {', '.join(LANGUAGES)}")
         self.language = language
@@ -66,20 +67,21 @@ class Words:
 
     @staticmethod
     def plain(text: str) -> str:
-        """The text that `analyzer` is given."""
+        """Normalise a text to the form that `analyzer` is given."""
         return text if text.isascii() else unicodedata.normalize("NFKC", text)
 
     def __call__(self, text: str) -> list[str]:
-        """Words in the order of the text, repeated ones too."""
+        """Split a text into words, in its order, repeated ones too."""
         return self.analyzer.analyze(self.plain(text))
 
     @property
     def spec(self) -> WordsSpec:
+        """Description to be kept with the index."""
         return WordsSpec(language=self.language, digest=hashlib.sha256(repr(self(_SAMPLE)).encode()).hexdigest()[:16])
 
     @classmethod
-    def of(cls, spec: WordsSpec) -> Words:
-        """The same words as an index has. Raises ConfigError where that cannot be."""
+    def from_spec(cls, spec: WordsSpec) -> Words:
+        """Make the tokenizer of an index. Raises ConfigError where this version makes other words."""
         words = cls(spec.language)
         if words.spec != spec:
             raise ConfigError(
