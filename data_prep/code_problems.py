@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from agentrl.errors import DataError
 from agentrl.reward.code import AssertTests, Case, StdioTests, Tests
+from agentrl.system.json_value import JSON
 from data_prep.records import Record, short
 
 
@@ -138,12 +138,13 @@ def lines(record: Record, value: object) -> str:
     return value
 
 
-def decoded(record: Record, key: str) -> Any:
+def decoded(record: Record, key: str) -> JSON:
     """Return a field that may be JSON text. Raises DataError when it is text, but no JSON."""
     value = record.fields.get(key)
     if not isinstance(value, str) or not value.strip():
         return value or None
     try:
-        return json.loads(value)
+        found: JSON = json.loads(value)
+        return found
     except (ValueError, RecursionError) as error:
         raise DataError(f"{record.where}: `{key}` is no JSON: {short(value)} ({error})") from error

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from agentrl.errors import DataError, UserError
 from agentrl.remote import RemoteRefused, RemoteUnavailable
 from agentrl.reward.code import CodeJudge, NoVerdict
 from agentrl.system.deadline import within
+from agentrl.system.json_value import JSON
 from data_prep.code_problems import LeftOut, Problem, problem
 from data_prep.files import write_rows
 from data_prep.options import positive
@@ -131,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def row(one: Problem, agent: Agent, split: str, index: int) -> dict[str, Any]:
+def row(one: Problem, agent: Agent, split: str, index: int) -> dict[str, JSON]:
     """Make the row of a problem."""
     question = {"role": "user", "content": f"{one.task}\n\n{ANSWER_PROMPT}"}
     return {

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
-
-Message = dict[str, Any]
+from agentrl.trajectory import Message
 
 
 class BadConversation(Exception):
@@ -38,7 +38,7 @@ class Conversation:
     """True: the data set's conversations end with the calls, which nothing answers."""
 
 
-def conversation(fields: dict[str, Any]) -> Conversation:
+def conversation(fields: Mapping[str, JSON]) -> Conversation:
     """Convert a record. Raises BadConversation."""
     if "messages" in fields:
         return Conversation([dict(message) for message in mappings(fields, "messages")], tools_of(fields))
@@ -50,7 +50,7 @@ def conversation(fields: dict[str, Any]) -> Conversation:
     raise BadConversation("unknown form", f"no messages, no conversations, no query with answers, but {keys}")
 
 
-def tools_of(fields: dict[str, Any]) -> list[ToolSchema]:
+def tools_of(fields: Mapping[str, JSON]) -> list[ToolSchema]:
     """Read the field `tools`, if there is one."""
     return [wrapped(tool) for tool in mappings(fields, "tools")] if fields.get("tools") else []
 
@@ -60,20 +60,22 @@ def wrapped(tool: dict[str, Any]) -> ToolSchema:
     return tool if "function" in tool else {"type": "function", "function": tool}
 
 
-def mappings(fields: dict[str, Any], key: str) -> list[dict[str, Any]]:
+def mappings(fields: Mapping[str, JSON], key: str) -> list[dict[str, Any]]:
     """Read a list of mappings, which may be JSON text. Raises BadConversation."""
     value = fields[key]
     if isinstance(value, str):
         value = parsed(value, key)
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+    found = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    if not isinstance(value, list) or len(found) < len(value):
         raise BadConversation(f"`{key}` is no list of mappings", repr(value)[:80])
-    return value
+    return found
 
 
-def parsed(text: str, what: str) -> Any:
+def parsed(text: str, what: str) -> JSON:
     """Parse JSON. Raises BadConversation."""
     try:
-        return json.loads(text)
+        value: JSON = json.loads(text)
+        return value
     except (ValueError, RecursionError) as error:
         raise BadConversation(f"{what}: not JSON", f"{text[:80]!r} ({error})") from error
 
@@ -97,7 +99,7 @@ _RESPONSE = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 _TOOLS = re.compile(r"<tools>\s*(.*?)\s*</tools>", re.DOTALL)
 
 
-def sharegpt(fields: dict[str, Any]) -> Conversation:
+def sharegpt(fields: Mapping[str, JSON]) -> Conversation:
     """Convert a conversation in ShareGPT's form.
 
     A system message with `<tools>` is where Hermes explains tools and tags: only the tools are kept, because the chat
@@ -105,8 +107,9 @@ def sharegpt(fields: dict[str, Any]) -> Conversation:
     """
     messages: list[Message] = []
     tools = tools_of(fields)
-    if isinstance(fields.get("system"), str) and fields["system"].strip():
-        messages.append({"role": "system", "content": fields["system"]})
+    system = fields.get("system")
+    if isinstance(system, str) and system.strip():
+        messages.append({"role": "system", "content": system})
     for turn in mappings(fields, "conversations"):
         role, value = ROLES.get(str(turn.get("from"))), turn.get("value")
         if role is None or not isinstance(value, str):
@@ -114,7 +117,8 @@ def sharegpt(fields: dict[str, Any]) -> Conversation:
         if role == "system" and (listed := _TOOLS.search(value)):
             if not tools:
                 functions = parsed(listed[1], "<tools>")
-                tools = [wrapped(tool) for tool in functions if isinstance(tool, dict)]
+                listed_tools = functions if isinstance(functions, list) else []
+                tools = [wrapped(tool) for tool in listed_tools if isinstance(tool, dict)]
         else:
             messages.extend(turn_messages(role, value))
     return Conversation(messages, tools)
@@ -135,7 +139,7 @@ def turn_messages(role: str, value: str) -> Iterator[Message]:
         yield {"role": role, "content": value}
 
 
-def calling(text: str, calls: list[Any]) -> Message:
+def calling(text: str, calls: Sequence[JSON]) -> Message:
     """Make an assistant message with calls. A call that is no mapping is kept as it is, for the check to name."""
     tool_calls = [
         {
@@ -170,7 +174,7 @@ _TYPES = {
 }
 
 
-def xlam(fields: dict[str, Any]) -> Conversation:
+def xlam(fields: Mapping[str, JSON]) -> Conversation:
     """Convert a conversation in xLAM's form."""
     if not isinstance(fields["query"], str):
         raise BadConversation("`query` is no text", repr(fields["query"])[:80])

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
+from agentrl.system.json_value import JSON
 from agentrl.system.publish import published
 
-Row = Mapping[str, Any]
+Row = Mapping[str, JSON]
 _GROUP_ROWS = 1000
 
 

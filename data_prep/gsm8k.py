@@ -14,10 +14,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from agentrl.errors import DataError, UserError
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolError
+from agentrl.trajectory import Message
 from data_prep.files import write_parquet
 from tools.calculator import CalculatorTool, calculate
 
@@ -105,10 +107,10 @@ def problem(line: str, where: str) -> Problem:
     return Problem(record["question"], record["answer"], result)
 
 
-def row(problem: Problem, agent: Agent, split: str, index: int, *, interaction: bool) -> dict[str, Any]:
+def row(problem: Problem, agent: Agent, split: str, index: int, *, interaction: bool) -> dict[str, JSON]:
     """Make one row, with the fields that verl's own preparation of GSM8K has."""
     tools = agent == "tool_agent"
-    made: dict[str, Any] = {
+    made: dict[str, JSON] = {
         "data_source": "openai/gsm8k",
         "prompt": prompt(problem, agent),
         "ability": "math",
@@ -127,13 +129,13 @@ def row(problem: Problem, agent: Agent, split: str, index: int, *, interaction: 
     return made
 
 
-def prompt(problem: Problem, agent: Agent) -> list[dict[str, Any]]:
+def prompt(problem: Problem, agent: Agent) -> list[Message]:
     """Make the prompt of an agent."""
     question = {"role": "user", "content": f"{problem.question} {ANSWER_PROMPT}"}
     return [{"role": "system", "content": CALCULATOR_PROMPT}, question] if agent == "tool_agent" else [question]
 
 
-def conversation(problem: Problem) -> list[dict[str, Any]]:
+def conversation(problem: Problem) -> list[Message]:
     """Cut the worked solution at its annotations: each is a call, answered by the calculator itself."""
     *steps, ending = re.split(ANNOTATION, problem.answer)
     messages = prompt(problem, "tool_agent")

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Literal
 
 from agentrl.errors import DataError, UserError
 from agentrl.reward.search_qa import normalise
+from agentrl.system.json_value import JSON
 from data_prep.files import write_parquet
 from data_prep.options import positive
 from data_prep.records import Record, read_records
@@ -143,9 +144,9 @@ def shuffled(questions: Iterable[Question], seed: int) -> list[Question]:
     return order
 
 
-def row(question: Question, agent: Agent, split: str, index: int) -> dict[str, Any]:
+def row(question: Question, agent: Agent, split: str, index: int) -> dict[str, JSON]:
     """Make one row, with the fields that Search-R1's own preparation of NQ has."""
-    made: dict[str, Any] = {
+    made: dict[str, JSON] = {
         "data_source": "nq",
         "prompt": prompt(question, agent),
         "ability": "fact-reasoning",

@@ -15,13 +15,14 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from agentrl.errors import DataError, UserError
-from data_prep.files import write_json_lines, write_parquet, write_text
+from agentrl.system.json_value import JSON
+from agentrl.trajectory import Message
+from data_prep.files import Row, write_json_lines, write_parquet, write_text
 from data_prep.made_up import Split, Task, World
 from data_prep.options import positive
-from data_prep.transcripts import TOOLS, TOOLS_YAML, Message, flawed, good, prompt
+from data_prep.transcripts import TOOLS, TOOLS_YAML, flawed, good, prompt
 
 Report = Callable[[str], None]
 
@@ -66,10 +67,10 @@ def make(out: Path, recipe: Recipe, report: Report) -> bool:
     return True
 
 
-def read_stamp(out: Path) -> dict[str, Any] | None:
+def read_stamp(out: Path) -> JSON:
     """Read what the files in `out` were made with; None when they are not all there. Raises DataError."""
     try:
-        stamp = json.loads((out / STAMP).read_text(encoding="utf-8"))
+        stamp: JSON = json.loads((out / STAMP).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
     except OSError as error:
@@ -78,12 +79,12 @@ def read_stamp(out: Path) -> dict[str, Any] | None:
     return stamp if all((out / file).exists() for file in files) else None
 
 
-def rows(world: World, split: Split, count: int) -> list[dict[str, Any]]:
+def rows(world: World, split: Split, count: int) -> list[Row]:
     """Make the rows of a split."""
     return [row(task, split, index) for index, task in enumerate(islice(world.tasks(split), count))]
 
 
-def row(task: Task, split: Split, index: int) -> dict[str, Any]:
+def row(task: Task, split: Split, index: int) -> Row:
     """Make the row of a task."""
     return {
         "data_source": f"quickstart/{task.kind}",
@@ -95,13 +96,13 @@ def row(task: Task, split: Split, index: int) -> dict[str, Any]:
     }
 
 
-def conversations(world: World, recipe: Recipe) -> list[dict[str, Any]]:
+def conversations(world: World, recipe: Recipe) -> list[Row]:
     """Make rows of the first phase, then of the last, in the order in which they are to be learnt."""
     rng = Random(f"flaws {recipe.seed}")
     tasks = world.tasks("train", purpose="warm-up")
     tools = json.dumps(TOOLS)
 
-    def conversation(messages: list[Message], phase: str) -> dict[str, Any]:
+    def conversation(messages: list[Message], phase: str) -> Row:
         return {"messages": messages, "tools": tools, "phase": phase}
 
     first = [conversation(good(task), "good") for task in islice(tasks, recipe.good_rows)]

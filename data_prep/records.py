@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from agentrl.errors import DataError
+from agentrl.system.json_value import JSON
 
 _PROGRESS_SECONDS = 5.0
 
@@ -22,23 +23,25 @@ class Record:
 
     where: str
     """File and line, as a message names them; the first line is 1."""
-    fields: dict[str, Any]
+    fields: dict[str, JSON]
 
     def text(self, *keys: str) -> str:
         """Return the first of the fields that is there. Raises DataError when none is, or it is no text."""
         for key in keys:
-            if self.fields.get(key) is not None:
-                if not isinstance(self.fields[key], str):
-                    raise DataError(f"{self.where}: expected text as `{key}`, found {short(self.fields[key])}")
-                return str(self.fields[key])
+            value = self.fields.get(key)
+            if value is not None:
+                if not isinstance(value, str):
+                    raise DataError(f"{self.where}: expected text as `{key}`, found {short(value)}")
+                return value
         raise DataError(f"{self.where}: expected the text `{'` or `'.join(keys)}`, found {short(self.fields)}")
 
     def texts(self, key: str) -> list[str]:
         """Return a list of texts. Raises DataError when the field is none, or empty."""
         value = self.fields.get(key)
-        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        texts = [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+        if not isinstance(value, list) or not value or len(texts) < len(value):
             raise DataError(f"{self.where}: expected a list of texts as `{key}`, found {short(value)}")
-        return value
+        return texts
 
 
 def read_records(path: Path) -> Iterator[Record]:
@@ -62,16 +65,19 @@ def _opened(path: Path) -> TextIO:
 def _records(path: Path, file: TextIO) -> Iterator[Record]:
     for number, line in enumerate(file, start=1):
         if number == 1 and line.lstrip("\ufeff").lstrip().startswith("["):
-            for place, entry in enumerate(_parsed(line + file.read(), f"{path}", "a JSON array"), start=1):
+            entries = _parsed(line + file.read(), f"{path}", "a JSON array")
+            assert isinstance(entries, list)  # it begins with a bracket
+            for place, entry in enumerate(entries, start=1):
                 yield _record(f"{path}, entry {place}", entry)
             return
         if line.strip():
             yield _record(f"{path}:{number}", _parsed(line, f"{path}:{number}", "a JSON object"))
 
 
-def _parsed(text: str, where: str, expected: str) -> Any:
+def _parsed(text: str, where: str, expected: str) -> JSON:
     try:
-        return json.loads(text.lstrip("\ufeff"))
+        value: JSON = json.loads(text.lstrip("\ufeff"))
+        return value
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: expected {expected}, found {text[:80]!r} ({error})") from error
 

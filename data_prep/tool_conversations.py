@@ -14,14 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from agentrl.errors import ConfigError, DataError, UserError
+from agentrl.system.json_value import JSON
 from agentrl.tool.arguments import ArgumentCheck
-from data_prep.conversation_formats import BadConversation, Conversation, Message, conversation
-from data_prep.files import write_rows
+from agentrl.trajectory import Message
+from data_prep.conversation_formats import BadConversation, Conversation, conversation
+from data_prep.files import Row, write_rows
 from data_prep.records import read_records
 
 CALL = pa.struct(
@@ -68,7 +69,7 @@ class Conversations:
     strict: bool
     left_out: dict[str, LeftOut] = field(default_factory=dict)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[Row]:
         """Iterate over the rows. Raises DataError; with `strict` also for the first bad conversation."""
         for record in read_records(self.source):
             try:
@@ -90,9 +91,10 @@ class Calls:
     given: dict[str, str] = field(default_factory=dict)
     """Data set's own ids of the last message's calls, where it has any, to ours."""
 
-    def made(self, message: Message) -> list[dict[str, Any]]:
+    def made(self, message: Message) -> list[dict[str, JSON]]:
         """Number and check the calls of an assistant's message. Raises BadConversation."""
-        made, self.given = [], {}
+        made: list[dict[str, JSON]] = []
+        self.given = {}
         for call in message.get("tool_calls") or ():
             function = called(call, self.checks)
             id_ = f"call{self.count:05d}"

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 from random import Random
-from typing import Any
 
 import yaml
 
 from agentrl.system.config_files import configs_dir
+from agentrl.tool import ToolSchema
+from agentrl.trajectory import Message
 from data_prep.made_up import Call, Fact, Task, World, arithmetic, look_up
-
-Message = dict[str, Any]
 
 SYSTEM = "Use the tools. End with #### and the number."
 TOOLS_YAML = configs_dir() / "tools" / "quickstart.yaml"
-TOOLS: tuple[dict[str, Any], ...] = tuple(
+TOOLS: tuple[ToolSchema, ...] = tuple(
     entry["tool_schema"] for entry in yaml.safe_load(TOOLS_YAML.read_text(encoding="utf-8"))["tools"]
 )
 PARSE_ERROR = "Error (parse): the call is not valid JSON"

@@ -164,6 +164,7 @@ class Episode:
         """
         if self.index >= 0:
             self.earlier.append(replace(self))
+            # With the old seeds, the same prompt would be answered with the same words.
             self.seed = seed_of(self.seed, "transcript", len(self.earlier))
             self.inside_turn = False
         self.tools = tools or None
@@ -262,6 +263,7 @@ class Episode:
                 left - len(marker),
                 *(one.start for one in images if one.start + one.image.tokens > left - len(marker)),
             ]
+            # Kept in part: the policy sees that something is missing, and the record shows what it saw.
             ids = ids[: min(ends)] + marker
             images = [one for one in images if one.start < min(ends)]
             text += CUT_MARKER

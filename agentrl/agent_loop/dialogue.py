@@ -100,6 +100,7 @@ class Dialogue:
         said: list[Message] = [{"role": "user", "content": answer.text}]
         if answer.history is None:
             return self.episode.observe(said)
+        # A new transcript, never a change of the old one: what was sampled stays as it was, and is trained on.
         history = [*answer.history, *(said if answer.text else ())]
         assert self.interaction is not None
         # A message of a form that the chat template cannot write is the interaction's error.

@@ -148,7 +148,9 @@ class Scheduler:
 
     async def _run_loop(self, episode: Episode) -> None:
         loop, name = self.loops[episode.sample.agent_name], f"agent loop {episode.sample.agent_name}"
-        deadline = asyncio.timeout(self.trajectory_timeout)  # not `within`: see agentrl.system.deadline
+        # Tool calls have shorter deadlines of their own, so only a slow engine or server makes a whole trajectory late:
+        # it ends without a score. Not `within`, for which see agentrl.system.deadline.
+        deadline = asyncio.timeout(self.trajectory_timeout)
         try:
             async with deadline:
                 await await_user_code(name, loop.run, lambda: loop.run(episode), passing=(RequestError,))

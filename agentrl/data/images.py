@@ -7,7 +7,7 @@ the latter takes the next image of the column, or its own, under `image`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from agentrl.trajectory.picture import Picture, image_part
 PLACEHOLDER = "<image>"
 
 
-def with_images(messages: list[Message], images: list[Any], folder: Path) -> list[Message]:
+def with_images(messages: list[Message], images: Sequence[object], folder: Path) -> list[Message]:
     """Put a Picture into each place of the messages. Without images `<image>` is text.
 
     Raises DataError when images and places are not as many, an image cannot be read, or its path leads out of `folder`,
@@ -36,7 +36,7 @@ def with_images(messages: list[Message], images: list[Any], folder: Path) -> lis
     return filled
 
 
-def _filled(message: Message, rest: Iterator[tuple[int, Any]], any_images: bool, folder: Path) -> Message:
+def _filled(message: Message, rest: Iterator[tuple[int, object]], any_images: bool, folder: Path) -> Message:
     content = message.get("content")
     if isinstance(content, str) and any_images and PLACEHOLDER in content:
         first, *others = content.split(PLACEHOLDER)
@@ -49,7 +49,7 @@ def _filled(message: Message, rest: Iterator[tuple[int, Any]], any_images: bool,
     return {**message, "content": [_part(part, rest, folder) for part in content]}
 
 
-def _part(part: dict[str, Any], rest: Iterator[tuple[int, Any]], folder: Path) -> dict[str, Any]:
+def _part(part: dict[str, Any], rest: Iterator[tuple[int, object]], folder: Path) -> dict[str, Any]:
     kind = part.get("type") or ("text" if "text" in part else None)
     if kind == "text":
         return _text(part.get("text", ""))
@@ -63,7 +63,7 @@ def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _next(rest: Iterator[tuple[int, Any]], folder: Path) -> Picture:
+def _next(rest: Iterator[tuple[int, object]], folder: Path) -> Picture:
     number, image = next(rest, (-1, None))
     if number < 0:
         raise DataError(f"its messages have more places ({PLACEHOLDER}) than it has images")
@@ -73,7 +73,7 @@ def _next(rest: Iterator[tuple[int, Any]], folder: Path) -> Picture:
         raise DataError(f"image {number} (the first is 0): {error}") from error
 
 
-def _picture(image: Any, folder: Path) -> Picture:
+def _picture(image: object, folder: Path) -> Picture:
     if isinstance(image, dict):
         image = image.get("bytes") or image.get("path")
     if isinstance(image, bytes):

@@ -100,6 +100,8 @@ class Session:
         if len(self._tool_lists) >= MAX_TOOL_LISTS:
             self._tool_lists.clear()
         tools = self._tool_lists.setdefault(digests[0], declared)
+        # Found by messages, not by re-rendering: sampled tokens stay as they were sampled, even where the template
+        # would write them otherwise.
         found = self._history.find(messages, digests)
         try:
             for checkpoint in found:

@@ -12,6 +12,7 @@ from agentrl.remote.credentials import Secrets, from_environment
 from agentrl.remote.faults import FaultKind, RemoteRefused, RemoteUnavailable
 from agentrl.remote.url import checked_url
 from agentrl.system.deadline import within
+from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
 
 START_SECONDS = 30.0
@@ -62,7 +63,7 @@ class ChatEndpoint:
         if self.model not in listed:
             raise ConfigError(f"{where} has no model {self.model!r}; it has {', '.join(map(str, listed[:20]))}")
 
-    async def complete(self, messages: Sequence[Message], **parameters: Any) -> str:
+    async def complete(self, messages: Sequence[Message], **parameters: JSON) -> str:
         """Return the text of the model's answer, which may be empty; `parameters` are further fields of the request.
 
         Raises RemoteUnavailable and RemoteRefused.
@@ -84,7 +85,7 @@ class ChatEndpoint:
         """Close the connections."""
         await self._client.close()
 
-    async def _ask(self, method: str, path: str, **body: Any) -> Any:
+    async def _ask(self, method: str, path: str, **body: JSON) -> Any:
         """Make a request and return the JSON of its answer."""
         url = f"{self.url}/{path}"
         content = json.dumps(body, ensure_ascii=False).encode(errors="replace") if body else None

@@ -197,6 +197,7 @@ class ToolSession:
         async def execute() -> HookOutcome:
             return await self._execute(slot, arguments)
 
+        # Recorded before it is cut, so that a cassette can be replayed under another tokenizer.
         outcome = await self._via_cassette(slot, "execute", arguments, execute)
         limit, seconds, metrics = slot.limits.max_response_tokens, outcome.seconds, dict(outcome.metrics)
         if outcome.error is not None:

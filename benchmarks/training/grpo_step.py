@@ -33,10 +33,11 @@ from agentrl.observe.display import Display
 from agentrl.quickstart.assets import write_untrained
 from agentrl.quickstart.tiny_policy import TinyShape
 from agentrl.sft import train_sft
+from agentrl.trajectory import Message
 from benchmarks.bounded_pip import pip
 from benchmarks.training.arithmetic_floor import Work, measure
 from data_prep.made_up import Task, arithmetic
-from data_prep.transcripts import TOOLS, Message, good
+from data_prep.transcripts import TOOLS, good
 
 TRL = "1.16.0"
 SHAPE = TinyShape(vocab=409, hidden=128, layers=3, heads=4, kv_heads=2, intermediate=384)
