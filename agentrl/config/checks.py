@@ -14,7 +14,7 @@ from agentrl.config.sections.parallel import Parallel
 from agentrl.config.sections.sft import SFTConfig
 from agentrl.config.sections.trainer import RayInitConfig, RunConfig
 from agentrl.config.sections.training import Config
-from agentrl.engines.sglang.options import check_extra
+from agentrl.config.sglang_arguments import check_extra
 from agentrl.errors import ConfigError
 
 

@@ -5,3 +5,16 @@ Nothing is imported from here before it is chosen.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.system.registry import Registry
+
+if TYPE_CHECKING:
+    from agentrl.engines.builder import EngineBuilder
+
+ENGINES: Registry[EngineBuilder] = Registry(
+    "rollout engine",
+    "actor_rollout_ref.rollout.name",
+    {"embedded": "agentrl.engines.embedded.build:build", "sglang": "agentrl.engines.sglang.build:build"},
+)

@@ -12,11 +12,11 @@ from agentrl.agent_loop import LoopContext, LoopLimits, Scheduler
 from agentrl.chat import Chat
 from agentrl.config import Config
 from agentrl.config.needs import uses_ray
-from agentrl.engines.contract import EngineError, RolloutEngine
-from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.config.registries import ENGINES
+from agentrl.engines.builder import EngineSetting
+from agentrl.engines.contract import RolloutEngine
 from agentrl.engines.weights import Weights
-from agentrl.errors import ConfigError, TrainingError
-from agentrl.model.packed import load_model
+from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
 from agentrl.reward.model_input import ModelInput
 from agentrl.rollouts.local import Audience, Rollouts
@@ -111,27 +111,8 @@ def send_first_weights(config: Config, rollouts: Rollouts | RayRollouts, weights
 def build_engine(
     config: Config, device: str, chat: Chat, run_dir: Path, runner: asyncio.Runner, audience: Audience
 ) -> RolloutEngine:
-    """The engine that `rollout.name` asks for. Raises UserError with what kept it from starting."""
-    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    max_model_len = LoopLimits.from_config(config).max_model_len
-    if rollout.name == "embedded":
-        with audience.stage("load engine"):
-            return EmbeddedEngine(
-                load_model(model.path, dtype=model.dtype, device=device, trust_remote_code=model.trust_remote_code),
-                max_num_seqs=rollout.max_num_seqs,
-                max_model_len=max_model_len,
-                stop_decode=chat.decode,
-            )
-    from agentrl.engines.sglang.start import start_engine
-
-    if rollout.free_cache_engine and device == "cpu":
-        raise ConfigError(
-            "actor_rollout_ref.rollout.free_cache_engine=true frees memory of a GPU, and this machine has none"
-        )
-    verb = "start" if rollout.server_urls is None else "reach"
-    with audience.stage(f"{verb} SGLang servers"):
-        starting = start_engine(config, device, max_model_len, run_dir, notify=audience.warn, progress=audience.note)
-        try:
-            return runner.run(starting)
-        except EngineError as error:
-            raise TrainingError(str(error)) from error
+    """Build the engine that `rollout.name` asks for. Raises UserError with the reason when it does not start."""
+    setting = EngineSetting(
+        config, device, LoopLimits.from_config(config).max_model_len, run_dir, chat.decode, audience
+    )
+    return ENGINES.get(config.actor_rollout_ref.rollout.name)(setting, runner)

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from agentrl.config import Config
+from agentrl.config.sglang_arguments import EXTRA_KEY
+from agentrl.engines.builder import EngineSetting
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import ServerInfo
 from agentrl.engines.servers.fleet import Timings
@@ -18,10 +20,32 @@ from agentrl.engines.servers.supervisor import Server
 from agentrl.engines.sglang.checksums import Expectation
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.engine import SGLangEngine
-from agentrl.engines.sglang.options import EXTRA_KEY, RESERVED, ServerArguments
+from agentrl.engines.sglang.options import RESERVED, ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.system.http import allow_many_files, http_client
+
+
+def build(setting: EngineSetting, runner: asyncio.Runner) -> SGLangEngine:
+    """Start SGLang servers, or attach to them. See `EngineBuilder`."""
+    config, audience = setting.config, setting.audience
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.free_cache_engine and setting.device == "cpu":
+        raise ConfigError(f"{ROLLOUT}.free_cache_engine=true frees memory of a GPU, and this machine has none")
+    verb = "start" if rollout.server_urls is None else "reach"
+    with audience.stage(f"{verb} SGLang servers"):
+        starting = start_engine(
+            config,
+            setting.device,
+            setting.max_model_len,
+            setting.run_dir,
+            notify=audience.warn,
+            progress=audience.note,
+        )
+        try:
+            return runner.run(starting)
+        except EngineError as error:
+            raise TrainingError(str(error)) from error
 
 
 async def start_engine(

@@ -1,0 +1,50 @@
+"""How engines are built from the config; `agentrl.config.registries.ENGINES` has their builders by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.config import Config
+from agentrl.engines.contract import RolloutEngine
+
+
+class BuildAudience(Protocol):
+    """Shows the user how the start of an engine goes, and later what happens to its servers."""
+
+    def stage(self, name: str) -> AbstractContextManager[object]: ...
+
+    def note(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetting:
+    """The surroundings of an engine, which its section of the config does not tell."""
+
+    config: Config
+    device: str
+    """cuda or cpu: where the policy is."""
+    max_model_len: int
+    """Longest context in tokens, prompt and response together."""
+    run_dir: Path
+    """The run's folder, for logs and weights in files."""
+    decode: Callable[[list[int]], str]
+    """Ids to text, for stop strings."""
+    audience: BuildAudience
+
+
+class EngineBuilder(Protocol):
+    """Builds one kind of engine."""
+
+    def __call__(self, setting: EngineSetting, runner: asyncio.Runner) -> RolloutEngine:
+        """Start the engine, whose coroutines will run in `runner`. It has the weights of the config's model.
+
+        Raises UserError with the reason when it does not start; then nothing of it is left.
+        """
+        ...

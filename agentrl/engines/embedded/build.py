@@ -1,0 +1,21 @@
+"""The embedded engine from the config."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentrl.engines.builder import EngineSetting
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.model.packed import load_model
+
+
+def build(setting: EngineSetting, runner: asyncio.Runner) -> EmbeddedEngine:
+    """Load the policy's model into this process. See `EngineBuilder`."""
+    model, rollout = setting.config.actor_rollout_ref.model, setting.config.actor_rollout_ref.rollout
+    with setting.audience.stage("load engine"):
+        return EmbeddedEngine(
+            load_model(model.path, dtype=model.dtype, device=setting.device, trust_remote_code=model.trust_remote_code),
+            max_num_seqs=rollout.max_num_seqs,
+            max_model_len=setting.max_model_len,
+            stop_decode=setting.decode,
+        )
