@@ -112,12 +112,10 @@ def conversations(trajectories: Sequence[Trajectory], reading: ModelInput, first
         trajectory.metrics["reward_model_cut"] = float(cut)
         rows.append((position, trajectory.group, ids))
     tokens = torch.tensor(list(itertools.chain.from_iterable(ids for _, _, ids in rows)), dtype=torch.int64)
-    return RaggedBatch(
+    return RaggedBatch.unsampled(
         offsets=torch.tensor([0, *itertools.accumulate(len(ids) for _, _, ids in rows)]),
         ids=tokens,
         mask=torch.zeros(len(tokens), dtype=torch.bool),
-        rollout_logprobs=torch.zeros(len(tokens)),
-        rewards=torch.zeros(len(tokens)),
         group=torch.tensor([group for _, group, _ in rows], dtype=torch.int64),
         trajectory=torch.tensor([position for position, _, _ in rows], dtype=torch.int64),
     )

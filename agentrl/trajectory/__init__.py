@@ -2,6 +2,7 @@
 
 from agentrl.trajectory.trajectory import (
     COUNTED,
+    POLICY,
     Image,
     Message,
     Outline,
@@ -17,6 +18,7 @@ from agentrl.trajectory.trajectory import (
 
 __all__ = [
     "COUNTED",
+    "POLICY",
     "Image",
     "Message",
     "Outline",

@@ -33,6 +33,14 @@ class Sequences(Protocol):
         ...
 
     @property
+    def policy(self) -> torch.Tensor:
+        """[N] int32, index in `policies` of the policy that sampled a sequence's tokens; -1 where none did"""
+        ...
+
+    @property
+    def policies(self) -> tuple[str, ...]: ...
+
+    @property
     def num_tokens(self) -> int: ...
 
     def __len__(self) -> int: ...
@@ -59,16 +67,22 @@ class RaggedBatch:
     """T tokens of N sequences. Legend: T tokens, N sequences.
 
     A token field's entry t belongs to ids[t]: `logprobs[t]` is log p(ids[t] | the tokens before it in its sequence),
-    so the first token of a sequence never carries one. `mask` is True where the policy sampled the token.
+    so the first token of a sequence never carries one. `mask` is True where the policy sampled the token, and `version`
+    and `turn` are -1 where it is False.
     """
 
     offsets: torch.Tensor  # [N + 1] int64, offsets[0] = 0, offsets[N] = T
     ids: torch.Tensor = field(metadata=_TOKEN)  # [T] int64
     mask: torch.Tensor = field(metadata=_TOKEN)  # [T] bool
     rollout_logprobs: torch.Tensor = field(metadata=_TOKEN)  # [T] float32, the engine's
+    version: torch.Tensor = field(metadata=_TOKEN)  # [T] int32, of the weights that sampled the token
+    turn: torch.Tensor = field(metadata=_TOKEN)  # [T] int32, index in the trajectory's `turns`
     rewards: torch.Tensor = field(metadata=_TOKEN)  # [T] float32, each on a policy token
     group: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, index of the prompt
     trajectory: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, sequences of one trajectory share it
+    policy: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int32, index in `policies`; -1 where no policy sampled
+    policies: tuple[str, ...]
+    """Names; `version` counts each policy's weights apart."""
     old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, before the update
     ref_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the reference policy's
     values: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the critic's
@@ -104,6 +118,30 @@ class RaggedBatch:
         return self
 
     @staticmethod
+    def unsampled(
+        offsets: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor, group: torch.Tensor, trajectory: torch.Tensor
+    ) -> RaggedBatch:
+        """Build a batch of tokens that no policy sampled, for supervised learning or a reward model.
+
+        offsets [N + 1] int64, ids [T] int64, mask [T] bool (what is learnt), group and trajectory [N] int64. Log-probs
+        and rewards are 0; version, turn and policy are -1.
+        """
+        tokens = torch.full((len(ids),), -1, dtype=torch.int32)
+        return RaggedBatch(
+            offsets=offsets,
+            ids=ids,
+            mask=mask,
+            rollout_logprobs=torch.zeros(len(ids)),
+            version=tokens,
+            turn=tokens.clone(),
+            rewards=torch.zeros(len(ids)),
+            group=group,
+            trajectory=trajectory,
+            policy=torch.full((len(group),), -1, dtype=torch.int32),
+            policies=(),
+        )
+
+    @staticmethod
     def concat(batches: Sequence[RaggedBatch]) -> RaggedBatch:
         """The sequences of one batch after those of another. All must have the same optional fields; at least one."""
         ends = torch.tensor([0, *(batch.num_tokens for batch in batches)]).cumsum(0).tolist()
@@ -113,6 +151,7 @@ class RaggedBatch:
         for item in fields(RaggedBatch):
             if item.metadata and batches[0].has(item.name):
                 changes[item.name] = torch.cat([getattr(batch, item.name) for batch in batches])
+        changes["policy"], changes["policies"] = join_policies([(batch.policy, batch.policies) for batch in batches])
         return replace(batches[0], **changes)
 
     def select(self, indices: Sequence[int]) -> RaggedBatch:
@@ -140,6 +179,17 @@ def token_places(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """[sum of lengths] int64: start, start + 1, ... of each sequence; starts and lengths [N] int64."""
     before = lengths.cumsum(0) - lengths
     return torch.repeat_interleave(starts - before, lengths) + torch.arange(int(lengths.sum()))
+
+
+def join_policies(parts: Sequence[tuple[torch.Tensor, tuple[str, ...]]]) -> tuple[torch.Tensor, tuple[str, ...]]:
+    """Join the `policy` columns [N_i] int32 of batches, each with its `policies`, into one [sum of N_i] int32.
+
+    Names come in the order in which they first appear. -1 stays -1.
+    """
+    names = tuple(dict.fromkeys(name for _, policies in parts for name in policies))
+    # The entry behind the last name is what the index -1 finds.
+    codes = [torch.tensor([*map(names.index, policies), -1], dtype=torch.int32) for _, policies in parts]
+    return torch.cat([code[policy.long()] for code, (policy, _) in zip(codes, parts, strict=True)]), names
 
 
 def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

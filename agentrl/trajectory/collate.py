@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, compress
 
 import torch
 
-from agentrl.trajectory import Outline, Trajectory, exclusion
+from agentrl.trajectory import Outline, Trajectory, Transcript, exclusion
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
 
@@ -19,18 +20,20 @@ def from_trajectories(trajectories: Sequence[Trajectory], *, turn_reward_coef: f
     Left out, never trained on as a zero: trajectories that FAILED, have no score or no policy token (see `left_out`),
     and transcripts without policy tokens. `group` is the trajectory's, `trajectory` its position in `trajectories`,
     counted from `first`.
-    `rewards` are those of `token_rewards`.
+    `rewards` are those of `token_rewards`, `turn` those of `token_turns`, `version` those of `token_versions`.
+
+    Raises ValueError when a record is unsound: a sampled token of no version or no assistant turn.
     """
     rows = [
-        (position, trajectory, transcript, rewards)
+        row
         for position, trajectory in enumerate(trajectories, first)
         if exclusion(trajectory) is None
-        for transcript, rewards in zip(trajectory.transcripts, token_rewards(trajectory, turn_reward_coef), strict=True)
-        if transcript.sampled_length
+        for row in _rows(position, trajectory, turn_reward_coef)
     ]
+    transcripts = [row.transcript for row in rows]
     offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
-    torch.cumsum(torch.tensor([len(transcript) for _, _, transcript, _ in rows], dtype=torch.int64), 0, out=offsets[1:])
-    transcripts = [transcript for _, _, transcript, _ in rows]
+    torch.cumsum(torch.tensor(list(map(len, transcripts)), dtype=torch.int64), 0, out=offsets[1:])
+    policies = tuple(dict.fromkeys(item.policy for item in transcripts))
     return RaggedBatch(
         offsets=offsets,
         ids=torch.tensor(list(chain.from_iterable(item.ids for item in transcripts)), dtype=torch.int64),
@@ -38,11 +41,40 @@ def from_trajectories(trajectories: Sequence[Trajectory], *, turn_reward_coef: f
         rollout_logprobs=torch.tensor(
             list(chain.from_iterable(item.logprobs for item in transcripts)), dtype=torch.float32
         ),
-        rewards=torch.tensor(list(chain.from_iterable(rewards for _, _, _, rewards in rows)), dtype=torch.float32),
-        group=torch.tensor([trajectory.group for _, trajectory, _, _ in rows], dtype=torch.int64),
-        trajectory=torch.tensor([position for position, _, _, _ in rows], dtype=torch.int64),
+        version=torch.tensor(list(chain.from_iterable(row.versions for row in rows)), dtype=torch.int32),
+        turn=torch.tensor(list(chain.from_iterable(row.turns for row in rows)), dtype=torch.int32),
+        rewards=torch.tensor(list(chain.from_iterable(row.rewards for row in rows)), dtype=torch.float32),
+        group=torch.tensor([row.group for row in rows], dtype=torch.int64),
+        trajectory=torch.tensor([row.position for row in rows], dtype=torch.int64),
+        policy=torch.tensor([policies.index(item.policy) for item in transcripts], dtype=torch.int32),
+        policies=policies,
         images=Images.of(item.images for item in transcripts),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A sequence of the batch. The lists have one entry for each token of the transcript."""
+
+    position: int
+    group: int
+    transcript: Transcript
+    rewards: list[float]
+    turns: list[int]
+    versions: list[int]
+
+
+def _rows(position: int, trajectory: Trajectory, turn_reward_coef: float) -> Iterator[_Row]:
+    by_transcript = zip(
+        trajectory.transcripts,
+        token_rewards(trajectory, turn_reward_coef),
+        token_turns(trajectory),
+        token_versions(trajectory),
+        strict=True,
+    )
+    for transcript, rewards, turns, versions in by_transcript:
+        if transcript.sampled_length:
+            yield _Row(position, trajectory.group, transcript, rewards, turns, versions)
 
 
 def left_out(trajectories: Sequence[Trajectory | Outline]) -> dict[str, int]:
@@ -80,3 +112,41 @@ def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[
             number, position = policy[max(bisect_left(policy, (turn.transcript, turn.end)) - 1, 0)]
             rewards[number][position] += turn_reward_coef * turn.reward
     return rewards
+
+
+def token_turns(trajectory: Trajectory) -> list[list[int]]:
+    """Give each token of every transcript the index in `trajectory.turns` of the assistant turn that sampled it.
+
+    -1 where the policy did not sample. Raises ValueError when a sampled token is in no assistant turn.
+    """
+    turns = [[-1] * len(transcript) for transcript in trajectory.transcripts]
+    for index, turn in enumerate(trajectory.turns):
+        if turn.role == "assistant":
+            mask = trajectory.transcripts[turn.transcript].mask[turn.start : turn.end]
+            turns[turn.transcript][turn.start : turn.end] = [index if sampled else -1 for sampled in mask]
+    _check_known(trajectory, turns, "in no assistant turn")
+    return turns
+
+
+def token_versions(trajectory: Trajectory) -> list[list[int]]:
+    """Give each token of every transcript the version of the weights that sampled it, -1 where the policy did not.
+
+    Raises ValueError when a sampled token is in no version span.
+    """
+    versions = [[-1] * len(transcript) for transcript in trajectory.transcripts]
+    for known, transcript in zip(versions, trajectory.transcripts, strict=True):
+        for span in transcript.versions:
+            known[span.start : span.end] = [span.version] * (span.end - span.start)
+    _check_known(trajectory, versions, "of no version")
+    return versions
+
+
+def _check_known(trajectory: Trajectory, known: list[list[int]], fault: str) -> None:
+    """Raises ValueError when an entry is missing (-1) on a sampled token; credit and corrections would go astray."""
+    for number, (values, transcript) in enumerate(zip(known, trajectory.transcripts, strict=True)):
+        for position in compress(range(len(transcript)), transcript.mask):
+            if values[position] < 0:
+                raise ValueError(
+                    f"trajectory {trajectory.uid}: sampled token {position} of transcript {number} is {fault}. Sample "
+                    "by Episode.generate, which records both"
+                )

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from agentrl.errors import DataError
 from agentrl.system.publish import published
 from agentrl.trajectory import (
+    POLICY,
     Message,
     Outline,
     PlacedImage,
@@ -96,10 +97,14 @@ SCHEMA = pa.schema(
         "logprobs": pa.list_(pa.list_(pa.float32())),
         "versions": pa.list_(pa.list_(_SPAN)),
         "images": pa.list_(pa.list_(_IMAGE)),
+        "policy": pa.list_(pa.string()),
         "score_extra": pa.map_(pa.string(), pa.float64()),
         "metrics": pa.map_(pa.string(), pa.float64()),
     }
 )
+
+ADDED = ("policy",)
+"""Columns that files of earlier versions lack."""
 
 
 def write_trajectories(
@@ -161,7 +166,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{path}: want a parquet file of trajectories, but it cannot be read: {error}") from error
-    missing = [name for name in SCHEMA.names if name not in table.column_names]
+    missing = [name for name in SCHEMA.names if name not in (*table.column_names, *ADDED)]
     if missing:
         raise DataError(f"{path}: want a file of trajectories; the columns {', '.join(missing)} are missing")
     return [from_row(row) for row in table.to_pylist(maps_as_pydicts="strict")]
@@ -195,6 +200,7 @@ def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: floa
             for transcript in trajectory.transcripts
         ],
         "images": [[_image_row(one) for one in transcript.images] for transcript in trajectory.transcripts],
+        "policy": [valid_unicode(transcript.policy) for transcript in trajectory.transcripts],
         "score_extra": {valid_unicode(name): value for name, value in trajectory.score_extra.items()},
         "metrics": {valid_unicode(name): value for name, value in trajectory.metrics.items()},
     }
@@ -258,9 +264,15 @@ def from_row(row: dict[str, Any]) -> Trajectory:
         data_source=row["data_source"],
         agent_name=row["agent_name"],
         transcripts=[
-            Transcript(ids, mask, logprobs, [VersionSpan(**span) for span in versions], prompt_length)
-            for ids, mask, logprobs, versions, prompt_length in zip(
-                row["ids"], row["mask"], row["logprobs"], row["versions"], row["prompt_length"], strict=True
+            Transcript(ids, mask, logprobs, [VersionSpan(**span) for span in versions], prompt_length, policy=policy)
+            for ids, mask, logprobs, versions, prompt_length, policy in zip(
+                row["ids"],
+                row["mask"],
+                row["logprobs"],
+                row["versions"],
+                row["prompt_length"],
+                row.get("policy", [POLICY] * len(row["ids"])),
+                strict=True,
             )
         ],
         turns=turns,

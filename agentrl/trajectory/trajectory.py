@@ -20,6 +20,9 @@ COUNTED = "counted_turn_reward"
 """The name, among a scorer's further numbers, of the turn rewards that its score counts already: these are paid by the
 score, and not again beside it."""
 
+POLICY = "policy"
+"""The name of the policy of a run that trains one."""
+
 Message = dict[str, Any]
 """An OpenAI-style chat message: role, content, and optionally tool_calls, tool_call_id, name."""
 
@@ -90,6 +93,8 @@ class Transcript:
     prompt_length: int = 0
     images: list[PlacedImage] = field(default_factory=list)
     """In the order of their places. An image token that is in none of them was sampled: a token like any other."""
+    policy: str = POLICY
+    """Name of the policy that sampled the tokens with mask 1; `versions` counts this policy's weights."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -231,7 +231,8 @@ def filler(like: RaggedBatch) -> RaggedBatch:
     empty: dict[str, Any] = {
         name: value.new_zeros(1) for name, value in values.items() if isinstance(value, torch.Tensor)
     }
-    return replace(like, **(empty | {"offsets": torch.tensor([0, 1]), "images": None}))
+    unsampled = {name: empty[name] - 1 for name in ("version", "turn")}
+    return replace(like, **(empty | unsampled | {"offsets": torch.tensor([0, 1]), "images": None}))
 
 
 def to_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:

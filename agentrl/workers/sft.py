@@ -96,12 +96,10 @@ def to_batch(samples: Sequence[SFTSample]) -> RaggedBatch:
     """Transcripts as a batch: the mask marks what is learnt, each transcript is a prompt of its own."""
     ids = torch.from_numpy(np.concatenate([sample.ids for sample in samples]).astype(np.int64))
     offsets = np.cumsum([0, *(len(sample.ids) for sample in samples)])
-    return RaggedBatch(
+    return RaggedBatch.unsampled(
         offsets=torch.from_numpy(offsets),
         ids=ids,
         mask=torch.from_numpy(np.concatenate([sample.mask for sample in samples])),
-        rollout_logprobs=torch.zeros(len(ids)),
-        rewards=torch.zeros(len(ids)),
         group=torch.arange(len(samples)),
         trajectory=torch.arange(len(samples)),
     )

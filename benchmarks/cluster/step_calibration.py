@@ -128,9 +128,13 @@ def made_up_batch(vocab: int, groups: int, answer: int) -> RaggedBatch:
         ids=torch.cat(ids),
         mask=mask,
         rollout_logprobs=zeros,
+        version=mask.int() - 1,
+        turn=mask.int() - 1,
         rewards=zeros,
         group=torch.arange(rows) // GROUP,
         trajectory=torch.arange(rows),
+        policy=torch.zeros(rows, dtype=torch.int32),
+        policies=("policy",),
         old_logprobs=zeros.clone(),
         advantages=torch.randn(rows * length, generator=generator) * mask,
     )

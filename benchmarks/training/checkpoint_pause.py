@@ -41,9 +41,13 @@ def made_up_batch() -> RaggedBatch:
         ids=torch.randint(3, 300, (tokens,), generator=generator),
         mask=torch.ones(tokens, dtype=torch.bool),
         rollout_logprobs=torch.zeros(tokens),
+        version=torch.zeros(tokens, dtype=torch.int32),
+        turn=torch.zeros(tokens, dtype=torch.int32),
         rewards=torch.zeros(tokens),
         group=torch.arange(SEQUENCES),
         trajectory=torch.arange(SEQUENCES),
+        policy=torch.zeros(SEQUENCES, dtype=torch.int32),
+        policies=("policy",),
         advantages=torch.randn(tokens, generator=generator),
     )
 

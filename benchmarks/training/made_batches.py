@@ -24,13 +24,18 @@ def ragged_batch(sequences: int, seed: int = 1) -> tuple[RaggedBatch, torch.Tens
     offsets = torch.tensor([0, *lengths.tolist()]).cumsum(0)
     tokens = int(offsets[-1])
     places = torch.arange(tokens) - offsets[:-1].repeat_interleave(lengths)
+    mask = places >= prompts.repeat_interleave(lengths)
     batch = RaggedBatch(
         offsets=offsets,
         ids=torch.randint(0, 150_000, (tokens,), generator=generator),
-        mask=places >= prompts.repeat_interleave(lengths),
+        mask=mask,
         rollout_logprobs=torch.rand(tokens, generator=generator),
+        version=mask.int() - 1,
+        turn=mask.int() - 1,
         rewards=torch.zeros(tokens),
         group=torch.arange(sequences) // GROUP,
         trajectory=torch.arange(sequences),
+        policy=torch.zeros(sequences, dtype=torch.int32),
+        policies=("policy",),
     )
     return batch, prompts

@@ -34,13 +34,30 @@ def batch_of(*rows: Row) -> RaggedBatch:
         ids=torch.arange(total),
         mask=torch.tensor([char == "1" for row in rows for char in row.mask], dtype=torch.bool),
         rollout_logprobs=torch.zeros(total),
+        version=torch.tensor([0 if char == "1" else -1 for row in rows for char in row.mask], dtype=torch.int32),
+        turn=torch.tensor(turns_of(rows), dtype=torch.int32),
         rewards=torch.tensor([row.rewards.get(at, 0.0) for row in rows for at in range(len(row.mask))]),
         group=torch.tensor([row.group for row in rows], dtype=torch.int64),
         trajectory=torch.tensor(
             [index if row.trajectory is None else row.trajectory for index, row in enumerate(rows)], dtype=torch.int64
         ),
+        policy=torch.zeros(len(rows), dtype=torch.int32),
+        policies=("policy",),
         values=torch.tensor([value for row in rows for value in row.values or [0.0] * len(row.mask)]),
     )
+
+
+def turns_of(rows: Sequence[Row]) -> list[int]:
+    """By token: each run of policy tokens is a turn of its trajectory, as each stretch of observed tokens is."""
+    counts: dict[int, int] = {}
+    turns = []
+    for index, row in enumerate(rows):
+        trajectory = index if row.trajectory is None else row.trajectory
+        for place, char in enumerate(row.mask):
+            if place == 0 or row.mask[place - 1] != char:
+                counts[trajectory] = counts.get(trajectory, -1) + 1
+            turns.append(counts[trajectory] if char == "1" else -1)
+    return turns
 
 
 def algorithm(estimator: str, **keys: Any) -> AlgorithmConfig:

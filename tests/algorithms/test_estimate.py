@@ -26,9 +26,13 @@ def test_rewards_of_trajectories_go_to_their_last_policy_tokens() -> None:
         ids=torch.arange(11),
         mask=mask,
         rollout_logprobs=torch.zeros(11),
+        version=mask.int() - 1,
+        turn=mask.int() - 1,
         rewards=0.5 * mask,
         group=torch.tensor([0, 0, 1]),
         trajectory=torch.tensor([3, 3, 7]),
+        policy=torch.zeros(3, dtype=torch.int32),
+        policies=("policy",),
     )
     added = add_rewards(batch, {3: 2.0, 5: 100.0, 7: -1.0}) - batch.rewards
     assert added.tolist() == [0, 0, 0, 0, 0, 2, 0, 0, 0, -1, 0]
@@ -46,9 +50,13 @@ def scored(**columns: Any) -> RaggedBatch:
         ids=torch.arange(12),
         mask=mask,
         rollout_logprobs=torch.zeros(12),
+        version=mask.int() - 1,
+        turn=mask.int() - 1,
         rewards=rewards,
         group=torch.tensor([4, 4, 6, 6]),
         trajectory=torch.tensor([8, 9, 12, 13]),
+        policy=torch.zeros(4, dtype=torch.int32),
+        policies=("policy",),
         old_logprobs=torch.full((12,), -1.0),
         ref_logprobs=torch.full((12,), -1.0),
         values=torch.zeros(12),

@@ -48,9 +48,13 @@ def test_advantages(case: dict[str, Any], name: str) -> None:
         ids=torch.zeros(len(mask), dtype=torch.int64),
         mask=mask,
         rollout_logprobs=torch.zeros(len(mask)),
+        version=mask.int() - 1,
+        turn=mask.int() - 1,
         rewards=unpad(case[rewards], case["lengths"]).float(),
         group=torch.tensor(case["group"]),
         trajectory=torch.arange(len(offsets) - 1),
+        policy=torch.zeros(len(offsets) - 1, dtype=torch.int32),
+        policies=("policy",),
         values=unpad(case["values"], case["lengths"]).float(),
     )
     by_std = name != "dr_grpo"

@@ -95,9 +95,13 @@ def grouped_batch() -> RaggedBatch:
         ids=ids,
         mask=mask,
         rollout_logprobs=torch.zeros(len(ids)),
+        version=mask.int() - 1,
+        turn=mask.int() - 1,
         rewards=torch.zeros(len(ids)),
         group=torch.arange(count) // 4,
         trajectory=torch.arange(count),
+        policy=torch.zeros(count, dtype=torch.int32),
+        policies=("policy",),
         advantages=torch.linspace(-1, 1, count).repeat_interleave(offsets.diff()) * mask,
     )
 

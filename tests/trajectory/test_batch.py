@@ -39,9 +39,13 @@ def test_select_keeps_empty_sequences() -> None:
         ids=torch.tensor([7, 8, 9]),
         mask=torch.tensor([False, True, True]),
         rollout_logprobs=torch.zeros(3),
+        version=torch.tensor([-1, 4, 5], dtype=torch.int32),
+        turn=torch.tensor([-1, 0, 0], dtype=torch.int32),
         rewards=torch.zeros(3),
         group=torch.tensor([0, 1, 2]),
         trajectory=torch.tensor([0, 1, 2]),
+        policy=torch.zeros(3, dtype=torch.int32),
+        policies=("policy",),
     )
     chosen = batch.select([2, 1, 0])
     assert chosen.offsets.tolist() == [0, 1, 1, 3] and chosen.ids.tolist() == [9, 7, 8]

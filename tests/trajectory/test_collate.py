@@ -25,8 +25,14 @@ def transcript(*parts: str) -> Transcript:
 
 
 def trajectory(*transcripts: Transcript, turns: list[Turn] | None = None, **fields: Any) -> Trajectory:
+    """Without `turns`, each sampled part is an assistant turn."""
     fields = {"uid": "t", "group": 0, "score": 1.0, **fields}
-    return Trajectory(transcripts=list(transcripts), turns=turns or [], **fields)
+    said = [
+        Turn("assistant", "", number, span.start, span.end)
+        for number, one in enumerate(transcripts)
+        for span in one.versions
+    ]
+    return Trajectory(transcripts=list(transcripts), turns=said if turns is None else turns, **fields)
 
 
 def test_tokens_masks_logprobs_and_ids_are_those_of_the_transcripts() -> None:
@@ -38,6 +44,10 @@ def test_tokens_masks_logprobs_and_ids_are_those_of_the_transcripts() -> None:
     assert batch.rollout_logprobs.tolist() == pytest.approx([0, 0, -0.5, -1.5, 0, -0.5, 0, 0, -0.5])
     assert (batch.group.tolist(), batch.trajectory.tolist()) == ([4, 7], [0, 1])
     assert batch.rewards.tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 1]
+    assert batch.version.tolist() == [-1, -1, 3, 3, -1, 3, -1, -1, 3]
+    assert batch.turn.tolist() == [-1, -1, 0, 0, -1, 1, -1, -1, 0]
+    assert (batch.policy.tolist(), batch.policies) == ([0, 0], ("policy",))
+    assert {batch.version.dtype, batch.turn.dtype, batch.policy.dtype} == {torch.int32}
     dtypes = [batch.offsets.dtype, batch.ids.dtype, batch.mask.dtype, batch.rewards.dtype, batch.rollout_logprobs.dtype]
     assert dtypes == [torch.int64, torch.int64, torch.bool, torch.float32, torch.float32]
 

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import DataError
@@ -15,7 +16,7 @@ from tests.trajectory.written import Writer, tool_trajectory
 def full_trajectory() -> Trajectory:
     """Two context windows, every kind of message, a parse error, extras."""
     trajectory = tool_trajectory()
-    second = Transcript()
+    second = Transcript(policy="second")
     second.append_prompt([5, 6])
     second.append_sampled([7, 8, 9], [-0.5, -1.5, 0.0], 4)
     trajectory.transcripts.append(second)
@@ -46,6 +47,13 @@ def test_round_trip(tmp_path: Path) -> None:
         dataclasses.asdict(failed),
     ]
     assert back[1].status is Status.FAILED
+
+
+def test_files_from_before_policies_had_names_are_read(tmp_path: Path) -> None:
+    path = write_trajectories(tmp_path, [tool_trajectory()], step=1, split="train", turn_reward_coef=1.0)
+    pq.write_table(pq.read_table(path).drop_columns(["policy"]), path)
+    (back,) = read_trajectories(path)
+    assert dataclasses.asdict(back) == dataclasses.asdict(tool_trajectory())
 
 
 def test_a_step_that_another_number_of_workers_does_again_is_there_once(tmp_path: Path) -> None:

@@ -36,17 +36,21 @@ def images_for_one(chat: Chat) -> RaggedBatch:
     ids = [chat.render(prompt) for prompt in prompts]
     images = Images.of([chat.images(one, prompt) for one, prompt in zip(ids, prompts, strict=True)])
     answer = chat.encode("It is a dot.")
-    mask = [flag for one in ids for flag in [False] * len(one) + [True] * len(answer)]
+    mask = torch.tensor([flag for one in ids for flag in [False] * len(one) + [True] * len(answer)])
     flat = [id for one in ids for id in [*one, *answer]]
     zeros = torch.zeros(len(flat))
     return RaggedBatch(
         offsets=torch.tensor([0, *(len(one) + len(answer) for one in ids)]).cumsum(0),
         ids=torch.tensor(flat),
-        mask=torch.tensor(mask),
+        mask=mask,
         rollout_logprobs=zeros,
+        version=mask.int() - 1,
+        turn=mask.int() - 1,
         rewards=zeros,
         group=torch.tensor([0, 1]),
         trajectory=torch.tensor([0, 1]),
-        advantages=torch.tensor(mask).float(),
+        policy=torch.zeros(2, dtype=torch.int32),
+        policies=("policy",),
+        advantages=mask.float(),
         images=images,
     )

@@ -44,13 +44,16 @@ def make_batch(vocab_size: int) -> BatchMaker:
             length = int(torch.randint(low, high, (), generator=generator))
             return torch.randint(3, vocab_size, (length,), generator=generator)
 
-        ids, mask, group, offsets = [], [], [], [0]
+        ids, mask, turns, group, offsets = [], [], [], [], [0]
         for prompt in range(prompts):
             beginning = tokens(10, 14)
             for _ in range(n):
                 parts = [beginning, tokens(3, 9), tokens(2, 5), tokens(3, 9)]
                 ids += parts
                 mask += [torch.full_like(part, place in (1, 3), dtype=torch.bool) for place, part in enumerate(parts)]
+                turns += [
+                    torch.full_like(part, place - 1 if place in (1, 3) else -1) for place, part in enumerate(parts)
+                ]
                 group.append(prompt)
                 offsets.append(offsets[-1] + sum(len(part) for part in parts))
         flat_mask = torch.cat(mask)
@@ -61,9 +64,13 @@ def make_batch(vocab_size: int) -> BatchMaker:
             ids=torch.cat(ids),
             mask=flat_mask,
             rollout_logprobs=torch.zeros(offsets[-1]),
+            version=flat_mask.int() - 1,
+            turn=torch.cat(turns).int(),
             rewards=torch.zeros(offsets[-1]),
             group=torch.tensor(group),
             trajectory=torch.arange(len(group)),
+            policy=torch.zeros(len(group), dtype=torch.int32),
+            policies=("policy",),
             advantages=advantages,
         )
 

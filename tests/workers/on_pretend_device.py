@@ -46,9 +46,13 @@ def batch_of(vocab: int) -> RaggedBatch:
         ids=ids,
         mask=mask,
         rollout_logprobs=torch.zeros(len(ids)),
+        version=mask.int() - 1,
+        turn=mask.int() - 1,
         rewards=torch.zeros(len(ids)),
         group=torch.tensor([0, 0, 1, 1]),
         trajectory=torch.arange(4),
+        policy=torch.zeros(4, dtype=torch.int32),
+        policies=("policy",),
         advantages=torch.randn(ids.shape, generator=generator) * mask,
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 import ray
 import torch
 
-from agentrl.trajectory.batch import RaggedBatch, token_places
+from agentrl.trajectory.batch import RaggedBatch, join_policies, token_places
 
 Arrays = dict[str, Any]
 """Tensors as numpy has them, which the store reads without a copy, and images."""
@@ -30,6 +30,8 @@ class Index:
     lengths: torch.Tensor
     group: torch.Tensor
     policy_tokens: torch.Tensor
+    policy: torch.Tensor
+    policies: tuple[str, ...]
     fields: frozenset[str]
     """Names of the columns that are there."""
 
@@ -59,6 +61,8 @@ class StoredBatch:
     lengths: torch.Tensor  # [N] int64
     group: torch.Tensor  # [N] int64
     policy_tokens: torch.Tensor  # [N] int64
+    policy: torch.Tensor  # [N] int32, index in `policies`, -1 where no policy sampled
+    policies: tuple[str, ...]
     fields: frozenset[str]
     """Those that were stored, and those of `columns`."""
     batches: tuple[Piece, ...]
@@ -70,11 +74,14 @@ class StoredBatch:
         index = list(pieces)
         ends = np.cumsum([0, *(len(one.lengths) for one in index)])
         rows = [torch.arange(start, start + len(one.lengths)) for start, one in zip(ends, index, strict=False)]
+        policy, policies = join_policies([(one.policy, one.policies) for one in index])
         return StoredBatch(
             rows=torch.cat(rows),
             lengths=torch.cat([one.lengths for one in index]),
             group=torch.cat([one.group for one in index]),
             policy_tokens=torch.cat([one.policy_tokens for one in index]),
+            policy=policy,
+            policies=policies,
             fields=index[0].fields,
             batches=tuple(Piece(one.ref, part) for one, part in zip(index, rows, strict=True)),
             columns={},
@@ -98,6 +105,7 @@ class StoredBatch:
             lengths=self.lengths[chosen],
             group=self.group[chosen],
             policy_tokens=self.policy_tokens[chosen],
+            policy=self.policy[chosen],
         )
 
     def with_fields(self, **values: Column) -> StoredBatch:
@@ -109,6 +117,9 @@ class StoredBatch:
 
     def load(self) -> RaggedBatch:
         """Fetch these sequences; on the machine where a piece lies only they are copied."""
+        return self._fetch().with_fields(policy=self.policy, policies=self.policies)
+
+    def _fetch(self) -> RaggedBatch:
         stored = [piece for piece in self.batches if len(piece.rows)]
         if not stored:
             empty = _view(ray.get(self.batches[0].ref))
@@ -134,7 +145,15 @@ def put_batch(batch: RaggedBatch) -> Index:
         for name, value in given.items()
         if value is not None
     }
-    return Index(ray.put(arrays), batch.lengths, batch.group, batch.policy_tokens, frozenset(arrays))
+    return Index(
+        ref=ray.put(arrays),
+        lengths=batch.lengths,
+        group=batch.group,
+        policy_tokens=batch.policy_tokens,
+        policy=batch.policy,
+        policies=batch.policies,
+        fields=frozenset(arrays),
+    )
 
 
 def put_column(values: torch.Tensor, batch: RaggedBatch) -> Any:
