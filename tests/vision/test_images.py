@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from agentrl.trajectory import Image, PlacedImage, Trajectory, Transcript
+from agentrl.trajectory import Image, PlacedImage, Trajectory, Transcript, Turn
 from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.images import Images
 
@@ -81,7 +81,8 @@ def test_trajectories_bring_their_images_into_the_batch() -> None:
         transcript.append_sampled([7, 8], [-1.0, -2.0], 0)
         transcript.append_observed([4, 9, 4], [PlacedImage(1, image(3))])
         transcript.append_sampled([7], [-1.0], 0)
-        trajectories.append(Trajectory(str(number), 0, transcripts=[transcript], score=1.0))
+        turns = [Turn("assistant", "", 0, span.start, span.end) for span in transcript.versions]
+        trajectories.append(Trajectory(str(number), 0, transcripts=[transcript], turns=turns, score=1.0))
     batch = from_trajectories(trajectories, turn_reward_coef=1.0)
     assert seen(batch.images, 2) == [[(1, 1, SQUARE), (6, 3, SQUARE)], [(1, 2, SQUARE), (6, 3, SQUARE)]]
     assert not batch.mask[batch.ids == 9].any()
