@@ -72,7 +72,6 @@ def generate(config: GenerateConfig, display: Display) -> Path:
     from agentrl.rollouts.context import build_tools, load_chat, open_data
 
     chat = load_chat(config)
-    display.decode = chat.decode
     context = build_tools(config, chat, scored=config.data.output_scores)
     data = open_data(config, config.data.path, config.data.max_samples, chat, context, display)
     rows = InputRows(data.files, ADDED)

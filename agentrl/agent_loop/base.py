@@ -6,6 +6,7 @@ appends what was observed; so a user's loop cannot break the invariants of the t
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -63,6 +64,9 @@ class AgentLoop(ABC):
     refused."""
     takes_images: ClassVar[bool] = True
     """True: images in a row's prompt reach the model. Under any other loop a row with images is refused."""
+
+    calls: re.Pattern[str] | None = None
+    """How its tool calls look in decoded text, for people; None: as the chat format writes them."""
 
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
         """Return the messages of the first prompt, and those of the run's tools that the chat template renders in it.

@@ -31,6 +31,7 @@ class ReactLoop(InlineLoop):
     """ReAct loop. The prompts are Jinja2 files; a subclass may name others in `prompts`."""
 
     stops = (STOP,)
+    calls = re.compile(rf"^Action:.*?(?=^{STOP}|\Z)", re.DOTALL | re.MULTILINE)
     prompts: Path = Path(__file__).parent / "prompts"
 
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:

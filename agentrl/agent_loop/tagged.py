@@ -48,6 +48,8 @@ class TaggedLoop(InlineLoop):
     def __init__(self) -> None:
         self._by_stop = {f"</{tag.name}>": tag for tag in self.tags}
         self.stops = (*self._by_stop, f"</{_FINAL}>")
+        written = (re.escape(tag.name) for tag in self.tags)
+        self.calls = re.compile("|".join(rf"<{name}>.*?(?:</{name}>|\Z)" for name in written), re.DOTALL)
         names = {_FINAL, _THOUGHTS, *(name for tag in self.tags for name in (tag.name, tag.result))}
         self._forged = re.compile(rf"<(?=/?(?:{'|'.join(map(re.escape, names))})\s*>)", re.IGNORECASE)
 

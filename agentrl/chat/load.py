@@ -8,9 +8,14 @@ from typing import Any
 
 from agentrl.chat.codec import Codec
 from agentrl.chat.formats.format import Format
-from agentrl.chat.formats.parsers import CALL_FORMATS, detect_format
+from agentrl.chat.formats.parsers import CallFormat
 from agentrl.chat.formats.template import TemplateFormat
+from agentrl.config.registries import CALL_FORMATS
 from agentrl.errors import ConfigError
+from agentrl.system.targets import is_target
+
+NO_CALLS = "none"
+"""The format of models that call no tools."""
 
 
 def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: bool) -> Any:
@@ -35,9 +40,11 @@ def make_format(codec: Codec, name: str, template_kwargs: dict[str, Any], *, own
     """`name` is one of
 
     - `auto`: the model's family where the hub name is known to `renderers`, else the tokenizer's own template with the
-      call parser that its markers speak of;
+      call format that its markers speak of;
     - a family of the `renderers` package, e.g. `qwen3`;
-    - `template:PARSER` or `PARSER` (a key of `CALL_FORMATS`, e.g. `hermes`): the tokenizer's own template.
+    - `template:CALLS` or `CALLS` (a name of `CALL_FORMATS`, e.g. `hermes`, or `none`): the tokenizer's own template;
+    - a target: a CallFormat for the tokenizer's own template, or a class that is called with the codec and
+      `template_kwargs` and gives a Format.
 
     Raises ConfigError for other names, and for a family together with a template file, which it would ignore.
     """
@@ -52,18 +59,35 @@ def make_format(codec: Codec, name: str, template_kwargs: dict[str, Any], *, own
                 f"multi_turn.format={name} and model.chat_template conflict: a family has its own template"
             )
         return FamilyFormat(codec, family, template_kwargs)
-    source = _template_source(codec.tokenizer)
-    if name == "auto":
-        return TemplateFormat(codec, detect_format(source), template_kwargs)
-    parser = name.removeprefix("template:")
-    if parser not in CALL_FORMATS:
-        known = ["auto", *FAMILIES, *CALL_FORMATS, *(f"template:{parser}" for parser in CALL_FORMATS)]
-        near = get_close_matches(name, known, n=3, cutoff=0.5)
+    chosen = detect_format(_template_source(codec.tokenizer)) if name == "auto" else name.removeprefix("template:")
+    known = [*CALL_FORMATS.names(), NO_CALLS]
+    if chosen not in known and not is_target(chosen):
+        near = get_close_matches(name, ["auto", *FAMILIES, *known, *(f"template:{one}" for one in known)], 3, 0.5)
         raise ConfigError(
             f"multi_turn.format={name!r} is unknown; nearest: {', '.join(near) or 'none'}. Expected auto, a family "
-            f"({', '.join(FAMILIES)}) or template:PARSER with one of {', '.join(CALL_FORMATS)}"
+            f"({', '.join(FAMILIES)}), template:CALLS with one of {', '.join(known)}, or one of yours as "
+            "package.module:object or path/to/file.py:object"
         )
-    return TemplateFormat(codec, parser, template_kwargs)
+    found = None if chosen == NO_CALLS else CALL_FORMATS.get(chosen)
+    if isinstance(found, type):
+        return found(codec, template_kwargs)
+    if found is not None and not isinstance(found, CallFormat):
+        raise ConfigError(
+            f"multi_turn.format={name}: expected a CallFormat, or a class that gives a Format (agentrl.chat.formats), "
+            f"found {found!r:.200}"
+        )
+    _template_source(codec.tokenizer)
+    return TemplateFormat(codec, template_kwargs, found, chosen)
+
+
+def detect_format(template: str) -> str:
+    """The call format most of whose signs a chat template has, all of its own; `none` when it has no format's."""
+    found: dict[str, int] = {}
+    for name in CALL_FORMATS.names():
+        calls = CALL_FORMATS.get(name)
+        if isinstance(calls, CallFormat) and calls.signs and all(sign in template for sign in calls.signs):
+            found[name] = len(calls.signs)
+    return max(found, key=lambda name: found[name], default=NO_CALLS)
 
 
 def _template_source(tokenizer: Any) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.config.choices import check_choices
 from agentrl.config.needs import ACTOR, ROLLOUT, refuse_ineffective
 from agentrl.config.section import Section
 from agentrl.config.sections.model import ModelConfig
@@ -21,6 +22,7 @@ from agentrl.errors import ConfigError
 def check(config: Section, user_set: Mapping[str, Any]) -> None:
     """Raises ConfigError for the first key that conflicts, can have no effect, or does not fit with the others."""
     refuse_ineffective(config, user_set)
+    check_choices(config)
     if isinstance(config, Config):
         check_clip(config)
         check_batches(config)

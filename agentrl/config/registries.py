@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from agentrl.system.registry import Registry
 
 if TYPE_CHECKING:
+    from agentrl.chat.formats.format import MakeFormat
+    from agentrl.chat.formats.parsers import CallFormat
     from agentrl.engines.builder import EngineBuilder
 
 ENGINES: Registry[EngineBuilder] = Registry(
@@ -18,3 +20,11 @@ ENGINES: Registry[EngineBuilder] = Registry(
     "actor_rollout_ref.rollout.name",
     {"embedded": "agentrl.engines.embedded.build:build", "sglang": "agentrl.engines.sglang.build:build"},
 )
+
+_FORMATS = ("deepseek_v3", "glm", "hermes", "llama3_json", "minimax", "mistral", "qwen3_coder")
+CALL_FORMATS: Registry[CallFormat | MakeFormat] = Registry(
+    "tool-call format",
+    "actor_rollout_ref.rollout.multi_turn.format",
+    {name: f"agentrl.chat.formats.{name}:FORMAT" for name in _FORMATS},
+)
+"""How models write tool calls; beside these, the families of the `renderers` package are chosen by the same key."""

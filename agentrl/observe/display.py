@@ -15,7 +15,7 @@ from threading import RLock
 from types import TracebackType
 from typing import Self, TextIO
 
-from agentrl.observe.excerpt import Decode, cut, headline, pieces, visible
+from agentrl.observe.excerpt import Reading, cut, headline, pieces, visible
 from agentrl.trajectory import Trajectory
 
 Clock = Callable[[], float]
@@ -161,8 +161,8 @@ class Display(ABC):
     def __init__(self, title: str, clock: Clock = time.monotonic) -> None:
         self.title = visible(title)
         self.clock = clock
-        self.decode: Decode | None = None
-        """Token ids to text (`chat.decode`); needed before `trajectory`."""
+        self.reading: Reading | None = None
+        """Needed before `trajectory`."""
         self.stages: list[Stage] = []
         """Those running, outermost first."""
         self.lock = RLock()
@@ -199,7 +199,7 @@ class Display(ABC):
 
     @abstractmethod
     def trajectory(self, trajectory: Trajectory, title: str) -> None:
-        """One whole trajectory, cut where it is long. Raises ValueError when `decode` has not been set."""
+        """One whole trajectory, cut where it is long. Raises ValueError when `reading` has not been set."""
 
     @abstractmethod
     def note(self, text: str) -> None: ...
@@ -219,10 +219,10 @@ class Display(ABC):
     @abstractmethod
     def _stage_ended(self, stage: Stage, finished: bool) -> None: ...
 
-    def _decode(self) -> Decode:
-        if self.decode is None:
-            raise ValueError("Display.trajectory: set display.decode first (e.g. display.decode = chat.decode)")
-        return self.decode
+    def _reading(self) -> Reading:
+        if self.reading is None:
+            raise ValueError("Display.trajectory: set display.reading first (e.g. Reading(chat.shown))")
+        return self.reading
 
 
 class PlainDisplay(Display):
@@ -254,11 +254,11 @@ class PlainDisplay(Display):
         self._line(" ".join([f"validation at step {step}:", *numbers]))
 
     def trajectory(self, trajectory: Trajectory, title: str) -> None:
-        decode = self._decode()
+        reading = self._reading()
         self._line(f"{title}: {headline(trajectory)}")
         for index in range(len(trajectory.transcripts)):
             lines = []
-            for piece in pieces(trajectory, index, decode):
+            for piece in pieces(trajectory, index, reading):
                 shown = cut(piece.text.strip("\n").split("\n"), self.PIECE_LINES)
                 lines.append("\n".join(f"    {piece.kind:>8} | {line}" for line in shown))
             for line in cut(lines, self.PIECES, "pieces"):

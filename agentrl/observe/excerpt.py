@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
@@ -18,19 +18,17 @@ from agentrl.trajectory import Trajectory, Transcript, Turn
 Decode = Callable[[Sequence[int]], str]
 Kind = Literal["prompt", "policy", "call", "tool", "user", "template"]
 
-# How the families mark a tool call in the policy's text; what is not found here is found by the tool's name.
-_CALL = re.compile(
-    r"<tool_call>.*?(?:</tool_call>|\Z)"
-    r"|<function=.*?(?:</function>|\Z)"
-    r"|<｜tool▁calls▁begin｜>.*?(?:<｜tool▁calls▁end｜>|\Z)"
-    r"|<\|tool_calls_section_begin\|>.*?(?:<\|tool_calls_section_end\|>|\Z)"
-    r"|<\|tool_call>.*?(?:<tool_call\|>|\Z)"
-    r"|\[TOOL_CALLS\].*"
-    r"|<\|python_tag\|>.*"
-    r"|^Action:.*?(?=^Observation:|\Z)",
-    re.DOTALL | re.MULTILINE,
-)
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the tokens of a run's trajectories are read for people."""
+
+    decode: Decode
+    """Token ids to text, e.g. `chat.shown`."""
+    calls: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
+    """Tool calls in decoded text, by agent loop; what is not found by these is found by the tool's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +60,15 @@ def _visible_character(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def pieces(trajectory: Trajectory, index: int, decode: Decode) -> list[Piece]:
+def pieces(trajectory: Trajectory, index: int, reading: Reading) -> list[Piece]:
     """The text of transcript `index` in order. Sampled tokens give `policy` and `call`, the others the rest."""
     transcript = trajectory.transcripts[index]
+    calls = reading.calls.get(trajectory.agent_name)
     found: list[Piece] = []
     for start, end, turn in _stretches(transcript, [turn for turn in trajectory.turns if turn.transcript == index]):
-        text = visible(decode(transcript.ids[start:end]))
+        text = visible(reading.decode(transcript.ids[start:end]))
         if transcript.mask[start]:
-            found.extend(_split_calls(text, turn))
+            found.extend(_split_calls(text, turn, calls))
         elif start < transcript.prompt_length:
             found.append(Piece("prompt", text))
         elif turn is None:
@@ -95,9 +94,9 @@ def _stretches(transcript: Transcript, turns: Sequence[Turn]) -> Iterator[tuple[
         start = end
 
 
-def _split_calls(text: str, turn: Turn | None) -> list[Piece]:
+def _split_calls(text: str, turn: Turn | None, calls: re.Pattern[str] | None) -> list[Piece]:
     """The policy's text with its tool calls as pieces of their own."""
-    spans = [match.span() for match in _CALL.finditer(text)]
+    spans = [] if calls is None else [match.span() for match in calls.finditer(text)]
     if not spans and turn is not None and turn.calls:
         at = text.find(turn.calls[0].name) if turn.calls[0].name else -1
         spans = [(text.rfind("\n", 0, at) + 1, len(text))] if at >= 0 else []

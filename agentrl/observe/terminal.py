@@ -118,7 +118,7 @@ class RichDisplay(Display):
         self._print(line)
 
     def trajectory(self, trajectory: Trajectory, title: str) -> None:
-        decode = self._decode()
+        reading = self._reading()
         parts: list[RenderableType] = [
             Rule(Text(visible(title), style="bold"), style=GREY, align="left"),
             Text(headline(trajectory), style=GREY),
@@ -126,7 +126,7 @@ class RichDisplay(Display):
         for index in range(len(trajectory.transcripts)):
             if index:
                 parts.append(Rule(Text(f"context window {index + 1}", style=GREY), style=GREY, characters="┄"))
-            parts.append(self._pieces(pieces(trajectory, index, decode)))
+            parts.append(self._pieces(pieces(trajectory, index, reading)))
         self._print(Group(*parts, _legend(), Text("")))
 
     def note(self, text: str) -> None:

@@ -19,6 +19,7 @@ from agentrl.errors import DataError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction.recorded import RecordedInteraction
 from agentrl.observe.display import Display
+from agentrl.observe.excerpt import Reading
 from agentrl.openai_api.agent_loop import AgentOptions, OpenAIProxyLoop
 from agentrl.reward import RewardManager
 from agentrl.system.cassette import Cassette
@@ -80,6 +81,12 @@ def load_chat(config: Config) -> Chat:
         chat_template_kwargs=model.chat_template_kwargs,
         trust_remote_code=model.trust_remote_code,
     )
+
+
+def reading_of(chat: Chat, context: ContextParts) -> Reading:
+    """How the display reads trajectories: tool calls as each loop writes them, else as the chat format does."""
+    patterns = {name: loop.calls or chat.format.shown for name, loop in context.loops.items()}
+    return Reading(chat.shown, {name: pattern for name, pattern in patterns.items() if pattern is not None})
 
 
 def build_tools(config: Config, chat: Chat, *, scored: bool = True) -> ContextParts:

@@ -67,9 +67,9 @@ class Registry(Generic[T]):
         if self._base is not None:
             base = load_target(self._base, key)
             if not (isinstance(found, type) and issubclass(found, base)):
+                wanted = ".".join(_place(base))
                 raise ConfigError(
-                    f"{key}: expected a subclass of {'.'.join(_place(base))} as {self.what}, found {name} = "
-                    f"{found!r:.200}"
+                    f"{key}: expected a subclass of {wanted} as {self.what}, found {name} = {found!r:.200}"
                 )
         return found
 

@@ -31,7 +31,7 @@ from agentrl.workers.roles import Workers, open_workers, processes
 if TYPE_CHECKING:
     from agentrl.rollouts.ray import RayRollouts
 from agentrl.rollouts.build import open_rollouts, send_first_weights
-from agentrl.rollouts.context import ContextParts, build_tools, load_chat, open_data, show_first_prompts
+from agentrl.rollouts.context import ContextParts, build_tools, load_chat, open_data, reading_of, show_first_prompts
 
 
 @dataclass(slots=True)
@@ -70,8 +70,8 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
     device = resolve_device(config.trainer.device, display.warn)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     chat = load_chat(config)
-    display.decode = chat.shown
     context_parts = build_tools(config, chat)
+    display.reading = reading_of(chat, context_parts)
     train_data, val_data = build_data(config, chat, context_parts, display)
     loader = Loader(train_data, config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed)
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch

@@ -59,6 +59,44 @@ def test_unknown_format_names_the_nearest(qwen: str, format: str, nearest: str) 
         Chat.from_pretrained(qwen, format=format)
 
 
+ARROWS = """
+from agentrl.chat.formats.parsers import CallFormat, Found
+from agentrl.chat.formats.template import TemplateFormat
+
+def body(text, tools):
+    name, _, value = text.partition(" ")
+    return [Found(name, {"expression": value})]
+
+ARROWS = CallFormat("=>", "<=", body)
+
+class Polite(TemplateFormat):
+    def __init__(self, codec, template_kwargs):
+        super().__init__(codec, template_kwargs, ARROWS, "polite")
+
+    def render(self, messages, tools, generation):
+        return [*super().render(messages, tools, generation), *self._codec.encode("Please: ")]
+
+WRONG = 3
+"""
+
+
+def test_a_users_own_calls_and_whole_format(qwen: str, tmp_path: Path) -> None:
+    file = tmp_path / "arrows.py"
+    file.write_text(ARROWS)
+    chat = Chat.from_pretrained(qwen, format=f"{file}:ARROWS")
+    message = chat.parse(chat._codec.encode("Hm.=>calculator 2 + 3<="))
+    assert [(call.name, call.arguments) for call in message.calls] == [("calculator", {"expression": "2 + 3"})]
+    assert message.text == "Hm."
+    assert chat.format.shown is not None and chat.format.shown.findall("Hm.=>f x<=.") == ["=>f x<="]
+    polite = Chat.from_pretrained(qwen, format=f"{file}:Polite")
+    assert polite.decode(polite.render([{"role": "user", "content": "u"}])).endswith("assistant\nPlease: ")
+    assert polite.parse(polite._codec.encode("=>f x<=")).calls[0].name == "f"
+    with pytest.raises(ConfigError, match=r"expected a CallFormat, or a class that gives a Format .*, found 3"):
+        Chat.from_pretrained(qwen, format=f"{file}:WRONG")
+    with pytest.raises(ConfigError, match=r"multi_turn\.format: .*arrows\.py has no 'ARROW'; did you mean 'ARROWS'"):
+        Chat.from_pretrained(qwen, format=f"{file}:ARROW")
+
+
 def test_family_that_does_not_fit_the_tokenizer(qwen: str) -> None:
     with pytest.raises(ConfigError, match=r"'llama-3' does not fit the tokenizer at .*begin_of_text"):
         Chat.from_pretrained(qwen, format="llama-3")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from agentrl.chat import AssistantMessage, Chat
-from agentrl.chat.formats.parsers import CALL_FORMATS, CallParser
+from agentrl.chat.formats.parsers import CallFormat, CallParser
+from agentrl.config.registries import CALL_FORMATS
 from tests.chat.conversations import TOOLS
 from tests.chat.vocabularies import FAMILY_TOKENS
 
@@ -184,7 +185,9 @@ def test_llama_calls_are_whole_messages(make_chat: Callable[..., Chat], name: st
 
 def test_deepseek_calls(make_chat: Callable[..., Chat]) -> None:
     chat = make_chat("deepseek-v3")
-    parser = CallParser(chat._codec, CALL_FORMATS["deepseek_v3"], starts_in_reasoning=False)
+    format = CALL_FORMATS.get("deepseek_v3")
+    assert isinstance(format, CallFormat)
+    parser = CallParser(chat._codec, format, starts_in_reasoning=False)
     begin, end = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     for body, wanted in (
         (

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from agentrl.observe import terminal
 from agentrl.observe.display import STEP_COLUMNS, Column, Display, PlainDisplay, duration, score_columns, stage_seconds
+from agentrl.observe.excerpt import Reading
 from agentrl.observe.terminal import RichDisplay, sparkline
 from tests.trajectory.written import Writer, decode, tool_trajectory
 
@@ -121,7 +122,7 @@ def test_plain_step_and_validation_lines() -> None:
 
 def test_plain_trajectory_names_who_wrote_each_line() -> None:
     display, output, _ = plain()
-    display.decode = decode
+    display.reading = Reading(decode)
     display.trajectory(tool_trajectory(), "train, step 1")
     assert output.getvalue().splitlines()[1:] == [
         "      prompt | What is 17*3?",
@@ -136,16 +137,16 @@ def test_a_long_trajectory_is_cut() -> None:
     for _ in range(200):
         writer.says("a\n" * 100).hears("b")
     for display, output in (plain()[:2], rich(100, 30)):
-        display.decode = decode
+        display.reading = Reading(decode)
         display.trajectory(writer.ends(0.0), "long")
         assert len(output.getvalue().splitlines()) < 400
         assert "pieces not shown" in output.getvalue()
         assert "lines not shown" in output.getvalue()
 
 
-def test_a_trajectory_needs_the_decoder() -> None:
+def test_a_trajectory_needs_its_reading() -> None:
     for display in (plain()[0], rich(80, 24)[0]):
-        with pytest.raises(ValueError, match=r"set display\.decode first"):
+        with pytest.raises(ValueError, match=r"set display\.reading first"):
             display.trajectory(tool_trajectory(), "t")
 
 
@@ -165,7 +166,7 @@ def test_nothing_reaches_a_log_raw() -> None:
 
 def use_everything(display: Display) -> None:
     """Every method, with text that would take over a terminal."""
-    display.decode = decode
+    display.reading = Reading(decode)
     with display, display.stage(EVIL, total=2) as stage:
         stage.advance(1, **{EVIL: 0.5})
         display.note(EVIL)
@@ -312,7 +313,7 @@ def test_nothing_reaches_a_terminal_raw() -> None:
 
 def test_the_pieces_of_a_trajectory_have_their_colours() -> None:
     display, output = rich(100, 30)
-    display.decode = decode
+    display.reading = Reading(decode)
     display.trajectory(tool_trajectory(), "t")
     for kind, text in [("prompt", "What is"), ("call", "<tool_call>"), ("tool", "51"), ("policy", "It is 51")]:
         red, green, blue = Color.parse(terminal.PIECE_COLOURS[kind]).get_truecolor()  # type: ignore[index]

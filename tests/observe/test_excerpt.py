@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import re
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.observe.excerpt import Piece, cut, headline, pieces, visible
+from agentrl.agent_loop import ReactLoop, SearchR1Loop
+from agentrl.chat.formats.family import SHOWN
+from agentrl.chat.formats.parsers import CallFormat
+from agentrl.config.registries import CALL_FORMATS
+from agentrl.observe.excerpt import Piece, Reading, cut, headline, pieces, visible
 from agentrl.trajectory import Status, ToolCallRecord, Trajectory
 from tests.trajectory.written import Writer, decode, tool_trajectory
 
@@ -32,8 +37,15 @@ def test_no_control_character_is_left(text: str) -> None:
     assert not left & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
-def kinds(trajectory: Trajectory) -> list[tuple[str, str]]:
-    return [(piece.kind, piece.text) for piece in pieces(trajectory, 0, decode)]
+def shown_by(name: str) -> re.Pattern[str]:
+    format = CALL_FORMATS.get(name)
+    assert isinstance(format, CallFormat) and format.shown is not None
+    return format.shown
+
+
+def kinds(trajectory: Trajectory, calls: re.Pattern[str] | None = None) -> list[tuple[str, str]]:
+    reading = Reading(decode, {trajectory.agent_name: calls or shown_by("hermes")})
+    return [(piece.kind, piece.text) for piece in pieces(trajectory, 0, reading)]
 
 
 def test_pieces_follow_mask_and_turns() -> None:
@@ -63,20 +75,25 @@ def test_a_tool_that_writes_like_the_policy_stays_a_tool() -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("calls", "call"),
     [
-        '<tool_call>\n{"name": "f"}\n</tool_call>',
-        '<tool_call>{"name": "f", never closed',
-        "<function=f><parameter=x>1</parameter></function>",
-        '[TOOL_CALLS][{"name": "f"}]',
-        "<｜tool▁calls▁begin｜>f<｜tool▁calls▁end｜>",
-        "<|tool_calls_section_begin|>f<|tool_calls_section_end|>",
-        "Action: f[1 + 1]\n",
+        (shown_by("hermes"), '<tool_call>\n{"name": "f"}\n</tool_call>'),
+        (shown_by("glm"), "<tool_call>f, never closed"),
+        (shown_by("qwen3_coder"), "<tool_call><function=f><parameter=x>1</parameter></function></tool_call>"),
+        (shown_by("minimax"), '<minimax:tool_call><invoke name="f"></invoke></minimax:tool_call>'),
+        (shown_by("mistral"), '[TOOL_CALLS][{"name": "f"}]'),
+        (
+            shown_by("deepseek_v3"),
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (SHOWN["kimi-k2"], "<|tool_calls_section_begin|>f<|tool_calls_section_end|>"),
+        (ReactLoop.calls, "Action: f[1 + 1]\n"),
+        (SearchR1Loop().calls, "<search>a query</search>"),
     ],
 )
-def test_calls_of_the_families_are_found(call: str) -> None:
+def test_calls_are_found_as_formats_and_loops_write_them(calls: re.Pattern[str], call: str) -> None:
     trajectory = Writer("p").says(f"I think.\n{call}").ends(0.0)
-    assert kinds(trajectory)[1:] == [("policy", "I think.\n"), ("call", call)]
+    assert kinds(trajectory, calls)[1:] == [("policy", "I think.\n"), ("call", call)]
 
 
 def test_a_call_in_an_unknown_format_is_found_by_the_tools_name() -> None:
@@ -96,7 +113,11 @@ def test_two_calls_in_one_message() -> None:
 
 def test_pieces_are_whole_and_safe() -> None:
     trajectory = Writer("p\x1b[0m").says("a\x07").hears("\x1b[31m").ends(0.0)
-    assert pieces(trajectory, 0, decode) == [Piece("prompt", "p␛[0m"), Piece("policy", "a␇"), Piece("tool", "␛[31m")]
+    assert pieces(trajectory, 0, Reading(decode)) == [
+        Piece("prompt", "p␛[0m"),
+        Piece("policy", "a␇"),
+        Piece("tool", "␛[31m"),
+    ]
 
 
 def test_headline_tells_how_it_ended() -> None:

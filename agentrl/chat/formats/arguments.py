@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+from agentrl.chat.formats.parsers import Found
 from agentrl.chat.message import parse_json
+from agentrl.tool import ToolSchema
 
 MAX_DEPTH = 100
 """Containers inside one another in a Python literal."""
@@ -25,6 +28,39 @@ _TOKEN = re.compile(
 )
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "/": "/", "\\": "\\", "'": "'", '"': '"', "\n": ""}
+
+
+def tagged_call(name: str, text: str, tags: tuple[str, str, str], tools: Sequence[ToolSchema]) -> Found:
+    """Read a call of `name` whose parameters stand between tags.
+
+    `tags`: what stands before a key, behind it, and around a value, where a template writes it.
+    """
+    opening, opened, around = tags
+    read = ArgumentReader(name, tools)
+    arguments: dict[str, Any] = {}
+    at = 0
+    while (at := text.find(opening, at)) >= 0:
+        key_end = text.find(opened, at + len(opening))
+        end = text.find("</parameter>", at)
+        if not at < key_end < end:
+            return Found(name, error=f"a parameter is not of the form {opening}name{opened}value</parameter>")
+        key, value = text[at + len(opening) : key_end], text[key_end + len(opened) : end]
+        arguments[key] = read(key, value.removeprefix(around).removesuffix(around))
+        at = end
+    return Found(name, arguments)
+
+
+class ArgumentReader:
+    """Reads the unquoted arguments of one function's calls."""
+
+    def __init__(self, name: str, tools: Sequence[ToolSchema]) -> None:
+        functions = (tool.get("function", tool) for tool in tools)
+        self._parameters = next((f.get("parameters") or {} for f in functions if f.get("name") == name), {})
+        self._properties = self._parameters.get("properties") or {}
+
+    def __call__(self, key: str, text: str) -> Any:
+        schema = self._properties.get(key, self._parameters.get("additionalProperties"))
+        return read_argument(text, schema, self._parameters)
 
 
 def read_argument(text: str, schema: Any, root: Any) -> Any:

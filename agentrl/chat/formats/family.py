@@ -15,9 +15,10 @@ from renderers.base import ParsedToolCall, ToolCallParseStatus, merge_chat_templ
 from renderers.configs import config_from_name  # type: ignore[import-untyped]
 
 from agentrl.chat.codec import Codec, OffsetTokenizer, RendererTokenizer
-from agentrl.chat.formats.parsers import CALL_FORMATS, THINK, CallParser
+from agentrl.chat.formats.parsers import THINK, CallFormat, CallParser, between
 from agentrl.chat.formats.shape import Shapes
 from agentrl.chat.message import AssistantMessage, ParsedCall, make_call
+from agentrl.config.registries import CALL_FORMATS
 from agentrl.errors import ConfigError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
@@ -27,17 +28,13 @@ FAMILIES = tuple(
     for config in get_args(get_args(RendererConfig)[0])
     if (name := config.model_fields["name"].default) not in ("auto", "default", "custom")
 )
-CALLS_LIKE = {
-    "qwen3": "hermes",
-    "qwen3-vl": "hermes",
-    **dict.fromkeys(("prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8"), "qwen3_coder"),
-    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), "qwen3_coder"),
-    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), "glm"),
-    **dict.fromkeys(("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"), "glm"),
-    "minimax-m2": "minimax",
+SHOWN = {
+    **dict.fromkeys(("kimi-k2", "kimi-k2.5"), between("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")),
+    **dict.fromkeys(("deepseek-v3", "deepseek-r1"), between("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")),
+    "gemma4": between("<|tool_call>", "<tool_call|>"),
+    "llama-3": between("<|python_tag|>", ""),
 }
-"""Families whose calls have a shared format are read by our parser: the renderers' takes quadratic time for some broken
-calls, and does not say what is wrong with them."""
+"""Tool calls in decoded text of families that only their own renderer reads; others are found by the tool's name."""
 NEED_OFFSETS = ("deepseek-v4", "hy3", "laguna-xs-2.1", "laguna-s-2.1", "prime-qwen3")
 ERRORS = {
     ToolCallParseStatus.INVALID_JSON: "the call is not valid JSON",
@@ -82,7 +79,9 @@ class FamilyFormat:
         self._closes = self._reply[-1] in self._stops
         self._close = self._reply[-1] if self._closes else self.stop_token_ids[0]
         self._open_reply = self._reply[:-1] if self._closes else self._reply
-        self._parser = self._shared_parser()
+        shared = _shared_format(family)
+        self.shown = SHOWN.get(family) if shared is None else shared.shown
+        self._parser = None if shared is None else self._parser_of(shared)
         self._shapes = Shapes()
         self._bridges = True
         # Some renderers' bridges lose the newline behind a turn; a full render shows it.
@@ -140,11 +139,9 @@ class FamilyFormat:
         turn = [*self._codec.encode(text[len(rest) :]), *whole[end:]]
         return turn if turn and turn[-1] in self._stops else [*turn, self._stop_after(message, tools)]
 
-    def _shared_parser(self) -> CallParser | None:
-        if self.name not in CALLS_LIKE:
-            return None
+    def _parser_of(self, format: CallFormat) -> CallParser:
         starts_in_reasoning = self._codec.decode(self._prompt).rstrip().endswith(THINK)
-        return CallParser(self._codec, CALL_FORMATS[CALLS_LIKE[self.name]], starts_in_reasoning=starts_in_reasoning)
+        return CallParser(self._codec, format, starts_in_reasoning=starts_in_reasoning)
 
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool = False
@@ -215,6 +212,12 @@ class FamilyFormat:
         # Where the next header ends a turn and the policy ended it otherwise, the header is still to be written.
         header = not self._closes and ids[0] in self._stops and ids[0] != stop
         return ids if header else ids[1:]
+
+
+def _shared_format(family: str) -> CallFormat | None:
+    """The call format that claims the family, if one does."""
+    formats = (CALL_FORMATS.get(name) for name in CALL_FORMATS.names())
+    return next((format for format in formats if isinstance(format, CallFormat) and family in format.families), None)
 
 
 def _asked(answer: Message) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from agentrl.chat.codec import Codec
 from agentrl.chat.message import AssistantMessage
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
@@ -21,6 +23,8 @@ class Format(Protocol):
     parses_tools: bool
     guards: bool
     """Whether untrusted text must be guarded; False where the format's own encoder takes text literally."""
+    shown: re.Pattern[str] | None
+    """Tool calls in decoded text, for people; None: they are found by the tool's name."""
     names_in_call_ids: bool
     """Whether the template writes a call's id in place of its name (`functions.NAME:INDEX`)."""
 
@@ -36,4 +40,12 @@ class Format(Protocol):
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
         """An assistant message as the policy would sample it, stop token included."""
+        ...
+
+
+class MakeFormat(Protocol):
+    """A class that implements `Format` for any tokenizer."""
+
+    def __call__(self, codec: Codec, template_kwargs: dict[str, Any]) -> Format:
+        """Raises ConfigError when it does not fit the tokenizer, or a template kwarg is unknown."""
         ...

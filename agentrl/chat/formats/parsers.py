@@ -1,4 +1,4 @@
-"""Tool calls in sampled ids, for the call formats that several models share.
+"""How a model writes tool calls, and their reading from sampled ids. Each format is a file beside this one.
 
 Ids are cut at their markers first, and every piece between is decoded once, so the time is linear in the ids whatever
 the policy wrote. A marker that is one token of the vocabulary is matched by its id: the same characters spelled with
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agentrl.chat.codec import Codec
-from agentrl.chat.formats.arguments import read_argument
-from agentrl.chat.message import AssistantMessage, ParsedCall, make_call, parse_json
+from agentrl.chat.message import AssistantMessage, ParsedCall, make_call
 from agentrl.tool import ToolSchema
 
 THINK, THINK_END = "<think>", "</think>"
@@ -32,21 +31,44 @@ class Found(NamedTuple):
 BodyParser = Callable[[str, Sequence[ToolSchema]], list[Found]]
 
 
+def _never(message: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class CallFormat:
     """How a model writes tool calls: the markers around a call, and what stands between them."""
 
     open: str
-    """Empty: a call is the whole message."""
+    """Empty: a call is the whole message, if `is_call` says so."""
     close: str
     """Empty: a call ends where the message does."""
     body: BodyParser
-    ignore: tuple[str, ...] = ()
-    """Markers around a group of calls; they carry nothing."""
+    """Reads what stands between the markers, in time linear in its length; a broken call is a Found with its error."""
+    group: tuple[str, ...] = ()
+    """The markers around a group of calls, if there are any; they carry nothing."""
+    is_call: Callable[[str], bool] = _never
+    """Says whether a whole message, without the blanks around it, is or tries to be a call. Only without `open`."""
+    signs: tuple[str, ...] = ()
+    """Texts that a chat template with such calls has, all of them; none: never chosen by `auto`."""
+    families: tuple[str, ...] = ()
+    """Families of the `renderers` package whose calls are read by this format rather than by their own parser, which
+    takes quadratic time for some broken calls, and does not say what is wrong with them."""
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return tuple(marker for marker in (self.open, self.close, *self.ignore) if marker)
+        return tuple(marker for marker in (self.open, self.close, *self.group) if marker)
+
+    @property
+    def shown(self) -> re.Pattern[str] | None:
+        """Calls in decoded text, for people; None: they have no markers."""
+        return between(*(self.group or (self.open, self.close))) if self.open else None
+
+
+def between(open: str, close: str) -> re.Pattern[str]:
+    """Text from one marker to the other, or to the end."""
+    end = f"(?:{re.escape(close)}|\\Z)" if close else r"\Z"
+    return re.compile(f"{re.escape(open)}.*?{end}", re.DOTALL)
 
 
 class CallParser:
@@ -129,16 +151,16 @@ class CallParser:
             elif marker == self._format.open:
                 body = [text]
             else:
-                texts.append(text if marker in self._format.ignore else marker + text)
+                texts.append(text if marker in self._format.group else marker + text)
         if body is not None:
             bodies.append(("".join(body), not self._format.close))
         return texts, bodies
 
     def _whole_message(self, reasoning: str | None, text: str, tools: Sequence[ToolSchema]) -> AssistantMessage:
-        """A message that is one JSON object with a name, or tries to be, is a call."""
+        """A message without markers that is one call, or none."""
         assert self._format is not None
         body = text.strip()
-        if not (tools and body.startswith("{") and '"name"' in body):
+        if not (tools and self._format.is_call(body)):
             return AssistantMessage(text, reasoning)
         found = self._format.body(body, tools)
         return AssistantMessage("", reasoning, tuple(make_call(n, body, *call) for n, call in enumerate(found)))
@@ -160,143 +182,3 @@ def _outside(texts: list[str]) -> str:
 
 def _index(markers: list[str], marker: str, start: int) -> int | None:
     return markers.index(marker, start) if marker in markers[start:] else None
-
-
-def json_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """Hermes, Qwen2.5 and Qwen3: `{"name": ..., "arguments": {...}}`; Llama 3 says `parameters`."""
-    try:
-        return [_json_call(parse_json(body.strip()))]
-    except ValueError as fault:
-        return [Found(error=f"the call is not valid JSON: {fault}")]
-
-
-def json_list_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """Mistral: a JSON array of calls."""
-    try:
-        value = parse_json(body.strip())
-    except ValueError as fault:
-        return [Found(error=f"the calls are not a valid JSON array: {fault}")]
-    return [_json_call(item) for item in (value if isinstance(value, list) else [value])]
-
-
-def _json_call(value: Any) -> Found:
-    if not isinstance(value, dict):
-        return Found(error=f"the call must be a JSON object, not {type(value).__name__}")
-    id = value.get("id")
-    arguments = value.get("arguments", value.get("parameters"))
-    return Found(value.get("name"), arguments, id=id if isinstance(id, str) else None)
-
-
-def tagged_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """Qwen3-Coder: `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`."""
-    start = body.find("<function=")
-    name, end, rest = body[start + len("<function=") :].partition(">")
-    if start < 0 or not end:
-        return [Found(error="the call has no <function=name>")]
-    return [_tagged_call(name, rest, ("<parameter=", ">", "\n"), tools)]
-
-
-def invoke_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """MiniMax: `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`, any number of them."""
-    found = []
-    _, *calls = body.split('<invoke name="')
-    for call in calls:
-        name, quoted, rest = call.partition('">')
-        inside, closed, _ = rest.partition("</invoke>")
-        if quoted and closed:
-            found.append(_tagged_call(name, inside, ('<parameter name="', '">', ""), tools))
-        else:
-            found.append(Found(error='a call is not of the form <invoke name="name">...</invoke>'))
-    return found or [Found(error='the call has no <invoke name="name">')]
-
-
-def _tagged_call(name: str, text: str, tags: tuple[str, str, str], tools: Sequence[ToolSchema]) -> Found:
-    """`tags`: what stands before a key, behind it, and around a value, where a template writes it."""
-    opening, opened, around = tags
-    read = _Reader(name, tools)
-    arguments: dict[str, Any] = {}
-    at = 0
-    while (at := text.find(opening, at)) >= 0:
-        key_end = text.find(opened, at + len(opening))
-        end = text.find("</parameter>", at)
-        if not at < key_end < end:
-            return Found(name, error=f"a parameter is not of the form {opening}name{opened}value</parameter>")
-        key, value = text[at + len(opening) : key_end], text[key_end + len(opened) : end]
-        arguments[key] = read(key, value.removeprefix(around).removesuffix(around))
-        at = end
-    return Found(name, arguments)
-
-
-def keyed_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """GLM: `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...`."""
-    at = body.find("<arg_key>")
-    name = (body if at < 0 else body[:at]).strip()
-    read = _Reader(name, tools)
-    arguments: dict[str, Any] = {}
-    while at >= 0:
-        key_end = body.find("</arg_key>", at)
-        begin = body.find("<arg_value>", at)
-        end = body.find("</arg_value>", at)
-        if not at < key_end < begin < end:
-            error = "an argument is not of the form <arg_key>name</arg_key><arg_value>value</arg_value>"
-            return [Found(name, error=error)]
-        key, value = body[at + len("<arg_key>") : key_end].strip(), body[begin + len("<arg_value>") : end]
-        arguments[key] = read(key, value)
-        at = body.find("<arg_key>", end)
-    return [Found(name, arguments)]
-
-
-def fenced_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """DeepSeek V3: `function<｜tool▁sep｜>NAME`, then the arguments in a fenced JSON block."""
-    _, separator, rest = body.partition("<｜tool▁sep｜>")
-    if not separator:
-        return [Found(error="the call has no <｜tool▁sep｜>")]
-    name, _, fenced = rest.strip().partition("\n")
-    return [Found(name.strip(), fenced.strip().removeprefix("```json").removesuffix("```").strip())]
-
-
-class _Reader:
-    """Reads the unquoted arguments of one function's calls."""
-
-    def __init__(self, name: str, tools: Sequence[ToolSchema]) -> None:
-        functions = (tool.get("function", tool) for tool in tools)
-        self._parameters = next((f.get("parameters") or {} for f in functions if f.get("name") == name), {})
-        self._properties = self._parameters.get("properties") or {}
-
-    def __call__(self, key: str, text: str) -> Any:
-        schema = self._properties.get(key, self._parameters.get("additionalProperties"))
-        return read_argument(text, schema, self._parameters)
-
-
-CALL_FORMATS: dict[str, CallFormat | None] = {
-    "hermes": CallFormat("<tool_call>", "</tool_call>", json_body),
-    "qwen3_coder": CallFormat("<tool_call>", "</tool_call>", tagged_body),
-    "glm": CallFormat("<tool_call>", "</tool_call>", keyed_body),
-    "minimax": CallFormat("<minimax:tool_call>", "</minimax:tool_call>", invoke_body),
-    "deepseek_v3": CallFormat(
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        fenced_body,
-        ignore=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-    ),
-    "mistral": CallFormat("[TOOL_CALLS]", "", json_list_body),
-    "llama3_json": CallFormat("", "", json_body),
-    "none": None,
-}
-
-
-def detect_format(template: str) -> str:
-    """The call format that a chat template's own markers speak of; `none` when it speaks of none."""
-    if "<tool_call>" in template:
-        if "<function=" in template:
-            return "qwen3_coder"
-        return "glm" if "<arg_key>" in template else "hermes"
-    if "<｜tool▁calls▁begin｜>" in template:
-        return "deepseek_v3"
-    if "<minimax:tool_call>" in template:
-        return "minimax"
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
-    if "<|start_header_id|>" in template and '"parameters"' in template:
-        return "llama3_json"
-    return "none"

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from agentrl.chat.codec import GUARD, Codec
-from agentrl.chat.formats.parsers import CALL_FORMATS, THINK, CallParser
+from agentrl.chat.formats.parsers import THINK, CallFormat, CallParser
 from agentrl.chat.formats.shape import Shapes
 from agentrl.chat.formats.turn_end import (
     TurnEnd,
@@ -47,10 +47,16 @@ class TemplateFormat:
     guards = True
     names_in_call_ids = False
 
-    def __init__(self, codec: Codec, parser: str, template_kwargs: dict[str, Any]) -> None:
-        """`parser`: a key of CALL_FORMATS. Raises ConfigError when the template cannot hold a plain conversation."""
-        self.name = f"template:{parser}"
-        self.parses_tools = CALL_FORMATS[parser] is not None
+    def __init__(
+        self, codec: Codec, template_kwargs: dict[str, Any], calls: CallFormat | None = None, name: str = "none"
+    ) -> None:
+        """`calls`: how tool calls are written, which `name` names; None: there are none.
+
+        Raises ConfigError when the template cannot hold a plain conversation.
+        """
+        self.name = f"template:{name}"
+        self.parses_tools = calls is not None
+        self.shown = None if calls is None else calls.shown
         self._codec = codec
         self._kwargs = template_kwargs
         if reserved := sorted(set(template_kwargs) & set(RESERVED)):
@@ -60,12 +66,12 @@ class TemplateFormat:
         prompt = self._text([USER], None, True)
         self._standing_prompt = prompt if prompt == self._text([USER], None, False) else ""
         self._plain = self._plain_end(prompt)
-        self._calling = self._calling_end(prompt, parser)
+        self._calling = self._calling_end(prompt, () if calls is None else calls.markers)
         self._end_tokens = {end.token for end in (self._plain, self._calling) if isinstance(end, TurnEnd)}
         self.tail = codec.encode(self._plain.gap + self._plain.final)
         self.stop_token_ids = self._stop_tokens()
         starts_in_reasoning = prompt.rstrip().endswith(THINK)
-        self._parser = CallParser(codec, CALL_FORMATS[parser], starts_in_reasoning=starts_in_reasoning)
+        self._parser = CallParser(codec, calls, starts_in_reasoning=starts_in_reasoning)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
         return self._codec.encode(self._text(messages, tools, generation))
@@ -191,15 +197,14 @@ class TemplateFormat:
             )
         return end
 
-    def _calling_end(self, prompt: str, parser: str) -> TurnEnd | ConfigError:
+    def _calling_end(self, prompt: str, markers: Sequence[str]) -> TurnEnd | ConfigError:
         """How turns with calls end; as others do where the template writes no calls. An error is for those who call."""
-        format = CALL_FORMATS[parser]
         for count in (2, 1):
             answers = [{**TOOL_ANSWER, "tool_call_id": f"call{index:05d}"} for index in range(count)]
             try:
                 written = self._written(prompt, _stand_in_turns(answers)[0], answers)
                 if written is not None:
-                    return self._found_end(written, () if format is None else format.markers)
+                    return self._found_end(written, markers)
             except ConfigError as fault:
                 if isinstance(fault.__cause__, UnclearEnd):
                     return fault

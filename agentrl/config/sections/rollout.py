@@ -52,8 +52,9 @@ class MultiTurnConfig(Section):
     interaction_config_path: str | None = None
     """YAML of the interactions."""
     format: str = "auto"
-    """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, or a parser for the
-    tokenizer's own template (hermes, qwen3_coder, glm, deepseek_v3, minimax, mistral, llama3_json, none)."""
+    """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, tool calls for the
+    tokenizer's own template (hermes, qwen3_coder, glm, deepseek_v3, minimax, mistral, llama3_json, none), or a format
+    of your own as package.module:object or path/to/file.py:object."""
     max_assistant_turns: int = Field(8, gt=0)
     max_user_turns: int = Field(8, ge=0)
     """Answers of an interaction that the policy is shown; the next one ends the trajectory."""

@@ -1,0 +1,30 @@
+"""Calls of Hermes, Qwen2.5 and Qwen3: a JSON object in `<tool_call>`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.chat.formats.parsers import CallFormat, Found
+from agentrl.chat.message import parse_json
+from agentrl.tool import ToolSchema
+
+
+def json_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """Read `{"name": ..., "arguments": {...}}`; Llama 3 says `parameters`."""
+    try:
+        return [json_call(parse_json(body.strip()))]
+    except ValueError as fault:
+        return [Found(error=f"the call is not valid JSON: {fault}")]
+
+
+def json_call(value: Any) -> Found:
+    """The call that a JSON value is."""
+    if not isinstance(value, dict):
+        return Found(error=f"the call must be a JSON object, not {type(value).__name__}")
+    id = value.get("id")
+    arguments = value.get("arguments", value.get("parameters"))
+    return Found(value.get("name"), arguments, id=id if isinstance(id, str) else None)
+
+
+FORMAT = CallFormat("<tool_call>", "</tool_call>", json_body, signs=("<tool_call>",), families=("qwen3", "qwen3-vl"))

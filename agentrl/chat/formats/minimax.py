@@ -1,0 +1,32 @@
+"""Calls of MiniMax: `<invoke>` tags in `<minimax:tool_call>`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl.chat.formats.arguments import tagged_call
+from agentrl.chat.formats.parsers import CallFormat, Found
+from agentrl.tool import ToolSchema
+
+
+def invoke_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """Read `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`, any number of them."""
+    found = []
+    _, *calls = body.split('<invoke name="')
+    for call in calls:
+        name, quoted, rest = call.partition('">')
+        inside, closed, _ = rest.partition("</invoke>")
+        if quoted and closed:
+            found.append(tagged_call(name, inside, ('<parameter name="', '">', ""), tools))
+        else:
+            found.append(Found(error='a call is not of the form <invoke name="name">...</invoke>'))
+    return found or [Found(error='the call has no <invoke name="name">')]
+
+
+FORMAT = CallFormat(
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    invoke_body,
+    signs=("<minimax:tool_call>",),
+    families=("minimax-m2",),
+)
