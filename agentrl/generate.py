@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from agentrl.chat import Chat
     from agentrl.data.dataset import ParquetDataset
     from agentrl.rollouts.context import ContextParts
-    from agentrl.rollouts.local import Rollouts
-    from agentrl.rollouts.ray import RayRollouts
+    from agentrl.rollouts.contract import Rollouts
     from agentrl.trajectory.sample import Sample
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -118,12 +117,12 @@ def run(
             stage.advance(len(samples))
 
 
-def respond(
-    config: GenerateConfig, rollouts: Rollouts | RayRollouts, samples: Sequence[Sample], first: int
-) -> list[Trajectory]:
+def respond(config: GenerateConfig, rollouts: Rollouts, samples: Sequence[Sample], first: int) -> list[Trajectory]:
     """The trajectories of all samples, n a sample, in order. Raises TrainingError when too many failed."""
+    from agentrl.rollouts.contract import responses
+
     agent, greedy = config.actor_rollout_ref.rollout.agent, not config.actor_rollout_ref.rollout.do_sample
-    trajectories = rollouts.generate(samples, greedy=greedy, first=first)
+    trajectories = rollouts.respond(responses(config, greedy=greedy), samples, first)
     failed = [trajectory for trajectory in trajectories if trajectory.status in UNANSWERED]
     if len(failed) > agent.max_failed_fraction * len(trajectories):
         causes = sorted({trajectory.failure or trajectory.status for trajectory in failed})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Protocol
 
 from agentrl.config import Config
 from agentrl.engines.contract import RolloutEngine
+from agentrl.system.loop_thread import LoopThread
 
 
 class BuildAudience(Protocol):
@@ -42,8 +42,8 @@ class EngineSetting:
 class EngineBuilder(Protocol):
     """Builds one kind of engine."""
 
-    def __call__(self, setting: EngineSetting, runner: asyncio.Runner) -> RolloutEngine:
-        """Start the engine, whose coroutines will run in `runner`. It has the weights of the config's model.
+    def __call__(self, setting: EngineSetting, loop: LoopThread) -> RolloutEngine:
+        """Start the engine, whose coroutines will run on `loop`. It has the weights of the config's model.
 
         Raises UserError with the reason when it does not start; then nothing of it is left.
         """

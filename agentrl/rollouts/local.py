@@ -1,104 +1,84 @@
-"""Trajectories for a step: samples in, finished and scored trajectories out, as a batch and in outline."""
+"""Rollouts in this process: the scheduler and the engine, on an event loop in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
 
-from agentrl.agent_loop import Request, Scheduler
+from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
+from agentrl.chat import Chat
 from agentrl.config import Config
-from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
-from agentrl.engines.contract import EngineError, RolloutEngine, SamplingParams
+from agentrl.config.registries import ENGINES
+from agentrl.engines.builder import EngineSetting
+from agentrl.engines.contract import EngineError, RolloutEngine
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, TrainingError
 from agentrl.reward.model_input import ModelInput, conversations
+from agentrl.rollouts.context import ContextParts, run_name, uses_reward_model
+from agentrl.rollouts.contract import Audience, Rollout, Task
+from agentrl.runtime.thread_state import torch_state
+from agentrl.system.loop_thread import LoopThread
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import collect_numbers
 from agentrl.trajectory import Outline, Trajectory
-from agentrl.trajectory.batch import Sequences
 from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.parquet import fill_rewards, write_trajectories
 from agentrl.trajectory.sample import Sample
 
 STALL_SECONDS = 30.0
-GREEDY = SamplingParams(1, temperature=0.0)
 
 
-class Progress(Protocol):
-    """A stretch of work that tells how far it is."""
-
-    def advance(self, count: int = 1) -> None: ...
-
-
-class Audience(Protocol):
-    """Who is told how rollouts go on: the display, or in another process what passes it on to the display."""
-
-    def stage(self, name: str, total: int | None = None) -> AbstractContextManager[Progress]: ...
-
-    def note(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """What trajectories came to."""
-
-    outlines: list[Outline]
-    """All of them, in the order of the prompts."""
-    batch: Sequences | None = None
-    """What can be trained on; None where nothing is to be."""
-    shown: Trajectory | None = None
-    """One of them, whole, where one was asked for."""
-    conversations: Sequences | None = None
-    """What the reward model reads of those that can be trained on, where there is one."""
-    files: list[tuple[Path, int]] = field(default_factory=list)
-    """Where they were written, and how many of the outlines are in each file, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Which trajectories are asked for."""
-
-    name: str
-    """As the display shows it."""
-    n: int
-    """Trajectories of each prompt."""
-    params: SamplingParams
-    tag: str
-    """What their ids begin with."""
-    seeds: str
-    """What their seeds depend on, beside trainer.seed, prompt and number."""
+@contextmanager
+def open_local_rollouts(
+    config: Config,
+    device: str,
+    chat: Chat,
+    context: ContextParts,
+    run_dir: Path,
+    audience: Audience,
+    share: tuple[int, int] = (1, 1),
+) -> Iterator[LocalRollouts]:
+    """Start the engine, reach what tools and interactions need, and close all of it at the end. Raises UserError."""
+    agent = config.actor_rollout_ref.rollout.agent
+    with ExitStack() as stack:
+        loop = stack.enter_context(LoopThread("rollouts", torch_state()))
+        limits = LoopLimits.from_config(config)
+        setting = EngineSetting(config, device, limits.max_model_len, run_dir, chat.decode, audience)
+        engine = ENGINES.get(config.actor_rollout_ref.rollout.name)(setting, loop)
+        stack.callback(lambda: loop.run(engine.close()))
+        stack.callback(lambda: loop.run(context.close()))
+        with audience.stage("reach tools"):
+            loop.run(context.start(run_name(config)))
+        scheduler = Scheduler(
+            context=LoopContext(engine, chat, context.tools, context.interactions, limits),
+            loops=context.loops,
+            reward=context.reward,
+            max_concurrent=agent.max_concurrent,
+            trajectory_timeout=agent.trajectory_timeout,
+            max_retries=agent.max_retries,
+            on_code_error=agent.on_code_error,
+            warn=audience.warn,
+        )
+        context.tools.warn = audience.warn
+        stack.callback(lambda: loop.run(scheduler.close()))
+        reading = reward_model_input(config)
+        yield LocalRollouts(config, scheduler, engine, loop, audience, run_dir / "trajectories", share, reading)
 
 
-def training(config: Config, step: int) -> Task:
-    """n sampled trajectories a prompt."""
-    rollout = config.actor_rollout_ref.rollout
-    return Task("rollout", rollout.n, _sampled(rollout), f"train/{step}", f"train/{step}")
+def reward_model_input(config: Config) -> ModelInput | None:
+    """What makes the reward model's input, if there is one. Raises ConfigError."""
+    if not uses_reward_model(config):
+        return None
+    scoring = config.reward_model
+    assert scoring.model.path is not None
+    return ModelInput(scoring.model.path, scoring.max_length, trust_remote_code=scoring.model.trust_remote_code)
 
 
-def validation(config: Config, step: int, *, greedy: bool) -> Task:
-    """Greedy: one trajectory a prompt; else val_kwargs.n sampled ones, in every validation by the same seeds."""
-    if greedy:
-        return Task("validate (greedy)", 1, GREEDY, f"greedy/{step}", "greedy")
-    val = config.actor_rollout_ref.rollout.val_kwargs
-    return Task("validate (sampled)", val.n, _sampled(val), f"val/{step}", "val")
-
-
-def responses(config: Config, *, greedy: bool) -> Task:
-    """n sampled trajectories a prompt, or one greedy one."""
-    rollout = config.actor_rollout_ref.rollout
-    n, params = (1, GREEDY) if greedy else (rollout.n, _sampled(rollout))
-    return Task("responses", n, params, "generate", "generate")
-
-
-class Rollouts:
-    """Runs the scheduler on `runner`, the event loop on which it and the engine live.
+class LocalRollouts:
+    """`Rollouts` by a scheduler and an engine that live on one event loop, `loop`.
 
     Args:
         record_dir: where trajectories are written.
@@ -111,7 +91,7 @@ class Rollouts:
         config: Config,
         scheduler: Scheduler,
         engine: RolloutEngine,
-        runner: asyncio.Runner,
+        loop: LoopThread,
         audience: Audience,
         record_dir: Path,
         share: tuple[int, int] = (1, 1),
@@ -121,43 +101,45 @@ class Rollouts:
         self.scheduler = scheduler
         self.engine = engine
         self.audience = audience
-        self.runner = runner
+        self.loop = loop
         self.record_dir = record_dir
         self.share = share
         self.reading = reading
         self.turn_reward_coef = config.algorithm.turn_reward_coef
-        self.resting = False
-        """The engine's memory is lent to the policy."""
-        self._going_on: asyncio.Task[Any] | None = None
+        self.needs_weights = False
+        """See `Rollouts.needs_weights`."""
+        self._going_on: asyncio.Task[list[Trajectory]] | None = None
         self._once = OncePerKey()
 
-    def train(self, samples: Sequence[Sample], step: int, *, show: bool = False, first: int = 0) -> Rollout:
-        """See `training`. The trajectories are in the order of the prompts, which are counted from `first`."""
-        task = training(self.config, step)
-        trajectories = self._run(samples, task, first)
-        rollout = self._kept(trajectories, "train", step, "", show, first * task.n)
-        batch = from_trajectories(trajectories, turn_reward_coef=self.turn_reward_coef, first=first * task.n)
-        return replace(rollout, batch=batch)
+    def run(self, task: Task, samples: Sequence[Sample], first: int = 0, *, show: bool = False) -> Rollout:
+        """See `Rollouts.run`."""
+        trajectories, number = self.respond(task, samples, first), first * task.n
+        batch = None
+        if task.split == "train":
+            batch = from_trajectories(trajectories, turn_reward_coef=self.turn_reward_coef, first=number)
+        return Rollout(
+            [trajectory.outline() for trajectory in trajectories],
+            batch,
+            next((trajectory for trajectory in trajectories if trajectory.transcripts), None) if show else None,
+            None if self.reading is None else conversations(trajectories, self.reading, number),
+            self._write(task, trajectories),
+        )
 
-    def validate(
-        self,
-        samples: Sequence[Sample],
-        step: int,
-        *,
-        greedy: bool,
-        show: bool = False,
-        first: int = 0,
-        file: int | None = None,
-    ) -> Rollout:
-        """See `validation`. Prompts are counted from `first`; `file`: the first one of all processes' parts."""
-        task = validation(self.config, step, greedy=greedy)
-        begins = first if file is None else file
-        part = f"_{'greedy' if greedy else 'sampled'}" + (f"_{begins:06d}" if begins else "")
-        return self._kept(self._run(samples, task, first), "val", step, part, show, first * task.n)
-
-    def generate(self, samples: Sequence[Sample], *, greedy: bool, first: int) -> list[Trajectory]:
-        """See `responses`. Prompts are counted from `first`, and each has its own seeds."""
-        return self._run(samples, responses(self.config, greedy=greedy), first)
+    def respond(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
+        """See `Rollouts.respond`."""
+        requests = [
+            Request(
+                uid=f"{task.tag}/{group}/{k}",
+                group=group,
+                sample=sample,
+                params=task.params,
+                seed=seed_of(self.config.trainer.seed, task.seeds, group, k),
+                count_drift=k == 0,
+            )
+            for group, sample in enumerate(samples, first)
+            for k in range(task.n)
+        ]
+        return self.loop.run(self._run_all(requests, task.name))
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
         """Write what the reward model made of rewards into the files of a rollout, whose outlines these are."""
@@ -169,26 +151,39 @@ class Rollouts:
                 self.audience.warn(f"{path} is not on this machine: the reward model's part is missing in it")
             done += count
 
-    def sync_weights(self, weights: Weights, version: int) -> SyncReport:
-        """Give the engine the policy's weights, and its memory back. Raises TrainingError when it cannot take them."""
+    def update_weights(self, weights: Weights, version: int) -> SyncReport:
+        """See `Rollouts.update_weights`."""
         try:
-            report = self.runner.run(self.engine.update_weights(weights, version))
-            if self.resting:
-                self.runner.run(self.engine.wake())
-                self.resting = False
+            report = self.loop.run(self.engine.update_weights(weights, version))
+            if self.needs_weights:
+                self.loop.run(self.engine.wake())
+                self.needs_weights = False
         except EngineError as error:
             raise TrainingError(f"weights of step {version}: {error}") from error
         return report
 
     def rest(self) -> None:
-        """Lend the engine's memory to the policy until `sync_weights`, where they share a device."""
+        """See `Rollouts.rest`."""
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
-            self.runner.run(self.engine.sleep())
-            self.resting = True
+            self.loop.run(self.engine.sleep())
+            self.needs_weights = True
 
     def metrics(self) -> dict[str, float]:
-        """The engine's own numbers, and those of tools, interactions and scorers since they were last asked for."""
-        health = self.runner.run(self.engine.health()).metrics
+        """See `Rollouts.metrics`."""
+        return self.loop.run(self._take_metrics())
+
+    def stop(self) -> None:
+        """Cancel the trajectories that run: who waits for them gets CancelledError. Safe from any thread."""
+        task = self._going_on
+        if task is not None:
+            self.loop.call_soon(task.cancel)
+
+    def revive(self) -> None:
+        """Nothing can die here but the run itself."""
+
+    async def _take_metrics(self) -> dict[str, float]:
+        """See `Rollouts.metrics`; a coroutine, since users' tools and interactions are bound to the loop's thread."""
+        health = (await self.engine.health()).metrics
         metrics = {f"engine/{name}": value for name, value in health.items()}
         context = self.scheduler.context
         metrics |= context.tools.take_metrics(self._meet)
@@ -206,52 +201,20 @@ class Rollouts:
         if self._once(error.place or error.summary):
             self.audience.warn(f"{error}\n  Its numbers are left out")
 
-    def stop(self) -> None:
-        """From any thread: whoever waits for trajectories gets CancelledError in their place."""
-        task = self._going_on
-        if task is not None:
-            self.runner.get_loop().call_soon_threadsafe(task.cancel)
-
-    def revive(self) -> None:
-        """Nothing can die here but the run itself."""
-
-    def _kept(
-        self, trajectories: list[Trajectory], split: str, step: int, part: str, show: bool, first: int
-    ) -> Rollout:
-        """What is to be known of trajectories, after they were written to the disk."""
-        read = None if self.reading is None else conversations(trajectories, self.reading, first)
-        rollout = Rollout(
-            [trajectory.outline() for trajectory in trajectories],
-            shown=next((trajectory for trajectory in trajectories if trajectory.transcripts), None) if show else None,
-            conversations=read,
+    def _write(self, task: Task, trajectories: list[Trajectory]) -> list[tuple[Path, int]]:
+        """Write the trajectories to a file, if they are to be; return it with their number, as in `Rollout.files`."""
+        if self.config.trainer.save_trajectories not in ("all", task.split):
+            return []
+        path = write_trajectories(
+            self.record_dir,
+            trajectories,
+            step=task.step,
+            split=task.split,
+            part=task.part,
+            share=self.share,
+            turn_reward_coef=self.turn_reward_coef if self.reading is None else None,
         )
-        if self.config.trainer.save_trajectories in ("all", split):
-            path = write_trajectories(
-                self.record_dir,
-                trajectories,
-                step=step,
-                split=split,
-                part=part,
-                share=self.share,
-                turn_reward_coef=self.turn_reward_coef if self.reading is None else None,
-            )
-            rollout.files.append((path, len(trajectories)))
-        return rollout
-
-    def _run(self, samples: Sequence[Sample], task: Task, first: int) -> list[Trajectory]:
-        requests = [
-            Request(
-                uid=f"{task.tag}/{group}/{k}",
-                group=group,
-                sample=sample,
-                params=task.params,
-                seed=seed_of(self.config.trainer.seed, task.seeds, group, k),
-                count_drift=k == 0,
-            )
-            for group, sample in enumerate(samples, first)
-            for k in range(task.n)
-        ]
-        return self.runner.run(self._run_all(requests, task.name))
+        return [(path, len(trajectories))]
 
     async def _run_all(self, requests: list[Request], title: str) -> list[Trajectory]:
         with self.audience.stage(title, total=len(requests)) as stage:
@@ -287,7 +250,3 @@ class Rollouts:
                     f"{title}: no trajectory ended in {STALL_SECONDS:g} s; waiting: {waiting or 'scoring'}"
                 )
             before = ended()
-
-
-def _sampled(keys: RolloutConfig | ValKwargs) -> SamplingParams:
-    return SamplingParams(1, temperature=keys.temperature, top_p=keys.top_p, top_k=keys.top_k)

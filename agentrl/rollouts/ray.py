@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from asyncio import CancelledError
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
@@ -24,112 +21,26 @@ from agentrl.config import Config
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import WorkerDied
 from agentrl.observe.display import Display, Stage
-from agentrl.rollouts.local import Rollout, Rollouts, Task, responses, training, validation
+from agentrl.rollouts.contract import Rollout, Task
+from agentrl.rollouts.local import LocalRollouts
+from agentrl.rollouts.ray_worker import News, RolloutPart, RolloutWorker, Work, run_part
 from agentrl.runtime.ray.pool import WeightReader, placed, raised
 from agentrl.runtime.ray.rank import Failure
-from agentrl.runtime.ray.session import death_of, work_in
-from agentrl.runtime.ray.stored import Index, StoredBatch, put_batch
+from agentrl.runtime.ray.session import death_of
+from agentrl.runtime.ray.stored import StoredBatch
 from agentrl.runtime.ray.watch import GONE
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.sample import Sample
 
+T = TypeVar("T")
 LOOK_EVERY = 0.25
 """Seconds between two looks at how far the workers are."""
 CLOSED_WITHIN = 30.0
 """Seconds that a worker has to end its rollouts, or its servers and tools."""
 
 
-@dataclass(slots=True)
-class News:
-    """What a worker has to tell since it was last asked."""
-
-    notes: list[str]
-    warnings: list[str]
-    done: int
-    """Units of all stages so far."""
-
-
-class Relay:
-    """In a rollout worker: keeps what is meant for the display until the driver asks for it."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._news = News([], [], 0)
-
-    @contextmanager
-    def stage(self, name: str, total: int | None = None) -> Iterator[Relay]:
-        yield self
-
-    def advance(self, count: int = 1) -> None:
-        with self._lock:
-            self._news.done += count
-
-    def note(self, text: str) -> None:
-        with self._lock:
-            self._news.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        with self._lock:
-            self._news.warnings.append(text)
-
-    def take(self) -> News:
-        with self._lock:
-            news, self._news = self._news, News([], [], self._news.done)
-        return news
-
-
-class RolloutWorker:
-    """A Ray actor around `Rollouts`. Every method returns what the driver is to see: a value, or a Failure."""
-
-    def __init__(self, folder: str) -> None:
-        work_in(folder)
-        self.relay = Relay()
-        self.stack = ExitStack()
-        self.rollouts: Rollouts
-
-    def open(self, config: Config, device: str, run_dir: Path, share: tuple[int, int]) -> Failure | None:
-        """Start engine and tools."""
-        from agentrl.rollouts.build import open_local_rollouts
-        from agentrl.rollouts.context import build_tools, load_chat
-
-        try:
-            chat = load_chat(config)
-            scored = getattr(config.data, "output_scores", True)
-            context = build_tools(config, chat, scored=scored)
-            opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, share)
-            self.rollouts = self.stack.enter_context(opened)
-        except Exception as error:
-            return Failure.of(error)
-        return None
-
-    def call(self, method: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """A method of the rollouts. Of a Rollout: what `joined` takes, with an `Index` for a batch, which is stored."""
-        try:
-            value = getattr(self.rollouts, method)(*arguments, **keywords)
-            if isinstance(value, Rollout):
-                stored = [
-                    None if part is None else put_batch(part.load()) for part in (value.batch, value.conversations)
-                ]
-                return value.outlines, *stored, value.shown, value.files
-        except (Exception, CancelledError) as error:
-            return Failure.of(error)
-        return value
-
-    @ray.method(concurrency_group="news")
-    def news(self) -> News:
-        return self.relay.take()
-
-    @ray.method(concurrency_group="news")
-    def stop(self) -> None:
-        """End the rollouts that are going on, if there are any."""
-        self.rollouts.stop()
-
-    def close(self) -> None:
-        self.stack.close()
-
-
 class RayRollouts:
-    """As `Rollouts`, whose methods it has, over all workers.
+    """`Rollouts` over all workers.
 
     Args:
         nodes: the Ray nodes on which a worker each shares the devices with the policy; None: devices of their own, as
@@ -141,8 +52,8 @@ class RayRollouts:
     ) -> None:
         """Raises ConfigError when the cluster has no room, and whatever keeps a worker from starting."""
         self.config, self.device, self.run_dir, self.display = config, device, run_dir.absolute(), display
-        self.resting = False
-        """The engines' memory is lent to the policy."""
+        self.needs_weights = False
+        """See `Rollouts.needs_weights`."""
         self._restarts = config.trainer.max_worker_restarts
         self._groups: list[PlacementGroup] = []
         self._places = self._placed(nodes)
@@ -154,53 +65,49 @@ class RayRollouts:
         try:
             self._actors = [self._actor(number) for number in range(len(self._places))]
             with display.stage("start rollout workers"):
-                self._asked("open", self._openings(), what="its start")
+                self._open()
         except BaseException:
             self.close()
             raise
 
-    def train(self, samples: Sequence[Sample], step: int, *, show: bool = False) -> Rollout:
-        return joined(self._shared(training(self.config, step), "train", samples, step, show=show))
+    def run(self, task: Task, samples: Sequence[Sample], first: int = 0, *, show: bool = False) -> Rollout:
+        """See `Rollouts.run`. The batches are stored ones."""
+        return joined(self._shared(partial(run_part, task=task, show=show), task, samples, first))
 
-    def validate(
-        self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
-    ) -> Rollout:
-        task = validation(self.config, step, greedy=greedy)
-        keywords = {"greedy": greedy, "show": show, "file": first}
-        return joined(self._shared(task, "validate", samples, step, first=first, **keywords))
-
-    def generate(self, samples: Sequence[Sample], *, greedy: bool, first: int) -> list[Trajectory]:
-        task = responses(self.config, greedy=greedy)
-        answers = self._shared(task, "generate", samples, first=first, greedy=greedy)
+    def respond(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
+        """See `Rollouts.respond`."""
+        answers = self._shared(partial(LocalRollouts.respond, task=task), task, samples, first)
         return list(itertools.chain.from_iterable(answers))
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """Every worker fills in the file that it wrote."""
+        """See `Rollouts.fill_rewards`. Every worker fills in the file that it wrote."""
         ends = list(itertools.accumulate(count for _, count in files))
-        calls: list[tuple[Any, ...]] = [
-            ("fill_rewards", ([file], outlines[end - file[1] : end]), {}) for file, end in zip(files, ends, strict=True)
+        calls = [
+            partial(LocalRollouts.fill_rewards, files=[file], outlines=outlines[end - file[1] : end])
+            for file, end in zip(files, ends, strict=True)
         ]
         if calls:
-            self._asked("call", calls, what="filling in rewards")
+            self._call(calls, what="filling in rewards")
 
-    def sync_weights(self, weights: Weights, version: int) -> SyncReport:
-        """Every worker reads the weights from the ranks that hold them."""
+    def update_weights(self, weights: Weights, version: int) -> SyncReport:
+        """See `Rollouts.update_weights`. Every worker reads the weights from the ranks that hold them."""
         self._weights = weights, version
-        self.resting = False
-        reports: list[SyncReport] = self._everyone("sync_weights", weights, version)
+        self.needs_weights = False
+        reports = self._everyone(partial(LocalRollouts.update_weights, weights=weights, version=version))
         return SyncReport(sum(report.bytes for report in reports), max(report.seconds for report in reports))
 
     def rest(self) -> None:
+        """See `Rollouts.rest`."""
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
-            self._everyone("rest")
-            self.resting = True
+            self._everyone(LocalRollouts.rest)
+            self.needs_weights = True
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of all workers together; see `merged`."""
-        return merged(self._everyone("metrics"))
+        """See `Rollouts.metrics`: the numbers of all workers together, see `merged`."""
+        return merged(self._everyone(LocalRollouts.metrics))
 
     def revive(self) -> None:
-        """New workers for those that died while nothing was asked of them."""
+        """See `Rollouts.revive`."""
         self._weights = None
         for number, actor in enumerate(self._actors):
             try:
@@ -218,51 +125,44 @@ class RayRollouts:
             remove_placement_group(group)
         self._actors, self._groups = [], []
 
-    def _shared(
-        self, task: Task, method: str, samples: Sequence[Sample], *arguments: Any, first: int = 0, **keywords: Any
-    ) -> list[Any]:
-        """A method on every worker, each with its part of the samples."""
+    def _shared(self, work: Callable[..., T], task: Task, samples: Sequence[Sample], first: int) -> list[T]:
+        """`work(rollouts, samples=..., first=...)` on every worker, each with its part of the samples."""
         count = len(self._actors)
         bounds = [len(samples) * number // count for number in range(count + 1)]
         calls = [
-            (method, (samples[start:end], *arguments), {**keywords, "first": first + start})
-            for start, end in itertools.pairwise(bounds)
+            partial(work, samples=samples[start:end], first=first + start) for start, end in itertools.pairwise(bounds)
         ]
         with self.display.stage(task.name, total=len(samples) * task.n) as stage:
-            return self._asked("call", calls, what=task.name, stage=stage)
+            return self._call(calls, what=task.name, stage=stage)
 
-    def _everyone(self, method: str, *arguments: Any) -> list[Any]:
-        return self._asked("call", [(method, arguments, {})] * len(self._actors), what=method)
+    def _everyone(self, work: Work[T]) -> list[T]:
+        return self._call([work] * len(self._actors), what=getattr(work, "func", work).__name__)
 
-    def _asked(
-        self, method: str, calls: Sequence[tuple[Any, ...]], *, what: str, stage: Stage | None = None
-    ) -> list[Any]:
-        """The workers' answers. One that dies is replaced, and the new one is asked.
+    def _call(self, works: Sequence[Work[T]], *, what: str, stage: Stage | None = None) -> list[T]:
+        """Have each worker do its work, and return their answers. One that dies is replaced, and the new one is asked.
 
         Raises what a worker raised, and WorkerDied when one died once more than trainer.max_worker_restarts allows; the
         others' work is ended then.
         """
-        answers: dict[int, Any] = {}
+        answers: dict[int, T] = {}
         running = {
-            getattr(actor, method).remote(*call): number
-            for number, (actor, call) in enumerate(zip(self._actors, calls, strict=True))
+            actor.call.remote(work): number
+            for number, (actor, work) in enumerate(zip(self._actors, works, strict=True))
         }
         try:
             while running:
                 for call in ray.wait(list(running), num_returns=len(running), timeout=LOOK_EVERY)[0]:
                     number = running.pop(call)
                     try:
-                        answers[number] = answer_of(call, f"rollout worker {number + 1} of {len(calls)}, {what}")
+                        answers[number] = answer_of(call, f"rollout worker {number + 1} of {len(works)}, {what}")
                     except GONE as error:
                         self._replace(number, f"rollout worker {number + 1} died in {what}: {death_of(error)}")
-                        if method == "call":
-                            running[self._actors[number].call.remote(*calls[number])] = number
+                        running[self._actors[number].call.remote(works[number])] = number
                 self._tell(stage)
         except BaseException:  # Ctrl-C among them
-            if method == "call":
-                self._stop(running)
+            self._stop(running)
             raise
-        return [answers.get(number) for number in range(len(calls))]
+        return [answers[number] for number in range(len(works))]
 
     def _stop(self, running: Mapping[Any, int]) -> None:
         """End the work of those that still do it."""
@@ -305,14 +205,34 @@ class RayRollouts:
         ray.kill(self._actors[number])  # an answer that is lost with its machine does not say that the process is dead
         self._actors[number], self._done[number] = self._actor(number), 0
         self._asked_news = {call: other for call, other in self._asked_news.items() if other != number}
-        opened = [self._actors[number].open.remote(*self._openings()[number])]
+        opened = [self._opened(number)]
         if self._weights is not None:
-            opened.append(self._actors[number].call.remote("sync_weights", self._weights, {}))
+            weights, version = self._weights
+            update = partial(LocalRollouts.update_weights, weights=weights, version=version)
+            opened.append(self._actors[number].call.remote(update))
         try:
             for call in opened:
                 answer_of(call, f"rollout worker {number + 1}, its start")
         except GONE as error:
             self._replace(number, f"rollout worker {number + 1} died at its start: {death_of(error)}")
+
+    def _open(self) -> None:
+        """Start all workers' engines and tools at once."""
+        running = {self._opened(number): number for number in range(len(self._actors))}
+        while running:
+            for call in ray.wait(list(running), num_returns=len(running), timeout=LOOK_EVERY)[0]:
+                number = running.pop(call)
+                try:
+                    answer_of(call, f"rollout worker {number + 1} of {len(self._actors)}, its start")
+                except GONE as error:
+                    self._replace(number, f"rollout worker {number + 1} died in its start: {death_of(error)}")
+            self._tell(None)
+
+    def _opened(self, number: int) -> Any:
+        """Ask a worker to start its engine and tools; the call."""
+        count = len(self._places)
+        part = part_of(self.config, number, count)
+        return self._actors[number].open.remote(part, self.device, self.run_dir, (number + 1, count))
 
     def _actor(self, number: int) -> Any:
         variables = {
@@ -323,13 +243,6 @@ class RayRollouts:
         worker: Any = ray.remote(concurrency_groups={"news": 1})(RolloutWorker)  # type: ignore[call-overload]
         options = worker.options(runtime_env={"env_vars": variables}, **self._places[number])
         return options.remote(str(Path.cwd()))
-
-    def _openings(self) -> list[tuple[Any, ...]]:
-        count = len(self._places)
-        return [
-            (part_of(self.config, number, count), self.device, self.run_dir, (number + 1, count))
-            for number in range(count)
-        ]
 
     def _placed(self, nodes: Sequence[str] | None) -> list[dict[str, Any]]:
         """Ray's options of each worker."""
@@ -364,19 +277,16 @@ def answer_of(call: Any, worker: str) -> Any:
     return answer
 
 
-Answer = tuple[list[Outline], Index | None, Index | None, Trajectory | None, list[tuple[Path, int]]]
-"""A worker's part of a rollout."""
-
-
-def joined(answers: Sequence[Answer]) -> Rollout:
-    """The workers' parts of a rollout as one."""
-    outlines, batches, read, shown, files = zip(*answers, strict=True)
+def joined(parts: Sequence[RolloutPart]) -> Rollout:
+    """Join the workers' parts of a rollout, in order."""
+    batches = [part.batch for part in parts if part.batch is not None]
+    read = [part.conversations for part in parts if part.conversations is not None]
     return Rollout(
-        list(itertools.chain.from_iterable(outlines)),
-        None if batches[0] is None else StoredBatch.of(batches),
-        next((trajectory for trajectory in shown if trajectory is not None), None),
-        None if read[0] is None else StoredBatch.of(read),
-        list(itertools.chain.from_iterable(files)),
+        list(itertools.chain.from_iterable(part.outlines for part in parts)),
+        StoredBatch.of(batches) if batches else None,
+        next((part.shown for part in parts if part.shown is not None), None),
+        StoredBatch.of(read) if read else None,
+        list(itertools.chain.from_iterable(part.files for part in parts)),
     )
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from agentrl.errors import UserError
 
@@ -19,21 +22,46 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: the process is to end as after Ctrl-C, with another exit status."""
+
+
 def exit_status(work: Callable[[], object]) -> int:
-    """Do the work and return the exit status. 0: done; 2: an error the user can mend, with one message; 130:
-    interrupted."""
+    """Do the work and return the process's exit status.
+
+    0: done; 2: something the user can mend, with one message; 130: interrupted (Ctrl-C); 143: terminated (SIGTERM).
+    """
     try:
-        work()
+        with _sigterm_raises():
+            work()
     except UserError as error:
         return _complain(str(error))
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         return _complain(f"the disk is full: writing {error.filename or 'a file'} failed; earlier files are intact")
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last checkpoint, if there is one", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as interrupt:
+        ended, status = ("terminated", 143) if isinstance(interrupt, Terminated) else ("interrupted", 130)
+        print(f"{ended}; the same command goes on from the last checkpoint, if there is one", file=sys.stderr)
+        return status
     return 0
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Have SIGTERM raise Terminated in the main thread, unless somebody handles it already."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _complain(message: str) -> int:

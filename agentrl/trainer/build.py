@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
 from agentrl.chat import Chat
@@ -20,18 +19,15 @@ from agentrl.data.loader import Loader
 from agentrl.errors import ConfigError
 from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
-from agentrl.rollouts.local import Rollouts
+from agentrl.rollouts.build import open_rollouts, send_first_weights
+from agentrl.rollouts.context import ContextParts, build_tools, load_chat, open_data, reading_of, show_first_prompts
+from agentrl.rollouts.source import TakingTurns, TrajectorySource
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import check_profile_steps
 from agentrl.runtime.ray.session import ray_session
 from agentrl.trainer.run_folder import RunFolder
 from agentrl.trajectory.sample import Sample
 from agentrl.workers.roles import Workers, open_workers, processes
-
-if TYPE_CHECKING:
-    from agentrl.rollouts.ray import RayRollouts
-from agentrl.rollouts.build import open_rollouts, send_first_weights
-from agentrl.rollouts.context import ContextParts, build_tools, load_chat, open_data, reading_of, show_first_prompts
 
 
 @dataclass(slots=True)
@@ -42,9 +38,8 @@ class Parts:
     display: Display
     folder: RunFolder
     chat: Chat
-    loader: Loader
     val_data: ParquetDataset | None
-    rollouts: Rollouts | RayRollouts
+    source: TrajectorySource
     workers: Workers
     kl_controller: KLController | None
     checkpoints: CheckpointManager
@@ -102,9 +97,8 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
             display=display,
             folder=folder,
             chat=chat,
-            loader=loader,
             val_data=val_data,
-            rollouts=rollouts,
+            source=TakingTurns(config, loader, rollouts),
             workers=workers,
             kl_controller=build_kl_controller(config),
             checkpoints=build_checkpoints(config, run_dir, store, display),

@@ -121,7 +121,7 @@ class Trainer:
         """
 
         def go_back_to(path: Path | None) -> None:
-            self.parts.rollouts.revive()
+            self.parts.source.revive()
             self.begin_again() if path is None else self.load(path)
             if not self.config.trainer.val_only:
                 self.parts.tracker.truncate_after(self.step)
@@ -133,10 +133,10 @@ class Trainer:
         """Everything as it was when this process began from no checkpoint, with workers that are new."""
         parts = self.parts
         self.step = 0
-        parts.loader.load_state_dict(self.first["loader"])
+        parts.source.load_state(self.first)
         if parts.kl_controller is not None:
             parts.kl_controller.load_state_dict(self.first["kl_controller"])
-        parts.rollouts.sync_weights(parts.workers.policy.weights(), 0)
+        parts.source.publish(parts.workers.policy.weights(), 0)
 
     def train_step(self) -> Metrics:
         """One step: rollouts, log-probs, advantages, update, weights to the engine."""
@@ -146,13 +146,12 @@ class Trainer:
         self.seconds = {}
         began = time.perf_counter()
 
-        samples = next(parts.loader)
         frequency = self.config.trainer.show_trajectory_freq
         with self.timed("rollout", shown=False):
             show = frequency > 0 and (self.step - 1) % frequency == 0
-            rollout = parts.rollouts.train(samples, self.step, show=show)
-        metrics |= parts.rollouts.metrics()
-        parts.rollouts.rest()
+            rollout = parts.source.next_batch(self.step, show=show)
+        metrics |= parts.source.metrics()
+        parts.source.rest()
         self.show(rollout.shown, "train")
         outlines, further_rewards = rollout.outlines, None
         if parts.workers.reward_model is not None:
@@ -190,8 +189,8 @@ class Trainer:
         if len(batch):
             updated, update_metrics = self.update(batch, found.zero_advantage if filtered else [])
             metrics |= update_metrics
-        if updated or parts.rollouts.resting:
-            metrics |= self.sync_weights()
+        if updated or parts.source.needs_weights:
+            metrics |= self.publish()
 
         seconds = time.perf_counter() - began
         return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
@@ -212,11 +211,11 @@ class Trainer:
                 metrics |= workers.policy.update(batch, step=self.step, zero_advantage=zero_advantage)
         return updated, metrics
 
-    def sync_weights(self) -> Metrics:
+    def publish(self) -> Metrics:
         """The policy's weights to the engine."""
         parts = self.parts
         with self.timed("sync_weights"):
-            report = parts.rollouts.sync_weights(parts.workers.policy.weights(), self.step)
+            report = parts.source.publish(parts.workers.policy.weights(), self.step)
         return {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
 
     def check_failures(self, outlines: list[Outline]) -> None:
@@ -264,7 +263,7 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the workers."""
         parts = self.parts
-        state: dict[str, Any] = {"step": self.step, "loader": parts.loader.state_dict()}
+        state: dict[str, Any] = {"step": self.step, **parts.source.state()}
         if parts.kl_controller is not None:
             state["kl_controller"] = parts.kl_controller.state_dict()
         return state
@@ -278,9 +277,9 @@ class Trainer:
             parts.workers.critic.load(path / "critic")
         if parts.kl_controller is not None:
             parts.kl_controller.load_state_dict(state["kl_controller"])
-        parts.loader.load_state_dict(state["loader"])
+        parts.source.load_state(state)
         self.step = state["step"]
-        parts.rollouts.sync_weights(parts.workers.policy.weights(), self.step)
+        parts.source.publish(parts.workers.policy.weights(), self.step)
 
     def resume(self) -> None:
         """Load the checkpoint that `resume_mode` asks for, if there is one, then begin to write into the run's folder.

@@ -13,7 +13,7 @@ from agentrl.trajectory import Outline, Status
 from agentrl.trajectory.batch import Sequences
 
 if TYPE_CHECKING:
-    from agentrl.rollouts.local import Rollout
+    from agentrl.rollouts.contract import Rollout
     from agentrl.trainer.build import Parts
     from agentrl.trajectory.batch import RaggedBatch
 
@@ -40,7 +40,7 @@ def with_model_scores(parts: Parts, rollout: Rollout, first: int = 0) -> list[Ou
         outline if number not in scores else with_model_score(outline, scores[number], coef)
         for number, outline in enumerate(rollout.outlines, first)
     ]
-    parts.rollouts.fill_rewards(rollout.files, outlines)
+    parts.source.fill_rewards(rollout.files, outlines)
     return outlines
 
 

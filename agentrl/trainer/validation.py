@@ -20,9 +20,7 @@ def validate(parts: Parts, step: int, *, show: bool) -> tuple[dict[str, float], 
         chunk = samples[start : start + size]
         for wanted, is_greedy, kept in ((val.do_sample, False, sampled), (val.greedy, True, greedy)):
             if wanted:
-                rollout = parts.rollouts.validate(
-                    chunk, step, greedy=is_greedy, show=show and shown is None, first=start
-                )
+                rollout = parts.source.validate(chunk, step, greedy=is_greedy, show=show and shown is None, first=start)
                 kept += with_model_scores(parts, rollout, start * (1 if is_greedy else val.n))
                 shown = shown or rollout.shown
     metrics = validation_metrics(

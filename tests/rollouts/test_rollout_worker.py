@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,9 @@ from agentrl.config import Config
 from agentrl.engines.contract import RolloutEngine
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.rollouts.local import Audience, Rollouts
+from agentrl.rollouts.contract import Audience, training, validation
+from agentrl.rollouts.local import LocalRollouts
+from agentrl.system.loop_thread import LoopThread
 from agentrl.tool import Tool, ToolResponse
 from agentrl.tool.toolset import MIN_FAILED_CALLS, ToolSet
 from agentrl.trajectory import Message
@@ -29,7 +32,7 @@ from agentrl.trajectory.sample import Sample
 from tests.trajectory.written import Writer
 
 pytest.importorskip("ray")
-from agentrl.rollouts.ray import Relay, RolloutWorker
+from agentrl.rollouts.ray_worker import Relay, RolloutWorker
 from agentrl.runtime.ray.pool import raised
 from agentrl.runtime.ray.rank import Failure
 
@@ -60,19 +63,19 @@ class EmptyScheduler:
 
 
 @pytest.fixture
-def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
+def loop() -> Iterator[LoopThread]:
+    with LoopThread("rollouts") as loop:
+        yield loop
 
 
 @pytest.mark.timeout(60)
 def test_rollouts_that_nobody_wants_any_more_are_ended(
-    runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loop: LoopThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a worker goes to the folder it is given
     worker, scheduler = RolloutWorker(str(tmp_path)), EndlessScheduler()
-    worker.rollouts = Rollouts(
-        Config(), cast(Scheduler, scheduler), cast(RolloutEngine, None), runner, worker.relay, tmp_path
+    worker.rollouts = LocalRollouts(
+        Config(), cast(Scheduler, scheduler), cast(RolloutEngine, None), loop, worker.relay, tmp_path
     )
     worker.rollouts.stop()  # nothing is going on
 
@@ -82,9 +85,12 @@ def test_rollouts_that_nobody_wants_any_more_are_ended(
 
     stopping = threading.Thread(target=stop)
     stopping.start()
-    answer = worker.call("train", ([Sample([], "test", "single_turn")], 1), {})
+    answer = worker.call(
+        partial(LocalRollouts.run, task=training(Config(), 1), samples=[Sample([], "test", "single_turn")])
+    )
     stopping.join()
-    assert isinstance(answer, Failure) and answer.message.startswith("CancelledError")
+    assert isinstance(answer, Failure)
+    assert answer.message.startswith("CancelledError")
     assert scheduler.cancelled
 
 
@@ -96,19 +102,20 @@ class CarelessScheduler(EmptyScheduler):
 
 
 def test_a_workers_error_of_a_users_code_reaches_the_driver_with_its_place(
-    runner: asyncio.Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loop: LoopThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     worker, scheduler = RolloutWorker(str(tmp_path)), cast(Scheduler, CarelessScheduler())
-    worker.rollouts = Rollouts(Config(), scheduler, cast(RolloutEngine, None), runner, worker.relay, tmp_path)
-    failure = worker.call("train", ([Sample([], "test", "single_turn")], 1), {})
+    worker.rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, worker.relay, tmp_path)
+    failure = worker.call(partial(LocalRollouts.run, task=training(Config(), 1), samples=[]))
+    assert isinstance(failure, Failure)
     error = raised(pickle.loads(pickle.dumps(failure)), "rollout worker 1 of 2")
     assert isinstance(error, CodeError) and "/home/me/mine.py:7 in run" in str(error) and "Traceback" not in str(error)
 
 
 @pytest.mark.parametrize("on_code_error", ["error", "count"])
 def test_a_tool_that_answers_no_call_ends_the_run_with_the_batch(
-    runner: asyncio.Runner, tmp_path: Path, on_code_error: str
+    loop: LoopThread, tmp_path: Path, on_code_error: str
 ) -> None:
     def broken(x: int) -> str:
         """Never answers."""
@@ -127,12 +134,12 @@ def test_a_tool_that_answers_no_call_ends_the_run_with_the_batch(
 
     config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})
     scheduler, engine = cast(Scheduler, Calling()), cast(RolloutEngine, None)
-    rollouts = Rollouts(config, scheduler, engine, runner, Relay(), tmp_path)
+    rollouts = LocalRollouts(config, scheduler, engine, loop, Relay(), tmp_path)
     ends = (
         pytest.raises(CodeError, match=rf"{__file__}:\d+ in broken: return str") if on_code_error == "error" else None
     )
     with ends or nullcontext():
-        rollouts.validate([], 3, greedy=True)
+        rollouts.run(validation(config, 3, greedy=True), [])
 
 
 class Counting(Tool):
@@ -158,7 +165,7 @@ class Partner(Interaction):
 
 
 def test_numbers_that_cannot_be_taken_end_the_run_or_are_left_out_and_told_once(
-    runner: asyncio.Runner, tmp_path: Path
+    loop: LoopThread, tmp_path: Path
 ) -> None:
     class Healthy:
         async def health(self) -> Any:
@@ -171,7 +178,7 @@ def test_numbers_that_cannot_be_taken_end_the_run_or_are_left_out_and_told_once(
     for on_code_error in ("error", "count"):
         config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})
         relay = Relay()
-        rollouts = Rollouts(config, scheduler, cast(RolloutEngine, Healthy()), runner, relay, tmp_path)
+        rollouts = LocalRollouts(config, scheduler, cast(RolloutEngine, Healthy()), loop, relay, tmp_path)
         if on_code_error == "error":
             with pytest.raises(CodeError, match=r"tool t .*ValueError"):
                 rollouts.metrics()
@@ -181,11 +188,11 @@ def test_numbers_that_cannot_be_taken_end_the_run_or_are_left_out_and_told_once(
         assert first.startswith("tool t (") and second.startswith("interaction p (")
 
 
-def test_a_file_on_another_machine_has_no_rewards_filled_in_and_that_is_told(
-    runner: asyncio.Runner, tmp_path: Path
-) -> None:
+def test_a_file_on_another_machine_has_no_rewards_filled_in_and_that_is_told(loop: LoopThread, tmp_path: Path) -> None:
     relay, missing = Relay(), tmp_path / "train_000001.1of2.parquet"
-    rollouts = Rollouts(Config(), cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None), runner, relay, tmp_path)
+    rollouts = LocalRollouts(
+        Config(), cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None), loop, relay, tmp_path
+    )
     made = [Writer("p", uid=uid).says("a").ends(1.0) for uid in "ab"]
     path = write_trajectories(tmp_path, made[1:], step=1, split="train", turn_reward_coef=None)
     outlines = [replace(one.outline(), model_reward=2.0) for one in made]
@@ -194,14 +201,14 @@ def test_a_file_on_another_machine_has_no_rewards_filled_in_and_that_is_told(
     assert pq.read_table(path)["reward"].to_pylist() == [3.0], "the others are, each with its own"
 
 
-def test_all_workers_parts_of_a_validation_have_one_name(runner: asyncio.Runner, tmp_path: Path) -> None:
+def test_all_workers_parts_of_a_validation_have_one_name(loop: LoopThread, tmp_path: Path) -> None:
     """Of one that is done again by another number of workers, too."""
 
     def validate(number: int, count: int, first: int, file: int) -> None:
         scheduler, engine = cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None)
         audience = cast(Audience, Relay())
-        rollouts = Rollouts(Config(), scheduler, engine, runner, audience, tmp_path, share=(number, count))
-        rollouts.validate([], 3, greedy=True, first=first, file=file)
+        rollouts = LocalRollouts(Config(), scheduler, engine, loop, audience, tmp_path, share=(number, count))
+        rollouts.run(validation(Config(), 3, greedy=True, first=file), [], first)
 
     for number in (1, 2):
         validate(number, 2, 48 * (number - 1), 0)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.runtime.group import shares
+from agentrl.runtime.ranks import shares
 from agentrl.runtime.ray.stored import StoredBatch, put_batch, put_column
 from agentrl.trajectory import Trajectory, Transcript, Turn, VersionSpan
 from agentrl.trajectory.batch import RaggedBatch, Sequences

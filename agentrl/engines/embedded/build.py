@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import load_model
+from agentrl.system.loop_thread import LoopThread
 
 
-def build(setting: EngineSetting, runner: asyncio.Runner) -> EmbeddedEngine:
+def build(setting: EngineSetting, loop: LoopThread) -> EmbeddedEngine:
     """Load the policy's model into this process. See `EngineBuilder`."""
     model, rollout = setting.config.actor_rollout_ref.model, setting.config.actor_rollout_ref.rollout
     with setting.audience.stage("load engine"):

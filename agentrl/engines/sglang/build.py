@@ -24,9 +24,10 @@ from agentrl.engines.sglang.options import RESERVED, ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.system.http import allow_many_files, http_client
+from agentrl.system.loop_thread import LoopThread
 
 
-def build(setting: EngineSetting, runner: asyncio.Runner) -> SGLangEngine:
+def build(setting: EngineSetting, loop: LoopThread) -> SGLangEngine:
     """Start SGLang servers, or attach to them. See `EngineBuilder`."""
     config, audience = setting.config, setting.audience
     rollout = config.actor_rollout_ref.rollout
@@ -43,7 +44,7 @@ def build(setting: EngineSetting, runner: asyncio.Runner) -> SGLangEngine:
             progress=audience.note,
         )
         try:
-            return runner.run(starting)
+            return loop.run(starting)
         except EngineError as error:
             raise TrainingError(str(error)) from error
 

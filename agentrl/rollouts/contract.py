@@ -1,0 +1,156 @@
+"""What rollouts are asked for, what they return, and the contract of those who run them.
+
+`Rollouts` says where trajectories run: in this process (`agentrl.rollouts.local`) or in workers under Ray
+(`agentrl.rollouts.ray`). When they begin, and in which batch they end, is a `TrajectorySource`'s
+(`agentrl.rollouts.source`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from agentrl.config import Config
+from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
+from agentrl.engines.contract import SamplingParams
+from agentrl.engines.weights import SyncReport, Weights
+from agentrl.trajectory import Outline, Trajectory
+from agentrl.trajectory.batch import Sequences
+from agentrl.trajectory.sample import Sample
+
+GREEDY = SamplingParams(1, temperature=0.0)
+
+
+class Progress(Protocol):
+    """A stretch of work that tells how far it is."""
+
+    def advance(self, count: int = 1) -> None:
+        """Count `count` more units as done. Safe from any thread."""
+        ...
+
+
+class Audience(Protocol):
+    """Who is told how rollouts go on: the display, or in another process what passes it on to the display."""
+
+    def stage(self, name: str, total: int | None = None) -> AbstractContextManager[Progress]:
+        """Enter a stage of `total` units."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Tell the user `text`."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Warn the user of `text`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Which trajectories to run of each prompt, and how they are named and recorded."""
+
+    name: str
+    """As the display shows it."""
+    n: int
+    """Trajectories of each prompt."""
+    params: SamplingParams
+    """Only temperature, top_p and top_k are read."""
+    tag: str
+    """Start of the trajectories' ids."""
+    seeds: str
+    """What seeds depend on beside trainer.seed, prompt and number."""
+    split: Literal["train", "val", "generate"]
+    """train: the rollout has a batch to train on."""
+    step: int = 0
+    part: str = ""
+    """Suffix of the names of files that this step's trajectories are written to."""
+
+
+def training(config: Config, step: int) -> Task:
+    """Ask for rollout.n sampled trajectories of each prompt."""
+    rollout = config.actor_rollout_ref.rollout
+    tag = f"train/{step}"
+    return Task("rollout", rollout.n, _sampled(rollout), tag, tag, "train", step)
+
+
+def validation(config: Config, step: int, *, greedy: bool, first: int = 0) -> Task:
+    """Ask for one greedy trajectory of each prompt, or val_kwargs.n sampled ones, by the same seeds in each validation.
+
+    `first`: number of the first prompt that is asked for together; part of the files' names.
+    """
+    val, kind = config.actor_rollout_ref.rollout.val_kwargs, "greedy" if greedy else "sampled"
+    part = f"_{kind}" + (f"_{first:06d}" if first else "")
+    if greedy:
+        return Task("validate (greedy)", 1, GREEDY, f"greedy/{step}", "greedy", "val", step, part)
+    return Task("validate (sampled)", val.n, _sampled(val), f"val/{step}", "val", "val", step, part)
+
+
+def responses(config: Config, *, greedy: bool) -> Task:
+    """Ask for rollout.n sampled trajectories of each prompt, or one greedy one."""
+    rollout = config.actor_rollout_ref.rollout
+    n, params = (1, GREEDY) if greedy else (rollout.n, _sampled(rollout))
+    return Task("responses", n, params, "generate", "generate", "generate")
+
+
+def _sampled(keys: RolloutConfig | ValKwargs) -> SamplingParams:
+    return SamplingParams(1, temperature=keys.temperature, top_p=keys.top_p, top_k=keys.top_k)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What a task's trajectories came to."""
+
+    outlines: list[Outline]
+    """All of them, in the order of the prompts, those of a prompt together."""
+    batch: Sequences | None = None
+    """What can be trained on; None where nothing is to be."""
+    shown: Trajectory | None = None
+    """One of them, whole, where one was asked for."""
+    conversations: Sequences | None = None
+    """What the reward model reads of those that can be trained on; None without a reward model."""
+    files: list[tuple[Path, int]] = field(default_factory=list)
+    """Where they were written, and how many of the outlines are in each file, in order."""
+
+
+class Rollouts(Protocol):
+    """Runs trajectories to their end. Calls come from one thread and return when they are done.
+
+    A call raises the error that ended it (UserError for what the user can mend), and WorkerDied when a process died
+    once more than trainer.max_worker_restarts allows. An interrupt (Ctrl-C) first ends what it runs.
+    """
+
+    @property
+    def needs_weights(self) -> bool:
+        """The engine's memory is lent (`rest`): it generates nothing before the next `update_weights`."""
+        ...
+
+    def run(self, task: Task, samples: Sequence[Sample], first: int = 0, *, show: bool = False) -> Rollout:
+        """Run, score and record the trajectories of `samples`, whose prompts are numbered from `first`."""
+        ...
+
+    def respond(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
+        """Run and score the trajectories of `samples`, and return them whole, in order of the prompts."""
+        ...
+
+    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
+        """Write the reward model's part of rewards into the files of a rollout, whose outlines these are now."""
+        ...
+
+    def update_weights(self, weights: Weights, version: int) -> SyncReport:
+        """Have the engine generate by `weights` from now on. Raises TrainingError when it cannot take them."""
+        ...
+
+    def rest(self) -> None:
+        """Lend the engine's memory to the policy until `update_weights`, where the two share a device."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
+        ...
+
+    def revive(self) -> None:
+        """Replace workers that died while nothing was asked of them. Their weights must be sent anew."""
+        ...

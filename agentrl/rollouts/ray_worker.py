@@ -1,0 +1,130 @@
+"""One rollout worker under Ray: a process that runs its part of a step's trajectories.
+
+The tokens that it makes stay in the object store.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+import ray
+
+from agentrl.config import Config
+from agentrl.rollouts.context import build_tools, load_chat
+from agentrl.rollouts.contract import Task
+from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
+from agentrl.runtime.ray.rank import Failure
+from agentrl.runtime.ray.session import work_in
+from agentrl.runtime.ray.stored import Index, put_batch
+from agentrl.trajectory import Outline, Trajectory
+from agentrl.trajectory.sample import Sample
+
+T = TypeVar("T")
+Work = Callable[[LocalRollouts], T]
+"""What the driver has a worker do. Pickled: a function of a module, with its arguments by `functools.partial`."""
+
+
+@dataclass(slots=True)
+class News:
+    """What a worker has to tell since it was last asked."""
+
+    notes: list[str]
+    warnings: list[str]
+    done: int
+    """Units of all stages so far."""
+
+
+class Relay:
+    """In a rollout worker: keeps what is meant for the display until the driver asks for it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._news = News([], [], 0)
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Relay]:
+        yield self
+
+    def advance(self, count: int = 1) -> None:
+        with self._lock:
+            self._news.done += count
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._news.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        with self._lock:
+            self._news.warnings.append(text)
+
+    def take(self) -> News:
+        with self._lock:
+            news, self._news = self._news, News([], [], self._news.done)
+        return news
+
+
+class RolloutWorker:
+    """A Ray actor around `LocalRollouts`. Every method returns what the driver is to see: a value, or a Failure."""
+
+    def __init__(self, folder: str) -> None:
+        work_in(folder)
+        self.relay = Relay()
+        self.stack = ExitStack()
+        self.rollouts: LocalRollouts
+
+    def open(self, config: Config, device: str, run_dir: Path, share: tuple[int, int]) -> Failure | None:
+        """Start engine and tools."""
+        try:
+            chat = load_chat(config)
+            scored = getattr(config.data, "output_scores", True)
+            context = build_tools(config, chat, scored=scored)
+            opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, share)
+            self.rollouts = self.stack.enter_context(opened)
+        except Exception as error:
+            return Failure.of(error)
+        return None
+
+    def call(self, work: Work[T]) -> T | Failure:
+        """Do `work` with the rollouts."""
+        try:
+            return work(self.rollouts)
+        except (Exception, CancelledError) as error:
+            return Failure.of(error)
+
+    @ray.method(concurrency_group="news")
+    def news(self) -> News:
+        """Take what there is to tell since the last call."""
+        return self.relay.take()
+
+    @ray.method(concurrency_group="news")
+    def stop(self) -> None:
+        """End the rollouts that are going on, if there are any."""
+        self.rollouts.stop()
+
+    def close(self) -> None:
+        """End engine and tools."""
+        self.stack.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPart:
+    """A worker's part of a `Rollout`, with its batches in the object store."""
+
+    outlines: list[Outline]
+    batch: Index | None
+    conversations: Index | None
+    shown: Trajectory | None
+    files: list[tuple[Path, int]]
+
+
+def run_part(rollouts: LocalRollouts, task: Task, samples: Sequence[Sample], first: int, show: bool) -> RolloutPart:
+    """Run a task as `Rollouts.run`, and put its batches into the object store."""
+    made = rollouts.run(task, samples, first, show=show)
+    batch, read = (None if one is None else put_batch(one.load()) for one in (made.batch, made.conversations))
+    return RolloutPart(made.outlines, batch, read, made.shown, made.files)

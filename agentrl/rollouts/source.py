@@ -1,0 +1,133 @@
+"""When trajectories are run: what a step is trained on, which prompts it drew, and what a checkpoint keeps of both.
+
+The training loop knows a `TrajectorySource` and nothing below it. The source owns the stream of prompts, because only
+it knows which of them have been begun: where rollouts and updates take turns, exactly those of the step; where they
+overlap, also those of steps to come, which a checkpoint must not lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl.config import Config
+from agentrl.data.loader import Loader
+from agentrl.engines.weights import SyncReport, Weights
+from agentrl.rollouts.contract import Rollout, Rollouts, training, validation
+from agentrl.trajectory import Outline
+from agentrl.trajectory.sample import Sample
+
+
+class TrajectorySource(Protocol):
+    """Where a step's trajectories come from.
+
+    One step asks, in this order: `next_batch`, `metrics`, `rest`, then (when the update is done) `publish`. Validation
+    and checkpoints fall between two steps. All calls come from one thread; each raises what `Rollouts` raises.
+    """
+
+    @property
+    def needs_weights(self) -> bool:
+        """No trajectory goes on before the next `publish`, also if the step changed no weight."""
+        ...
+
+    def next_batch(self, step: int, *, show: bool = False) -> Rollout:
+        """Wait for the trajectories that `step` is trained on; with `show`, one of them whole.
+
+        The policy that is updated with them is the one that `publish` was last given.
+        """
+        ...
+
+    def validate(
+        self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
+    ) -> Rollout:
+        """Run trajectories of `samples`, whose prompts are numbered from `first`, all by the weights of `step`."""
+        ...
+
+    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
+        """Write the reward model's part of rewards into the files of a rollout, whose outlines these are now."""
+        ...
+
+    def rest(self) -> None:
+        """Give up, until `publish`, the memory that the engine shares with the policy."""
+        ...
+
+    def publish(self, weights: Weights, version: int) -> SyncReport:
+        """Tell what the policy is now. `version` grows with each step that changed it.
+
+        `weights` may be the live ones: they are read before the call returns, or again while requests run.
+        """
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return, as JSON values, what a run continued after the current step needs: the position in the data.
+
+        A checkpoint holds these keys beside its own.
+        """
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue where `state()` was taken; `publish` follows. Other keys of a checkpoint are ignored.
+
+        Raises DataError when the data are others.
+        """
+        ...
+
+    def revive(self) -> None:
+        """Replace workers that died; `load_state` and `publish` follow."""
+        ...
+
+
+class TakingTurns:
+    """The synchronous source: the step's prompts begin and end in `next_batch`, and nothing runs between two calls."""
+
+    def __init__(self, config: Config, loader: Loader, rollouts: Rollouts) -> None:
+        self.config, self.loader, self.rollouts = config, loader, rollouts
+
+    @property
+    def needs_weights(self) -> bool:
+        """See `TrajectorySource`."""
+        return self.rollouts.needs_weights
+
+    def next_batch(self, step: int, *, show: bool = False) -> Rollout:
+        """Run the next prompts of the data, rollout.n trajectories each."""
+        return self.rollouts.run(training(self.config, step), next(self.loader), show=show)
+
+    def validate(
+        self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
+    ) -> Rollout:
+        """See `TrajectorySource`."""
+        task = validation(self.config, step, greedy=greedy, first=first)
+        return self.rollouts.run(task, samples, first, show=show)
+
+    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
+        """See `TrajectorySource`."""
+        self.rollouts.fill_rewards(files, outlines)
+
+    def rest(self) -> None:
+        """See `TrajectorySource`."""
+        self.rollouts.rest()
+
+    def publish(self, weights: Weights, version: int) -> SyncReport:
+        """See `TrajectorySource`."""
+        return self.rollouts.update_weights(weights, version)
+
+    def metrics(self) -> dict[str, float]:
+        """See `TrajectorySource`."""
+        return self.rollouts.metrics()
+
+    def state(self) -> dict[str, Any]:
+        """Return the loader's position: nothing is in flight between two steps."""
+        return {"loader": self.loader.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `TrajectorySource`."""
+        self.loader.load_state_dict(state["loader"])
+
+    def revive(self) -> None:
+        """See `TrajectorySource`."""
+        self.rollouts.revive()

@@ -1,0 +1,179 @@
+"""An event loop in a thread of its own, for code that is not asynchronous itself."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+HURRIED_SECONDS = 5.0
+"""Time that the loop has for each further call (closing) after a second interrupt, before it is given up."""
+
+
+class LoopThread:
+    """An event loop that lives from construction to `close`, so that tasks may outlive a single `run`.
+
+    Unlike `asyncio.Runner` it works where the calling thread runs an event loop already (a notebook), and tasks go on
+    while the calling thread does something else.
+    """
+
+    def __init__(self, name: str, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """`around()` is entered in the thread for its whole life; what entering it raises is raised by `run`."""
+        self._around = around
+        self._loop = asyncio.new_event_loop()
+        self._running: set[_Running[Any]] = set()
+        self._error: BaseException | None = None
+        self._ending = self._hurried = self._given_up = False
+        # Daemon: a loop that was given up must not keep the process from ending.
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the loop and wait for it. Returns its result, or raises its exception.
+
+        An exception of a signal handler in the waiting thread (KeyboardInterrupt) cancels `work` and is raised once
+        `work` has ended; a second one is raised at once. SystemExit or KeyboardInterrupt of any other task on the loop
+        cancels `work`, too, and is raised here, or by the next `run` when none waits.
+
+        Raises RuntimeError on the loop's own thread, where waiting would never end.
+        """
+        running = _Running(work)
+        try:
+            if threading.current_thread() is self._thread:
+                raise RuntimeError(f"thread {self._thread.name} would wait for itself")
+            if self._given_up:
+                raise KeyboardInterrupt
+            self._loop.call_soon_threadsafe(self._begin, running)
+            if not self._hurried:
+                return running.outcome.result()
+            concurrent.futures.wait([running.outcome], HURRIED_SECONDS)
+            if running.outcome.done():
+                return running.outcome.result()
+            self._given_up = True
+            raise KeyboardInterrupt
+        except BaseException:
+            if not running.outcome.done():  # not an exception of `work`
+                self._interrupt(running)
+            raise
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Have the loop call `function` soon. Safe from any thread."""
+        self._loop.call_soon_threadsafe(function)
+
+    def close(self) -> None:
+        """Cancel all tasks, wait until they have ended, and end the thread."""
+        if self._loop.is_closed():
+            return
+        try:
+            if not self._given_up:
+                self.run(_end_all())
+        finally:
+            self._ending = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            if not self._given_up:
+                self._thread.join()
+                self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _interrupt(self, running: _Running[T]) -> None:
+        """Cancel `running`, and wait until it has ended or another interrupt comes."""
+        if self._loop.is_closed() or threading.current_thread() is self._thread:
+            running.cancel()
+            return
+        self._loop.call_soon_threadsafe(running.cancel)
+        if self._hurried:
+            return
+        try:
+            concurrent.futures.wait([running.outcome])
+        except BaseException:
+            self._hurried = True
+            raise
+
+    def _begin(self, running: _Running[Any]) -> None:
+        if self._given_up:
+            running.cancel()
+            return
+        self._running.add(running)
+        running.begin(self._loop)
+        running.outcome.add_done_callback(lambda _: self._running.discard(running))
+        if self._error is not None:
+            self._fail(self._error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Have those that wait raise `error`, or the next one."""
+        self._error = None if self._running else error
+        for running in list(self._running):
+            running.error = error
+            running.cancel()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            with self._around():
+                self._run_until_end()
+        except BaseException as error:
+            self._error = error
+            self._run_until_end()  # for those that wait, and to close
+
+    def _run_until_end(self) -> None:
+        while not self._ending:
+            try:
+                self._loop.run_forever()
+            except BaseException as error:  # asyncio lets SystemExit and KeyboardInterrupt of any task through
+                self._fail(error)
+
+
+class _Running(Generic[T]):
+    """A coroutine on its way, and what the waiting thread is told of it. All methods run on the loop's thread."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.work = work
+        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.error: BaseException | None = None
+        """Raised in place of what `work` comes to."""
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._task = loop.create_task(self.work)
+        self._task.add_done_callback(self._settle)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        elif not self.outcome.done():  # the interrupt came before it was begun
+            self.work.close()
+            self.outcome.set_exception(asyncio.CancelledError())
+
+    def _settle(self, task: asyncio.Task[T]) -> None:
+        # CancelledError is no exception of a task, and asyncio's is another class than that of concurrent.futures.
+        raised = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if self.error is not None or raised is not None:
+            self.outcome.set_exception(self.error or raised)
+        else:
+            self.outcome.set_result(task.result())
+
+
+async def _end_all() -> None:
+    """Cancel all other tasks and wait for them, then for asynchronous generators and the default executor."""
+    loop = asyncio.get_running_loop()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(ended, Exception):
+            loop.call_exception_handler({"message": "a task failed while its loop was closed", "exception": ended})
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()
