@@ -108,8 +108,8 @@ def show(value: Number) -> str:
 class _Parser:
     """Recursive-descent parser and evaluator, with Python's precedences.
 
-    sum: product (+|- product)*;  product: signed (*|/|//|% signed)*;  signed: (+|-) signed | power; power: atom [**
-    signed];  atom: number | name ( arguments ) | ( sum ).
+    sum: product (+|- product)*;  product: signed (*|/|//|% signed)*;  signed: (+|-) signed | power;
+    power: atom [** signed];  atom: number | name ( arguments ) | ( sum ).
     """
 
     def __init__(self, text: str) -> None:

@@ -109,7 +109,7 @@ class OpenAIProxyLoop(AgentLoop):
         from agentrl.openai_api.endpoint import API_KEY, MODEL
 
         access = Access(base_url, API_KEY, MODEL)
-        running = asyncio.ensure_future(agent.run(described(session.episode.sample), access))
+        running = asyncio.ensure_future(agent.run(sample_for_agent(session.episode.sample), access))
         over = asyncio.create_task(session.over.wait())
         try:
             await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -143,7 +143,7 @@ async def _start() -> Endpoint:
     return endpoint
 
 
-def described(sample: Sample) -> dict[str, Any]:
+def sample_for_agent(sample: Sample) -> dict[str, Any]:
     """Copy the fields of a sample that an agent is given: all but how it is scored."""
     told = {name: getattr(sample, name) for name in ("prompt", "extra_info", "data_source", "ability", "index")}
     return copy.deepcopy(told)  # Agents may write into it; rows are read again.

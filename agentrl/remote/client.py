@@ -157,10 +157,12 @@ class RemoteClient:
         try:
             return await retrying(once)
         except RemoteFault as fault:
-            raise RemoteUnavailable(fault.kind, self._said(faults)) from fault
+            raise RemoteUnavailable(fault.kind, self._summary(faults)) from fault
         except CircuitOpen as error:
             kind = faults[-1].kind if faults else FaultKind.TIMEOUT
-            raise RemoteUnavailable(kind, f"{self._said(faults)}; the deadline of {deadline:.3g} s is over") from error
+            raise RemoteUnavailable(
+                kind, f"{self._summary(faults)}; the deadline of {deadline:.3g} s is over"
+            ) from error
         finally:
             self._counts["retries"] += max(0, retrying.statistics.get("attempt_number", 1) - 1)
 
@@ -181,7 +183,7 @@ class RemoteClient:
         if connections is not None:
             await connections.close()
 
-    def _said(self, faults: list[RemoteFault]) -> str:
+    def _summary(self, faults: list[RemoteFault]) -> str:
         tries = f" ({len(faults)} attempts)" if len(faults) > 1 else ""
         waiting = "; it is left alone after too many failures" if self._breaker.is_open else ""
         return f"{self.name}: {faults[-1] if faults else 'no answer'}{tries}{waiting}"

@@ -44,7 +44,7 @@ def _raise(error: CodeError) -> None:
 
 @dataclass(slots=True)
 class FailureCount:
-    """Number of calls that failed through errors of a tool's code."""
+    """Calls that failed through errors of a tool's code, and the trajectories that made them."""
 
     calls: int = 0
     trajectories: set[str] = field(default_factory=set)

@@ -77,7 +77,7 @@ class Connection:
         """
         if self._owner is None:
             self._client = asyncio.get_running_loop().create_future()
-            self._owner = asyncio.create_task(self._own(), name=f"MCP server {self.server.name}")
+            self._owner = asyncio.create_task(self._keep_open(), name=f"MCP server {self.server.name}")
         await self._ready(self.start_timeout + _LEAVING)
 
     async def close(self) -> None:
@@ -96,7 +96,7 @@ class Connection:
         try:
             return await client.call_tool(name, arguments)
         except MCPError as error:
-            raise _meant(error) from error
+            raise _classify(error) from error
         except asyncio.CancelledError:
             self._end_if_hung()
             raise
@@ -115,19 +115,19 @@ class Connection:
 
     def _end_if_hung(self) -> None:
         link = self.link
-        if link is not None and time.monotonic() - max(link.heard, self._unanswered_since) > SILENCE:
+        if link is not None and time.monotonic() - max(link.last_heard, self._unanswered_since) > SILENCE:
             link.ended.set()
 
-    async def _own(self) -> None:
+    async def _keep_open(self) -> None:
         """Keep a session open, until cancelled."""
         pause = _FIRST_PAUSE
         while True:
             begun = time.monotonic()
             try:
-                await self._hold()
-                self._note("the connection was lost")
+                await self._run_session()
+                self._set_problem("the connection was lost")
             except Exception as error:
-                self._note(_reason(error, self.start_timeout))
+                self._set_problem(_reason(error, self.start_timeout))
             if not self.restarts:
                 assert self._client is not None
                 self._client.set_exception(RemoteFault(FaultKind.BROKEN, self._problem, again=False))
@@ -136,12 +136,12 @@ class Connection:
             pause = _FIRST_PAUSE if time.monotonic() - begun > _STABLE else min(_LONGEST_PAUSE, 2 * pause)
             await asyncio.sleep(pause * random.uniform(1.0, 1.5))
 
-    async def _hold(self) -> None:
+    async def _run_session(self) -> None:
         """Keep one session, from its opening until it is lost."""
         self.link = link = link_to(self.server, self.max_answer_bytes)
         async with asyncio.timeout(self.start_timeout) as starting:
-            async with Client(link.open(), message_handler=self._heed, cache=None, mode=self.protocol) as client:
-                self._keep(await list_tools(client))
+            async with Client(link.open(), message_handler=self._on_message, cache=None, mode=self.protocol) as client:
+                self._set_tools(await list_tools(client))
                 starting.reschedule(None)
                 assert self._client is not None
                 self._client.set_result(client)
@@ -149,15 +149,15 @@ class Connection:
                     await link.ended.wait()
                 finally:  # from now on calls wait for another session
                     self._client = asyncio.get_running_loop().create_future()
-                await self._answered()
+                await self._wait_for_callers()
 
-    async def _answered(self) -> None:
+    async def _wait_for_callers(self) -> None:
         """Wait until the calls of a lost session have been told why, or have had the time for it."""
         until = time.monotonic() + _LAST_ANSWERS
         while self._unanswered > 0 and time.monotonic() < until:
             await asyncio.sleep(0.01)
 
-    def _note(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         """Keep and log the problem that is reported to calls that find no session."""
         self._problem = f"MCP server {self.server.name}: {problem}"
         logger.warning("%s%s", self._problem, self.last_words)
@@ -165,16 +165,16 @@ class Connection:
     @property
     def last_words(self) -> str:
         """End of what the server wrote to stderr: for people, since nobody knows what it may tell."""
-        said = self.link.said[-_MOST_SAID:] if self.link is not None else ""
+        said = self.link.stderr[-_MOST_SAID:] if self.link is not None else ""
         return f"; the end of its stderr: {said}" if said else ""
 
-    def _keep(self, tools: list[mcp_types.Tool]) -> None:
+    def _set_tools(self, tools: list[mcp_types.Tool]) -> None:
         gone = {tool.name for tool in self.tools} - {tool.name for tool in tools}
         if gone:
             logger.warning("MCP server %s has no longer: %s", self.server.name, ", ".join(sorted(gone)))
         self.tools = tools
 
-    async def _heed(self, message: IncomingMessage) -> None:
+    async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, mcp_types.ToolListChangedNotification):
             logger.warning("MCP server %s changed its tools; a run goes on with those it began with", self.server.name)
 
@@ -192,7 +192,7 @@ async def list_tools(client: Client) -> list[mcp_types.Tool]:
     raise ToolError(f"its list of tools has more than {_MOST_PAGES} pages")
 
 
-def _meant(error: MCPError) -> RemoteFault | ToolError:
+def _classify(error: MCPError) -> RemoteFault | ToolError:
     """Tell a call that the server did not answer (RemoteFault) from one that it rejected (ToolError)."""
     fault = error.data.get(FAULT) if isinstance(error.data, dict) else None
     if isinstance(fault, dict):

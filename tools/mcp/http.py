@@ -35,14 +35,14 @@ _EVENTS = "text/event-stream"
 class HttpLink:
     """One session with the server."""
 
-    said = ""
+    stderr = ""
     """Text of stderr, which a server elsewhere does not show."""
 
     def __init__(self, server: HttpServer, max_answer_bytes: int) -> None:
         self.server, self.max_answer_bytes = server, max_answer_bytes
         self.ended = asyncio.Event()
         """Event that is set when the server no longer knows the session."""
-        self.heard = time.monotonic()
+        self.last_heard = time.monotonic()
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[TransportStreams]:
@@ -74,7 +74,7 @@ class _NeverRaises(httpx2.AsyncBaseTransport):
                 response = await self._connections.request(
                     request.method, str(request.url), data=await request.aread(), headers=headers, allow_redirects=False
                 )
-                self._link.heard = time.monotonic()
+                self._link.last_heard = time.monotonic()
                 return await self._response(request, response, ends)
         except TimeoutError:
             return _fault(FaultKind.TIMEOUT, "no answer within the call's deadline")

@@ -45,7 +45,7 @@ class StdioLink:
         self.server = server
         self.ended = asyncio.Event()
         """Event that is set when the server can no longer be spoken to."""
-        self.heard = time.monotonic()
+        self.last_heard = time.monotonic()
         """Time (monotonic) at which the server last wrote a line."""
         self.pid: int | None = None
         """Process group of the server."""
@@ -54,7 +54,7 @@ class StdioLink:
         self._garbage = 0
 
     @property
-    def said(self) -> str:
+    def stderr(self) -> str:
         """End of what the server wrote to stderr."""
         return self._stderr.decode(errors="replace").strip()
 
@@ -119,7 +119,7 @@ class StdioLink:
             self.ended.set()
 
     def _message(self, line: bytes | Cut) -> mcp_types.JSONRPCMessage | None:
-        self.heard = time.monotonic()
+        self.last_heard = time.monotonic()
         if isinstance(line, Cut):
             logger.warning("MCP server %s wrote a line of more than %d bytes", self.server.name, line.most)
             if line.id is None:

@@ -98,7 +98,7 @@ class LexicalIndex:
     def search(self, query: str, topk: int) -> list[Hit]:
         """Find the best documents that share a searched word with the query, best first; of equal ones the earlier
         row."""
-        words = self._searched(query)
+        words = self._terms(query)
         if not words:
             return []
         terms = [tantivy.Query.term_query(self._schema, _TEXT, word, index_option="freq") for word in words]
@@ -110,7 +110,7 @@ class LexicalIndex:
         found = [Hit(int(row or 0), score) for (score, _), row in zip(hits, rows, strict=True)]
         return sorted(found, key=lambda hit: (-hit.score, hit.row))
 
-    def _searched(self, query: str) -> list[str]:
+    def _terms(self, query: str) -> list[str]:
         counts = {word: self._searcher.doc_freq(_TEXT, word) for word in set(self._words(query))}
         known = sorted((count, word) for word, count in counts.items() if count)
         rare = [word for count, word in known if count <= self._frequent]

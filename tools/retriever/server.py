@@ -173,12 +173,12 @@ class Worker:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         self._queue.start()
-        looking = asyncio.create_task(self._look())
+        looking = asyncio.create_task(self._follow_index())
         yield
         looking.cancel()
         await self._queue.close()
 
-    async def _look(self) -> None:
+    async def _follow_index(self) -> None:
         """Take up documents that were added."""
         problem = ""
         while True:
@@ -210,13 +210,13 @@ class Worker:
     async def _retrieve(self, request: Request) -> Response:
         client = request.headers.get(CLIENT_HEADER) or (request.client.host if request.client else "")
         client = client[:_LONGEST_NAME]
-        seconds = _patience(request)
+        seconds = _client_timeout(request)
         asked = self._read(await self._body(request))
         topk = asked.topk or self.settings.topk
         queries = [_Query(text, topk, asked.return_scores) for text in asked.queries]
         try:
             async with asyncio.timeout(seconds):
-                answers = await self._unless_gone(request, queries, client)
+                answers = await self._ask_unless_gone(request, queries, client)
         except QueueFull as full:
             raise _Refused(429, str(full), {"Retry-After": str(full.retry_after)}) from full
         except EngineUnavailable as error:
@@ -227,7 +227,7 @@ class Worker:
             raise _Refused(504, f"not searched within the {seconds:g} s that {TIMEOUT_HEADER} gives") from error
         return Response(b'{"result":[' + b",".join(answers) + b"]}", media_type="application/json")
 
-    async def _unless_gone(self, request: Request, queries: list[_Query], client: str) -> list[bytes]:
+    async def _ask_unless_gone(self, request: Request, queries: list[_Query], client: str) -> list[bytes]:
         """Wait for the answers; drop what still waits when the client has gone. Raises QueueFull."""
         asking = asyncio.ensure_future(self._queue.ask(queries, client))
         try:
@@ -284,7 +284,7 @@ def mode_of(settings: Settings, index: Searchable) -> Mode:
     return settings.mode
 
 
-def _patience(request: Request) -> float | None:
+def _client_timeout(request: Request) -> float | None:
     """Read the seconds that the client waits, if it says so."""
     given = request.headers.get(TIMEOUT_HEADER)
     if given is None:
