@@ -1,4 +1,4 @@
-"""Made-up arguments that a tool's schema allows: the start-up check has them written and read back."""
+"""Made-up arguments that a tool's schema allows, which the start-up check writes and reads back."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ UNKNOWN: Any = object()
 
 
 def sample_arguments(tool: ToolSchema) -> list[dict[str, Any]]:
-    """Two sets of arguments: with the first option of each choice, and with the last (null, where that is allowed).
+    """Make up two sets of arguments: with the first option of each choice, and with the last (null, where allowed).
 
-    Parameters without a declared type are left out: what they hold cannot be told from text.
+    Parameters without a declared type are left out: their values cannot be told from text.
     """
     parameters = tool["function"].get("parameters") or {}
     properties = parameters.get("properties") or {}
@@ -38,15 +38,22 @@ def _members(properties: dict[str, Any], root: Any, last: bool, depth: int) -> d
 
 
 def _sample(schema: Any, root: Any, last: bool, depth: int) -> Any:
+    """Make up a value that `schema` allows, or UNKNOWN. `last`: of each choice the last option, not the first."""
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return UNKNOWN
     at = -1 if last else 0
     if "const" in schema:
         return schema["const"]
-    for key in ("enum", "anyOf", "oneOf", "allOf"):
+    if options := schema.get("enum"):
+        return options[at]
+    for key in ("anyOf", "oneOf", "allOf"):
         if options := schema.get(key):
-            return options[at] if key == "enum" else _sample(options[at], root, last, depth + 1)
+            return _sample(options[at], root, last, depth + 1)
+    return _sample_of_type(schema, root, last, depth)
+
+
+def _sample_of_type(schema: dict[str, Any], root: Any, last: bool, depth: int) -> Any:
     kinds = schema.get("type", "")
     kind = kinds if isinstance(kinds, str) else "null" if last and "null" in kinds else kinds[0]
     if kind == "array" and "items" in schema:
@@ -54,4 +61,4 @@ def _sample(schema: Any, root: Any, last: bool, depth: int) -> Any:
         return [] if item is UNKNOWN else [item, item]
     if kind == "object" and schema.get("properties"):
         return _members(schema["properties"], root, last, depth + 1)
-    return SAMPLES[kind][at] if kind in SAMPLES else UNKNOWN
+    return SAMPLES[kind][-1 if last else 0] if kind in SAMPLES else UNKNOWN

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 from transformers import AttentionInterface
 
+from agentrl.model.attend import Rule, attend_by_node, sink_share
+from agentrl.model.cpu.tree_attention import TreeAttention
 from agentrl.model.layout import PackedLayout
 
 IMPLEMENTATION = "agentrl_packed"
@@ -33,27 +33,6 @@ _UNSUPPORTED = ("position_bias", "indices")
 
 # torch 2.11 takes fewer heads of keys than of queries as they come; later ones have to be told of them.
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-
-_flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rule:
-    """How the queries of a layer attend to the keys."""
-
-    scale: float
-    """Of the scores."""
-    window: int | None = None
-    """A token sees so many, itself and those just before it; None: all."""
-    softcap: float | None = None
-    """Scores s become softcap * tanh(s / softcap)."""
-    sinks: torch.Tensor | None = None  # [H]
-    """For each head the score of one more key, whose value is zero (arXiv:2309.17453; gpt-oss)."""
-
-    @property
-    def is_plain(self) -> bool:
-        return self.window is None and self.softcap is None and self.sinks is None
 
 
 class AttentionLayout(Protocol):
@@ -138,7 +117,7 @@ class PackedAttention:
                 return self._attend_cuda(query, key, value, rule)
         if query.is_cuda or rule.window is not None or rule.softcap is not None:
             return attend_by_node(self.layout, query, key, value, rule)
-        return _TreeAttention.apply(query, key, value, rule.sinks, self.layout, rule.scale)
+        return TreeAttention.apply(query, key, value, rule.sinks, self.layout, rule.scale)
 
     def _attend_cuda(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule) -> torch.Tensor:
         layout = self.layout
@@ -211,161 +190,3 @@ def attend_flex(
     if rule.sinks is not None:
         output = output * sink_share(beside.lse[..., None], rule.sinks[:, None, None]).to(output.dtype)
     return output[0].transpose(0, 1)
-
-
-def attend_by_node(
-    layout: PackedLayout, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
-) -> torch.Tensor:
-    """Any rule on any device, one node at a time. Shapes as `AttentionLayout.attend`."""
-    lengths = [end - start for start, end in layout.spans]
-    queries, keys, values = (x.split(lengths, dim=1) for x in (query, key, value))
-    outputs = []
-    for node, above in enumerate(layout.ancestors):
-        if above:
-            k = torch.cat([keys[i] for i in (*above, node)], dim=1)
-            v = torch.cat([values[i] for i in (*above, node)], dim=1)
-        else:
-            k, v = keys[node], values[node]
-        outputs.append(attend_tail(queries[node], k, v, rule))
-    return torch.cat(outputs, dim=1).transpose(0, 1)
-
-
-def attend_tail(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule) -> torch.Tensor:
-    """The last Q of L tokens of one sequence attend causally. query [H, Q, D], key and value [K, L, D] -> [H, Q, D]."""
-    new, total = query.shape[1], key.shape[1]
-    groups = query.shape[0] // key.shape[0]
-    if query.is_cuda and groups > 1:  # in float32 or with a mask torch would keep all scores in memory
-        key, value = (x.repeat_interleave(groups, dim=0) for x in (key, value))
-        groups = 1
-    mask = None
-    if new != total or not rule.is_plain:
-        distance = torch.arange(total - new, total, device=query.device)[:, None]
-        distance = distance - torch.arange(total, device=query.device)
-        mask = distance >= 0 if rule.window is None else (distance >= 0) & (distance < rule.window)
-    if rule.softcap is None and rule.sinks is None:
-        output = scaled_dot_product_attention(
-            query[None], key[None], value[None], mask, is_causal=mask is None, scale=rule.scale, enable_gqa=groups > 1
-        )
-        return output[0]
-    scores = torch.matmul(query, key.repeat_interleave(groups, dim=0).transpose(1, 2)) * rule.scale
-    if rule.softcap is not None:
-        scores = torch.tanh(scores / rule.softcap) * rule.softcap
-    assert mask is not None
-    scores = scores.float().masked_fill(~mask, -math.inf)
-    weights = scores.softmax(-1)
-    if rule.sinks is not None:
-        weights = weights * sink_share(scores.logsumexp(-1, keepdim=True), rule.sinks[:, None, None])
-    return torch.matmul(weights.to(query.dtype), value.repeat_interleave(groups, dim=0))
-
-
-def sink_share(lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """What is left for the keys of log-sum-exp `lse` beside sinks: the factor of their output. float32."""
-    return torch.sigmoid(lse.float() - sinks.float())
-
-
-def attend_part(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, rule: Rule
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention to some of the keys, for `join_parts`: the output [B, H, Q, D] and its log-sum-exp [B, H, Q] float32.
-
-    query [B, H, Q, D], key and value [B, H, L, D], mask additive and broadcastable to [B, H, Q, L]. The rule's window
-    is the caller's to put into the mask, and its sinks are another part.
-    """
-    if query.device.type == "cpu" and rule.softcap is None:
-        return _flash_forward(query, key, value, 0.0, False, attn_mask=mask, scale=rule.scale)
-    return attend_part_plainly(query, key, value, mask, rule)
-
-
-def attend_part_plainly(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, rule: Rule
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`attend_part` as plain products, for few queries on any device."""
-    heads = query.shape[:2]
-    scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).mT).float().unflatten(0, heads) * rule.scale
-    scores = scores if rule.softcap is None else torch.tanh(scores / rule.softcap) * rule.softcap
-    scores = scores if mask is None else scores + mask
-    lse = scores.logsumexp(-1)
-    weights = (scores - lse.unsqueeze(-1)).exp().to(value.dtype)
-    return torch.bmm(weights.flatten(0, 1), value.flatten(0, 1)).unflatten(0, heads), lse
-
-
-def join_parts(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
-    """Add in place to an output and its log-sum-exp those of the same queries over further keys."""
-    share = torch.sigmoid(part_lse - lse).unsqueeze(-1)
-    out.lerp_(part, share.to(out.dtype))
-    lse.copy_(torch.logaddexp(lse, part_lse))
-
-
-class _TreeAttention(torch.autograd.Function):
-    """Attention over a prefix tree on the CPU, with no padding and no mask.
-
-    Each node's tokens attend causally to their own node, and in one further call for each shared node all tokens
-    below it attend to its keys. The parts of one token are joined by their log-sum-exp, as blocks of keys are in
-    flash attention (arXiv:2205.14135, section 3.1); for the gradient each part's backward pass is run with the joined
-    output and log-sum-exp (ibid., algorithm 4), which gives that part's exact share. Sinks are one more part, of one
-    key without a value.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        sinks: torch.Tensor | None,
-        layout: PackedLayout,
-        scale: float,
-    ) -> torch.Tensor:
-        rule = Rule(scale)
-        q, k, v = _by_kv_head(query, key, value)
-        kv_heads, groups, size, _ = q.shape
-        output = q.new_empty(size, kv_heads, groups, q.shape[-1])
-        lse = q.new_empty(size, kv_heads, groups, dtype=torch.float32)
-        out, total = output.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
-        for start, end in layout.spans:
-            own = (slice(None), slice(None), slice(start, end))
-            out[own], total[own] = _flash_forward(q[own], k[own], v[own], 0.0, True, scale=scale)
-        for first, last, start, end in layout.shared:
-            below, above = (slice(None), slice(None), slice(first, last)), (slice(None), slice(None), slice(start, end))
-            join_parts(out[below], total[below], *attend_part(q[below], k[above], v[above], None, rule))
-        if sinks is not None:
-            by_head = sinks.float().view(kv_heads, groups)
-            output.mul_(sink_share(lse, by_head).unsqueeze(-1))
-            lse = torch.logaddexp(lse, by_head)
-        ctx.save_for_backward(query, key, value, sinks, output, lse)
-        ctx.layout, ctx.scale = layout, scale
-        return output.flatten(1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        query, key, value, sinks, output, lse = ctx.saved_tensors
-        q, k, v = _by_kv_head(query, key, value)
-        out, total = output.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
-        grad_out = grad.contiguous().view_as(output).permute(1, 2, 0, 3)
-        grads = tuple(torch.empty_like(output).permute(1, 2, 0, 3) for _ in range(3))
-        dq, dk, dv = grads
-        for start, end in ctx.layout.spans:
-            own = (slice(None), slice(None), slice(start, end))
-            dq[own], dk[own], dv[own] = _flash_backward(
-                grad_out[own], q[own], k[own], v[own], out[own], total[own], 0.0, True, scale=ctx.scale
-            )
-        for first, last, start, end in ctx.layout.shared:
-            below, above = (slice(None), slice(None), slice(first, last)), (slice(None), slice(None), slice(start, end))
-            parts = _flash_backward(
-                grad_out[below], q[below], k[above], v[above], out[below], total[below], 0.0, False, scale=ctx.scale
-            )
-            for whole, place, part in zip(grads, (below, above, above), parts, strict=True):
-                whole[place] += part
-        d_sinks = None
-        if sinks is not None:
-            share = (sinks.float().view(lse.shape[1:]) - lse).exp()
-            d_sinks = -(share * (grad.view_as(output) * output).float().sum(-1)).sum(0).flatten().to(sinks.dtype)
-        return dq.flatten(0, 1), dk.sum(1), dv.sum(1), d_sinks, None, None
-
-
-def _by_kv_head(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """query [H, P, D], key and value [K, P, D] -> all [K, H / K, P, D], keys and values as views without a copy."""
-    shape = (key.shape[0], query.shape[0] // key.shape[0], -1, -1)
-    return query.unflatten(0, shape[:2]), key[:, None].expand(shape), value[:, None].expand(shape)

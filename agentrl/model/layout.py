@@ -11,11 +11,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-
-MIN_SHARED = 8
-"""A shared run shorter than this costs more in further kernel calls than it saves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,99 +48,3 @@ def flat_layout(offsets: torch.Tensor, device: torch.device) -> PackedLayout:
     starts = torch.repeat_interleave(offsets[:-1].to(device), lengths, output_size=bounds[-1])
     longest = max((end - start for start, end in spans), default=0)
     return PackedLayout(spans, [], [[] for _ in spans], index, index - starts, index, longest)
-
-
-def tree_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
-    """Share every beginning of at least MIN_SHARED tokens. ids [T] int64, offsets [N + 1] int64."""
-    device = ids.device
-    tokens, bounds = ids.cpu().numpy(), offsets.cpu().numpy()
-    order, common = _sort_by_tokens(tokens, bounds)
-    if not any(length >= MIN_SHARED for length in common):
-        return flat_layout(offsets, device)
-    return _Tree(order, common, bounds).layout(device)
-
-
-def _sort_by_tokens(tokens: np.ndarray, bounds: np.ndarray) -> tuple[list[int], list[int]]:
-    """Sequence indices in lexicographic order, and the common beginning of each with the one before.
-
-    At least the last token of a sequence is never counted as common: each sequence keeps a leaf of its own.
-    """
-    rows = [tokens[start:end] for start, end in itertools.pairwise(bounds)]
-    keys = [row.astype(">u4").tobytes() for row in rows]
-    order = sorted(range(len(rows)), key=keys.__getitem__)
-    common = [0] * len(rows)
-    for place in range(1, len(order)):
-        left, right = rows[order[place - 1]], rows[order[place]]
-        width = min(len(left), len(right)) - 1
-        if width > 0:
-            differs = left[:width] != right[:width]
-            common[place] = int(differs.argmax()) if differs.any() else width
-    return order, common
-
-
-class _Tree:
-    """The prefix tree of sequences in lexicographic order, built node by node in depth-first order."""
-
-    def __init__(self, order: list[int], common: list[int], bounds: np.ndarray) -> None:
-        self.order = order
-        self.common = common
-        self.bounds = bounds
-        self.size = 0
-        self.spans: list[tuple[int, int]] = []
-        self.depths: list[int] = []  # position in its sequence of each node's first token
-        self.ancestors: list[list[int]] = []
-        self.shared: list[tuple[int, int, int, int]] = []
-        self.stored: list[np.ndarray] = []
-        self.expand = np.empty(int(bounds[-1]), dtype=np.int64)
-
-    def layout(self, device: torch.device) -> PackedLayout:
-        # Work still to do: sequences order[low:high] below the nodes `path`, which cover their first `depth` tokens;
-        # or, with low == high, close the last node of `path`. A stack, since trees of nested sequences are deep.
-        work: list[tuple[int, int, int, list[int]]] = [(0, len(self.order), 0, [])]
-        while work:
-            low, high, depth, path = work.pop()
-            if low == high:
-                start, end = self.spans[path[-1]]
-                self.shared.append((end, self.size, start, end))
-                continue
-            cuts = [i for i in range(low + 1, high) if self.common[i] < depth + MIN_SHARED]
-            if cuts:
-                runs = zip([low, *cuts], [*cuts, high], strict=True)
-                work.extend((first, last, depth, path) for first, last in reversed(list(runs)))
-            elif high - low == 1:
-                self._leaf(self.order[low], depth, path)
-            else:
-                deeper = min(self.common[low + 1 : high])
-                below = [*path, self._node(self.order[low], depth, deeper, path)]
-                work += [(high, high, deeper, below), (low, high, deeper, below)]
-        return self._finish(device)
-
-    def _node(self, sequence: int, depth: int, stop: int, path: list[int]) -> int:
-        """Store the tokens [depth, stop) of a sequence below the nodes `path`."""
-        start = int(self.bounds[sequence])
-        self.spans.append((self.size, self.size + stop - depth))
-        self.depths.append(depth)
-        self.ancestors.append(path)
-        self.stored.append(np.arange(start + depth, start + stop))
-        self.size += stop - depth
-        return len(self.spans) - 1
-
-    def _leaf(self, sequence: int, depth: int, path: list[int]) -> None:
-        start, end = int(self.bounds[sequence]), int(self.bounds[sequence + 1])
-        leaf = self._node(sequence, depth, end - start, path)
-        for node in (*path, leaf):
-            low, high = self.spans[node]
-            first = start + self.depths[node]
-            self.expand[first : first + high - low] = np.arange(low, high)
-
-    def _finish(self, device: torch.device) -> PackedLayout:
-        positions = [np.arange(d, d + high - low) for d, (low, high) in zip(self.depths, self.spans, strict=True)]
-        return PackedLayout(
-            spans=self.spans,
-            shared=self.shared,
-            ancestors=self.ancestors,
-            stored=torch.from_numpy(np.concatenate(self.stored)).to(device),
-            positions=torch.from_numpy(np.concatenate(positions)).to(device),
-            expand=torch.from_numpy(self.expand).to(device),
-            longest=int(np.diff(self.bounds).max()),
-        )

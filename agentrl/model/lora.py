@@ -115,17 +115,7 @@ class Lora:
     def _start_from(self, path: Path) -> None:
         """Take over adapters in peft's format. Raises ConfigError when they are not those of the config."""
         theirs = _read_config(path)
-        ours = {"peft_type": "LORA", "r": self.config.r, "lora_alpha": self.config.lora_alpha}
-        for key, value in ours.items():
-            if theirs.get(key) != value:
-                name = {"r": "lora_rank"}.get(key, key)
-                raise ConfigError(
-                    f"lora_adapter_path={path}: {_CONFIG} has {key}={theirs.get(key)}, and the run has {name}={value}"
-                )
-        plain = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
-        used = [key for key in plain if theirs.get(key)] + (["bias"] if theirs.get("bias", "none") != "none" else [])
-        if used:
-            raise ConfigError(f"lora_adapter_path={path}: {_CONFIG} has {used[0]}={theirs[used[0]]}; only plain LoRA")
+        self._check_config(path, theirs)
         try:
             tensors = load_file(path / _WEIGHTS)
         except (FileNotFoundError, SafetensorError) as error:
@@ -143,6 +133,20 @@ class Lora:
         with torch.no_grad():
             for name, param in params.items():
                 param.copy_(found[name])
+
+    def _check_config(self, path: Path, theirs: Mapping[str, Any]) -> None:
+        """Raise ConfigError where the adapters' own config `theirs` is another than the run's, or no plain LoRA."""
+        ours = {"peft_type": "LORA", "r": self.config.r, "lora_alpha": self.config.lora_alpha}
+        for key, value in ours.items():
+            if theirs.get(key) != value:
+                name = {"r": "lora_rank"}.get(key, key)
+                raise ConfigError(
+                    f"lora_adapter_path={path}: {_CONFIG} has {key}={theirs.get(key)}, and the run has {name}={value}"
+                )
+        plain = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
+        used = [key for key in plain if theirs.get(key)] + (["bias"] if theirs.get("bias", "none") != "none" else [])
+        if used:
+            raise ConfigError(f"lora_adapter_path={path}: {_CONFIG} has {used[0]}={theirs[used[0]]}; only plain LoRA")
 
 
 def _frozen_vision(model: PreTrainedModel) -> list[str] | None:

@@ -22,8 +22,10 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 import agentrl.model.experts  # noqa: F401  # registers itself with transformers
 from agentrl.errors import ConfigError
-from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention, Rule
-from agentrl.model.layout import PackedLayout, flat_layout, tree_layout
+from agentrl.model.attend import Rule
+from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
+from agentrl.model.cpu.tree_layout import tree_layout
+from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
     PlacedFeatures,
@@ -121,53 +123,60 @@ def _without_dropout(model: PreTrainedModel) -> None:
 
 
 def check_packed_attention(model: PreTrainedModel) -> None:
-    """Compare the model's own forward with the packed one, which it has from then on: the logits, or the hidden states
-    of a backbone.
+    """Compare the model's own forward with the packed one: logits, or the hidden states of a backbone.
 
-    Raises ConfigError when they differ.
+    The model has packed attention from then on. Raises ConfigError when the two differ.
     """
     if any(rope.get("rope_type") == "dynamic" for rope in _rotations(model)):
         raise ConfigError(_unsupported(model, "its dynamic rotary embedding depends on the longest sequence beside it"))
-    head = model.get_output_embeddings() is not None
+    has_head = model.get_output_embeddings() is not None
     ids = torch.arange(40, device=model.device) * 7 % _text_config(model).vocab_size
     ids[24:36] = ids[8:20]  # two of the sequences begin alike, so that they share a node of the layout
     layout = make_layout(ids, torch.tensor([0, 8, 24, 40]))
-    attention = _Noting(layout)
-    probe = image_probe(model) if head else None
-    # A vision tower keeps its own attention: it is not causal.
-    parts = [name for name in model.config.sub_configs if getattr(model.config, name) is _text_config(model)]
-    eager, packed_too = ({parts[0]: name} if parts else name for name in ("eager", IMPLEMENTATION))
+    attention = _RecordingAttention(layout)
+    probe = image_probe(model) if has_head else None
     with torch.no_grad():
-        model.set_attn_implementation(eager)  # the default, sdpa, leaves out score caps
-        try:
-            wanted = None if probe is None else own_logits(model, *probe)
-        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
-            raise ConfigError(
-                _unsupported(model, f"its own forward takes no image as Qwen2-VL's does: {error}")
-            ) from error
+        _select_attention(model, "eager")  # the default, sdpa, leaves out score caps
+        own_with_image = None if probe is None else _own_with_image(model, probe)
         output = model(input_ids=ids[8:].view(2, 16), use_cache=False)
-        own = (output.logits if head else output.last_hidden_state).flatten(0, 1)
-        model.set_attn_implementation(packed_too)
+        own = (output.logits if has_head else output.last_hidden_state).flatten(0, 1)
+        _select_attention(model, IMPLEMENTATION)
         try:
             hidden = forward_packed(model, ids[layout.stored], layout.positions, attention)
             packed = hidden[layout.expand[8:]]
-            packed = token_logits(model, packed) if head else packed
-            difference = _difference(own, packed)
-            if probe is not None and wanted is not None:
-                ids, images = probe
-                packed = token_logits(model, hidden_states(model, ids, torch.tensor([0, 8, len(ids)]), images))[8:]
-                if not _difference(wanted, packed) <= _tolerance(model):
-                    raise ValueError(
-                        f"its logits with an image differ by {_difference(wanted, packed):.2g} of their size"
-                    )
+            difference = _difference(own, token_logits(model, packed) if has_head else packed)
+            if probe is not None and own_with_image is not None:
+                _check_with_image(model, probe, own_with_image)
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise ConfigError(_unsupported(model, str(error))) from error
+    # Written so that a difference of NaN fails, too.
     if not difference <= _tolerance(model):
         layers, found = _text_config(model).num_hidden_layers, len(attention.layers)
         why = f"its logits differ by {difference:.2g} of their size"
         if found < layers:
             why += f"; only {found} of its {layers} layers have attention that keeps sequences apart"
         raise ConfigError(_unsupported(model, why))
+
+
+def _select_attention(model: PreTrainedModel, name: str) -> None:
+    """Select an attention function for the text model. A vision tower keeps its own, which is not causal."""
+    parts = [part for part in model.config.sub_configs if getattr(model.config, part) is _text_config(model)]
+    model.set_attn_implementation({parts[0]: name} if parts else name)
+
+
+def _own_with_image(model: PreTrainedModel, probe: tuple[torch.Tensor, Images]) -> torch.Tensor:
+    try:
+        return own_logits(model, *probe)
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ConfigError(_unsupported(model, f"its own forward takes no image as Qwen2-VL's does: {error}")) from error
+
+
+def _check_with_image(model: PreTrainedModel, probe: tuple[torch.Tensor, Images], own: torch.Tensor) -> None:
+    """Raise ValueError when the packed logits of the probe differ from `own` [24, V]."""
+    ids, images = probe
+    packed = token_logits(model, hidden_states(model, ids, torch.tensor([0, 8, len(ids)]), images))[8:]
+    if not _difference(own, packed) <= _tolerance(model):
+        raise ValueError(f"its logits with an image differ by {_difference(own, packed):.2g} of their size")
 
 
 def _text_config(model: PreTrainedModel) -> PretrainedConfig:
@@ -183,8 +192,8 @@ def _tolerance(model: PreTrainedModel) -> float:
     return 1e-4 if exact else 0.05
 
 
-class _Noting(PackedAttention):
-    """Notes which layers attend."""
+class _RecordingAttention(PackedAttention):
+    """Records which layers attend."""
 
     def __init__(self, layout: PackedLayout) -> None:
         super().__init__(layout)

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
-from agentrl.model.attention import AttentionLayout, Rule
+from agentrl.model.attend import Rule
+from agentrl.model.attention import AttentionLayout
 
 
 @dataclass(frozen=True, slots=True)

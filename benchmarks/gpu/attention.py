@@ -12,7 +12,8 @@ from functools import partial
 
 import torch
 
-from agentrl.model.attention import PackedAttention, Rule, attend_by_node
+from agentrl.model.attend import Rule, attend_by_node
+from agentrl.model.attention import PackedAttention
 from agentrl.model.layout import flat_layout
 from benchmarks.gpu.part import GB, Setting, median_seconds, memory, out_of_memory_is_a_row, row, seconds, setting
 

@@ -19,7 +19,7 @@ from agentrl.engines.embedded import step as embedded_step
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.weights import Weights
 from agentrl.errors import ConfigError
-from agentrl.model.attention import attend_part_plainly
+from agentrl.model.attend import attend_part_plainly
 from agentrl.model.layout import flat_layout
 from agentrl.model.packed import load_model, token_logprobs
 from tests.engines.contract import (

@@ -11,16 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
-from agentrl.model import layout as layouts
-from agentrl.model.attention import (
-    Rule,
-    attend_by_node,
-    attend_flex,
-    attend_part,
-    attend_part_plainly,
-    flat_block_mask,
-    join_parts,
-)
+from agentrl.model.attend import Rule, attend_by_node, attend_part, attend_part_plainly, join_parts
+from agentrl.model.attention import attend_flex, flat_block_mask
+from agentrl.model.cpu.tree_layout import tree_layout
+from agentrl.model.layout import flat_layout
 from agentrl.model.packed import hidden_states, load_model, longest_context, token_logprobs, use_packed_attention
 from tests.model.families import SIZES, batch, make_model
 
@@ -139,7 +133,7 @@ def test_what_gpus_run_for_other_rules(rule: Rule) -> None:
     """Forward only: flex attention has no backward pass on the CPU."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(heads, 20, 16, generator=generator) for heads in (4, 2, 2))
-    layout = layouts.flat_layout(torch.tensor([0, 1, 9, 20]), query.device)
+    layout = flat_layout(torch.tensor([0, 1, 9, 20]), query.device)
     mask = flat_block_mask(layout, rule.window, query.device)
     expected = attend_by_node(layout, query, key, value, rule)
     assert torch.allclose(attend_flex(query, key, value, rule, mask), expected, atol=1e-5)
@@ -160,8 +154,8 @@ def test_sequences_too_long_for_longrope_are_refused() -> None:
 
 def test_common_beginnings_are_stored_once() -> None:
     ids, offsets = batch()
-    layout = layouts.tree_layout(ids, offsets)
-    flat = layouts.flat_layout(offsets, ids.device)
+    layout = tree_layout(ids, offsets)
+    flat = flat_layout(offsets, ids.device)
     rows = [ids[a:b].tolist() for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
     for row, start in zip(rows, offsets[:-1].tolist(), strict=True):
         places = layout.expand[start : start + len(row)]
@@ -176,7 +170,7 @@ def test_common_beginnings_are_stored_once() -> None:
 
 def test_nothing_in_common_makes_a_flat_layout() -> None:
     ids = torch.arange(60)
-    layout = layouts.tree_layout(ids, torch.tensor([0, 10, 25, 60]))
+    layout = tree_layout(ids, torch.tensor([0, 10, 25, 60]))
     assert layout.is_flat
     assert layout.spans == [(0, 10), (10, 25), (25, 60)]
     assert torch.equal(layout.stored, ids)

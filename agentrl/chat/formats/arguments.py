@@ -64,10 +64,10 @@ class ArgumentReader:
 
 
 def read_argument(text: str, schema: Any, root: Any) -> Any:
-    """The value of another type that `text` writes, where the schema has a place for it; else `text` itself.
+    """Read `text` as a value of another type, where the schema allows it; else return `text` itself.
 
-    What the schema has no place for stays text, too: the check of the arguments says what was expected. `root`: the
-    schema that `$ref`s in `schema` are looked up in.
+    A value that the schema does not allow stays text, too: the check of the arguments then says what was expected.
+    `root`: the schema that `$ref`s in `schema` are looked up in.
     """
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
@@ -76,7 +76,7 @@ def read_argument(text: str, schema: Any, root: Any) -> Any:
 
 
 def read_literal(text: str) -> Any:
-    """The value of JSON or of a Python literal made of dict, list, str, int, float, bool and None; else NO_VALUE."""
+    """Read JSON, or a Python literal made of dict, list, str, int, float, bool and None; else return NO_VALUE."""
     text = text.strip()
     if text in _WORDS:
         return _WORDS[text]
@@ -91,37 +91,75 @@ def read_literal(text: str) -> Any:
 
 
 def _python_literal(text: str) -> Any:
-    """A list or dict as `repr` writes it, JSON's words allowed. Raises ValueError for anything else."""
-    containers: list[tuple[str, list[Any]]] = [("", [])]  # What closes each one, and what is in it: keys and values.
-    at, complete = 0, False  # Whether a value has just ended.
+    """Read a list or dict as `repr` writes it, JSON's words allowed. Raises ValueError for anything else."""
+    builder = _LiteralBuilder()
+    at = 0
     while at < len(text):
         token = _TOKEN.match(text, at)
         if token is None:
             raise ValueError(f"no literal at character {at}")
         at = token.end()
         mark, single, double, number, word = token.groups()
-        close, items = containers[-1]
-        is_key = close == "}" and len(items) % 2 == 1
         if mark in ("]", "}"):
-            if mark != close or is_key or complete != bool(items):
-                raise ValueError(f"{mark} at character {at}")
-            containers.pop()
-            containers[-1][1].append(items if mark == "]" else _dict(items))
-            complete = True
+            builder.close(mark, at)
         elif mark in (",", ":"):
-            if not complete or not close or (mark == ":") != is_key:
-                raise ValueError(f"{mark} at character {at}")
-            complete = False
-        elif complete or len(containers) > MAX_DEPTH:
-            raise ValueError(f"no separator before character {at}, or nested too deeply")
+            builder.separate(mark, at)
         elif mark is not None:
-            containers.append(("]" if mark == "[" else "}", []))
+            builder.open(mark, at)
         else:
-            items.append(_scalar(single if single is not None else double, number, word))
-            complete = True
-    if len(containers) > 1 or len(containers[0][1]) != 1:
-        raise ValueError("not closed")
-    return containers[0][1][0]
+            builder.add(_scalar(single if single is not None else double, number, word), at)
+    return builder.value()
+
+
+class _LiteralBuilder:
+    """Builds a value from the tokens of a Python literal; containers that are still open lie on a stack.
+
+    `at` is the character behind the token, for messages; each method raises ValueError for a token in a wrong place.
+    """
+
+    def __init__(self) -> None:
+        self._containers: list[tuple[str, list[Any]]] = [("", [])]
+        """The open containers: the mark that closes each, and its items; of a dict, keys and values in turn."""
+        self._complete = False
+        """A value has just ended, so that a separator or a closing mark must follow."""
+
+    def open(self, mark: str, at: int) -> None:
+        self._expect_value(at)
+        self._containers.append(("]" if mark == "[" else "}", []))
+
+    def add(self, value: Any, at: int) -> None:
+        self._expect_value(at)
+        self._containers[-1][1].append(value)
+        self._complete = True
+
+    def separate(self, mark: str, at: int) -> None:
+        closing, _ = self._containers[-1]
+        if not self._complete or not closing or (mark == ":") != self._after_key():
+            raise ValueError(f"{mark} at character {at}")
+        self._complete = False
+
+    def close(self, mark: str, at: int) -> None:
+        closing, items = self._containers[-1]
+        # An empty container may close at once; any other only behind a value, so a comma before it is refused.
+        if mark != closing or self._after_key() or self._complete != bool(items):
+            raise ValueError(f"{mark} at character {at}")
+        self._containers.pop()
+        self._containers[-1][1].append(items if mark == "]" else _dict(items))
+        self._complete = True
+
+    def value(self) -> Any:
+        """The finished value. Raises ValueError when containers are still open, or there is nothing."""
+        if len(self._containers) > 1 or len(self._containers[0][1]) != 1:
+            raise ValueError("not closed")
+        return self._containers[0][1][0]
+
+    def _after_key(self) -> bool:
+        closing, items = self._containers[-1]
+        return closing == "}" and len(items) % 2 == 1
+
+    def _expect_value(self, at: int) -> None:
+        if self._complete or len(self._containers) > MAX_DEPTH:
+            raise ValueError(f"no separator before character {at}, or nested too deeply")
 
 
 def _dict(items: list[Any]) -> dict[str, Any]:
@@ -152,7 +190,10 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 def admits(schema: Any, value: Any, root: Any, seen: frozenset[str] = frozenset()) -> bool:
-    """Whether the schema has a place for a value of this type; of its other rules only enum and const are looked at."""
+    """True when the schema allows a value of this type. Of its other rules only enum and const are checked.
+
+    `root`: the schema that `$ref`s are looked up in. `seen`: references on the way here, each followed once.
+    """
     if not isinstance(schema, dict):
         return schema is not False
     reference = schema.get("$ref")
@@ -160,12 +201,20 @@ def admits(schema: Any, value: Any, root: Any, seen: frozenset[str] = frozenset(
         seen = seen | {reference}
         if not admits(look_up(reference, root), value, root, seen):
             return False
+    return _admits_type(schema, value) and _admits_value(schema, value) and _admits_choice(schema, value, root, seen)
+
+
+def _admits_type(schema: dict[str, Any], value: Any) -> bool:
     kinds = schema.get("type")
-    if kinds is not None and not any(_is_kind(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
-        return False
+    return kinds is None or any(_is_kind(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+def _admits_value(schema: dict[str, Any], value: Any) -> bool:
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
-    if listed is not None and not any(_same(value, member) for member in listed):
-        return False
+    return listed is None or any(_same(value, member) for member in listed)
+
+
+def _admits_choice(schema: dict[str, Any], value: Any, root: Any, seen: frozenset[str]) -> bool:
     for key, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
         options = schema.get(key)
         if options and not enough(admits(option, value, root, seen) for option in options):
@@ -174,7 +223,7 @@ def admits(schema: Any, value: Any, root: Any, seen: frozenset[str] = frozenset(
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """`schema` with the one that its `$ref` names merged in."""
+    """Merge the schema that the `$ref` of `schema` names into it."""
     if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
         named = look_up(schema["$ref"], root)
         rest = {key: value for key, value in schema.items() if key != "$ref"}
@@ -183,7 +232,7 @@ def resolved(schema: Any, root: Any) -> Any:
 
 
 def look_up(reference: str, root: Any) -> Any:
-    """What a `$ref` within the schema names; True, which allows everything, where there is nothing of that name."""
+    """Look up a `$ref` within the schema `root`. True, the schema that allows everything, where there is none."""
     found = root
     for part in reference.removeprefix("#").strip("/").split("/") if reference.strip("#/") else ():
         part = part.replace("~1", "/").replace("~0", "~")

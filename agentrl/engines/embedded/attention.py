@@ -14,7 +14,8 @@ from itertools import groupby
 import torch
 
 from agentrl.engines.embedded.cache import KVRows, Prefix, Session
-from agentrl.model.attention import PackedAttention, Rule, attend_part, attend_tail, join_parts, sink_share
+from agentrl.model.attend import Rule, attend_part, attend_tail, join_parts, sink_share
+from agentrl.model.attention import PackedAttention
 from agentrl.model.layout import PackedLayout
 
 

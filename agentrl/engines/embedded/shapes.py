@@ -8,7 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
-from agentrl.model.attention import PackedAttention, Rule
+from agentrl.model.attend import Rule
+from agentrl.model.attention import PackedAttention
 from agentrl.model.layout import flat_layout
 from agentrl.model.packed import forward_packed, longest_context
 

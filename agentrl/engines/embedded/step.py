@@ -14,6 +14,7 @@ from agentrl.engines.embedded.attention import RowBatch, Segments, StepAttention
 from agentrl.engines.embedded.cache import Prefix, Session, SessionCache
 from agentrl.engines.embedded.sampling import Sampler
 from agentrl.engines.embedded.vision import Span, StepImages
+from agentrl.model.layout import PackedLayout
 from agentrl.model.packed import forward_packed, make_layout, token_logits
 
 _SHORT = 32
@@ -40,10 +41,15 @@ class Request:
     in_place: bool = False
     """It was paused with its keys and values kept, and has not gone on yet."""
 
+    @property
+    def new_tokens(self) -> int:
+        """Tokens of the session that have no keys and values yet."""
+        return len(self.session.ids) - self.session.cached
+
 
 @dataclass(slots=True)
-class _Steady:
-    """What stays the same while the same requests decode."""
+class _DecodingBatch:
+    """The parts of a step that stay the same while the same requests decode."""
 
     requests: list[Request]
     decode: RowBatch
@@ -51,21 +57,104 @@ class _Steady:
     sampler: Sampler
 
 
+@dataclass(slots=True)
+class _Groups:
+    """The running requests of a step, by how many new tokens they have."""
+
+    decoding: list[Request]
+    """One: the token that was sampled last."""
+    short: list[Request]
+    """Up to _SHORT."""
+    long: list[Request]
+    ready: list[Request]
+    """None: the last hidden state of their prompt says how they go on."""
+
+    @classmethod
+    def split(cls, running: Sequence[Request]) -> _Groups:
+        """Group requests whose prompts count as cached already."""
+        return cls(
+            decoding=[r for r in running if r.new_tokens == 1],
+            short=[r for r in running if 1 < r.new_tokens <= _SHORT],
+            long=[r for r in running if r.new_tokens > _SHORT],
+            ready=[r for r in running if r.new_tokens == 0],
+        )
+
+    def sort(self) -> None:
+        """Order each group as its rows lie in the stores, the long ones by prompt first: `Segments` joins them."""
+        self.decoding.sort(key=lambda r: r.session.row)
+        self.short.sort(key=lambda r: r.session.row)
+        self.long.sort(key=lambda r: (r.session.prefix.row if r.session.prefix else -1, r.session.row))
+
+    def parts(self, cache: SessionCache) -> list[RowBatch | Segments]:
+        """Prepare the attention of the groups that have new tokens."""
+        kinds = ((RowBatch, self.decoding), (RowBatch, self.short), (Segments, self.long))
+        return [kind([r.session for r in group], cache.own, cache.shared) for kind, group in kinds if group]
+
+    def last_places(self, device: torch.device) -> torch.Tensor:
+        """[R] int64: place in the step of the last token of each of the R requests with new tokens."""
+        counts = [r.new_tokens for r in (*self.decoding, *self.short, *self.long)]
+        return (torch.tensor(counts, dtype=torch.int64).cumsum(0) - 1).to(device)
+
+    def ready_states(self) -> list[torch.Tensor]:
+        """[1, H] for each ready request: the last hidden state of its prompt."""
+        prefixes = [r.session.prefix for r in self.ready]
+        return [prefix.hidden[None] for prefix in prefixes if prefix and prefix.hidden is not None]
+
+    def requests(self) -> list[Request]:
+        """All requests in the order of the step."""
+        return self.decoding + self.short + self.long + self.ready
+
+
+@dataclass(frozen=True, slots=True)
+class _NewPrompts:
+    """The prompts that a step computes, behind the tokens that continue sessions; common beginnings stored once."""
+
+    prefixes: list[Prefix]
+    layout: PackedLayout
+    ids: torch.Tensor
+    """[P] int64: the layout's stored tokens."""
+    ends: torch.Tensor
+    """[N] int64: place in the step of the last token of each prompt."""
+
+    @classmethod
+    def make(
+        cls, prefixes: list[Prefix], images: StepImages | None, continuing: int, device: torch.device
+    ) -> _NewPrompts | None:
+        """Lay out the prompts of a step that has `continuing` tokens before them. None where there are none."""
+        if not prefixes:
+            return None
+        ids = torch.tensor([token for prefix in prefixes for token in prefix.ids], device=device)
+        offsets = torch.tensor([0, *(len(prefix.ids) for prefix in prefixes)]).cumsum(0)
+        layout = make_layout(ids if images is None else images.told_apart(ids, continuing), offsets)
+        ends = layout.expand[offsets[1:].to(device) - 1] + continuing
+        return cls(prefixes, layout, ids[layout.stored], ends)
+
+    def keep_states(self, hidden: torch.Tensor) -> None:
+        """Keep the last state of each prompt, from the step's `hidden` [T, H]. Its images are not needed again."""
+        for prefix, row in zip(self.prefixes, hidden.index_select(0, self.ends), strict=True):
+            prefix.hidden = row
+            prefix.images, prefix.rope = [], None
+
+
 class StepRunner:
-    """Runs steps over a model and a cache. All requests given to `run` have been attached to the cache."""
+    """Runs steps over a model and a cache.
+
+    All requests given to `run` have been attached to the cache. While the same ones decode, their masks and rows are
+    not built anew for each step but advanced.
+    """
 
     def __init__(self, model: PreTrainedModel, cache: SessionCache) -> None:
         self.model = model
         self.cache = cache
-        self._steady: _Steady | None = None
+        self._steady: _DecodingBatch | None = None
 
     def disturb(self) -> None:
-        """The running requests or their rows have changed."""
+        """Note that the running requests or their rows have changed."""
         self._steady = None
 
     @torch.inference_mode()
     def run(self, running: Sequence[Request]) -> tuple[list[Request], list[int], list[float]]:
-        """Requests in the order of the step, the token sampled for each and its log-prob."""
+        """Run a step. Return the requests in its order, the token sampled for each, and the token's log-prob."""
         steady = self._steady
         if steady is None:
             return self._mixed(running)
@@ -84,74 +173,58 @@ class StepRunner:
         return sampler.sample(logits, lengths)
 
     def _mixed(self, running: Sequence[Request]) -> tuple[list[Request], list[int], list[float]]:
-        """A step in which requests do different things."""
+        """Run a step in which requests do different things."""
         cache, device = self.cache, self.cache.own.device
         prompts = self._start_prompts(running)
-        missing = {id(request): len(request.session.ids) - request.session.cached for request in running}
-        ready = [r for r in running if missing[id(r)] == 0]  # their prompt's last hidden state says how to go on
-        decoding = [r for r in running if missing[id(r)] == 1]
-        short = [r for r in running if 1 < missing[id(r)] <= _SHORT]
-        long = [r for r in running if missing[id(r)] > _SHORT]
-        self._arrange(decoding)
-        decoding.sort(key=lambda r: r.session.row)
-        short.sort(key=lambda r: r.session.row)
-        long.sort(key=lambda r: (r.session.prefix.row if r.session.prefix else -1, r.session.row))
-        parts = [
-            kind([r.session for r in group], cache.own, cache.shared)
-            for kind, group in ((RowBatch, decoding), (RowBatch, short), (Segments, long))
-            if group
-        ]
-        spans: list[Span] = [(s, s.cached, len(s.ids)) for part in parts for s in part.sessions]
-        spans += [(prefix, 0, len(prefix.ids)) for prefix in prompts]
-        images = StepImages.of(spans, device) if any(holder.images for holder, _, _ in spans) else None
-        ids = [torch.tensor(part.ids, device=device) for part in parts]
-        positions = [part.positions for part in parts]
-        layout = None
-        if prompts:
-            continuing = sum(part.size for part in parts)
-            flat = torch.tensor([token for prefix in prompts for token in prefix.ids], device=device)
-            offsets = torch.tensor([0, *(len(prefix.ids) for prefix in prompts)]).cumsum(0)
-            layout = make_layout(flat if images is None else images.told_apart(flat, continuing), offsets)
-            ids.append(flat[layout.stored])
-            positions.append(layout.positions)
-            if images is not None:
-                before = torch.arange(continuing, device=device)
-                images = images.select(torch.cat([before, continuing + layout.stored]))
-        attention = StepAttention(parts, prompts, layout, cache.own, cache.shared)
-        wanted = []
-        if ids:
-            hidden = self._forward(torch.cat(ids), torch.cat(positions), attention, images)
-            for prefix in prompts:
-                prefix.images, prefix.rope = [], None
-            last = torch.tensor([missing[id(r)] for r in (*decoding, *short, *long)], dtype=torch.int64).cumsum(0) - 1
-            wanted.append(hidden.index_select(0, last.to(device)))
-        if layout is not None:
-            ends = layout.expand[offsets[1:].to(device) - 1] + attention.continuing
-            for prefix, row in zip(prompts, hidden.index_select(0, ends), strict=True):
-                prefix.hidden = row
-        wanted += [
-            r.session.prefix.hidden[None] for r in ready if r.session.prefix and r.session.prefix.hidden is not None
-        ]
-        requests = decoding + short + long + ready
+        groups = _Groups.split(running)
+        self._arrange(groups.decoding)  # may move the rows of all others, too
+        groups.sort()
+        parts = groups.parts(cache)
+        continuing = sum(part.size for part in parts)
+        images = _step_images(parts, prompts, device)
+        new = _NewPrompts.make(prompts, images, continuing, device)
+        if new is not None and images is not None:
+            images = images.select(torch.cat([torch.arange(continuing, device=device), continuing + new.layout.stored]))
+        attention = StepAttention(parts, prompts, None if new is None else new.layout, cache.own, cache.shared)
+        states = []
+        if parts or new is not None:
+            hidden = self._forward(parts, new, attention, images)
+            states.append(hidden.index_select(0, groups.last_places(device)))
+            if new is not None:
+                new.keep_states(hidden)
+        requests = groups.requests()
         sampler = Sampler([r.params for r in requests], [r.seed for r in requests], device)
-        if len(decoding) == len(requests) and not prompts:
+        if len(groups.decoding) == len(requests) and new is None:
             decode = parts[0]
             assert isinstance(decode, RowBatch)
-            self._steady = _Steady(requests, decode, attention, sampler)
-        logits = token_logits(self.model, torch.cat(wanted))
+            self._steady = _DecodingBatch(requests, decode, attention, sampler)
+        logits = token_logits(self.model, torch.cat([*states, *groups.ready_states()]))
         return requests, *self._sample(requests, sampler, logits)
 
     def _forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention, images: StepImages | None
+        self,
+        parts: Sequence[RowBatch | Segments],
+        new: _NewPrompts | None,
+        attention: StepAttention,
+        images: StepImages | None,
     ) -> torch.Tensor:
+        """Run the step's T tokens through the model: last hidden states [T, H]."""
+        device = self.cache.own.device
+        rows = [torch.tensor(part.ids, device=device) for part in parts]
+        places = [part.positions for part in parts]
+        if new is not None:
+            rows.append(new.ids)
+            places.append(new.layout.positions)
+        ids, positions = torch.cat(rows), torch.cat(places)
         if images is None:
             return forward_packed(self.model, ids, positions, attention)
+        # Image tokens are numbers beyond the vocabulary in the cache; the model's own stands for them in the forward.
         ids = torch.where(images.rows < 0, ids, self.model.config.image_token_id)
         positions = positions if images.positions is None else images.positions
         return forward_packed(self.model, ids, positions, attention, images.placed(self.model))
 
     def _start_prompts(self, running: Sequence[Request]) -> list[Prefix]:
-        """The prompts that this step has to compute; their sessions count them as cached from here on."""
+        """Find the prompts that this step has to compute; their sessions count them as cached from here on."""
         prompts: list[Prefix] = []
         for request in running:
             session, prefix = request.session, request.session.prefix
@@ -170,3 +243,12 @@ class StepRunner:
         prefixes = {id(session.prefix): session.prefix for session in sessions if session.prefix is not None}
         self.cache.own.arrange(sessions)
         self.cache.shared.arrange(list(prefixes.values()))
+
+
+def _step_images(
+    parts: Sequence[RowBatch | Segments], prompts: Sequence[Prefix], device: torch.device
+) -> StepImages | None:
+    """Find the images among the new tokens of sessions and those of new prompts; None where there are none."""
+    spans: list[Span] = [(s, s.cached, len(s.ids)) for part in parts for s in part.sessions]
+    spans += [(prefix, 0, len(prefix.ids)) for prefix in prompts]
+    return StepImages.of(spans, device) if any(holder.images for holder, _, _ in spans) else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -138,7 +138,7 @@ class DistributedSender:
         mine = asyncio.create_task(asyncio.to_thread(ours))
         try:
             done, _ = await asyncio.wait([mine, *theirs], return_when=asyncio.FIRST_EXCEPTION, timeout=self._timeout)
-            first = next((task.exception() for task in done if task.exception() is not None), None)
+            first = _first_error(done)
             if first is None and len(done) == 1 + len(theirs):
                 return
             # A refusal counts only while our side works: after our own failure the servers' errors are its echo.
@@ -154,8 +154,8 @@ class DistributedSender:
             for task in theirs:
                 task.cancel()
             await asyncio.gather(*theirs, return_exceptions=True)
-        errors = _errors(servers, theirs)
-        for server, error in [pair for pair in errors if not isinstance(pair[1], RequestError)] or refused:
+        unanswered = [pair for pair in _errors(servers, theirs) if not isinstance(pair[1], RequestError)]
+        for server, error in unanswered or refused:
             update.fail(server, step, error)
         raise _Broken(step, first or TimeoutError(f"not done within {self._timeout:g} s"))
 
@@ -243,6 +243,10 @@ class _Group:
         peers, self._peers, self._store = self._peers, None, None
         if peers is not None:
             peers.abort()
+
+
+def _first_error(done: Iterable[asyncio.Future[None]]) -> BaseException | None:
+    return next((error for task in done if (error := task.exception()) is not None), None)
 
 
 def _errors(

@@ -1,0 +1,1 @@
+"""Packed sequences on a CPU: common beginnings are stored once and attended to as a prefix tree."""
