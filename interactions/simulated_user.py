@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,7 @@ class SimulatedUser(Interaction):
         """Ask the endpoint for its models. Raises ConfigError: no key, no answer, other models."""
         await self._endpoint.start(run)
 
-    def take_metrics(self) -> dict[str, float]:
+    def take_metrics(self) -> Mapping[str, float]:
         return self._endpoint.take_metrics()
 
     async def close(self) -> None:

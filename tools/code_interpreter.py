@@ -24,7 +24,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.remote import FaultKind, RemoteOptions, RemoteRefused, RemoteTool, RemoteUnavailable, checked_url
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON
-from agentrl.tool import ToolArgumentsError, ToolResponse, ToolSchema
+from agentrl.tool import Metrics, ToolArgumentsError, ToolResponse, ToolSchema
 from tools.program_report import Command, report
 
 FOR_THE_QUEUE = 60.0
@@ -203,11 +203,13 @@ class CodeInterpreterTool(RemoteTool):
         finally:
             await super().close()
 
-    def take_metrics(self) -> dict[str, float]:
-        """Return and reset the client's counts, and the fraction of programs that failed."""
+    def take_metrics(self) -> Metrics:
+        """Return and reset the client's numbers, and the fraction of programs that failed."""
         counts, self._counts = self._counts, Counter()
-        own = {"failed_rate": counts["failed"] / counts["programs"]} if counts["programs"] else {}
-        return {**super().take_metrics(), **own}
+        metrics = super().take_metrics()
+        if counts["programs"]:
+            metrics.mean("failed_rate", counts["failed"] / counts["programs"], counts["programs"])
+        return metrics
 
     async def _run(self, instance: _Instance, code: str) -> _Ended:
         """Run a program, in the trajectory's session if there are such. Raises RemoteRefused, RemoteUnavailable."""

@@ -8,12 +8,13 @@ With a stop string the ids end with the token that completed it. An aborted requ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import InfrastructureError
+from agentrl.system.metrics import Metrics
 from agentrl.trajectory import PlacedImage, VersionSpan
 
 PauseMode = Literal["abort", "in_place", "retract"]
@@ -99,7 +100,7 @@ class EngineHealth:
     waiting: int
     paused: bool
     asleep: bool
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
     """Numbers of the engine itself, e.g. how many of its servers are healthy; metrics of each training step."""
 
 

@@ -2,5 +2,6 @@
 
 from agentrl.interaction.contract import Interaction, InteractionResponse, ask
 from agentrl.interaction.loading import load_interactions
+from agentrl.system.metrics import Metrics
 
-__all__ = ["Interaction", "InteractionResponse", "ask", "load_interactions"]
+__all__ = ["Interaction", "InteractionResponse", "Metrics", "ask", "load_interactions"]

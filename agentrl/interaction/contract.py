@@ -76,8 +76,12 @@ class Interaction(ABC):
         """
         return None
 
-    def take_metrics(self) -> dict[str, float]:
-        """Return and reset its own numbers; the trainer logs them as `interaction/<name>/...`."""
+    def take_metrics(self) -> Mapping[str, float]:
+        """Return and reset its own numbers; the trainer logs them as `interaction/<name>/...`.
+
+        Numbers of several rollout workers are averaged; counts and peaks are kept as such by returning
+        `agentrl.interaction.Metrics`.
+        """
         return {}
 
     async def close(self) -> None:

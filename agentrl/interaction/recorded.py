@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -34,7 +34,7 @@ class RecordedInteraction(Interaction):
         if not self._replays:
             await self.interaction.start(run)
 
-    def take_metrics(self) -> dict[str, float]:
+    def take_metrics(self) -> Mapping[str, float]:
         return self.interaction.take_metrics()
 
     async def close(self) -> None:

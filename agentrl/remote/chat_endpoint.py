@@ -13,6 +13,7 @@ from agentrl.remote.faults import FaultKind, RemoteRefused, RemoteUnavailable
 from agentrl.remote.url import checked_url
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON
+from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Message
 
 START_SECONDS = 30.0
@@ -77,7 +78,7 @@ class ChatEndpoint:
             raise RemoteUnavailable(FaultKind.ANSWER, f"{self.url}: no text in its answer: {answer!r:.200}")
         return text
 
-    def take_metrics(self) -> dict[str, float]:
+    def take_metrics(self) -> Metrics:
         """Return and reset the client's counts: see `RemoteClient.take_metrics`."""
         return self._client.take_metrics()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -23,6 +22,7 @@ from agentrl.remote.breaker import CircuitBreaker, CircuitOpen
 from agentrl.remote.faults import FaultKind, RemoteFault, RemoteRefused, RemoteUnavailable
 from agentrl.system.deadline import seconds_left
 from agentrl.system.http import allow_many_files, http_client
+from agentrl.system.metrics import Metrics
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class RemoteClient:
         self.run = f"{socket.gethostname()}-{os.getpid()}"
         """Name of the run, sent as `x-client-id`."""
         self._breaker = CircuitBreaker(options.breaker_failures, options.breaker_seconds)
-        self._counts: Counter[str] = Counter()
+        self._metrics = Metrics()
         self._connections: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -145,7 +145,7 @@ class RemoteClient:
                     return await _within(attempt, left, f"no answer within {deadline:.3g} s")
             except RemoteFault as fault:
                 faults.append(fault)
-                self._counts[f"fault/{fault.kind}"] += 1
+                self._metrics.sum(f"fault/{fault.kind}")
                 raise
 
         retrying = tenacity.AsyncRetrying(
@@ -164,18 +164,19 @@ class RemoteClient:
                 kind, f"{self._summary(faults)}; the deadline of {deadline:.3g} s is over"
             ) from error
         finally:
-            self._counts["retries"] += max(0, retrying.statistics.get("attempt_number", 1) - 1)
+            self._metrics.sum("retries", max(0, retrying.statistics.get("attempt_number", 1) - 1))
 
-    def take_metrics(self) -> dict[str, float]:
-        """Return and reset the counts (retries, fault/<kind>, breaker_opened), and whether the breaker is open now."""
-        counts, self._counts = self._counts, Counter()
+    def take_metrics(self) -> Metrics:
+        """Return and reset the counts: retries, fault/<kind>, breaker_opened; and breaker_open, 1 while it is open.
+
+        Over several rollout workers all of them are sums: `breaker_open` is the number of open breakers.
+        """
+        metrics, self._metrics = self._metrics, Metrics()
         opened, self._breaker.opened = self._breaker.opened, 0
-        return {
-            "retries": float(counts.pop("retries", 0)),
-            **{name: float(count) for name, count in counts.items()},
-            "breaker_opened": float(opened),
-            "breaker_open": float(self._breaker.is_open),
-        }
+        metrics.sum("retries", 0)  # also where there was none
+        metrics.sum("breaker_opened", opened)
+        metrics.sum("breaker_open", self._breaker.is_open)
+        return metrics
 
     async def close(self) -> None:
         """Close the connections; a later call opens new ones."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import pydantic
 
 from agentrl.remote.client import RemoteClient, RemoteOptions
+from agentrl.system.metrics import Metrics
 from agentrl.tool import Tool, ToolSchema
 
 
@@ -29,7 +30,7 @@ class RemoteTool(Tool):
     async def start(self, run: str) -> None:
         self.client.run = run
 
-    def take_metrics(self) -> dict[str, float]:
+    def take_metrics(self) -> Metrics:
         return self.client.take_metrics()
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from agentrl.config.sections.reward import JudgeConfig
 from agentrl.remote import RemoteOptions
 from agentrl.remote.chat_endpoint import ChatEndpoint
 from agentrl.remote.prompt_file import load_prompt
+from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Message, Trajectory
 
 KEYS = "reward_model.judge"
@@ -80,7 +81,7 @@ class ModelJudge:
         """Reach the endpoint, on behalf of `run`. Raises ConfigError."""
         await self._endpoint.start(run)
 
-    def take_metrics(self) -> dict[str, float]:
+    def take_metrics(self) -> Metrics:
         """Retries, faults and breaker of its endpoint since they were last taken."""
         return self._endpoint.take_metrics()
 

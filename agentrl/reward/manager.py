@@ -19,6 +19,7 @@ from agentrl.reward.judge import ModelJudge
 from agentrl.reward.scorer import Scorer, Verdict, load_function
 from agentrl.reward.sources import SOURCES, kind_of, ready_scorer
 from agentrl.system.deadline import within
+from agentrl.system.metrics import Metrics
 from agentrl.system.plugin import nearest
 from agentrl.trajectory import Message, Status, Trajectory
 from agentrl.trajectory.sample import Sample
@@ -90,12 +91,12 @@ class RewardManager:
         for judge in self._judges.values():
             await judge.start(run)
 
-    def take_metrics(self) -> dict[str, float]:
-        """The judge's own numbers since they were last taken."""
-        judge = self._judges.get("judge")
-        if not isinstance(judge, ModelJudge):
-            return {}
-        return {f"judge/{name}": value for name, value in judge.take_metrics().items()}
+    def take_metrics(self) -> Metrics:
+        """Return and reset the judge's own numbers."""
+        metrics, judge = Metrics(), self._judges.get("judge")
+        if isinstance(judge, ModelJudge):
+            metrics.add(judge.take_metrics(), "judge/")
+        return metrics
 
     async def close(self) -> None:
         """Close the connections to servers, if there are any."""

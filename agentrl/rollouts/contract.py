@@ -17,6 +17,7 @@ from agentrl.config import Config
 from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.weights import SyncReport, Weights
+from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.batch import Sequences
 from agentrl.trajectory.sample import Sample
@@ -147,7 +148,7 @@ class Rollouts(Protocol):
         """Lend the engine's memory to the policy until `update_weights`, where the two share a device."""
         ...
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
         ...
 

@@ -21,6 +21,7 @@ from agentrl.rollouts.context import ContextParts, run_name, uses_reward_model
 from agentrl.rollouts.contract import Audience, Rollout, Task
 from agentrl.runtime.thread_state import torch_state
 from agentrl.system.loop_thread import LoopThread
+from agentrl.system.metrics import Metrics
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import collect_numbers
 from agentrl.trajectory import Outline, Trajectory
@@ -168,7 +169,7 @@ class LocalRollouts:
             self.loop.run(self.engine.sleep())
             self.needs_weights = True
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """See `Rollouts.metrics`."""
         return self.loop.run(self._take_metrics())
 
@@ -181,17 +182,16 @@ class LocalRollouts:
     def revive(self) -> None:
         """Nothing can die here but the run itself."""
 
-    async def _take_metrics(self) -> dict[str, float]:
+    async def _take_metrics(self) -> Metrics:
         """See `Rollouts.metrics`; a coroutine, since users' tools and interactions are bound to the loop's thread."""
-        health = (await self.engine.health()).metrics
-        metrics = {f"engine/{name}": value for name, value in health.items()}
-        context = self.scheduler.context
-        metrics |= context.tools.take_metrics(self._meet)
+        metrics, context = Metrics(), self.scheduler.context
+        metrics.add((await self.engine.health()).metrics, "engine/")
+        metrics.add(context.tools.take_metrics(self._meet))
         for name, interaction in context.interactions.items():
             numbers = collect_numbers(f"interaction {name}", interaction.take_metrics, self._meet)
-            metrics |= {f"interaction/{name}/{key}": value for key, value in numbers.items()}
+            metrics.add(numbers, f"interaction/{name}/")
         if self.scheduler.reward is not None:
-            metrics |= self.scheduler.reward.take_metrics()
+            metrics.add(self.scheduler.reward.take_metrics())
         return metrics
 
     def _meet(self, error: CodeError) -> None:

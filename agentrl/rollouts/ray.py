@@ -29,6 +29,7 @@ from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import death_of
 from agentrl.runtime.ray.stored import StoredBatch
 from agentrl.runtime.ray.watch import GONE
+from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.sample import Sample
 
@@ -102,9 +103,9 @@ class RayRollouts:
             self._everyone(LocalRollouts.rest)
             self.needs_weights = True
 
-    def metrics(self) -> dict[str, float]:
-        """See `Rollouts.metrics`: the numbers of all workers together, see `merged`."""
-        return merged(self._everyone(LocalRollouts.metrics))
+    def metrics(self) -> Metrics:
+        """See `Rollouts.metrics`. Those of all workers, merged by their kinds."""
+        return Metrics.merged(self._everyone(LocalRollouts.metrics))
 
     def revive(self) -> None:
         """See `Rollouts.revive`."""
@@ -288,22 +289,6 @@ def joined(parts: Sequence[RolloutPart]) -> Rollout:
         StoredBatch.of(read) if read else None,
         list(itertools.chain.from_iterable(part.files for part in parts)),
     )
-
-
-COUNTED = ("/retries", "/faults", "/fault/", "/breaker_open", "/servers_healthy", "/failovers", "/restarts")
-"""Parts of the names of metrics that count something, and are added up."""
-
-
-def merged(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of several workers as one: counts are added up, of anything else it is the mean of those that have it."""
-    found: dict[str, list[float]] = {}
-    for one in metrics:
-        for name, value in one.items():
-            found.setdefault(name, []).append(value)
-    return {
-        name: sum(values) if any(part in name for part in COUNTED) else sum(values) / len(values)
-        for name, values in found.items()
-    }
 
 
 def part_of(config: Config, number: int, count: int) -> Config:

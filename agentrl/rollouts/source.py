@@ -15,6 +15,7 @@ from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.rollouts.contract import Rollout, Rollouts, training, validation
+from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 
@@ -59,7 +60,7 @@ class TrajectorySource(Protocol):
         """
         ...
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
         ...
 
@@ -116,7 +117,7 @@ class TakingTurns:
         """See `TrajectorySource`."""
         return self.rollouts.update_weights(weights, version)
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """See `TrajectorySource`."""
         return self.rollouts.metrics()
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agentrl.errors import CodeError, InfrastructureError, UserError
+from agentrl.system.metrics import Metrics
 
 T = TypeVar("T")
 Code = Callable[..., object]
@@ -136,14 +137,14 @@ async def await_user_code(
 
 def collect_numbers(
     what: str, code: Callable[[], Mapping[str, float]], on_error: Callable[[CodeError], None]
-) -> dict[str, float]:
-    """Return the metrics that `code` gives, as floats; on an error of it, call `on_error` and return none."""
+) -> Metrics:
+    """Return the metrics that `code` gives (see `Metrics.of`); on an error of it, call `on_error` and return none."""
     try:
         with user_code(what, code):
-            return {key: float(value) for key, value in code().items()}
+            return Metrics.of(code())
     except CodeError as error:
         on_error(error)
-        return {}
+        return Metrics()
 
 
 def code_error(what: str, error: BaseException, code: Code) -> CodeError:

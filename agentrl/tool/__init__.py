@@ -1,5 +1,6 @@
 """Tools: the contract that user code implements, and the tool set of a run."""
 
+from agentrl.system.metrics import Metrics
 from agentrl.tool.contract import (
     CALL_KEYS,
     MALFORMED,
@@ -21,6 +22,7 @@ __all__ = [
     "MALFORMED",
     "ErrorKind",
     "FunctionTool",
+    "Metrics",
     "Tool",
     "ToolArgumentsError",
     "ToolError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
@@ -143,8 +143,12 @@ class Tool(ABC):
         """End the trajectory's instance."""
         return None
 
-    def take_metrics(self) -> dict[str, float]:
-        """Return and reset the tool's own numbers; the trainer logs them as `tool/<name>/...`."""
+    def take_metrics(self) -> Mapping[str, float]:
+        """Return and reset the tool's own numbers; the trainer logs them as `tool/<name>/...`.
+
+        Numbers of several rollout workers are averaged; counts and peaks are kept as such by returning
+        `agentrl.tool.Metrics`.
+        """
         return {}
 
     async def close(self) -> None:

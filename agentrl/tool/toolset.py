@@ -15,6 +15,7 @@ import pydantic
 
 from agentrl.errors import CodeError, ConfigError
 from agentrl.system.cassette import Cassette
+from agentrl.system.metrics import Metrics
 from agentrl.system.plugin import describe, read_entries
 from agentrl.system.quota import Quota
 from agentrl.system.throttle import OncePerKey
@@ -209,23 +210,23 @@ class ToolSet:
                     slot.broken.place,
                 )
 
-    def take_metrics(self, on_error: Callable[[CodeError], None] = _raise) -> dict[str, float]:
+    def take_metrics(self, on_error: Callable[[CodeError], None] = _raise) -> Metrics:
         """Return and reset the metrics by tool: seconds that calls waited for their turn, faults, and the tool's own.
 
         A remote tool's own numbers are retries, faults by kind and the state of its breaker. `on_error` is called with
-        an error of a tool's code, whose own numbers are left out.
+        an error of a tool's code, whose own numbers are left out. Of several rollout workers the largest 99th
+        percentile is kept.
         """
-        metrics: dict[str, float] = {}
+        metrics = Metrics()
         for name, slot in self.slots.items():
-            own = collect_numbers(f"tool {name}", slot.tool.take_metrics, on_error)
-            numbers = {f"tool/{name}/{key}": value for key, value in own.items()}
+            metrics.add(collect_numbers(f"tool {name}", slot.tool.take_metrics, on_error), f"tool/{name}/")
             if slot.queued:
                 waited, slot.queued = sorted(slot.queued), []
-                numbers[f"tool/{name}/queue_seconds_mean"] = sum(waited) / len(waited)
-                numbers[f"tool/{name}/queue_seconds_p99"] = percentile(waited, 0.99)
+                metrics.mean(f"tool/{name}/queue_seconds_mean", sum(waited) / len(waited), len(waited))
+                metrics.max(f"tool/{name}/queue_seconds_p99", percentile(waited, 0.99))
             if slot.faults:
-                numbers[f"tool/{name}/faults"], slot.faults = float(slot.faults), 0
-            metrics |= numbers
+                metrics.sum(f"tool/{name}/faults", slot.faults)
+                slot.faults = 0
         return metrics
 
     async def open(

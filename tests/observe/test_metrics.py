@@ -275,18 +275,3 @@ def test_each_name_is_defined_once() -> None:
         literal = re.escape(name) in patterns
         fitting = [pattern for pattern in patterns if re.fullmatch(pattern, name)]
         assert literal or len(fitting) == 1, f"{name} is defined by {fitting or 'nothing'}"
-
-
-def test_numbers_of_several_rollout_workers() -> None:
-    """Counts are added up, a worker that never called a tool counts in no mean."""
-    pytest.importorskip("ray")
-    from agentrl.rollouts.ray import merged
-
-    one = {"engine/servers_healthy": 2.0, "tool/search/retries": 3.0, "tool/search/queue_seconds_mean": 1.0}
-    other = {"engine/servers_healthy": 1.0, "tool/search/fault/timeout": 1.0, "tool/search/queue_seconds_mean": 2.0}
-    assert merged([one, other, {"engine/servers_healthy": 1.0}]) == {
-        "engine/servers_healthy": 4.0,
-        "tool/search/retries": 3.0,
-        "tool/search/fault/timeout": 1.0,
-        "tool/search/queue_seconds_mean": 1.5,
-    }

@@ -36,6 +36,7 @@ from agentrl.engines.servers.router import NoServer
 from agentrl.engines.servers.supervisor import Server, Supervisor
 from agentrl.engines.servers.sync.update import WeightSender
 from agentrl.engines.weights import SyncReport, Weights
+from agentrl.system.metrics import Metrics
 from agentrl.trajectory import PlacedImage, VersionSpan
 
 MAX_FAILOVERS = 8
@@ -314,11 +315,10 @@ class ServerEngine:
     async def health(self) -> EngineHealth:
         """See `RolloutEngine.health`; as the client sees it, without asking the servers."""
         running = sum(call.server is not None for call in self._calls.values())
-        metrics = {
-            "servers_healthy": float(len(self._supervisor.fleet.serving)),
-            "failovers": float(self._failovers),
-            "restarts": float(self._supervisor.restarts),
-        }
+        metrics = Metrics()
+        metrics.sum("servers_healthy", len(self._supervisor.fleet.serving))
+        metrics.sum("failovers", self._failovers)
+        metrics.sum("restarts", self._supervisor.restarts)
         waiting = len(self._calls) - running
         return EngineHealth(self._supervisor.version, running, waiting, self._paused is not None, self._asleep, metrics)
 
