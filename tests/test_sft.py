@@ -28,8 +28,10 @@ from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.sft import main, train_sft
 from agentrl.trainer.sft import batches
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.learner import MAX_SKIPPED
+from agentrl.workers.backend import Needs, TokenScores
+from agentrl.workers.fsdp import FSDPPolicy
 from agentrl.workers.sft import SupervisedWorker, to_batch
+from agentrl.workers.trainable import MAX_SKIPPED
 from tests.chat.templates import HERMES
 from tests.chat.turn_ends import ENDINGS, load_chat
 from tests.chat.vocabularies import QWEN, save_tokenizer
@@ -180,13 +182,13 @@ def test_a_step_that_is_not_finite_is_skipped_and_too_many_end_the_run(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = write(tmp_path / "train.parquet", TRANSCRIPTS)
-    healthy, calls = SupervisedWorker._logprobs, count(1)
+    healthy, calls = FSDPPolicy.forward, count(1)
     broken = {2, *range(8, 8 + MAX_SKIPPED)}
 
-    def sometimes_broken(worker: SupervisedWorker, micro: RaggedBatch) -> torch.Tensor:
-        return healthy(worker, micro) * (torch.nan if next(calls) in broken else 1.0)
+    def sometimes_broken(backend: FSDPPolicy, micro: RaggedBatch, needs: Needs) -> TokenScores:
+        return TokenScores(healthy(backend, micro, needs).logprobs * (torch.nan if next(calls) in broken else 1.0))
 
-    monkeypatch.setattr(SupervisedWorker, "_logprobs", sometimes_broken)
+    monkeypatch.setattr(FSDPPolicy, "forward", sometimes_broken)
     run = [f"data.train_files={data}", "data.train_batch_size=3", f"model.path={policy}", "trainer.device=cpu"]
     run += ["optim.lr=1e-2", f"trainer.default_local_dir={tmp_path / 'out'}"]
     assert main([*run, "trainer.total_training_steps=3"]) == 0
@@ -271,17 +273,17 @@ def test_a_dead_worker_costs_what_came_after_the_checkpoint(
         )
 
     deaths = [4]
-    update = SupervisedWorker.update
+    healthy = SupervisedWorker.update
 
-    def dying(worker: SupervisedWorker, batch: Any, step: int) -> Any:
+    def update(worker: SupervisedWorker, batch: Any, step: int) -> Any:
         if step in deaths:
             deaths.clear()
             raise WorkerDied("rank 1 died")
-        return update(worker, batch, step)
+        return healthy(worker, batch, step)
 
     with Display.create("test") as display:
         train_sft(config("undisturbed"), display)
-        monkeypatch.setattr(SupervisedWorker, "update", lambda worker, batch, step: dying(worker, batch, step))
+        monkeypatch.setattr(SupervisedWorker, "update", update)
         train_sft(config("disturbed", max_worker_restarts=1, save_freq=2), display)
         assert numbers(tmp_path / "disturbed") == numbers(tmp_path / "undisturbed")
         with pytest.raises(WorkerDied, match="Start the same command again"):

@@ -10,7 +10,7 @@ from transformers.utils import CONFIG_NAME
 
 from agentrl.chat import Chat
 from agentrl.checkpoint.remote import ObjectStore
-from agentrl.checkpoint.state import wait_until_seen
+from agentrl.checkpoint.state import all_seen
 from agentrl.observe.display import Display
 from agentrl.system.publish import published_directory
 
@@ -34,7 +34,7 @@ def export_policy(
     """
     with published_directory(folder) as partial:
         export(partial, chat.tokenizer)
-        wait_until_seen(partial, lambda folder: None if (folder / CONFIG_NAME).exists() else CONFIG_NAME)
+        all_seen(partial, [CONFIG_NAME])
         if chat.vision is not None:
             chat.vision.save(partial)
         (partial / STEP_FILE).write_text(f"{step}\n")

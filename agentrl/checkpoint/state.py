@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from agentrl.errors import CheckpointError
 from agentrl.optim.optimizer import Optim
-from agentrl.parallel.shard import all_gather, all_max, rank, world_size
+from agentrl.parallel.collectives import all_gather, all_max, rank, world_size
 from agentrl.system.publish import flush_to_disk
 
 _STATE = "state.json"
@@ -50,8 +50,8 @@ class WorkerState:
         self._writing: Future[None] | None = None
         self._host: dict[str, torch.Tensor] = {}
 
-    def save(self, directory: Path, mark: Mapping[str, Any] | None = None, *, background: bool = False) -> None:
-        """Write into `directory`, with the other ranks. Every rank must call it.
+    def save(self, directory: Path, mark: Mapping[str, Any] | None = None, *, background: bool = False) -> list[str]:
+        """Write into `directory`, with all other ranks, and return the files that this one writes.
 
         Args:
             mark: what is not in the checkpoint and must be the same when it is loaded, by the key of the model's
@@ -80,6 +80,7 @@ class WorkerState:
         self._writing = self._thread.submit(_write, shard, pieces, places, description if rank() == 0 else None)
         if not background:
             self.finish()
+        return [shard.name, _STATE] if rank() == 0 else [shard.name]
 
     def finish(self, *, wait: bool = True) -> bool:
         """Whether the last save's files are written. Raises what writing them raised."""
@@ -162,30 +163,22 @@ class WorkerState:
         return wanted
 
 
-def all_seen(directory: Path, *, wait: bool = True) -> bool:
-    """For the driver, when every rank has written its part: whether all files can be seen from here.
+def all_seen(directory: Path, files: Sequence[str], *, wait: bool = True) -> bool:
+    """Whether the driver can see `files`, which ranks have written into `directory`.
 
-    Raises CheckpointError when some do not appear within SEEN_WITHIN seconds.
-    """
-    if not wait:
-        return _first_missing(directory) is None
-    wait_until_seen(directory, _first_missing)
-    return True
-
-
-def wait_until_seen(directory: Path, first_missing: Callable[[Path], str | None]) -> None:
-    """Until `first_missing` names no file that ranks wrote into `directory`.
-
-    Raises CheckpointError when some do not appear within SEEN_WITHIN seconds.
+    Raises CheckpointError when it waits, and some do not appear within SEEN_WITHIN seconds.
     """
     ends = time.monotonic() + SEEN_WITHIN
-    while (missing := first_missing(directory)) is not None:
+    while missing := next((name for name in files if not (directory / name).exists()), None):
+        if not wait:
+            return False
         if time.monotonic() >= ends:
             raise CheckpointError(
                 f"{directory / missing} was written by its rank, and cannot be seen from the process of the training "
                 "loop: trainer.default_local_dir must be on a file system that all nodes share"
             )
         time.sleep(0.1)
+    return True
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, list[int]]]:

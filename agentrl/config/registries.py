@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agentrl.chat.formats.format import MakeFormat
     from agentrl.chat.formats.parsers import CallFormat
     from agentrl.engines.builder import EngineBuilder
+    from agentrl.workers.backend import PolicyBackendFactory
 
 ENGINES: Registry[EngineBuilder] = Registry(
     "rollout engine",
@@ -28,3 +29,9 @@ CALL_FORMATS: Registry[CallFormat | MakeFormat] = Registry(
     {name: f"agentrl.chat.formats.{name}:FORMAT" for name in _FORMATS},
 )
 """How models write tool calls; beside these, the families of the `renderers` package are chosen by the same key."""
+
+_FSDP = "agentrl.workers.fsdp:FSDPPolicy"
+POLICY_BACKENDS: Registry[PolicyBackendFactory] = Registry(
+    "training strategy", "actor_rollout_ref.actor.strategy", {"fsdp": _FSDP, "fsdp2": _FSDP}
+)
+"""What holds and steps the policy: makes a `PolicyBackend` of `PolicySettings` (see `agentrl.workers.backend`)."""

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.model.heads import Params, PolicyModel
-from agentrl.parallel.shard import rank
+from agentrl.parallel.collectives import rank
 
 ADAPTER = "adapter"
 """The folder of the adapters, in that of the model."""

@@ -17,7 +17,7 @@ from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import check_packed_attention, stored_hidden_states, token_logprobs
 from agentrl.model.sharded_load import open_model
 from agentrl.model.vision import features_of, sample_image, takes_images, vision_tower
-from agentrl.parallel.shard import full, world_size
+from agentrl.parallel.collectives import full, world_size
 from agentrl.trajectory.images import Images
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.vision import vision_tower
-from agentrl.parallel.shard import full, rank
+from agentrl.parallel.collectives import full, rank
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."

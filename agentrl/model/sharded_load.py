@@ -29,7 +29,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from agentrl.errors import ConfigError
 from agentrl.model.packed import empty_model, load_model, loading
-from agentrl.parallel.shard import world_size
+from agentrl.parallel.collectives import world_size
 
 
 def open_model(

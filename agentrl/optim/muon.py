@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from agentrl.parallel.shard import full, placed_like
+from agentrl.parallel.collectives import full, placed_like
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _NEWTON_SCHULZ_STEPS = 5

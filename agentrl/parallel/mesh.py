@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from agentrl.config.sections.parallel import Parallel
-from agentrl.parallel.shard import all_sum, rank, world_size
+from agentrl.parallel.collectives import all_sum, rank, world_size
 
 
 class Mesh:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -31,6 +32,30 @@ Batch = TypeVar("Batch", bound=Sequences)
 Metrics = dict[str, float]
 Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards"]
 """Columns of a `RaggedBatch` that workers compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankWeights:
+    """One rank's part in reading a model's weights."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Those of the whole model, by their names in checkpoints; the same on every rank."""
+    read: Callable[[], Iterator[tuple[str, torch.Tensor | None]]]
+    """Reads all tensors of `shapes`, whole, in an order that is the same on every rank.
+
+    The ranks read together, as gathering a tensor may need all of them; None stands for a tensor that another rank
+    hands over. They may be live weights, which the next update changes.
+    """
+
+    def alone(self) -> Weights:
+        """All weights, where this rank hands over every one."""
+        return Weights(self.shapes, self._all)
+
+    def _all(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self.read():
+            if tensor is None:
+                raise ValueError(f"{name}: another rank has this weight, and none was asked")
+            yield name, tensor
 
 
 class Ranks(Protocol[Worker_co]):
@@ -55,8 +80,8 @@ class Ranks(Protocol[Worker_co]):
         """Give every rank the same arguments, and return the answers in the order of the ranks."""
         ...
 
-    def weights(self, method: Callable[[Worker_co], Weights]) -> Weights:
-        """Return what `method` gives on all ranks together, to be read from this process."""
+    def weights(self, method: Callable[[Worker_co], RankWeights]) -> Weights:
+        """Join what `method` gives on all ranks: weights that are read from this process."""
         ...
 
 
@@ -87,8 +112,8 @@ class LocalRanks(Generic[Worker]):
         with self._around(method.__name__):
             return [own_method(self._worker, method)(*args, **kwargs)]
 
-    def weights(self, method: Callable[[Worker], Weights]) -> Weights:
-        return self.every(method)[0]
+    def weights(self, method: Callable[[Worker], RankWeights]) -> Weights:
+        return self.every(method)[0].alone()
 
 
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -17,28 +18,13 @@ from agentrl.workers.critic import CriticWorker
 from agentrl.workers.policy import PolicyWorker
 from agentrl.workers.reward_model import RewardModelWorker
 from agentrl.workers.sft import SupervisedWorker
-
-
-class Trainable(Protocol):
-    """A worker whose model learns."""
-
-    def save(self, dir: Path, background: bool = False) -> None:
-        """Begin to write this rank's part into `dir`."""
-        ...
-
-    def finish_save(self, wait: bool = True) -> bool:
-        """Whether this rank's part of the last save is on the disk."""
-        ...
-
-    def load(self, dir: Path) -> None:
-        """Take over what all ranks saved."""
-        ...
+from agentrl.workers.trainable import TrainableWorker
 
 
 class TrainableGroup:
     """Saving and loading of a role that learns."""
 
-    def __init__(self, ranks: Ranks[Trainable]) -> None:
+    def __init__(self, ranks: Ranks[TrainableWorker[Any]]) -> None:
         self._trainable = ranks
 
     def save(self, dir: Path, *, background: bool) -> Finish:
@@ -46,16 +32,17 @@ class TrainableGroup:
 
         Returns what tells whether this process sees all of the files.
         """
-        self._trainable.every(Trainable.save, dir, background=background)
+        files = list(chain.from_iterable(self._trainable.every(TrainableWorker.save, dir, background=background)))
 
         def finish(wait: bool) -> bool:
-            return all(self._trainable.every(Trainable.finish_save, wait=wait)) and all_seen(dir, wait=wait)
+            written = all(self._trainable.every(TrainableWorker.finish_save, wait=wait))
+            return written and all_seen(dir, files, wait=wait)
 
         return finish
 
     def load(self, dir: Path) -> None:
         """Take over what any number of ranks saved in `dir`. Raises CheckpointError."""
-        self._trainable.every(Trainable.load, dir)
+        self._trainable.every(TrainableWorker.load, dir)
 
 
 class PolicyGroup(TrainableGroup):

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss
-from agentrl.checkpoint.state import WorkerState
+from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
-from agentrl.engines.weights import Weights
-from agentrl.model.export import export_model
-from agentrl.model.heads import load_policy
-from agentrl.parallel.mesh import Mesh
-from agentrl.parallel.offload import Offload, at_work, give_back
+from agentrl.runtime.ranks import Metrics, RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.learner import Learner, Loss, MiniBatch, forward_tokens
+from agentrl.workers.backend import Loss, MiniBatch, Needs, PolicySettings, TokenScores
 from agentrl.workers.plan import update_plan, with_policy_tokens
+from agentrl.workers.trainable import TrainableWorker
+
+ENTROPY: Needs = frozenset({"entropy"})
 
 
-class PolicyWorker:
-    """The trained policy on one device, or one rank's part of it.
+class PolicyWorker(TrainableWorker[TokenScores]):
+    """The trained policy on one device, or one rank's part of it: the algorithm, over a `PolicyBackend`.
 
     Args:
         temperature: what the engine sampled with; log-probs are of softmax(logits / temperature).
@@ -49,58 +48,43 @@ class PolicyWorker:
         critic_warmup: int = 0,
         max_response_length: int | None = None,
     ) -> None:
+        """Make the backend of `actor_config.strategy`. Raises ConfigError."""
         self.config = actor_config
-        self.device = torch.device(device)
-        self.temperature = temperature
         self.seed = seed
         self._critic_warmup = critic_warmup
         self._max_response_length = max_response_length
-        self._dtype = getattr(torch, model_config.dtype)
-        mesh = Mesh(actor_config.parallel, device)
-        self._log_prob_max_tokens = log_prob_max_tokens * mesh.parallel.sequence
-        self.model = load_policy(
-            model_config,
+        settings = PolicySettings(
+            model=model_config,
+            optim=actor_config.optim,
+            parallel=actor_config.parallel,
             device=device,
-            seed=seed,
-            freeze_vision_tower=actor_config.freeze_vision_tower,
-            group=mesh.sequence,
-        )
-        self.base = self.model.base
-        self.learner = Learner(
-            self.model,
-            actor_config.optim,
-            mesh,
+            total_steps=total_steps - critic_warmup,
             grad_clip=actor_config.grad_clip,
             max_tokens=actor_config.ppo_max_token_len_per_gpu,
-            total_steps=total_steps - critic_warmup,
-            gradient_checkpointing=model_config.enable_gradient_checkpointing,
-            activation_offload=model_config.enable_activation_offload,
-            optimizer_offload=actor_config.fsdp_config.param_offload,
-            compiled=actor_config.use_torch_compile,
+            freeze_vision_tower=actor_config.freeze_vision_tower,
+            param_offload=actor_config.fsdp_config.param_offload,
+            use_torch_compile=actor_config.use_torch_compile,
+            seed=seed,
+            temperature=temperature,
+            log_prob_max_tokens=log_prob_max_tokens,
         )
-        self.offload = Offload(self.model, self.device, enabled=actor_config.fsdp_config.param_offload)
-        self.state = WorkerState(self.learner.params, self.learner.optim)
+        self.backend = POLICY_BACKENDS.get(actor_config.strategy)(settings)
+        super().__init__(self.backend)
 
-    @at_work
-    def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; the metric actor/entropy).
+    def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Metrics]:
+        """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; the metric actor/entropy).
 
-        The entropy is the mean over the batch's policy tokens, in nats.
+        The entropy is the mean over the policy tokens of all ranks' shares, in nats.
         """
-        scores = forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device)
-        sums = torch.stack([scores[:, 1].double().sum(), batch.mask.sum().double()]).to(self.device)
-        entropy, tokens = self.learner.mesh.sum(sums).tolist()
-        return scores[:, 0].contiguous(), {"actor/entropy": entropy / max(tokens, 1.0)}
+        scores = self.backend.log_probs(batch, ENTROPY)
+        assert scores.entropy is not None
+        entropy, tokens = self.backend.sum(torch.stack([scores.entropy.double().sum(), batch.mask.sum().double()]))
+        return scores.logprobs, {"actor/entropy": entropy / max(tokens, 1.0)}
 
-    @at_work
-    def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
+    def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Metrics]:
         """As `ReferenceWorker.compute_reference_log_probs`, under the model that the adapters were put into."""
-        assert self.model.lora is not None
-        with self.model.lora.off():
-            scores = forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device)
-        return scores[:, 0].contiguous(), {}
+        return self.backend.reference_log_probs(batch), {}
 
-    @at_work
     def update(self, batch: Sequences, *, step: int, zero_advantage: Collection[int] = ()) -> dict[str, float]:
         """Update the weights in mini-batches of whole prompts; `step` is the training step, counted from 1.
 
@@ -118,7 +102,7 @@ class PolicyWorker:
         that the updates went over.
 
         Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
-        when loss or gradient were not finite for too long (see `agentrl.workers.learner`).
+        when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
         """
         config = self.config
         rows = with_policy_tokens(batch)
@@ -134,10 +118,11 @@ class PolicyWorker:
                 f"step {step}, {where} of the policy",
                 batch.select([row for row in members if computed[row]]),
                 self._loss(LossScale.of(tokens[members], config.loss_agg_mode, self._max_response_length)),
+                ENTROPY if config.entropy_coeff != 0 else frozenset(),
             )
             for where, members in plan
         )
-        report = self.learner.update(minis, step=step - self._critic_warmup)
+        report = self._learn(minis, step=step - self._critic_warmup)
         length = int(batch.lengths[torch.tensor(computed)].sum())
         terms = {"pg_loss": "pg_loss"} | ({"kl_loss": "kl_loss"} if config.use_kl_loss else {})
         by_token = {"ppo_kl": "kl", "clip_frac": "clipped", "clip_frac_lower": "dual_clipped"}
@@ -146,54 +131,13 @@ class PolicyWorker:
             "perf/update_tokens": float(length * config.ppo_epochs),
         }
 
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight once, by its name in checkpoints, whole and in the engine's dtype. Tied weights have one name.
+    def weights(self) -> RankWeights:
+        """Return the weights for an engine."""
+        return self.backend.weights()
 
-        Adapters are merged into the weights that they stand beside. In float32 other tensors may be the live weights
-        themselves, which the next update changes: copy them.
-        """
-        with self.offload:
-            for name, tensor in self.model.named_tensors(self.learner.tensors):
-                yield name, tensor.to(self._dtype)
-
-    def weights(self) -> Weights:
-        """`named_tensors` for an engine. Where the policy is sharded, every rank must read them together."""
-        give_back(self.device)
-        return Weights(self.model.shapes(self.learner.tensors), self.named_tensors)
-
-    @at_work
-    def save(self, dir: Path, background: bool = False) -> None:
-        """Write what is trained and its optimizer state; `load` of them continues bit for bit.
-
-        With `background` they are only copied to host memory: `finish_save` tells when they are written.
-        """
-        self.state.save(Path(dir), self.model.mark(self.learner.tensors), background=background)
-
-    def finish_save(self, wait: bool = True) -> bool:
-        """Whether this rank's part of the last save is on the disk. Raises what writing it raised."""
-        return self.state.finish(wait=wait)
-
-    @at_work
-    def load(self, dir: Path) -> None:
-        """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
-        self.state.load(Path(dir), self.model.mark(self.learner.tensors))
-
-    @at_work
-    def export(self, dir: Path, tokenizer: Any) -> None:
-        """Write the policy and its tokenizer in Hugging Face format, in the configured dtype; see `export_model`."""
-        export_model(self.model, self.learner.tensors, self._dtype, Path(dir), tokenizer)
-
-    def _score(self, micro: RaggedBatch) -> torch.Tensor:
-        """[T, 2]: log-probs and entropies of the policy tokens."""
-        logprobs, entropy = self.model(
-            micro.ids,
-            micro.offsets,
-            needed=micro.mask,
-            temperature=self.temperature,
-            with_entropy=True,
-            images=micro.images,
-        )
-        return torch.stack([logprobs, entropy], dim=1)
+    def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write the policy and its tokenizer in Hugging Face format, in the configured dtype."""
+        self.backend.export(Path(dir), tokenizer)
 
     def _check(self, batch: Sequences, optimizer_steps: int) -> None:
         if len(batch) == 0:
@@ -208,21 +152,14 @@ class PolicyWorker:
         if self.config.use_kl_loss and not batch.has("ref_logprobs"):
             raise ValueError("PolicyWorker.update: use_kl_loss needs batch.ref_logprobs, of the reference policy")
 
-    def _loss(self, scale: LossScale) -> Loss:
+    def _loss(self, scale: LossScale) -> Loss[TokenScores]:
         """The loss of a mini-batch, divided by the denominators of `scale`."""
         config = self.config
         clip = Clip(config.clip_low, config.clip_high, config.clip_ratio_c)
 
-        def loss(micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             assert micro.advantages is not None
-            logprobs, entropy = self.model(
-                micro.ids,
-                micro.offsets,
-                needed=micro.mask,
-                temperature=self.temperature,
-                with_entropy=config.entropy_coeff != 0,
-                images=micro.images,
-            )
+            logprobs, entropy = found.logprobs, found.entropy
             old = logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
             by_token, stats = policy_loss(
                 config.policy_loss.loss_mode, logprobs, old, micro.advantages, micro.mask, micro.offsets, clip

@@ -12,7 +12,7 @@ from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, at_work
 from agentrl.parallel.shard import shard
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.learner import forward_tokens
+from agentrl.workers.forward import forward_tokens
 
 
 class ReferenceWorker:

@@ -12,10 +12,11 @@ from agentrl.config.sections.reward import RewardModelConfig, ScoreModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.packed import check_packed_attention, hidden_states, use_packed_attention
 from agentrl.model.sharded_load import read_weights
+from agentrl.parallel.collectives import world_size
 from agentrl.parallel.mesh import Mesh
-from agentrl.parallel.shard import shard, world_size
+from agentrl.parallel.shard import shard
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.learner import forward_tokens
+from agentrl.workers.forward import forward_tokens
 
 
 class ScoreModel(nn.Module):

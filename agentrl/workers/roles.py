@@ -10,6 +10,7 @@ from typing import Any
 from agentrl.config import Config, SFTConfig
 from agentrl.config.checks import rollout_workers
 from agentrl.config.needs import NEEDS_CRITIC, uses_ray
+from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.runtime.executor import Executor, open_executor
 from agentrl.runtime.placement import Pool, Role
 from agentrl.workers.critic import CriticWorker
@@ -101,8 +102,9 @@ def policy_is_reference(config: Config) -> bool:
 
 
 def policy_role(config: Config, device: str, total_steps: int) -> Role[PolicyWorker]:
-    """The policy. Making it raises ConfigError."""
+    """The policy. Raises ConfigError for a strategy that there is not; making it raises ConfigError, too."""
     roles = config.actor_rollout_ref
+    POLICY_BACKENDS.get(roles.actor.strategy)
     make = partial(
         PolicyWorker,
         roles.model,

@@ -11,7 +11,7 @@ from benchmarks.cluster import sizing
 from benchmarks.cluster.sizing import BFLOAT16, ModelShape
 from benchmarks.gpu.part import GB, Setting, memory, out_of_memory_is_a_row, row, setting
 from benchmarks.gpu.states import CHUNK_LOGITS, policy_folder, states, update_bytes
-from benchmarks.training.update_utilization import SHAPES, made_batch, make_worker
+from benchmarks.training.update_utilization import SHAPES, fsdp, made_batch, make_worker
 
 TOKENS = {"tiny": (512,), "0.5B": (8192, 16384), "1.5B": (8192, 16384)}
 """Tokens of a micro-batch."""
@@ -38,7 +38,7 @@ def watch(asked: Setting, name: str, shape: ModelShape, folder: Path, recompute:
         tell(f"{words}: while it loads", device, loading.peak, held["weights"])
     for tokens in TOKENS[name]:
         label = f"{words}, {tokens:,} tokens"
-        worker.learner.max_tokens = worker._log_prob_max_tokens = tokens
+        fsdp(worker).max_tokens = fsdp(worker).log_prob_max_tokens = tokens
         batch = made_batch(shape, 2 * tokens, min(8192, tokens))
         with out_of_memory_is_a_row(label):
             worker.update(batch, step=1)

@@ -19,7 +19,7 @@ from benchmarks.gpu.part import (
     setting,
 )
 from benchmarks.gpu.states import policy_folder, states
-from benchmarks.training.update_utilization import MICRO_BATCHES, SHAPES, made_batch, make_worker
+from benchmarks.training.update_utilization import MICRO_BATCHES, SHAPES, fsdp, made_batch, make_worker
 
 TOKENS, TINY_TOKENS = 16384, 512
 
@@ -37,7 +37,7 @@ def measure(asked: Setting, shape: ModelShape, folder: Path, params: bool, activ
     if params:
 
         def there_and_back() -> None:
-            with worker.offload:
+            with fsdp(worker).offload:
                 pass
 
         spent = seconds(there_and_back, device)

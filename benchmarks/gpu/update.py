@@ -25,7 +25,7 @@ from benchmarks.gpu.part import (
     setting,
 )
 from benchmarks.gpu.states import fitting, policy_folder, update_bytes
-from benchmarks.training.update_utilization import MICRO_BATCHES, PEAKS, SHAPES, made_batch, make_worker
+from benchmarks.training.update_utilization import MICRO_BATCHES, PEAKS, SHAPES, fsdp, made_batch, make_worker
 
 TOKENS = {"tiny": (512,), "0.5B": (8192, 32768), "1.5B": (8192, 16384, 32768), "7B": (8192, 16384)}
 """Tokens of a micro-batch."""
@@ -46,7 +46,7 @@ def measure(worker: PolicyWorker, shape: ModelShape, asked: Setting, tokens: int
     label = f"{tokens:,} tokens{', compiled' if compiled else ''}"
     device = asked.device
     batch = made_batch(shape, MICRO_BATCHES * tokens, min(LONGEST, tokens))
-    worker.learner.max_tokens = worker._log_prob_max_tokens = tokens
+    fsdp(worker).max_tokens = fsdp(worker).log_prob_max_tokens = tokens
     work = Work.of(batch.lengths.tolist(), float(batch.policy_tokens.sum()))
     flops = update_flops(shape, work, recompute=False, recompute_head=False)
     peak = data_sheet_flops(device)
@@ -85,7 +85,7 @@ def main() -> None:
         worker = make_worker(folder, device, asked.dtype, tokens[0])
     for compiled in (False, True):
         if compiled:
-            compile_layers(text_layers(worker.base), device)
+            compile_layers(text_layers(fsdp(worker).model.base), device)
         for count in tokens:
             measure(worker, shape, asked, count, compiled, rate)
 

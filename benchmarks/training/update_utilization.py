@@ -31,6 +31,7 @@ from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import Profile, profiled
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
+from agentrl.workers.fsdp import FSDPPolicy
 from benchmarks.cluster.sizing import ModelShape, Work, forward_flops, update_flops
 from benchmarks.gpu.part import seconds
 from benchmarks.training.made_batches import ragged_batch
@@ -149,6 +150,12 @@ def make_worker(
         total_steps=100,
         seed=1,
     )
+
+
+def fsdp(worker: PolicyWorker) -> FSDPPolicy:
+    """The worker's backend."""
+    assert isinstance(worker.backend, FSDPPolicy)
+    return worker.backend
 
 
 def measured(

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.train import main
-from agentrl.workers.learner import MAX_SKIPPED
+from agentrl.workers.trainable import MAX_SKIPPED
 
 Overrides = Callable[..., list[str]]
 

@@ -22,6 +22,7 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
 from tests.conftest import PROJECT
 from tests.model.families import FAMILIES, SIZES, batch, make_model, one_by_one
+from tests.workers.conftest import fsdp
 
 
 def test_the_docs_name_them() -> None:
@@ -124,17 +125,17 @@ async def test_generated_trained_and_saved(name: str, tmp_path: Path) -> None:
         total_steps=10,
         seed=0,
     )
-    before = {key: tensor.clone() for key, tensor in worker.named_tensors()}
+    before = {key: tensor.clone() for key, tensor in fsdp(worker).named_tensors()}
     buffers = {key for key, _ in own.named_buffers()}
     assert set(before) | (buffers & set(saved)) == set(saved)
     assert all(torch.equal(tensor, saved[key]) for key, tensor in before.items())
     assert {key: tuple(tensor.shape) for key, tensor in before.items()} == dict(worker.weights().shapes)
-    ModelFacts.of(str(tmp_path / "model")).check(worker.weights())
+    ModelFacts.of(str(tmp_path / "model")).check(worker.weights().alone())
 
     assert worker.update(grouped_batch(), step=1)["actor/grad_norm"] > 0
-    assert not any(torch.equal(tensor, before[key]) for key, tensor in worker.named_tensors())
-    worker.export(tmp_path / "export", NoTokenizer())
+    assert not any(torch.equal(tensor, before[key]) for key, tensor in fsdp(worker).named_tensors())
+    worker.export(tmp_path / "export", NoTokenizer())  # type: ignore[arg-type]
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "export", attn_implementation="eager")
-    await engine.update_weights(worker.weights(), 1)
+    await engine.update_weights(worker.weights().alone(), 1)
     assert_sampled_from(trained, await dialogues(engine))
     assert load_file(tmp_path / "export" / "model.safetensors").keys() == saved.keys()

@@ -19,6 +19,7 @@ from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.weights import Weights
 from agentrl.system.http import http_client
 from agentrl.workers import PolicyWorker
+from tests.workers.conftest import fsdp
 
 
 async def send(kind: str, weights: Weights, url: str, version: int) -> None:
@@ -45,11 +46,11 @@ def main(rank: int, work: Path, url: str, kind: str, version: int) -> None:
         total_steps=1,
         seed=1,
     )
-    assert any(isinstance(param, DTensor) for param in worker.learner.params.values())
+    assert any(isinstance(param, DTensor) for param in fsdp(worker).params.values())
     with torch.no_grad():
-        for param in worker.learner.params.values():
+        for param in fsdp(worker).params.values():
             param.mul_(1.25)
-    weights = worker.weights()
+    weights = Weights(worker.weights().shapes, fsdp(worker).named_tensors)
     if rank == 0:
         asyncio.run(send(kind, weights, url, version))
     else:

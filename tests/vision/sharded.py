@@ -16,6 +16,7 @@ from agentrl.trajectory.images import Images
 from agentrl.trajectory.picture import image_part
 from agentrl.workers import PolicyWorker
 from tests.vision.tiny import picture
+from tests.workers.conftest import fsdp
 
 
 def updated(policy: Path) -> dict[str, torch.Tensor]:
@@ -25,7 +26,7 @@ def updated(policy: Path) -> dict[str, torch.Tensor]:
     model = ModelConfig(path=str(policy))
     worker = PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=1, seed=1)
     worker.update(batch, step=1)
-    return {name: tensor.clone() for name, tensor in worker.named_tensors()}
+    return {name: tensor.clone() for name, tensor in fsdp(worker).named_tensors()}
 
 
 def images_for_one(chat: Chat) -> RaggedBatch:

@@ -15,6 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.workers import PolicyWorker
 from tests.vision.sharded import images_for_one
+from tests.workers.conftest import fsdp
 
 
 def worker_of(path: Path, *, freeze: bool, rank: int = 4) -> PolicyWorker:
@@ -26,13 +27,13 @@ def worker_of(path: Path, *, freeze: bool, rank: int = 4) -> PolicyWorker:
 @pytest.mark.parametrize("freeze", [False, True])
 def test_adapters_learn_and_are_merged(vision_policy: Path, chat: Chat, freeze: bool) -> None:
     worker = worker_of(vision_policy, freeze=freeze)
-    assert all("lora" in name for name in worker.learner.params)
-    assert any("visual" in name for name in worker.learner.params) != freeze
+    assert all("lora" in name for name in fsdp(worker).params)
+    assert any("visual" in name for name in fsdp(worker).params) != freeze
     batch = images_for_one(chat)
-    before = {name: tensor.clone() for name, tensor in worker.named_tensors()}
+    before = {name: tensor.clone() for name, tensor in fsdp(worker).named_tensors()}
     for step in (1, 2):
         worker.update(batch, step=step)
-    changed = {name for name, tensor in worker.named_tensors() if not torch.equal(before[name], tensor)}
+    changed = {name for name, tensor in fsdp(worker).named_tensors() if not torch.equal(before[name], tensor)}
     assert any("q_proj" in name for name in changed)
     assert any("visual" in name for name in changed) != freeze
 

@@ -24,8 +24,9 @@ from agentrl.config import Config, SFTConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.model.heads import PolicyModel
 from agentrl.model.packed import token_logprobs, use_packed_attention
+from agentrl.parallel.collectives import full, rank, world_size
 from agentrl.parallel.mesh import Mesh
-from agentrl.parallel.shard import full, rank, shard, world_size
+from agentrl.parallel.shard import shard
 from agentrl.runtime.ranks import join_tokens, shares
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images

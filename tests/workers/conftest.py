@@ -15,6 +15,7 @@ from agentrl.config.sections.optim import OptimConfig
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
+from agentrl.workers.fsdp import FSDPPolicy
 
 SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
 
@@ -96,14 +97,20 @@ def make_worker(tiny_policy: Path) -> WorkerMaker:
     return make
 
 
+def fsdp(worker: PolicyWorker) -> FSDPPolicy:
+    """The worker's backend, where it is ours."""
+    assert isinstance(worker.backend, FSDPPolicy)
+    return worker.backend
+
+
 def weights(worker: PolicyWorker) -> dict[str, torch.Tensor]:
     """A copy of every weight."""
-    return {name: tensor.clone() for name, tensor in worker.named_tensors()}
+    return {name: tensor.clone() for name, tensor in fsdp(worker).named_tensors()}
 
 
 def same_weights(left: PolicyWorker, right: PolicyWorker, tolerance: float = 0.0) -> bool:
     """Whether all weights agree to `tolerance`; exactly when it is 0."""
     return all(
         torch.allclose(a, b, rtol=0.0, atol=tolerance) if tolerance else torch.equal(a, b)
-        for (_, a), (_, b) in zip(left.named_tensors(), right.named_tensors(), strict=True)
+        for (_, a), (_, b) in zip(fsdp(left).named_tensors(), fsdp(right).named_tensors(), strict=True)
     )

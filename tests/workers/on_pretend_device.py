@@ -31,6 +31,7 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
 from agentrl.workers import CriticWorker, PolicyWorker
 from tests.vision.tiny import make_tiny_vision_policy
+from tests.workers.conftest import fsdp
 
 OPTIM = OptimConfig(lr=1e-2)
 
@@ -100,7 +101,7 @@ def update(path: str, batch: RaggedBatch) -> None:
         worker.finish_save()
         worker.load(Path(folder))
     worker.update(seen, step=2)
-    assert all(tensor.is_cuda for _, tensor in worker.named_tensors())
+    assert all(tensor.is_cuda for _, tensor in fsdp(worker).named_tensors())
 
 
 def update_with_everything_offloaded(path: str, batch: RaggedBatch) -> None:
@@ -109,7 +110,7 @@ def update_with_everything_offloaded(path: str, batch: RaggedBatch) -> None:
     worker = policy(path, "float32", again, fsdp_config={"param_offload": True})
     for step in (1, 2):
         worker.update(batch, step=step)
-    held = [*worker.learner.tensors.values(), *worker.learner.optim.state().values()]
+    held = [*fsdp(worker).tensors.values(), *fsdp(worker).optim.state().values()]
     assert not any(tensor.is_cuda for tensor in held if tensor.ndim)
     torch.__future__.set_swap_module_params_on_conversion(False)
 
@@ -118,7 +119,7 @@ def update_of_adapters(path: str, batch: RaggedBatch) -> None:
     worker = policy(path, "bfloat16", {"lora_rank": 2, "lora_alpha": 4})
     worker.compute_reference_log_probs(batch)
     worker.update(replace(batch, old_logprobs=worker.compute_log_probs(batch)[0]), step=1)
-    assert all(tensor.is_cuda for _, tensor in worker.named_tensors())
+    assert all(tensor.is_cuda for _, tensor in fsdp(worker).named_tensors())
 
 
 def critic(path: str, batch: RaggedBatch) -> None:
@@ -137,11 +138,11 @@ def critic(path: str, batch: RaggedBatch) -> None:
 def update_with_images(path: str, batch: RaggedBatch) -> None:
     with tempfile.TemporaryDirectory() as folder:
         worker = policy(str(make_tiny_vision_policy(Path(folder))), "bfloat16")
-    image = sample_image(worker.base)
+    image = sample_image(fsdp(worker).model.base)
     at = [int(batch.offsets[sequence]) + 4 for sequence in (1, 3)]
     ids, mask = batch.ids.clone(), batch.mask.clone()
     for start in at:
-        ids[start : start + image.tokens] = worker.base.config.image_token_id
+        ids[start : start + image.tokens] = fsdp(worker).model.base.config.image_token_id
         mask[start : start + image.tokens] = False
     placed = [PlacedImage(4, image)]
     seen = replace(batch, ids=ids, mask=mask, images=Images.of([[], placed, [], placed]))
@@ -162,7 +163,7 @@ def engine(path: str, batch: RaggedBatch) -> None:
 
     async def run() -> None:
         await asyncio.gather(*(dialogue(number) for number in range(4)))
-        await embedded.update_weights(policy(path, "bfloat16").weights(), 1)
+        await embedded.update_weights(policy(path, "bfloat16").weights().alone(), 1)
         await embedded.close()
 
     asyncio.run(run())

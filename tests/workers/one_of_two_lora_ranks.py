@@ -16,6 +16,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.runtime.ranks import shares
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
+from tests.workers.conftest import fsdp
 
 
 def main(rank: int, ranks: int, work: Path) -> None:
@@ -31,7 +32,7 @@ def main(rank: int, ranks: int, work: Path) -> None:
     again, _ = worker.compute_reference_log_probs(part)
     save_file({"reference": reference, "again": again, "after": after}, work / f"logprobs-{rank}.safetensors")
     (work / f"metrics-{rank}.json").write_text(json.dumps(metrics))
-    merged = {name: tensor.clone() for name, tensor in worker.weights().read()}
+    merged = {name: tensor.clone() for name, tensor in fsdp(worker).named_tensors()}
     if rank == 0:
         save_file(merged, work / "merged.safetensors")
     worker.save(work / "policy")

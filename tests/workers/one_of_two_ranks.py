@@ -19,6 +19,7 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import CriticWorker, PolicyWorker
 from agentrl.workers.reward_model import RewardModelWorker
 from tests.vision.sharded import updated
+from tests.workers.conftest import fsdp
 
 
 def main(rank: int, ranks: int, work: Path) -> None:
@@ -50,7 +51,7 @@ def main(rank: int, ranks: int, work: Path) -> None:
     experts = PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=10, seed=1)
     metrics = [experts.update(batch, step=step) for step in (1, 2)]
     (work / f"experts-{rank}.json").write_text(json.dumps(metrics))
-    weights = dict(experts.named_tensors())  # every rank reads; the first one writes
+    weights = dict(fsdp(experts).named_tensors())  # every rank reads; the first one writes
     if rank == 0:
         save_file(weights, work / "experts.safetensors")
 

@@ -18,8 +18,9 @@ from agentrl.model import sharded_load
 from agentrl.model.heads import PolicyModel, ValueModel
 from agentrl.model.packed import load_model, token_logprobs
 from agentrl.model.sharded_load import open_model, read_weights
+from agentrl.parallel.collectives import full
 from agentrl.parallel.mesh import Mesh
-from agentrl.parallel.shard import full, shard
+from agentrl.parallel.shard import shard
 
 
 def main(rank: int, ranks: int, work: Path) -> None:

@@ -24,7 +24,7 @@ from agentrl.checkpoint.state import WorkerState
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import CheckpointError
 from agentrl.optim.optimizer import Optim
-from agentrl.parallel.shard import full, placed_like
+from agentrl.parallel.collectives import full, placed_like
 
 Sharding = Callable[[nn.Module], object]
 

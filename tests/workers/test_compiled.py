@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.packed import token_logprobs, use_packed_attention
 from tests.model.families import make_model
-from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
+from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,7 @@ def test_a_policy_that_is_compiled_learns_and_leaves_as_another(
     assert programs() > 0 and same_weights(plain, worker, 1e-5)
     worker.export(tmp_path, AutoTokenizer.from_pretrained(tiny_policy))
     exported = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
-    assert all(torch.equal(exported[name], tensor) for name, tensor in worker.named_tensors())
+    assert all(torch.equal(exported[name], tensor) for name, tensor in fsdp(worker).named_tensors())
 
 
 def test_experts_and_windows_run_between_the_programs() -> None:

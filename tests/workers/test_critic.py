@@ -13,7 +13,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import TrainingError
 from agentrl.workers import CriticWorker
-from agentrl.workers.learner import MAX_SKIPPED
+from agentrl.workers.trainable import MAX_SKIPPED
 from tests.workers.conftest import BatchMaker
 
 
@@ -50,7 +50,7 @@ def test_values_fit_the_returns(tiny_policy: Path, make_batch: BatchMaker) -> No
 def test_a_value_knows_only_the_tokens_before_it(tiny_policy: Path, make_batch: BatchMaker) -> None:
     batch = make_batch(prompts=2, n=1)
     worker = critic(tiny_policy)
-    torch.nn.init.ones_(worker.model.value_head.weight)
+    torch.nn.init.ones_(worker.backend.model.value_head.weight)
     values = worker.compute_values(batch)[0]
     place = int(batch.offsets[1]) - 2
     changed = replace(batch, ids=batch.ids.clone())
@@ -83,10 +83,10 @@ def test_micro_batches_change_nothing(tiny_policy: Path, make_batch: BatchMaker)
         critic(tiny_policy, ppo_max_token_len_per_gpu=budget, optim=OptimConfig(lr=1e-3)) for budget in (64, 100_000)
     )
     for worker in (small, large):  # a head of 0 would give the backbone no gradient but rounding
-        torch.nn.init.normal_(worker.model.value_head.weight, generator=torch.Generator().manual_seed(0))
+        torch.nn.init.normal_(worker.backend.model.value_head.weight, generator=torch.Generator().manual_seed(0))
     assert small.update(batch, step=1) == pytest.approx(large.update(batch, step=1), rel=1e-6, abs=1e-5)
-    for name, param in small.learner.params.items():
-        assert torch.allclose(param, large.learner.params[name], rtol=0, atol=1e-6), name
+    for name, param in small.backend.params.items():
+        assert torch.allclose(param, large.backend.params[name], rtol=0, atol=1e-6), name
 
 
 def test_save_and_load_continue_bit_for_bit(tiny_policy: Path, make_batch: BatchMaker, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_save_and_load_continue_bit_for_bit(tiny_policy: Path, make_batch: Batch
     again.load(tmp_path)
     for one in (worker, again):
         one.update(batch, step=2)
-    assert all(torch.equal(param, again.learner.params[name]) for name, param in worker.learner.params.items())
+    assert all(torch.equal(param, again.backend.params[name]) for name, param in worker.backend.params.items())
 
 
 def test_nan_returns_are_skipped_and_end_the_run_in_the_end(tiny_policy: Path, make_batch: BatchMaker) -> None:
@@ -112,7 +112,7 @@ def test_nan_returns_are_skipped_and_end_the_run_in_the_end(tiny_policy: Path, m
         assert worker.update(batch, step=step) == {"critic/skipped_updates": 2}
     with pytest.raises(TrainingError, match=rf"step {MAX_SKIPPED}, .* of the critic: .* returns \(.* in a row"):
         worker.update(batch, step=MAX_SKIPPED)
-    assert worker.model.value_head.weight.abs().max() == 0
+    assert worker.backend.model.value_head.weight.abs().max() == 0
 
 
 def test_missing_returns_are_named(tiny_policy: Path, make_batch: BatchMaker) -> None:

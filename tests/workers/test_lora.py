@@ -23,7 +23,7 @@ from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.runtime.ranks import LocalRanks, join_tokens, shares
 from agentrl.workers import PolicyWorker, ReferenceWorker
 from agentrl.workers.groups import ReferenceGroup
-from tests.workers.conftest import SHAPE, BatchMaker, WorkerMaker, same_weights
+from tests.workers.conftest import SHAPE, BatchMaker, WorkerMaker, fsdp, same_weights
 from tests.workers.test_shard import RANKS, run_ranks
 
 ACTOR = ActorConfig(ppo_mini_batch_size=4, ppo_max_token_len_per_gpu=64, optim=OptimConfig(lr=1e-2))
@@ -35,8 +35,9 @@ def lora(path: Path, **keys: object) -> ModelConfig:
 
 def base_weights(worker: PolicyWorker) -> dict[str, torch.Tensor]:
     """The weights beside the adapters, as they lie in the worker."""
-    assert worker.model.lora is not None
-    return {name: p.detach().clone() for name, p in worker.model.lora.plain(worker.learner.tensors).items()}
+    backend = fsdp(worker)
+    assert backend.model.lora is not None
+    return {name: p.detach().clone() for name, p in backend.model.lora.plain(backend.tensors).items()}
 
 
 def equal(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
@@ -72,7 +73,7 @@ def test_adapters_learn_and_nothing_else(
     worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=optim), lora(tiny_policy))
     untouched = {name: param.detach() for name, param in load_model(str(tiny_policy)).named_parameters()}
     assert equal(base_weights(worker), untouched)
-    assert equal(dict(worker.named_tensors()), untouched), "new adapters change nothing"
+    assert equal(dict(fsdp(worker).named_tensors()), untouched), "new adapters change nothing"
     before, _ = worker.compute_log_probs(batch)
     for step in range(1, 11):
         metrics = worker.update(batch, step=step)
@@ -80,8 +81,8 @@ def test_adapters_learn_and_nothing_else(
     after, _ = worker.compute_log_probs(batch)
     assert after[batch.mask].mean() > before[batch.mask].mean() + 0.2
     assert equal(base_weights(worker), untouched)
-    assert all(".lora_" in name for name in worker.learner.optim.state())
-    changed = [name for name, tensor in worker.named_tensors() if not torch.equal(tensor, untouched[name])]
+    assert all(".lora_" in name for name in fsdp(worker).optim.state())
+    changed = [name for name, tensor in fsdp(worker).named_tensors() if not torch.equal(tensor, untouched[name])]
     assert len(changed) == 7 * SHAPE.layers, "every linear layer of the decoder, and not the head"
 
 
@@ -96,8 +97,8 @@ def test_gradient_checkpointing_changes_nothing(
 
 def test_only_the_named_layers(make_worker: WorkerMaker, tiny_policy: Path) -> None:
     worker = make_worker(ACTOR, lora(tiny_policy, target_modules=["q_proj", "v_proj"]))
-    assert len(worker.learner.params) == 2 * 2 * SHAPE.layers
-    assert all("q_proj" in name or "v_proj" in name for name in worker.learner.params)
+    assert len(fsdp(worker).params) == 2 * 2 * SHAPE.layers
+    assert all("q_proj" in name or "v_proj" in name for name in fsdp(worker).params)
 
 
 def test_exported_is_the_merged_model_and_the_adapter(tiny_policy: Path, trained: PolicyWorker, tmp_path: Path) -> None:
@@ -112,9 +113,9 @@ def test_exported_is_the_merged_model_and_the_adapter(tiny_policy: Path, trained
     assert (unmerged - unchanged).abs().max() > 1e-2
     assert (logits(merged) - unmerged).abs().max() < 1e-5
     theirs = dict(by_peft.merge_and_unload().named_parameters())
-    for name, tensor in trained.named_tensors():
+    for name, tensor in fsdp(trained).named_tensors():
         assert torch.allclose(tensor, theirs[name], rtol=0, atol=1e-6), name
-    assert {name: tuple(t.shape) for name, t in trained.named_tensors()} == dict(trained.weights().shapes)
+    assert {name: tuple(t.shape) for name, t in fsdp(trained).named_tensors()} == dict(trained.weights().shapes)
 
 
 def test_starts_from_an_adapter(
@@ -129,13 +130,13 @@ def test_resumes_bit_for_bit(
 ) -> None:
     trained.save(tmp_path / "saved")
     names = {name.partition("/")[0] for name in load_file(tmp_path / "saved" / "shard-00001-of-00001.safetensors")}
-    assert names == set(trained.learner.params), "adapters and their optimizer only"
+    assert names == set(fsdp(trained).params), "adapters and their optimizer only"
     resumed = make_worker(ACTOR, lora(tiny_policy))
     resumed.load(tmp_path / "saved")
     for worker in (trained, resumed):
         worker.update(make_batch(seed=3), step=3)
     assert same_weights(resumed, trained)
-    assert equal(resumed.learner.optim.state(), trained.learner.optim.state())
+    assert equal(fsdp(resumed).optim.state(), fsdp(trained).optim.state())
 
 
 def test_a_checkpoint_beside_other_weights_is_refused(
@@ -151,10 +152,10 @@ def test_a_checkpoint_beside_other_weights_is_refused(
         (ModelConfig(path=str(tiny_policy)), "the keys of LoRA"),
     ):
         worker = make_worker(ACTOR, model)
-        before = {name: tensor.clone() for name, tensor in worker.named_tensors()}
+        before = {name: tensor.clone() for name, tensor in fsdp(worker).named_tensors()}
         with pytest.raises(CheckpointError, match=message):
             worker.load(tmp_path / "saved")
-        assert equal(dict(worker.named_tensors()), before)
+        assert equal(dict(fsdp(worker).named_tensors()), before)
 
 
 def test_reference_is_the_policy_without_adapters(
@@ -178,9 +179,9 @@ def test_bfloat16_keeps_adapters_in_float32(
 ) -> None:
     worker = make_worker(ACTOR, lora(tiny_policy, dtype="bfloat16"))
     worker.update(make_batch(), step=1)
-    assert {param.dtype for param in worker.learner.params.values()} == {torch.float32}
+    assert {param.dtype for param in fsdp(worker).params.values()} == {torch.float32}
     assert {tensor.dtype for tensor in base_weights(worker).values()} == {torch.bfloat16}
-    assert {tensor.dtype for _, tensor in worker.named_tensors()} == {torch.bfloat16}
+    assert {tensor.dtype for _, tensor in fsdp(worker).named_tensors()} == {torch.bfloat16}
 
 
 def test_two_ranks_equal_one(
@@ -211,12 +212,12 @@ def test_two_ranks_equal_one(
         assert torch.allclose(found[name], expected, rtol=0, atol=1e-5), name
     merged = load_file(tmp_path / "merged.safetensors")
     assert {name: tuple(tensor.shape) for name, tensor in merged.items()} == dict(worker.weights().shapes)
-    for name, tensor in worker.named_tensors():
+    for name, tensor in fsdp(worker).named_tensors():
         assert torch.allclose(merged[name], tensor, rtol=0, atol=1e-5), name
 
     resumed = make_worker(actor, model)
     resumed.load(tmp_path / "policy")  # a checkpoint of two ranks, in one process
-    assert equal(dict(resumed.named_tensors()), merged)
+    assert equal(dict(fsdp(resumed).named_tensors()), merged)
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     by_peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_policy), tmp_path / "export/adapter")
     assert (logits(exported) - logits(by_peft)).abs().max() < 1e-5

@@ -17,7 +17,7 @@ from agentrl.config.sections.parallel import ActorFSDPConfig
 from agentrl.optim.optimizer import Optim
 from agentrl.parallel import offload
 from agentrl.parallel.offload import Offload
-from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
+from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights
 
 
 class NotedOffload(Offload):
@@ -35,7 +35,7 @@ def test_parameters_are_on_the_device_while_the_role_works(
     make_worker: WorkerMaker, make_batch: BatchMaker, tmp_path: Path
 ) -> None:
     worker, batch = make_worker(), make_batch()
-    noted = worker.offload = NotedOffload()
+    noted = fsdp(worker).offload = NotedOffload()
     assert noted.moves == ["cpu"]
     work = {
         "log-probs": lambda: worker.compute_log_probs(batch),
@@ -80,7 +80,7 @@ def test_a_server_that_wakes_for_new_weights_finds_the_devices_memory(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("back"))
     worker.weights()
     assert not given
-    worker.device = torch.device("cuda")
+    fsdp(worker).device = torch.device("cuda")
     worker.weights()
     assert given == ["back"]
 
@@ -119,7 +119,7 @@ def test_offloaded_activations_are_the_inputs_of_the_layers_and_change_nothing(
 
     monkeypatch.setattr(offload, "save_on_cpu", lambda pin_memory: saved_tensors_hooks(to_host, lambda tensor: tensor))
     saving.update(batch, step=1)
-    hidden, layers = saving.base.config.hidden_size, saving.base.config.num_hidden_layers
+    hidden, layers = fsdp(saving).model.base.config.hidden_size, fsdp(saving).model.base.config.num_hidden_layers
     assert len(copied) == layers
     assert {tensor.shape[-1] for tensor in copied} == {hidden}
     assert same_weights(plain, saving)
@@ -132,10 +132,10 @@ def test_offloading_frees_the_device_and_changes_nothing(make_batch: BatchMaker,
 
     batch, results = make_batch(), []
     for away in (False, True):
-        fsdp = ActorFSDPConfig(param_offload=away)
+        away_from = ActorFSDPConfig(param_offload=away)
         worker = PolicyWorker(
             ModelConfig(path=str(tiny_policy)),
-            ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=1e-2), fsdp_config=fsdp),
+            ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=1e-2), fsdp_config=away_from),
             device="cuda",
             temperature=1.0,
             log_prob_max_tokens=4096,
@@ -144,8 +144,8 @@ def test_offloading_frees_the_device_and_changes_nothing(make_batch: BatchMaker,
         )
         for step in (1, 2):
             worker.update(batch, step=step)
-        results.append({name: tensor.cpu().clone() for name, tensor in worker.named_tensors()})
+        results.append({name: tensor.cpu().clone() for name, tensor in fsdp(worker).named_tensors()})
         device = "cpu" if away else "cuda"
-        held = [*worker.learner.tensors.values(), *(value for value in worker.learner.optim.state().values())]
+        held = [*fsdp(worker).tensors.values(), *(value for value in fsdp(worker).optim.state().values())]
         assert {tensor.device.type for tensor in held if tensor.ndim} == {device}
     assert all(torch.allclose(results[1][name], tensor, atol=1e-6) for name, tensor in results[0].items())

@@ -20,7 +20,7 @@ from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.workers.roles import policy_role
 from tests.forked import ForkedPython
 from tests.model.families import make_model
-from tests.workers.conftest import BatchMaker
+from tests.workers.conftest import BatchMaker, fsdp
 
 SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=4, kv_heads=2, intermediate=66)
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
@@ -137,7 +137,7 @@ def test_checkpoint_and_export_of_many_ranks_are_whole(work: Path, name: str) ->
     worker.load(work / f"{name}-grpo")
     exported = AutoModelForCausalLM.from_pretrained(work / f"{name}-grpo-export")
     assert exported.lm_head.weight is exported.model.embed_tokens.weight
-    for key, tensor in worker.named_tensors():
+    for key, tensor in fsdp(worker).named_tensors():
         assert torch.equal(tensor, weights[key]), key
         assert torch.equal(exported.state_dict()[key], weights[key]), key
 

@@ -19,8 +19,8 @@ from agentrl.runtime.ranks import LocalRanks
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import ReferenceWorker
 from agentrl.workers.groups import PolicyGroup
-from agentrl.workers.learner import MAX_SKIPPED
-from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights, weights
+from agentrl.workers.trainable import MAX_SKIPPED
+from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights, weights
 
 ADAMW = OptimConfig(lr=1e-2)
 
@@ -198,7 +198,7 @@ def test_gradient_checkpointing_changes_nothing(
     config = ActorConfig(ppo_mini_batch_size=4, optim=ADAMW)
     plain = make_worker(config)
     saving = make_worker(config, ModelConfig(path=str(tiny_policy), enable_gradient_checkpointing=True))
-    layer = saving.base.base_model.layers[0]  # type: ignore[index]
+    layer = fsdp(saving).model.base.base_model.layers[0]  # type: ignore[index]
     runs = []
     layer.self_attn.register_forward_hook(lambda *_: runs.append(1))  # type: ignore[union-attr]
     plain.update(batch, step=1)
@@ -244,11 +244,11 @@ def test_a_step_of_which_everything_is_skipped_changes_nothing(
     batch = make_batch(prompts=2)
     worker = make_worker(ActorConfig(ppo_mini_batch_size=2, optim=ADAMW))
     worker.update(batch, step=1)
-    before, state = weights(worker), {name: one.clone() for name, one in worker.learner.optim.state().items()}
+    before, state = weights(worker), {name: one.clone() for name, one in fsdp(worker).optim.state().items()}
     metrics = worker.update(with_nan(batch, group=0), step=2)
     assert {name: value for name, value in metrics.items() if name.startswith("actor/")} == {"actor/skipped_updates": 1}
-    assert all(torch.equal(tensor, before[name]) for name, tensor in worker.named_tensors())
-    assert all(torch.equal(one, state[name]) for name, one in worker.learner.optim.state().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fsdp(worker).named_tensors())
+    assert all(torch.equal(one, state[name]) for name, one in fsdp(worker).optim.state().items())
 
 
 def test_a_run_that_learns_nothing_for_long_ends(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
@@ -262,16 +262,16 @@ def test_a_run_that_learns_nothing_for_long_ends(make_worker: WorkerMaker, make_
     assert skipped == [2] * (MAX_SKIPPED - 1) + [1] + [2] * (MAX_SKIPPED - 1) + [0]
     before = weights(worker)
     with torch.no_grad():
-        healthy = worker.learner.params["model.norm.weight"].clone()
-        worker.learner.params["model.norm.weight"].fill_(torch.inf)
+        healthy = fsdp(worker).params["model.norm.weight"].clone()
+        fsdp(worker).params["model.norm.weight"].fill_(torch.inf)
     for step in range(20, 19 + MAX_SKIPPED):
         worker.update(batch, step=step)
     said = r"step 30, .* of the policy: .* All numbers of the batch are finite, .* the 5th training step in a row"
     with pytest.raises(TrainingError, match=said):
         worker.update(batch, step=30)
     with torch.no_grad():
-        worker.learner.params["model.norm.weight"].copy_(healthy)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in worker.named_tensors())
+        fsdp(worker).params["model.norm.weight"].copy_(healthy)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fsdp(worker).named_tensors())
 
 
 def test_the_learning_rate_begins_with_the_policys_first_step(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
@@ -304,12 +304,12 @@ def test_sequences_without_a_policy_token_are_left_out(make_worker: WorkerMaker,
 
 
 def test_named_tensors_are_the_models_weights_by_their_names(make_worker: WorkerMaker, tiny_policy: Path) -> None:
-    found = dict(make_worker().named_tensors())
+    found = dict(fsdp(make_worker()).named_tensors())
     model = AutoModelForCausalLM.from_pretrained(tiny_policy)
     expected = dict(model.named_parameters())  # tied weights once
     assert list(found) == list(expected)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    half = make_worker(model=ModelConfig(path=str(tiny_policy), dtype="bfloat16")).named_tensors()
+    half = fsdp(make_worker(model=ModelConfig(path=str(tiny_policy), dtype="bfloat16"))).named_tensors()
     assert {tensor.dtype for _, tensor in half} == {torch.bfloat16}
 
 
@@ -323,9 +323,9 @@ def test_bfloat16_computes_on_float32_weights(
     half, _ = worker.compute_log_probs(batch)
     full, _ = exact.compute_log_probs(batch)
     assert 1e-5 < (half - full).abs().max() < 0.1
-    before = dict(exact.named_tensors())["model.norm.weight"].clone()
+    before = dict(fsdp(exact).named_tensors())["model.norm.weight"].clone()
     worker.update(batch, step=1)
-    after = worker.learner.params["model.norm.weight"]
+    after = fsdp(worker).params["model.norm.weight"]
     # bfloat16 weights of size 1 could not take a step of 1e-5.
     assert after.dtype == torch.float32
     assert (after - before).abs().max().item() == pytest.approx(1e-5, rel=0.05)
@@ -348,7 +348,7 @@ def test_export_loads_with_transformers(
         assert loaded.dtype == getattr(torch, dtype)
         assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
         state = loaded.state_dict()
-        assert all(torch.equal(state[name], tensor) for name, tensor in worker.named_tensors())
+        assert all(torch.equal(state[name], tensor) for name, tensor in fsdp(worker).named_tensors())
         assert len(AutoTokenizer.from_pretrained(tmp_path / dtype)) == loaded.config.vocab_size
     assert not same_weights(worker, make_worker(model=ModelConfig(path=str(tiny_policy), dtype="bfloat16")), 1e-3)
 
@@ -359,7 +359,7 @@ def test_local_group_runs_the_worker(make_worker: WorkerMaker, make_batch: Batch
     group = PolicyGroup(LocalRanks(worker))
     logprobs = group.log_probs(batch)[0].old_logprobs
     assert logprobs is not None
-    model = load_model(worker.base.config._name_or_path)
+    model = load_model(fsdp(worker).model.base.config._name_or_path)
     with torch.no_grad():
         expected, _ = token_logprobs(model, batch.ids, batch.offsets, needed=batch.mask)
     assert torch.allclose(logprobs, expected, atol=1e-6)

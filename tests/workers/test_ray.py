@@ -36,8 +36,8 @@ from agentrl.runtime.ray.watch import Patience
 from agentrl.sft import main as sft
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.groups import TrainableGroup
-from agentrl.workers.learner import MAX_SKIPPED
 from agentrl.workers.roles import Workers, open_workers
+from agentrl.workers.trainable import MAX_SKIPPED
 from tests.e2e.test_docs import commands
 from tests.e2e.test_resume import numbers
 from tests.workers.conftest import BatchMaker

@@ -27,7 +27,7 @@ from tests.model.families import make_model
 from tests.reward.tiny_reward_model import make_reward_model
 from tests.vision.sharded import updated
 from tests.vision.tiny import make_tiny_vision_policy
-from tests.workers.conftest import BatchMaker, WorkerMaker
+from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp
 
 RANKS = 2
 
@@ -95,7 +95,7 @@ def test_two_ranks_equal_one(
     for name, expected in (("logprobs", logprobs), ("scores", scores)):
         joined = join_tokens([tensors[name] for tensors in found], parts, batch)
         assert torch.allclose(joined, expected, rtol=0, atol=1e-5), name
-    for name, params in (("policy", worker.learner.params), ("critic", values.learner.params)):
+    for name, params in (("policy", fsdp(worker).params), ("critic", values.backend.params)):
         saved = {key: torch.empty_like(param.detach()) for key, param in params.items()}
         load(saved, storage_reader=HuggingFaceStorageReader(str(tmp_path / name)))
         for key, param in params.items():
@@ -120,7 +120,7 @@ def test_two_ranks_equal_one(
     of_ranks = load_file(tmp_path / "experts.safetensors")
     assert "model.layers.1.mlp.experts.4.down_proj.weight" in of_ranks
     assert of_ranks.keys() == dict(mixture.weights().shapes).keys()
-    for key, tensor in mixture.named_tensors():
+    for key, tensor in fsdp(mixture).named_tensors():
         assert torch.allclose(of_ranks[key], tensor, rtol=0, atol=1e-5), key
 
     before, seeing = load_file(tmp_path / "vision" / "model.safetensors"), load_file(tmp_path / "vision.safetensors")

@@ -15,7 +15,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import CheckpointError
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
-from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights, weights
+from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights, weights
 
 SHARD = "shard-00001-of-00001.safetensors"
 OPTIMS = {
@@ -43,7 +43,7 @@ def test_save_and_load_continue_bit_for_bit(
         batch.old_logprobs, _ = worker.compute_log_probs(batch)
         worker.update(batch, step=3)
     assert same_weights(straight, resumed)
-    assert any(not torch.equal(saved[name], tensor) for name, tensor in resumed.named_tensors())
+    assert any(not torch.equal(saved[name], tensor) for name, tensor in fsdp(resumed).named_tensors())
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_checkpoint_of_another_model_is_refused(make_worker: WorkerMaker, save
         match=r"another.*gate_proj\.weight: this model has float32 \[96, 32\], the checkpoint has float32 \[64, 32\]",
     ):
         worker.load(saved)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in worker.named_tensors())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fsdp(worker).named_tensors())
 
 
 def test_a_deeper_model_is_refused(make_worker: WorkerMaker, saved: Path, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_half_written_checkpoint_is_refused(make_worker: WorkerMaker, saved: P
     path.unlink()
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
         worker.load(saved)
-    assert all(torch.equal(tensor, before[key]) for key, tensor in worker.named_tensors())
+    assert all(torch.equal(tensor, before[key]) for key, tensor in fsdp(worker).named_tensors())
 
 
 def test_optimizer_state_that_lost_a_tensor_is_refused(make_worker: WorkerMaker, saved: Path) -> None:
@@ -124,7 +124,7 @@ def test_written_in_the_background_it_is_what_it_was(
     worker.update(make_batch(), step=2)
     assert worker.finish_save()
     resumed.load(tmp_path / "policy")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in resumed.named_tensors())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fsdp(resumed).named_tensors())
     (tmp_path / "file").touch()
     worker.save(tmp_path / "file" / "policy", background=True)
     with pytest.raises(NotADirectoryError):

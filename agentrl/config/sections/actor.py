@@ -16,6 +16,8 @@ from agentrl.config.sections.trainer import CheckpointConfig
 class ActorConfig(Section):
     """`actor_rollout_ref.actor.*`"""
 
+    strategy: str = "fsdp2"
+    """What holds, shards and steps the policy: fsdp2 (fsdp means the same), or one of yours as module:object."""
     ppo_mini_batch_size: int = Field(16, gt=0)
     """Prompts an optimizer step; must divide data.train_batch_size."""
     ppo_epochs: int = Field(1, gt=0)

@@ -14,7 +14,7 @@ import torch
 from agentrl.engines.weights import Weights
 from agentrl.runtime.placement import Pool, Role
 from agentrl.runtime.profiler import Profile
-from agentrl.runtime.ranks import Batch, Field, Metrics, reduce_metrics, shares
+from agentrl.runtime.ranks import Batch, Field, Metrics, RankWeights, reduce_metrics, shares
 from agentrl.runtime.ray.pool import RankPool
 from agentrl.runtime.ray.rank import Rank
 from agentrl.runtime.ray.stored import StoredBatch, put_batch
@@ -98,7 +98,7 @@ class RayRanks(Generic[Worker]):
         answers: list[R] = self._pool.call(self._role.name, method.__name__, args, kwargs)
         return answers
 
-    def weights(self, method: Callable[[Worker], Weights]) -> Weights:
+    def weights(self, method: Callable[[Worker], RankWeights]) -> Weights:
         shapes = self._pool.weights(self._role.name, method.__name__)
         return Weights(shapes, self._pool.reader(self._role.name))
 

@@ -36,8 +36,8 @@ PLACED_WITHIN = 60.0
 """Seconds in which a cluster has to find room."""
 GRACE = 5.0
 """Seconds that the other ranks have after one failed: mostly they fail alike."""
-READ_BYTES = 256 << 20
-"""Weights that travel at once."""
+READ_ELEMENTS = 128 << 20
+"""Weights that travel at once, about: 256 MiB in bfloat16."""
 READY_WITHIN = 60.0
 """Seconds in which a rank ends the part of a reading that it was asked for."""
 ASK_AGAIN = 0.1
@@ -200,14 +200,18 @@ class WeightReader:
     role: str
 
     def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every rank reads, as gathering needs all of them; what the first one has comes here."""
+        """Read all tensors: every rank reads, as gathering may need all of them, and some hand over."""
         first, me = self.actors[0], uuid.uuid4().hex
         while not self._asked([first.reserve.remote(me)])[0]:
             time.sleep(ASK_AGAIN)
         try:
             self._asked([actor.begin_reading.remote(self.role, me) for actor in self.actors])
-            while tensors := self._asked([actor.read.remote(READ_BYTES, me) for actor in self.actors])[0]:
-                yield from tensors
+            while True:
+                parts = self._asked([actor.read.remote(READ_ELEMENTS, me) for actor in self.actors])
+                if parts[0] is None:
+                    return
+                for tensors in parts:
+                    yield from tensors
         finally:
             first.release.remote(me)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -18,11 +19,10 @@ import torch
 import torch.distributed as dist
 from ray.exceptions import ObjectLostError
 
-from agentrl.engines.weights import Weights
 from agentrl.errors import TrainingError, UserError, WorkerDied
 from agentrl.runtime.placement import Role
 from agentrl.runtime.profiler import Profile, profiled
-from agentrl.runtime.ranks import Metrics
+from agentrl.runtime.ranks import Metrics, RankWeights
 from agentrl.runtime.ray.session import work_in
 from agentrl.runtime.ray.stored import StoredBatch, put_column
 from agentrl.runtime.stall import Position, position_of
@@ -68,8 +68,9 @@ class Rank:
     def __init__(self, rank: int, ranks: int, device: str) -> None:
         self.rank, self.ranks, self.device = rank, ranks, device
         self.workers: dict[str, Any] = {}
-        self._weights: dict[str, Weights] = {}
-        self._reading: Iterator[tuple[str, torch.Tensor]] = iter(())
+        self._weights: dict[str, RankWeights] = {}
+        self._reading: Iterator[tuple[str, torch.Tensor | None]] = iter(())
+        self._shapes: Mapping[str, tuple[int, ...]] = {}
         self._reading_for: str | None = None
         self._reader: str | None = None
         self._taken = 0.0
@@ -136,11 +137,11 @@ class Rank:
             return Failure.of(error)
 
     def weights(self, role: str, method: str, profile: Profile | None) -> Failure | Shapes:
-        """Call a method of the role's worker that answers `Weights`, and keep them for readers. Returns the shapes."""
+        """Call a method of the role's worker that answers `RankWeights`; keep them for readers, return the shapes."""
         found = self.call(role, method, (), {}, profile)
         if isinstance(found, Failure):
             return found
-        assert isinstance(found, Weights)
+        assert isinstance(found, RankWeights)
         self._weights[role] = found
         return dict(found.shapes)
 
@@ -175,24 +176,26 @@ class Rank:
 
     def begin_reading(self, role: str, reader: str) -> None:
         """Begin with the first tensor of what the last `weights` kept."""
-        self._reading, self._reading_for = iter(self._weights[role].read()), reader
+        weights = self._weights[role]
+        self._reading, self._shapes, self._reading_for = weights.read(), weights.shapes, reader
 
-    def read(self, size: int, reader: str) -> Failure | Tensors | None:
-        """The next tensors, about `size` bytes; none at the end. All ranks must be asked; the first has the answer.
+    def read(self, elements: int, reader: str) -> Failure | Tensors | None:
+        """Read on by about so many elements; return those tensors that this rank hands over, or None at the end.
 
-        A failure for a reader that lost its turn, whose next tensors would be those of another reading.
+        All ranks must be asked, and stop at the same tensor. A failure for a reader that lost its turn, whose next
+        tensors would be those of another reading.
         """
         if reader != self._reading_for:
             return Failure(TrainingError.__name__, f"a reader that takes no weights for {HELD_FOR:g} s has to go", "")
         found: Tensors = []
-        taken = 0
+        taken, more = 0, False
         self._taken = time.monotonic()
         try:
-            while taken < size and (item := next(self._reading, None)) is not None:
-                name, tensor = item
-                taken += tensor.nbytes
-                if self.rank == 0:
+            while taken < elements and (item := next(self._reading, None)) is not None:
+                more, (name, tensor) = True, item
+                taken += math.prod(self._shapes[name])
+                if tensor is not None:
                     found.append((name, tensor.cpu()))
         except Exception as error:
             return Failure.of(error)
-        return found if self.rank == 0 else None
+        return found if more else None

@@ -1,0 +1,180 @@
+"""What training algorithms ask of a model that learns, and nothing of how it is held, sharded or stepped.
+
+A policy worker plans mini-batches, names the loss and reads the metrics; its backend runs forward passes and takes
+optimizer steps. `actor_rollout_ref.actor.strategy` names it (`agentrl.config.registries.POLICY_BACKENDS`).
+
+On several ranks every rank has a backend of its own, every method is called on all of them in the same order, and
+whole batches are handed to all: a backend takes its rank's share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Literal, Protocol, TypeVar
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
+from agentrl.config.sections.parallel import Parallel
+from agentrl.runtime.ranks import RankWeights
+from agentrl.trajectory.batch import RaggedBatch, Sequences
+
+Need = Literal["entropy"]
+Needs = frozenset[Need]
+"""What a loss reads of a forward pass beside the log-probs."""
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What a policy says of the tokens of a batch."""
+
+    logprobs: torch.Tensor
+    """[T] float32, in nats, of softmax(logits / temperature); 0 on tokens that the policy did not sample."""
+    entropy: torch.Tensor | None = None
+    """[T] float32, in nats, of the same distribution; 0 on the same tokens. None where it was not needed."""
+
+
+Loss = Callable[[Found, RaggedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+"""Of what the forward pass found and the micro-batch's columns: this micro-batch's share of the loss (scalar with
+gradient), and numbers to be added up over the mini-batch (scalars, no gradient).
+
+The share is divided by what was counted over the whole mini-batch, so shares simply add up.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch(Generic[Found]):
+    """What one optimizer step is taken on."""
+
+    where: str
+    """Names it in messages."""
+    sequences: Sequences
+    """The same ones on every rank; there may be none, and the step is then one of gradient 0."""
+    loss: Loss[Found]
+    """A pure function, called for each micro-batch of a rank's share."""
+    needs: Needs = frozenset()
+    """What `loss` reads beside log-probs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one optimizer step did."""
+
+    sums: dict[str, float]
+    """The loss function's sums over all micro-batches and ranks, and `loss`."""
+    grad_norm: float
+    """Over all parameters of all ranks, before clipping; not finite: no step was taken."""
+    lr: float
+
+    @property
+    def loss(self) -> float:
+        """The mini-batch's loss."""
+        return self.sums["loss"]
+
+
+class Backend(Protocol[Found]):
+    """A model that learns. Its forward pass gives a `Found` for each micro-batch."""
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Hold the model where it computes, for calls that follow each other. Nests."""
+        ...
+
+    def step(self, mini: MiniBatch[Found], step: int) -> StepReport:
+        """Take one optimizer step, at the learning rate of training step `step` (counted from 1).
+
+        Where the loss or the gradient norm is not finite, weights and optimizer state stay as they are.
+        """
+        ...
+
+    def share_of(self, sequences: Sequences) -> RaggedBatch:
+        """Load this rank's share of sequences that all ranks are given."""
+        ...
+
+    def sum(self, values: torch.Tensor) -> list[float]:
+        """Add up numbers [n] float64 over the ranks that have different sequences."""
+        ...
+
+    def save(self, dir: Path, *, background: bool) -> list[str]:
+        """Begin to write what is trained and its optimizer state into `dir`, to be continued from bit for bit.
+
+        Returns the files in `dir` that this rank writes. With `background` this returns when everything is copied.
+        """
+        ...
+
+    def finish_save(self, *, wait: bool) -> bool:
+        """Whether this rank's files of the last save are on the disk. Raises what writing them raised."""
+        ...
+
+    def load(self, dir: Path) -> None:
+        """Take over what any number of ranks saved. Raises CheckpointError when it is of another model or damaged."""
+        ...
+
+
+class PolicyBackend(Backend[TokenScores], Protocol):
+    """A policy that learns."""
+
+    def log_probs(self, batch: RaggedBatch, needs: Needs) -> TokenScores:
+        """Score the tokens of this rank's share without gradient, on the CPU."""
+        ...
+
+    def reference_log_probs(self, batch: RaggedBatch) -> torch.Tensor:
+        """As `log_probs` without adapters: [T] float32. Asked only of models that have adapters."""
+        ...
+
+    def weights(self) -> RankWeights:
+        """Return the weights in the dtype that engines compute in, adapters merged, by their names in checkpoints."""
+        ...
+
+    def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write model and tokenizer in Hugging Face format, whole, in the configured dtype."""
+        ...
+
+
+class CriticBackend(Backend[torch.Tensor], Protocol):
+    """A critic that learns; its forward pass gives values [T] float32."""
+
+    def values(self, batch: RaggedBatch) -> torch.Tensor:
+        """[T] float32 on the CPU, without gradient: the value of the state before each token of this rank's share."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a model learns. What a backend cannot do of it, it refuses with a ConfigError."""
+
+    model: ModelConfig
+    optim: OptimConfig
+    parallel: Parallel
+    device: str | torch.device
+    total_steps: int
+    """Training steps in which the model learns, for the learning rate."""
+    grad_clip: float
+    """Largest gradient norm."""
+    max_tokens: int
+    """Tokens of a micro-batch and rank, at most."""
+    freeze_vision_tower: bool = False
+    param_offload: bool = False
+    """Parameters, and the optimizer's state between steps, lie in host memory while they are not needed."""
+    use_torch_compile: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySettings(Settings):
+    """How a policy learns, and how it is scored."""
+
+    seed: int
+    """Of the start of adapters."""
+    temperature: float = 1.0
+    """Log-probs are of softmax(logits / temperature)."""
+    log_prob_max_tokens: int | None = None
+    """As `max_tokens`, for forward passes without gradient; None: the same."""
+
+
+PolicyBackendFactory = Callable[[PolicySettings], PolicyBackend]
+"""What the config's strategy names. Called on every rank at once. Raises ConfigError."""

@@ -1,0 +1,52 @@
+"""Forward passes without gradient over a rank's share, in micro-batches, in step with the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from agentrl.parallel.collectives import all_max
+from agentrl.runtime.ranks import join_tokens
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.workers.plan import micro_batches
+
+
+def forward_tokens(
+    forward: Callable[[RaggedBatch], torch.Tensor], batch: RaggedBatch, max_tokens: int, device: torch.device
+) -> torch.Tensor:
+    """Run `forward` ([tokens, ...] of a micro-batch) over all of `batch` without gradient: [T, ...] on the CPU."""
+    plan = micro_batches(batch, max_tokens)
+    rounds = max(1, all_max(len(plan), device))  # asked before, as every forward is a call of all ranks, too
+    with torch.no_grad():
+        results = [forward(to_device(batch.select(rows), device)).cpu() for rows in plan]
+        # A rank with fewer micro-batches keeps step by fillers; one with none gets the result's shape from a filler.
+        for _ in range(rounds - len(plan)):
+            of_nothing = forward(to_device(filler(batch), device))[:0].cpu()
+    return join_tokens(results, plan, batch) if plan else of_nothing
+
+
+def filler(like: RaggedBatch) -> RaggedBatch:
+    """Make one token that the policy did not sample, with the columns of `like`.
+
+    For a rank that has no more work than to keep step with the others.
+    """
+    values = {item.name: getattr(like, item.name) for item in fields(like)}
+    empty: dict[str, Any] = {
+        name: value.new_zeros(1) for name, value in values.items() if isinstance(value, torch.Tensor)
+    }
+    unsampled = {name: empty[name] - 1 for name in ("version", "turn")}
+    return replace(like, **(empty | unsampled | {"offsets": torch.tensor([0, 1]), "images": None}))
+
+
+def to_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
+    """Copy every tensor of the batch to `device`; images go there when they are looked at."""
+    if device.type == "cpu":
+        return batch
+    values = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    tensors: dict[str, Any] = {
+        name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)
+    }
+    return replace(batch, **tensors)

@@ -1,0 +1,115 @@
+"""Policies and critics that learn under FSDP2, with tensor and sequence parallelism (see `agentrl.parallel`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from agentrl.model.export import export_model
+from agentrl.model.heads import ValueModel, freeze_vision, load_policy
+from agentrl.model.sharded_load import open_model
+from agentrl.parallel.collectives import rank
+from agentrl.parallel.mesh import Mesh
+from agentrl.parallel.offload import give_back
+from agentrl.runtime.ranks import RankWeights
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.workers.backend import Needs, PolicySettings, Settings, TokenScores
+from agentrl.workers.forward import forward_tokens
+from agentrl.workers.learner import Learner
+
+
+class FSDPPolicy(Learner[TokenScores]):
+    """Implements `PolicyBackend`: a causal language model of transformers, with adapters if the config has them."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        mesh = Mesh(settings.parallel, settings.device)
+        self.model = load_policy(
+            settings.model,
+            device=settings.device,
+            seed=settings.seed,
+            freeze_vision_tower=settings.freeze_vision_tower,
+            group=mesh.sequence,
+        )
+        super().__init__(self.model, settings, mesh)
+        self._temperature = settings.temperature
+        self._dtype: torch.dtype = getattr(torch, settings.model.dtype)
+        self.log_prob_max_tokens = (settings.log_prob_max_tokens or settings.max_tokens) * mesh.parallel.sequence
+        """Tokens of a micro-batch without gradient, at most."""
+
+    def forward(self, micro: RaggedBatch, needs: Needs) -> TokenScores:
+        logprobs, entropy = self.model(
+            micro.ids,
+            micro.offsets,
+            needed=micro.mask,
+            temperature=self._temperature,
+            with_entropy="entropy" in needs,
+            images=micro.images,
+        )
+        return TokenScores(logprobs, entropy)
+
+    def log_probs(self, batch: RaggedBatch, needs: Needs) -> TokenScores:
+        def scores(micro: RaggedBatch) -> torch.Tensor:
+            found = self.forward(micro, needs)
+            columns = [found.logprobs] if found.entropy is None else [found.logprobs, found.entropy]
+            return torch.stack(columns, dim=1)
+
+        with self.offload:
+            found = forward_tokens(scores, batch, self.log_prob_max_tokens, self.device)
+        return TokenScores(found[:, 0].contiguous(), found[:, 1] if "entropy" in needs else None)
+
+    def reference_log_probs(self, batch: RaggedBatch) -> torch.Tensor:
+        assert self.model.lora is not None
+        with self.model.lora.off():
+            return self.log_probs(batch, frozenset()).logprobs
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight once, by its name in checkpoints, whole and in the engine's dtype. Tied weights have one name.
+
+        Adapters are merged into the weights that they stand beside. In float32 other tensors may be the live weights
+        themselves, which the next update changes: copy them. Every rank must read together, and has every tensor.
+        """
+        with self.offload:
+            for name, tensor in self.model.named_tensors(self.tensors):
+                yield name, tensor.to(self._dtype)
+
+    def weights(self) -> RankWeights:
+        give_back(self.device)
+        return RankWeights(self.model.shapes(self.tensors), self._of_first_rank)
+
+    def _of_first_rank(self) -> Iterator[tuple[str, torch.Tensor | None]]:
+        for name, tensor in self.named_tensors():
+            yield name, tensor if rank() == 0 else None
+
+    def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        with self.offload:
+            export_model(self.model, self.tensors, self._dtype, dir, tokenizer)
+
+    def mark(self) -> Mapping[str, Any]:
+        return self.model.mark(self.tensors)
+
+
+class FSDPCritic(Learner[torch.Tensor]):
+    """Implements `CriticBackend`: the backbone of a causal language model and a value head."""
+
+    def __init__(self, settings: Settings) -> None:
+        config = settings.model
+        base = open_model(
+            config.path, dtype="float32", device=settings.device, trust_remote_code=config.trust_remote_code
+        )
+        if settings.freeze_vision_tower:
+            freeze_vision(base)
+        mesh = Mesh(settings.parallel, settings.device)
+        self.model = ValueModel(base, autocast=config.dtype == "bfloat16", group=mesh.sequence)
+        super().__init__(self.model, settings, mesh)
+
+    def forward(self, micro: RaggedBatch, needs: Needs) -> torch.Tensor:
+        values: torch.Tensor = self.model(micro.ids, micro.offsets, micro.images)
+        return values
+
+    def values(self, batch: RaggedBatch) -> torch.Tensor:
+        with self.offload:
+            return forward_tokens(lambda micro: self.forward(micro, frozenset()), batch, self.max_tokens, self.device)
