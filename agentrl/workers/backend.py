@@ -67,7 +67,7 @@ class StepReport:
     """What one optimizer step did."""
 
     sums: dict[str, float]
-    """The loss function's sums over all micro-batches and ranks, and `loss`."""
+    """The loss function's sums over all micro-batches and ranks (none or 0 without any), and always `loss`."""
     grad_norm: float
     """Over all parameters of all ranks, before clipping; not finite: no step was taken."""
     lr: float

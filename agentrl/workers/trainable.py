@@ -48,11 +48,11 @@ class UpdateReport:
         if self.taken:
             rows = [
                 {"grad_norm": report.grad_norm, "lr": report.lr}
-                | {name: report.sums[key] for name, key in terms.items()}
+                | {name: report.sums.get(key, 0.0) for name, key in terms.items()}
                 for report in self.taken
             ]
             found |= {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
-        tokens = sum(report.sums["tokens"] for report in self.taken) if by_token else 0.0
+        tokens = sum(report.sums.get("tokens", 0.0) for report in self.taken) if by_token else 0.0
         if tokens:
             found |= {name: sum(report.sums[key] for report in self.taken) / tokens for name, key in by_token.items()}
         return {f"{role}/{name}": value for name, value in found.items()}
