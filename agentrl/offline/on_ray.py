@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.offline.scores import RUN, Responses, Scores, score_chunk
 from agentrl.reward.manager import RewardManager
-from agentrl.runtime.ray.session import start_ray
+from agentrl.runtime.ray.session import Surroundings, start_ray
 
 try:
     import ray
@@ -30,11 +29,11 @@ def score_with_ray(chunks: Iterable[list[Responses]], config: EvaluateConfig) ->
     start_ray(config.ray_init.address, config.ray_init.num_cpus)
     try:
         function = ray.remote(_score).options(num_cpus=1, max_retries=2)
-        shared = ray.put(absolute(config))
+        shared = ray.put(config), ray.put(Surroundings.here())
         most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         running: list[ray.ObjectRef] = []
         for chunk in chunks:
-            running.append(function.remote(chunk, shared))
+            running.append(function.remote(chunk, *shared))
             if len(running) >= most:
                 yield _next(running)
         while running:
@@ -43,26 +42,9 @@ def score_with_ray(chunks: Iterable[list[Responses]], config: EvaluateConfig) ->
         ray.shutdown()
 
 
-def absolute(config: EvaluateConfig) -> EvaluateConfig:
-    """The same where the files of the function and of the judge's prompt are looked for from other folders."""
-    custom, judge = config.custom_reward_function, config.reward_model.judge
-    judged = config.reward_model.model_copy(
-        update={"judge": judge.model_copy(update={"prompt": _absolute(judge.prompt)})}
-    )
-    return config.model_copy(
-        update={
-            "custom_reward_function": custom.model_copy(update={"path": _absolute(custom.path)}),
-            "reward_model": judged,
-        }
-    )
-
-
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else str(Path(path).expanduser().absolute())
-
-
-def _score(chunk: list[Responses], config: EvaluateConfig) -> list[Scores]:
+def _score(chunk: list[Responses], config: EvaluateConfig, surroundings: Surroundings) -> list[Scores]:
     """In a process of Ray."""
+    surroundings.enter()
 
     async def work() -> list[Scores]:
         reward = RewardManager(config.reward_model, config.custom_reward_function)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import inspect
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol, cast
 
 from agentrl.errors import CodeError, ConfigError, InfrastructureError
 from agentrl.system.numbers import finite
-from agentrl.system.plugin import import_object
+from agentrl.system.targets import load_target
 from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error, user_code
 
@@ -91,7 +88,7 @@ class CallableAgent:
     def __init__(self, target: str) -> None:
         """Load `target`: `package.module:function` or `path/to/file.py:function`. Raises ConfigError."""
         self._name = target
-        self._function = load_target(target)
+        self._function = load_agent(target)
         self._threads = DaemonThreads(f"agent {target}", max_abandoned=1024)
 
     async def run(self, sample: Mapping[str, Any], access: Access) -> AgentReport:
@@ -218,39 +215,16 @@ def _kill_all(group: int, secret: str) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def load_target(target: str) -> Callable[..., Any]:
-    """Load the agent's function, and check its parameters. Raises ConfigError."""
-    where, _, name = target.rpartition(":")
-    if not where or not name.isidentifier():
-        raise ConfigError(
-            f"openai_proxy.target: expected `package.module:function` or `path/to/file.py:function`, found {target!r}"
-        )
-    function = (
-        getattr(_run_file(Path(where)), name, None) if where.endswith(".py") else import_object(f"{where}.{name}")
-    )
+def load_agent(target: str) -> Callable[..., Any]:
+    """The function of `package.module:function` or `path/to/file.py:function`. Raises ConfigError."""
+    function = load_target(target, "openai_proxy.target")
     if not callable(function):
-        raise ConfigError(f"openai_proxy.target: {where} has no function {name!r}")
+        raise ConfigError(f"openai_proxy.target: expected a function, {target} is {function!r:.200}")
     try:
         inspect.signature(function).bind(sample=None, base_url=None, api_key=None, model=None)
     except TypeError as error:
         raise ConfigError(
             f"openai_proxy.target: {target} must take the parameters sample, base_url, api_key, model: {error}"
         ) from error
-    return function
-
-
-def _run_file(file: Path) -> ModuleType:
-    file = file.expanduser()
-    if not file.is_file():
-        raise ConfigError(f"openai_proxy.target: no such file: {file.absolute()}")
-    name = f"agentrl_agent_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # Dataclasses look their module up there.
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(f"openai_proxy.target: running {file} failed: {type(error).__name__}: {error}") from error
-    return module
+    found: Callable[..., Any] = function
+    return found

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.system.numbers import finite
 from agentrl.system.plugin import nearest
+from agentrl.system.targets import load_file, member
 from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error, is_agentrl_code, user_code
 
@@ -137,30 +135,9 @@ def _accepted(function: Callable[..., Any], where: str, kwargs: Mapping[str, Any
 
 def load_function(path: str, name: str) -> Callable[..., Any]:
     """The function `name` of a Python file. Raises ConfigError naming the file and what went wrong."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"custom_reward_function.path: no such file: {file.absolute()}")
-    module_name = f"agentrl_custom_reward_{file.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"custom_reward_function.path: {file} is no Python file (its name must end in .py)")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look their module up there
     try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[module_name]
-        if not isinstance(error, (Exception, SystemExit)):
-            raise
-        raise ConfigError(
-            f"custom_reward_function.path: running {file} failed: {type(error).__name__}: {error}"
-        ) from error
-    function = getattr(module, name, None)
-    if function is None:
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise ConfigError(
-            f"custom_reward_function.name: {file} has no function {name!r}{nearest(name, functions)}; "
-            f"its functions are {', '.join(functions) or 'none'}"
-        )
-    found: Callable[..., Any] = function
+        module = load_file(path)
+    except ConfigError as error:
+        raise ConfigError(f"custom_reward_function.path: {error}") from error
+    found: Callable[..., Any] = member(module, name, path, "custom_reward_function.name")
     return found

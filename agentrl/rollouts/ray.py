@@ -26,7 +26,7 @@ from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.ray_worker import News, RolloutPart, RolloutWorker, Work, run_part
 from agentrl.runtime.ray.pool import WeightReader, placed, raised
 from agentrl.runtime.ray.rank import Failure
-from agentrl.runtime.ray.session import death_of
+from agentrl.runtime.ray.session import Surroundings, death_of
 from agentrl.runtime.ray.stored import StoredBatch
 from agentrl.runtime.ray.watch import GONE
 from agentrl.system.metrics import Metrics
@@ -243,7 +243,7 @@ class RayRollouts:
         }
         worker: Any = ray.remote(concurrency_groups={"news": 1})(RolloutWorker)  # type: ignore[call-overload]
         options = worker.options(runtime_env={"env_vars": variables}, **self._places[number])
-        return options.remote(str(Path.cwd()))
+        return options.remote(Surroundings.here())
 
     def _placed(self, nodes: Sequence[str] | None) -> list[dict[str, Any]]:
         """Ray's options of each worker."""

@@ -20,7 +20,7 @@ from agentrl.rollouts.context import build_tools, load_chat
 from agentrl.rollouts.contract import Task
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.runtime.ray.rank import Failure
-from agentrl.runtime.ray.session import work_in
+from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import Index, put_batch
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.sample import Sample
@@ -72,8 +72,8 @@ class Relay:
 class RolloutWorker:
     """A Ray actor around `LocalRollouts`. Every method returns what the driver is to see: a value, or a Failure."""
 
-    def __init__(self, folder: str) -> None:
-        work_in(folder)
+    def __init__(self, surroundings: Surroundings) -> None:
+        surroundings.enter()
         self.relay = Relay()
         self.stack = ExitStack()
         self.rollouts: LocalRollouts

@@ -13,7 +13,7 @@ import pydantic
 
 from agentrl.errors import ConfigError
 from agentrl.system.plugin import describe, nearest
-from agentrl.system.targets import is_target, load_target
+from agentrl.system.targets import is_target, load_target, plain_name
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -143,4 +143,4 @@ def _listed(names: list[str]) -> str:
 
 def _place(found: object) -> tuple[str, str]:
     named = found if hasattr(found, "__qualname__") else type(found)
-    return named.__module__, named.__qualname__
+    return plain_name(named.__module__), named.__qualname__

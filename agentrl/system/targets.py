@@ -15,6 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.system.plugin import import_module, nearest
 
 _TARGET = re.compile(r"(\w+(?:\.\w+)*|[^:]+\.py):([^\W\d][\w.]*)")
+_USERS = re.compile(r"^agentrl_user_(\w+)_[0-9a-f]{8}(?=\.|$)")
 MOST_LISTED = 20
 """Names of a module that a message lists."""
 _sources: dict[str, str] = {}
@@ -36,14 +37,20 @@ def load_target(target: str, key: str) -> Any:
         found: Any = load_file(where) if where.endswith(".py") else import_module(where)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
+    return member(found, name, where, key)
+
+
+def member(holder: Any, name: str, where: str, key: str) -> Any:
+    """The object `name`, which may be dotted, of a module or class. Raises ConfigError naming `key` and `where`."""
     for part in name.split("."):
-        holder, found = found, getattr(found, part, None)
+        found = getattr(holder, part, None)
         if found is None:
             public = [one for one in getattr(holder, "__dict__", {}) if not one.startswith("_")]
             defined = [one for one in public if _is_own(getattr(holder, one), holder)]
             listed = ", ".join([*defined[:MOST_LISTED], *["..."][: len(defined) > MOST_LISTED]]) or "nothing"
             raise ConfigError(f"{key}: {where} has no {part!r}{nearest(part, public)}; it defines {listed}")
-    return found
+        holder = found
+    return holder
 
 
 def _is_own(value: object, holder: object) -> bool:
@@ -91,6 +98,11 @@ def _read(file: str) -> str:
         raise ConfigError(f"no such file: {file}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
+
+
+def plain_name(module: str) -> str:
+    """A module's name for messages: that of a user's file is its stem."""
+    return _USERS.sub(r"\1", module)
 
 
 def loaded_files() -> dict[str, str]:

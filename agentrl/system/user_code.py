@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from agentrl.errors import CodeError, InfrastructureError, UserError
 from agentrl.system.metrics import Metrics
+from agentrl.system.targets import plain_name
 
 T = TypeVar("T")
 Code = Callable[..., object]
@@ -199,9 +200,9 @@ def _name(code: Code) -> str:
     owner = getattr(code, "__self__", None)
     if owner is not None and not inspect.ismodule(owner):
         kind = owner if isinstance(owner, type) else type(owner)
-        return f"{kind.__module__}.{kind.__qualname__}.{getattr(code, '__name__', '')}"
+        return f"{plain_name(kind.__module__)}.{kind.__qualname__}.{getattr(code, '__name__', '')}"
     named = code if hasattr(code, "__qualname__") else type(code)
-    return f"{named.__module__}.{named.__qualname__}"
+    return f"{plain_name(named.__module__)}.{named.__qualname__}"
 
 
 def _defined(code: Code) -> str:

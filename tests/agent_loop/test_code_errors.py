@@ -472,7 +472,7 @@ async def test_a_scorers_error_ends_the_run_or_is_counted(
     with pytest.raises(CodeError) as found:
         await b.run(sample(row=9), n=3)
     text = str(found.value)
-    assert text.startswith(f"custom_reward_function: {tmp_path}/mine.py: compute_score (agentrl_custom_reward_mine.")
+    assert text.startswith(f"custom_reward_function: {tmp_path}/mine.py: compute_score (mine.")
     assert says in text and f"{tmp_path}/mine.py:" in text and "row 9" in text
     told = told_by(b)
     b.scheduler.on_code_error = "count"

@@ -193,7 +193,7 @@ async def test_an_agents_error_is_told_with_its_place_and_no_zero(
 ) -> None:
     with pytest.raises(CodeError) as told:
         await run(["#### 4"], function(tmp_path, ASYNC + body))
-    assert str(told.value).startswith(f"agent {tmp_path}/my_agent.py:agent (agentrl_agent_my_agent.agent): ")
+    assert str(told.value).startswith(f"agent {tmp_path}/my_agent.py:agent (my_agent.agent): ")
     assert cause in str(told.value) and f"{tmp_path}/my_agent.py:" in str(told.value)
     assert "test.parquet, row 0" in str(told.value)
 
@@ -353,11 +353,11 @@ async with client:
     [
         (AgentOptions(), "set either"),
         (AgentOptions(target="a.b:c", command=["x"]), "set either"),
-        (AgentOptions(target="nonsense"), "expected `package.module:function`"),
+        (AgentOptions(target="nonsense"), "expected package.module:object"),
         (AgentOptions(target="no.such_module:f"), "no"),
         (AgentOptions(target="/no/such/file.py:f"), "no such file"),
         (AgentOptions(target="json:dumps"), "must take the parameters sample"),
-        (AgentOptions(target="json:nothing"), "nothing"),
+        (AgentOptions(target="json:dumbs"), r"openai_proxy\.target: json has no 'dumbs'; did you mean 'dumps'"),
         (AgentOptions(command=[]), "empty"),
     ],
 )

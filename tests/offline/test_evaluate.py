@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from agentrl.errors import CodeError
 from agentrl.evaluate import main
 from agentrl.offline.scores import Responses, score_chunk
 from agentrl.reward import RewardManager
+from agentrl.system.targets import load_file
 from agentrl.trajectory import Status
 from agentrl.trajectory.parquet import SCHEMA, to_row
 from agentrl.trajectory.sample import Sample
@@ -205,5 +205,5 @@ async def test_an_error_ends_the_scorers_beside_it_before_what_they_use_is_close
     chunk = [Responses(row, ["a", "b"], None), Responses(row, ["c", "bad"], None)]
     with pytest.raises(CodeError, match="KeyError"):
         await score_chunk(chunk, reward, count=False)
-    assert sys.modules["agentrl_custom_reward_mine"].running == []
+    assert load_file(str(tmp_path / "mine.py")).running == []
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -40,9 +40,9 @@ def test_accepted(tmp_path: Path, text: str) -> None:
         (
             "def compute_scores(solution_str): return 1",
             {},
-            "has no function 'compute_score'; did you mean 'compute_scores'?",
+            "has no 'compute_score'; did you mean 'compute_scores'?; it defines compute_scores",
         ),
-        ("x = 1", {"name": "mine"}, "has no function 'mine'; its functions are none"),
+        ("x = 1", {"name": "mine"}, "has no 'mine'; it defines x"),
         ("compute_score = 3", {}, "expected a function, found 3"),
         ("class compute_score: ...", {}, "expected a function"),
         ("1 / 0", {}, "my_reward.py failed: ZeroDivisionError: division by zero"),

@@ -35,6 +35,7 @@ pytest.importorskip("ray")
 from agentrl.rollouts.ray_worker import Relay, RolloutWorker
 from agentrl.runtime.ray.pool import raised
 from agentrl.runtime.ray.rank import Failure
+from agentrl.runtime.ray.session import Surroundings
 
 
 class EndlessScheduler:
@@ -73,7 +74,7 @@ def test_rollouts_that_nobody_wants_any_more_are_ended(
     loop: LoopThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a worker goes to the folder it is given
-    worker, scheduler = RolloutWorker(str(tmp_path)), EndlessScheduler()
+    worker, scheduler = RolloutWorker(Surroundings(str(tmp_path), {})), EndlessScheduler()
     worker.rollouts = LocalRollouts(
         Config(), cast(Scheduler, scheduler), cast(RolloutEngine, None), loop, worker.relay, tmp_path
     )
@@ -105,7 +106,7 @@ def test_a_workers_error_of_a_users_code_reaches_the_driver_with_its_place(
     loop: LoopThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    worker, scheduler = RolloutWorker(str(tmp_path)), cast(Scheduler, CarelessScheduler())
+    worker, scheduler = RolloutWorker(Surroundings(str(tmp_path), {})), cast(Scheduler, CarelessScheduler())
     worker.rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, worker.relay, tmp_path)
     failure = worker.call(partial(LocalRollouts.run, task=training(Config(), 1), samples=[]))
     assert isinstance(failure, Failure)

@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
@@ -25,7 +24,7 @@ from agentrl.runtime.placement import Pool
 from agentrl.runtime.profiler import Profile
 from agentrl.runtime.ranks import Metrics
 from agentrl.runtime.ray.rank import Failure, Place, Rank, Shapes
-from agentrl.runtime.ray.session import death_of
+from agentrl.runtime.ray.session import Surroundings, death_of
 from agentrl.runtime.ray.stored import StoredBatch
 from agentrl.runtime.ray.watch import GONE, CallWatch, Patience
 
@@ -143,7 +142,7 @@ class RankPool:
             )
             self._actors.append(options.remote(rank, self.ranks, self.device))
         limit = self.patience.timeout + COLLECTIVE_GRACE
-        self.places = self.everyone(Rank.connect, self.first(Rank.address), limit, str(Path.cwd()))
+        self.places = self.everyone(Rank.connect, self.first(Rank.address), limit, Surroundings.here())
         for role in pool.roles:
             self.everyone(Rank.make, role)
 

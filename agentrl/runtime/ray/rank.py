@@ -23,7 +23,7 @@ from agentrl.errors import TrainingError, UserError, WorkerDied
 from agentrl.runtime.placement import Role
 from agentrl.runtime.profiler import Profile, profiled
 from agentrl.runtime.ranks import Metrics, RankWeights
-from agentrl.runtime.ray.session import work_in
+from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import StoredBatch, put_column
 from agentrl.runtime.stall import Position, position_of
 from agentrl.trajectory.batch import RaggedBatch
@@ -83,9 +83,9 @@ class Rank:
             free.bind((host, 0))
             return f"tcp://{host}:{free.getsockname()[1]}"
 
-    def connect(self, address: str, timeout: float, folder: str) -> Failure | Place:
-        """Join the process group, in which a collective call may take `timeout` seconds. `folder`: see `work_in`."""
-        work_in(folder)
+    def connect(self, address: str, timeout: float, surroundings: Surroundings) -> Failure | Place:
+        """Join the process group, in which a collective call may take `timeout` seconds."""
+        surroundings.enter()
         self._thread = threading.get_ident()  # in which Ray runs every method but `where`
         try:
             if self.device == "cuda":

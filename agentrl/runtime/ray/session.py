@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError, first_line
+from agentrl.system.targets import loaded_files, take_files
 
 if TYPE_CHECKING:
     from agentrl.config.sections.trainer import RayInitConfig
@@ -75,13 +77,28 @@ def start_ray(address: str | None, num_cpus: int | None) -> bool:
     return True
 
 
-def work_in(folder: str) -> None:
-    """In a process of Ray: make `folder`, the driver's, its working directory, for relative paths of the config.
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a process of Ray takes over from the driver before anything that a config names is loaded in it."""
 
-    Its own is the one in which Ray was started. It stays there where the machine has no such folder.
-    """
-    if Path(folder).is_dir():
-        os.chdir(folder)
+    folder: str
+    """Working directory, for relative paths of the config."""
+    files: Mapping[str, str]
+    """Texts of the user's Python files, which another machine may not have; see `agentrl.system.targets`."""
+
+    @staticmethod
+    def here() -> Surroundings:
+        """Those of this process, the driver."""
+        return Surroundings(str(Path.cwd()), loaded_files())
+
+    def enter(self) -> None:
+        """In a process of Ray: work as the driver does.
+
+        Its own folder is the one in which Ray was started. It stays there where the machine has not the driver's.
+        """
+        take_files(self.files)
+        if Path(self.folder).is_dir():
+            os.chdir(self.folder)
 
 
 def check_reachable(address: str) -> None:
