@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from agentrl.config import load_config
 from agentrl.config.keys import flatten, leaf_keys
 from agentrl.config.load import config_to_dict
-from agentrl.config.needs import uses_ray
 from agentrl.config.sections.offline import GenerateConfig
 from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
@@ -103,7 +102,7 @@ def run(
     device = resolve_device(config.trainer.device, display.warn)
     workers = config.actor_rollout_ref.rollout.nnodes
     with (
-        ray_session(config.ray_init, workers) if uses_ray(config) else nullcontext(),
+        ray_session(config.ray_init, workers) if config.uses_ray else nullcontext(),
         open_rollouts(config, device, chat, context, parts.folder, display) as rollouts,
         display.stage("generate", total=len(data), done=parts.done) as stage,
     ):

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from agentrl.chat import Chat
 from agentrl.config import SFTConfig, load_config
-from agentrl.config.needs import uses_ray
 from agentrl.data.sft import SFTSample, load_transcripts
 from agentrl.observe.display import Display
 from agentrl.system.command import exit_status
@@ -52,7 +51,7 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     tracker = Tracker(trainer.logger, out, config, trainer.project_name, trainer.experiment_name, display)
     with ExitStack() as stack:
         stack.callback(tracker.close)
-        if uses_ray(config):
+        if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load model"):
             workers = open_sft_workers(config, device, total)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from agentrl.config import Config
+from agentrl.config.sections.rollouts import RolloutsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class LoopLimits:
     """Deadline of one call of an interaction; tools have their own."""
 
     @staticmethod
-    def from_config(config: Config) -> LoopLimits:
+    def from_config(config: RolloutsConfig) -> LoopLimits:
         """Take the limits from the run's config."""
         rollout = config.actor_rollout_ref.rollout
         turns = rollout.multi_turn

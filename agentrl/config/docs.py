@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import types
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
-
-from agentrl.config.keys import leaf_keys
+from agentrl.config.keys import MISSING, Key, all_keys, defaults, flatten, leaf_keys
+from agentrl.config.rules import Place, shown
 from agentrl.config.section import Section
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import SFTConfig
@@ -20,7 +19,9 @@ HEAD = """\
 
 Lengths are in tokens, times in seconds. Set a key on the command line (`key=value`) or in a YAML file of your own
 (`--config-path`, `--config-name`; it builds on ours with `defaults: [train, _self_]`). A key that does not exist, has
-a value of the wrong kind, conflicts with another or could have no effect is an error that says so.
+a value of the wrong kind, conflicts with another or could have no effect is an error that says so; all of them are told
+at once. A default counts as set where you write it down, unless it asks for nothing (null, false, 0, empty). In a file
+that `--cfg job` printed or a run wrote, which begins with `every_key: true`, only values other than the default do.
 
 The defaults below are those of your own data and model. `data.train_files=quickstart` and
 `actor_rollout_ref.model.path=quickstart`, which hold while you name no others, bring the values of `configs/recipe/`
@@ -28,42 +29,70 @@ with them.
 """
 
 
+READ = """\
+The YAML of a training run, its `config.yaml` included, serves here too: keys that only training reads are ignored in
+it. These keys of `python -m agentrl.train` are read:
+
+"""
+
+
 def page() -> str:
     """The whole page, in Markdown."""
+    generate, training = all_keys(GenerateConfig), all_keys(Config)
     tables = [
-        _table("python -m agentrl.train", Config),
-        _table("python -m agentrl.sft", SFTConfig),
-        _table("python -m agentrl.generate", GenerateConfig, "The keys of `python -m agentrl.train`, and:"),
-        _table("python -m agentrl.evaluate", EvaluateConfig),
+        _table("python -m agentrl.train", Config, training),
+        _table("python -m agentrl.sft", SFTConfig, all_keys(SFTConfig)),
+        _table(
+            "python -m agentrl.generate",
+            GenerateConfig,
+            {path: key for path, key in generate.items() if path not in training or key.field.is_required()},
+            READ + _listed([path for path in generate if path in training]) + "\n\nAnd these are its own:\n",
+        ),
+        _table("python -m agentrl.evaluate", EvaluateConfig, all_keys(EvaluateConfig)),
     ]
     return "\n".join([HEAD, *itertools.chain.from_iterable(tables)])
 
 
-def _table(title: str, schema: type[Section], beside: str | None = None) -> list[str]:
-    """`beside` those of training, where it is given: without the keys that both have."""
-    known = {} if beside is None else leaf_keys(Config)
-    rows = [
-        f"| `{key}` | {_kind(field.annotation)} | {_default(field)} | {' '.join((field.description or '').split())} |"
-        for key, field in leaf_keys(schema).items()
-        if key not in known
-    ]
+def _table(title: str, schema: type[Section], shown_keys: Mapping[str, Key], before: str = "") -> list[str]:
+    """One line for each of `shown_keys`, which are those of the schema or some of them."""
+    keys, default = all_keys(schema), flatten(defaults(schema), leaf_keys(schema))
     return [
         f"## `{title}`",
         "",
-        *([beside, ""] if beside else []),
+        *([before] if before else []),
         "| key | kind | default | what it does |",
         "|---|---|---|---|",
-        *rows,
+        *(
+            f"| `{path}` | {_kind(key.field.annotation)} | {_default(default[path])} | {_text(key, keys)} |"
+            for path, key in shown_keys.items()
+        ),
         "",
     ]
+
+
+def _listed(paths: Iterable[str]) -> str:
+    """One line a section, with the keys directly in it."""
+    sections: dict[str, list[str]] = {}
+    for path in paths:
+        section, _, name = path.rpartition(".")
+        sections.setdefault(section, []).append(f"`{name}`")
+    return "\n".join(f"- `{section}`: {', '.join(names)}" for section, names in sections.items())
+
+
+def _text(key: Key, keys: Collection[str]) -> str:
+    """What the key does, and its rules; those of the sections around it first."""
+    rules = [rule.text(Place(section, keys)) for rule, section in key.rules]
+    return " ".join(f"{key.field.description or ''} {' '.join(rules)}".split())
 
 
 def _kind(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is type(None):
+        return "null"
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (Union, types.UnionType):
-        return " or ".join("null" if part is type(None) else _kind(part) for part in arguments)
+        return " or ".join(map(_kind, arguments))
     if origin in (list, tuple):
         return f"list of {_kind(arguments[0])}"
     if origin is not None and arguments and origin is not dict:
@@ -71,11 +100,8 @@ def _kind(annotation: Any) -> str:
     return {str: "text", bool: "true, false", int: "integer", float: "number"}.get(annotation, "mapping")
 
 
-def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
-    if value is PydanticUndefined:
-        return "must be given"
-    return "null" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+def _default(value: Any) -> str:
+    return "must be given" if value == MISSING else "null" if value is None else f"`{shown(value)}`"
 
 
 if __name__ == "__main__":

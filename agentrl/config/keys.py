@@ -4,26 +4,45 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, get_origin
 
 from pydantic.fields import FieldInfo
 
+from agentrl.config.rules import Rule
 from agentrl.config.section import Section
 
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""
 
 
-def leaf_keys(schema: type[Section], prefix: str = "") -> dict[str, FieldInfo]:
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of a schema."""
+
+    field: FieldInfo
+    rules: tuple[tuple[Rule, str], ...]
+    """Its own rules and those of the sections around it, outermost first, each with the path of the section that
+    declares it."""
+
+
+def all_keys(schema: type[Section], section: str = "", rules: tuple[tuple[Rule, str], ...] = ()) -> dict[str, Key]:
     """Every key of the schema by its dotted path."""
-    leaves: dict[str, FieldInfo] = {}
+    found: dict[str, Key] = {}
     for name, field in schema.model_fields.items():
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, Section):
-            leaves |= leaf_keys(section, f"{prefix}{name}.")
+        path = f"{section}.{name}" if section else name
+        declared = (*rules, *((rule, section) for rule in field.metadata if isinstance(rule, Rule)))
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            found |= all_keys(inner, path, declared)
         else:
-            leaves[prefix + name] = field
-    return leaves
+            found[path] = Key(field, declared)
+    return found
+
+
+def leaf_keys(schema: type[Section]) -> dict[str, FieldInfo]:
+    """The field of every key of the schema by its dotted path."""
+    return {path: key.field for path, key in all_keys(schema).items()}
 
 
 def defaults(schema: type[Section]) -> dict[str, Any]:
@@ -54,7 +73,20 @@ def flatten(tree: Mapping[str, Any], leaves: Mapping[str, FieldInfo], prefix: st
     return flat
 
 
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of values by dotted path."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, name = key.split(".")
+        inner = tree
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return tree
+
+
 def holds_mapping(field: FieldInfo | None) -> bool:
+    """Say whether the key's value is a mapping."""
     return field is not None and get_origin(field.annotation) is dict
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,15 +19,15 @@ from pydantic import ValidationError
 
 from agentrl.config.checks import check
 from agentrl.config.command_line import CommandLine, parse_command_line
-from agentrl.config.files import find_files
-from agentrl.config.keys import MISSING, defaults, flatten, leaf_keys, nearest
+from agentrl.config.keys import MISSING, all_keys, defaults, flatten, leaf_keys, nearest, nested
+from agentrl.config.rules import NamesFile
 from agentrl.config.section import Section
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import SFTConfig
 from agentrl.config.sections.training import Config
 from agentrl.config.verl_keys import translate
 from agentrl.errors import ConfigError
-from agentrl.system.config_files import configs_dir
+from agentrl.system.config_files import configs_dir, find_file
 from agentrl.system.publish import published
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ SchemaT = TypeVar("SchemaT", Config, SFTConfig, GenerateConfig, EvaluateConfig)
 
 RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_ref.model.path"}
 """Config groups that hold only while their key says `quickstart`: what suits the tiny policy suits no other."""
+EVERY_KEY = "every_key"
+"""The key by which a YAML file says that it holds every key: one with its default value was then not given."""
 
 
 def load_config(
@@ -44,22 +47,19 @@ def load_config(
 ) -> SchemaT:
     """The config of `configs/<config_name>.yaml` with the overrides and flags of a command line.
 
-    `--help` and `--cfg job` print and raise SystemExit(0). Raises ConfigError for whatever is wrong with a key.
+    `--help` and `--cfg job` print and raise SystemExit(0). Raises ConfigError with a line for each wrong key: first for
+    keys that do not exist and for values of the wrong kind, then for keys that do not fit together.
     """
     command = parse_command_line(argv, config_name, schema)
     try:
-        tree = compose_tree(command, schema)
-        values = resolve(tree, schema)
+        config = checked(compose_keys(command, schema), schema)
     except (HydraException, OmegaConfBaseException) as error:
         reason = str(error).partition("Config search path")[0].strip()
         raise ConfigError(f"the config cannot be put together: {reason}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"a config file is not valid YAML: {error}") from error
-    config = validate(values, schema)
-    check(config, set_by_user(config, schema))
-    config = validate(find_files(values), schema)
     if command.show_config:
-        sys.stdout.write(OmegaConf.to_yaml(config_to_dict(config)))
+        sys.stdout.write(config_to_yaml(config))
         raise SystemExit(0)
     return config
 
@@ -69,54 +69,128 @@ def config_to_dict(config: Section) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
+def config_to_yaml(config: Section) -> str:
+    """YAML with every key, which loads as the same config."""
+    return OmegaConf.to_yaml({EVERY_KEY: True, **config_to_dict(config)})
+
+
 def write_config(config: Section, path: Path) -> None:
     """Write the config as YAML, whole or not at all; `--config-path <its folder> --config-name config` loads it."""
     with published(path) as temporary:
-        temporary.write_text(OmegaConf.to_yaml(config_to_dict(config)), encoding="utf-8")
+        temporary.write_text(config_to_yaml(config), encoding="utf-8")
 
 
-def compose_tree(command: CommandLine, schema: type[Section]) -> DictConfig:
-    """What the YAML files and the overrides say. The quickstart's recipes are left out where they do not apply."""
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys that YAML files and command line name."""
+
+    values: Mapping[str, Any]
+    """Values by dotted path, interpolations unresolved."""
+    given: Collection[str]
+    """The keys that the user gave, not a recipe of ours."""
+    typed: Collection[str] = ()
+    """The keys and sections that stand on the command line."""
+    faults: Sequence[str] = ()
+    """Messages for overrides that are wrong by themselves."""
+
+
+def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
+    """Let Hydra put YAML files and overrides together. The quickstart's recipes are left out where they do not apply.
+
+    Raises ConfigError for a file that is not there and for an override that cannot be read.
+    """
     folder = command.config_path.expanduser().resolve() if command.config_path is not None else configs_dir()
     if not (folder / f"{command.config_name.removesuffix('.yaml')}.yaml").is_file():
         known = sorted({path.stem for place in {folder, configs_dir()} for path in place.glob("*.yaml")})
         raise ConfigError(f"--config-name {command.config_name}: no such file in {folder}; known: {', '.join(known)}")
-    overrides = [normalise(text, folder, schema) for text in command.overrides]
-    tree = hydra_compose(folder, command.config_name, overrides)
+    overrides = [Override.parse(text, folder, schema) for text in command.overrides]
+    texts = [override.text for override in overrides if override.text is not None]
+    tree = hydra_compose(folder, command.config_name, texts)
     chosen = tree.hydra.runtime.choices
-    dropped = [
-        f"~{group}"
-        for group, key in RECIPES.items()
-        if chosen.get(group) == "quickstart"
-        and OmegaConf.select(tree, key) != "quickstart"
-        and not any(text.startswith(f"{group}=") for text in overrides)
+    recipes = [
+        group
+        for group in RECIPES
+        if chosen.get(group) == "quickstart" and not any(text.startswith(f"{group}=") for text in texts)
     ]
-    return hydra_compose(folder, command.config_name, overrides + dropped) if dropped else tree
+    own = hydra_compose(folder, command.config_name, [*texts, *(f"~{group}" for group in recipes)])
+    dropped = [group for group in recipes if not applies(RECIPES[group], own, schema)]
+    if dropped:
+        tree = hydra_compose(folder, command.config_name, [*texts, *(f"~{group}" for group in dropped)])
+    known_keys = known_by(schema)
+    values, mine = flat(tree, known_keys), flat(own, known_keys)
+    for override in overrides:
+        if override.deletes is not None:
+            values = {key: value for key, value in values.items() if not is_at(key, override.deletes)}
+    typed = [override.key for override in overrides]
+    if values.pop(EVERY_KEY, False):
+        default = flatten(defaults(schema), leaf_keys(schema))
+        mine = {
+            key: value
+            for key, value in mine.items()
+            if value != default.get(key, MISSING) or any(is_at(key, one) for one in typed)
+        }
+    faults = [override.fault for override in overrides if override.fault is not None]
+    return Keys(values, mine.keys() & values.keys(), typed, faults)
 
 
 def hydra_compose(folder: Path, name: str, overrides: list[str]) -> DictConfig:
+    """The tree of one YAML file, those it builds on, and overrides, with Hydra's own section `hydra`."""
     with initialize_config_dir(str(folder), version_base="1.3"):
         ours = f"hydra.searchpath=[file://{configs_dir()}]"
         return compose(name, overrides=[ours, *overrides], return_hydra_config=True)
 
 
-def normalise(text: str, folder: Path, schema: type[Section]) -> str:
-    """One override, so that Hydra takes it whether or not a YAML file holds its key; the schema judges keys later."""
-    text = long_key(text, schema)
-    override = OverridesParser.create().parse_override(text)
-    if override.is_sweep_override():
-        raise ConfigError(f"{text}: one value is expected; a list is written {override.key_or_group}=[a,b]")
-    key = override.key_or_group
-    is_group = any((place / key).is_dir() for place in (folder, configs_dir()))
-    if is_group and not override.is_delete() and not isinstance(override.value(), str | list):
-        raise ConfigError(f"{text}: {key} is a section; set the keys under it, or leave it out")
-    if is_group or "/" in key:
-        return text
-    if override.is_delete():
-        if key not in (leaves := leaf_keys(schema)):
-            raise ConfigError(unknown_keys([key], list(leaves)))
-        return text
-    return "++" + text.lstrip("+")
+def applies(key: str, own: DictConfig, schema: type[Section]) -> bool:
+    """Say whether the recipe of `key` applies: the key is there, and says `quickstart`."""
+    field = leaf_keys(schema).get(key)
+    return field is not None and OmegaConf.select(own, key, default=field.default) == "quickstart"
+
+
+def known_by(schema: type[Section]) -> dict[str, Any]:
+    """The fields of all keys that may stand in a YAML file, those that are not read included."""
+    return (leaf_keys(schema.ignored) if schema.ignored is not None else {}) | leaf_keys(schema)
+
+
+def flat(tree: DictConfig, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a tree that Hydra made, by dotted path."""
+    given = OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
+    return flatten(OmegaConf.to_container(given, resolve=False), leaves)  # type: ignore[arg-type]
+
+
+def is_at(key: str, place: str) -> bool:
+    """Say whether `place` is the key, or a section around it."""
+    return key == place or key.startswith(f"{place}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One override of the command line."""
+
+    key: str
+    text: str | None = None
+    """As Hydra takes it whether or not a YAML file holds its key; None: Hydra has no part in it."""
+    deletes: str | None = None
+    """The key or section that goes back to its default."""
+    fault: str | None = None
+
+    @staticmethod
+    def parse(text: str, folder: Path, schema: type[Section]) -> Override:
+        """Raises ConfigError and Hydra's errors for what cannot be read."""
+        text = long_key(text, schema)
+        override = OverridesParser.create().parse_override(text)
+        if override.is_sweep_override():
+            raise ConfigError(f"{text}: one value is expected; a list is written {override.key_or_group}=[a,b]")
+        key, leaves = override.key_or_group, known_by(schema)
+        deletes = override.is_delete()
+        is_group = any((place / key).is_dir() for place in (folder, configs_dir()))
+        if is_group and (deletes or "/" in key or isinstance(override.value(), str | list)):
+            return Override(key, text)
+        if deletes:
+            known = key in leaves or is_section(key, leaves)
+            return Override(key, deletes=key, fault=None if known else unknown_keys([key], list(leaf_keys(schema))))
+        if is_section(key, leaves):
+            return Override(key, fault=no_section(key, override.value(), leaves))
+        return Override(key, "++" + text.lstrip("+"))
 
 
 def long_key(text: str, schema: type[Section]) -> str:
@@ -128,36 +202,59 @@ def long_key(text: str, schema: type[Section]) -> str:
     return text
 
 
-def resolve(tree: DictConfig, schema: type[Section]) -> dict[str, Any]:
-    """The schema's defaults with the tree's values over them, interpolations resolved and keys checked."""
-    given = OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
-    leaves = leaf_keys(schema)
-    flat = flatten(OmegaConf.to_container(given, resolve=False), leaves)  # type: ignore[arg-type]
-    for key, value in flat.items():
-        if is_section(key, leaves) and value != {}:
-            raise ConfigError(f"{key}: expected keys under it, e.g. {key}.{first_key(key, leaves)}, found {value!r}")
-    unknown = {key: value for key, value in flat.items() if key not in leaves and value != {}}
-    strangers, notes = translate(unknown)
-    if strangers:
-        raise ConfigError(unknown_keys(strangers, list(leaves)))
+def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
+    """The schema's defaults with the values of `keys` over them. Raises ConfigError as `load_config` does."""
+    values = resolve(keys, schema)
+    config = validate(values, schema, [*keys.faults, *faults_of_names(keys, schema)])
+    check(config, keys.given)
+    for path, key in all_keys(schema).items():
+        if values.get(path) is not None and any(isinstance(rule, NamesFile) for rule, _ in key.rules):
+            values[path] = find_file(path, values[path])
+    return validate(values, schema)
+
+
+def faults_of_names(keys: Keys, schema: type[Section]) -> list[str]:
+    """Messages for keys that do not exist or are not read. Accepted keys of verl are told by a note."""
+    leaves, known, found = leaf_keys(schema), known_by(schema), []
+    unknown = {}
+    for key, value in keys.values.items():
+        if is_section(key, known):
+            if value != {}:
+                found.append(no_section(key, value, known))
+        elif key not in known:
+            unknown[key] = value
+        elif key not in leaves and any(is_at(key, one) for one in keys.typed):
+            near = nearest(key, leaves, 1)
+            found.append(
+                f"{key}={value} has no effect: only training reads it"
+                + (f"; did you mean {near[0]}?" if near else f". Leave {key} out")
+            )
+    strangers, notes, refused = translate({key: value for key, value in unknown.items() if value != {}})
     for note in notes:
         logger.warning("note: %s", note)
-    merged = OmegaConf.create(defaults(schema))
-    for key, value in flat.items():
-        if key in leaves:
-            OmegaConf.update(merged, key, value, merge=False)
-    missing = sorted(OmegaConf.missing_keys(merged))
-    if missing:
-        raise ConfigError(f"{', '.join(missing)} must be given, e.g. {missing[0]}=...")
-    return OmegaConf.to_container(merged, resolve=True)  # type: ignore[return-value]
+    return [*found, *refused, *([unknown_keys(strangers, list(leaves))] if strangers else [])]
 
 
-def is_section(key: str, leaves: dict[str, Any]) -> bool:
+def resolve(keys: Keys, schema: type[Section]) -> dict[str, Any]:
+    """The values of the schema's keys by dotted path, interpolations resolved; without those that must be given."""
+    leaves, known = leaf_keys(schema), known_by(schema)
+    tree = OmegaConf.create(defaults(schema.ignored) if schema.ignored is not None else {})
+    for key, value in {**flatten(defaults(schema), leaves), **keys.values}.items():
+        if key in known:
+            OmegaConf.update(tree, key, value, merge=False)
+    values = flatten(OmegaConf.to_container(tree, resolve=True), known)  # type: ignore[arg-type]
+    return {key: value for key, value in values.items() if key in leaves and value != MISSING}
+
+
+def is_section(key: str, leaves: Mapping[str, Any]) -> bool:
+    """Say whether there are keys under `key`."""
     return any(leaf.startswith(f"{key}.") for leaf in leaves)
 
 
-def first_key(section: str, leaves: dict[str, Any]) -> str:
-    return next(leaf for leaf in leaves if leaf.startswith(f"{section}.")).removeprefix(f"{section}.")
+def no_section(section: str, value: Any, leaves: Mapping[str, Any]) -> str:
+    """The message for a section that has a value."""
+    first = next(leaf for leaf in leaves if leaf.startswith(f"{section}."))
+    return f"{section}: expected keys under it, e.g. {first}, found {value!r}"
 
 
 def unknown_keys(strangers: list[str], known: list[str]) -> str:
@@ -169,21 +266,29 @@ def unknown_keys(strangers: list[str], known: list[str]) -> str:
     return "\n".join(lines) + ("\n(--cfg job prints all keys)" if not all("?" in line for line in lines) else "")
 
 
-def validate(values: dict[str, Any], schema: type[SchemaT]) -> SchemaT:
-    """Types and ranges. Raises ConfigError that names key, expectation and what was found."""
+def validate(values: Mapping[str, Any], schema: type[SchemaT], faults: Sequence[str] = ()) -> SchemaT:
+    """Types and ranges. Raises ConfigError with `faults` and a line for each key: what was expected, what was found."""
+    lines = list(faults)
     try:
-        return schema.model_validate(values)
+        config = schema.model_validate(nested(values))
     except ValidationError as error:
-        raise ConfigError("\n".join(explain(error, schema))) from error
+        lines += explain(error, schema)
+    if lines:
+        raise ConfigError("\n".join(lines))
+    return config
 
 
 def explain(error: ValidationError, schema: type[Section]) -> list[str]:
-    """One line a key that has a wrong value."""
+    """One line a key that has a wrong value, and one for all that are missing."""
     leaves = leaf_keys(schema)
     expected: dict[str, list[str]] = {}
     found: dict[str, Any] = {}
+    missing = []
     for item in error.errors():
         parts = [str(part) for part in item["loc"]]
+        if item["type"] == "missing" and ".".join(parts) in leaves:
+            missing.append(".".join(parts))
+            continue
         key = next((".".join(parts[:n]) for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in leaves), "")
         expected.setdefault(key or ".".join(parts), []).append(
             item["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
@@ -194,20 +299,6 @@ def explain(error: ValidationError, schema: type[Section]) -> list[str]:
         description = leaves[key].description if key in leaves else None
         line = f"{key}: expected {' or '.join(dict.fromkeys(texts))}, found {found[key]!r}"
         lines.append(line + (f". {' '.join(description.split())}" if description else ""))
+    if missing:
+        lines.append(f"{', '.join(sorted(missing))} must be given, e.g. {sorted(missing)[0]}=...")
     return lines
-
-
-def set_by_user(config: Section, schema: type[Section]) -> dict[str, Any]:
-    """Keys whose value is neither the schema's default nor that of one of our recipes."""
-    leaves = leaf_keys(schema)
-    ours = [flatten(defaults(schema), leaves)]
-    for path in sorted((configs_dir() / "recipe").rglob("*.yaml")):
-        recipe = OmegaConf.to_container(OmegaConf.load(path))
-        assert isinstance(recipe, dict)
-        ours.append(flatten({str(key): value for key, value in recipe.items()}, leaves))
-    final = flatten(config_to_dict(config), leaves)
-    return {
-        key: value
-        for key, value in final.items()
-        if all(key not in known or known[key] != value for known in ours) and "${" not in str(ours[0].get(key, MISSING))
-    }

@@ -1,4 +1,4 @@
-"""What every group of config keys has in common."""
+"""The base class of every group of config keys."""
 
 from __future__ import annotations
 
@@ -20,4 +20,6 @@ class Section(BaseModel):
         protected_namespaces=(),
     )
     short_keys: ClassVar[Mapping[str, str]] = {}
-    """Of a whole config: beginnings of keys that the command line takes for longer ones."""
+    """Beginnings of keys of a whole config that the command line takes for longer ones."""
+    ignored: ClassVar[type[Section] | None] = None
+    """Another whole config, whose further keys may stand in YAML files of this one and are not read."""

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import ConfigError
-
 
 @dataclass(frozen=True, slots=True)
 class VerlKey:
@@ -166,12 +164,13 @@ VERL_KEYS = (
 )
 
 
-def translate(unknown: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Sort keys that the schema does not have. Returns (keys that are no verl keys either, notes for accepted ones).
+def translate(unknown: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
+    """Sort keys that the schema does not have.
 
-    Raises ConfigError for a value that asks for something agentrl does not do.
+    Returns (keys that are no verl keys either, notes for accepted values, messages for values that ask for something
+    agentrl does not do).
     """
-    strangers, notes = [], []
+    strangers, notes, refused = [], [], []
     for key, value in unknown.items():
         rule = next((rule for rule in VERL_KEYS if fnmatch.fnmatchcase(key, rule.pattern)), None)
         if rule is None:
@@ -180,5 +179,5 @@ def translate(unknown: Mapping[str, Any]) -> tuple[list[str], list[str]]:
             notes.append(f"{key}={value} has no effect of its own: {rule.note}")
         else:
             only = f" (accepted here: {', '.join(map(str, rule.accepted))})" if rule.accepted else ""
-            raise ConfigError(f"{key}={value} asks for something that agentrl does not do: {rule.note}{only}")
-    return strangers, notes
+            refused.append(f"{key}={value} asks for something that agentrl does not do: {rule.note}{only}")
+    return strangers, notes, refused

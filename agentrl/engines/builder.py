@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentrl.config import Config
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import RolloutEngine
 from agentrl.system.loop_thread import LoopThread
 
@@ -27,7 +27,7 @@ class BuildAudience(Protocol):
 class EngineSetting:
     """The surroundings of an engine, which its section of the config does not tell."""
 
-    config: Config
+    config: RolloutsConfig
     device: str
     """cuda or cpu: where the policy is."""
     max_model_len: int

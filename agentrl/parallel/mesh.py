@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from agentrl.config.sections.parallel import Parallel
+from agentrl.errors import ConfigError
 from agentrl.parallel.collectives import all_sum, rank, world_size
 
 
@@ -19,7 +20,8 @@ class Mesh:
     def __init__(self, parallel: Parallel, device: str | torch.device) -> None:
         """Raises ConfigError when the ranks cannot be arranged so."""
         ranks = world_size()
-        parallel.check(ranks, "*.")
+        for fault in parallel.faults(ranks, "*."):
+            raise ConfigError(fault)
         self.parallel = parallel
         self.data = ranks // parallel.copies
         """Ranks, or blocks of them, that work on sequences of their own."""

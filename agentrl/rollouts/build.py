@@ -7,8 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from agentrl.chat import Chat
-from agentrl.config import Config
-from agentrl.config.needs import uses_ray
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import Weights
 from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
@@ -19,7 +18,7 @@ from agentrl.rollouts.local import open_local_rollouts
 
 @contextmanager
 def open_rollouts(
-    config: Config,
+    config: RolloutsConfig,
     device: str,
     chat: Chat,
     context: ContextParts,
@@ -32,7 +31,7 @@ def open_rollouts(
     `nodes`: Ray's nodes for the workers; they are used unless `rollout.nnodes` asks for devices of their own.
     Raises UserError.
     """
-    if not uses_ray(config):
+    if not config.uses_ray:
         with open_local_rollouts(config, device, chat, context, run_dir, display) as rollouts:
             yield rollouts
         return
@@ -43,7 +42,7 @@ def open_rollouts(
         yield workers
 
 
-def send_first_weights(config: Config, rollouts: Rollouts, weights: Weights, display: Display) -> None:
+def send_first_weights(config: RolloutsConfig, rollouts: Rollouts, weights: Weights, display: Display) -> None:
     """Send an engine the weights that the run starts from, where it has others. Raises TrainingError."""
     try:
         with display.stage("send weights"):

@@ -13,7 +13,7 @@ from agentrl.agent_loop.registry import instantiate
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
 from agentrl.config import Config
-from agentrl.config.sections.offline import GenerateConfig
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, load_interactions
@@ -66,12 +66,12 @@ class ContextParts:
                 logger.warning("close: %s: %s", type(ended).__name__, ended)
 
 
-def run_name(config: Config) -> str:
+def run_name(config: RolloutsConfig) -> str:
     """By which servers know the run."""
     return config.tools.client_id or f"{config.trainer.project_name}/{config.trainer.experiment_name}"
 
 
-def load_chat(config: Config) -> Chat:
+def load_chat(config: RolloutsConfig) -> Chat:
     """Tokenizer, template and parser of the model. Raises ConfigError."""
     model = config.actor_rollout_ref.model
     return Chat.from_pretrained(
@@ -89,7 +89,7 @@ def reading_of(chat: Chat, context: ContextParts) -> Reading:
     return Reading(chat.shown, {name: pattern for name, pattern in patterns.items() if pattern is not None})
 
 
-def build_tools(config: Config, chat: Chat, *, scored: bool = True) -> ContextParts:
+def build_tools(config: RolloutsConfig, chat: Chat, *, scored: bool = True) -> ContextParts:
     """Load what the YAML files name, and the scorers where trajectories are to be scored."""
     turns, agent = config.actor_rollout_ref.rollout.multi_turn, config.actor_rollout_ref.rollout.agent
     if agent.agent_loop_config_path is not None:
@@ -119,13 +119,13 @@ def build_tools(config: Config, chat: Chat, *, scored: bool = True) -> ContextPa
     return ContextParts(loops, tools, interactions, reward)
 
 
-def uses_reward_model(config: Config) -> bool:
-    """Nothing is trained on what only generates, and its scores are the scorers'."""
-    return config.reward_model.enable and not isinstance(config, GenerateConfig)
+def uses_reward_model(config: RolloutsConfig) -> bool:
+    """Say whether a reward model scores beside the scorers, which only a training has."""
+    return isinstance(config, Config) and config.reward_model.enable
 
 
 def open_data(
-    config: Config,
+    config: RolloutsConfig,
     files: str | list[str],
     max_samples: int | None,
     chat: Chat,

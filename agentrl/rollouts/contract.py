@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from agentrl.config import Config
 from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.system.metrics import Metrics
@@ -70,7 +71,7 @@ class Task:
     """Suffix of the names of files that this step's trajectories are written to."""
 
 
-def training(config: Config, step: int) -> Task:
+def training(config: RolloutsConfig, step: int) -> Task:
     """Ask for rollout.n sampled trajectories of each prompt."""
     rollout = config.actor_rollout_ref.rollout
     tag = f"train/{step}"
@@ -89,7 +90,7 @@ def validation(config: Config, step: int, *, greedy: bool, first: int = 0) -> Ta
     return Task("validate (sampled)", val.n, _sampled(val), f"val/{step}", "val", "val", step, part)
 
 
-def responses(config: Config, *, greedy: bool) -> Task:
+def responses(config: RolloutsConfig, *, greedy: bool) -> Task:
     """Ask for rollout.n sampled trajectories of each prompt, or one greedy one."""
     rollout = config.actor_rollout_ref.rollout
     n, params = (1, GREEDY) if greedy else (rollout.n, _sampled(rollout))

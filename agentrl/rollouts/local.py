@@ -12,6 +12,7 @@ from agentrl.agent_loop.limits import seed_of
 from agentrl.chat import Chat
 from agentrl.config import Config
 from agentrl.config.registries import ENGINES
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.contract import EngineError, RolloutEngine
 from agentrl.engines.weights import SyncReport, Weights
@@ -34,7 +35,7 @@ STALL_SECONDS = 30.0
 
 @contextmanager
 def open_local_rollouts(
-    config: Config,
+    config: RolloutsConfig,
     device: str,
     chat: Chat,
     context: ContextParts,
@@ -69,9 +70,9 @@ def open_local_rollouts(
         yield LocalRollouts(config, scheduler, engine, loop, audience, run_dir / "trajectories", share, reading)
 
 
-def reward_model_input(config: Config) -> ModelInput | None:
+def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
     """What makes the reward model's input, if there is one. Raises ConfigError."""
-    if not uses_reward_model(config):
+    if not isinstance(config, Config) or not uses_reward_model(config):
         return None
     scoring = config.reward_model
     assert scoring.model.path is not None
@@ -89,7 +90,7 @@ class LocalRollouts:
 
     def __init__(
         self,
-        config: Config,
+        config: RolloutsConfig,
         scheduler: Scheduler,
         engine: RolloutEngine,
         loop: LoopThread,
@@ -106,7 +107,11 @@ class LocalRollouts:
         self.record_dir = record_dir
         self.share = share
         self.reading = reading
-        self.turn_reward_coef = config.algorithm.turn_reward_coef
+        training = config if isinstance(config, Config) else None
+        self.turn_reward_coef = 0.0 if training is None else training.algorithm.turn_reward_coef
+        """Not read where nothing is trained."""
+        self.saved = "none" if training is None else training.trainer.save_trajectories
+        """Which splits are written: all, val or none."""
         self.needs_weights = False
         """See `Rollouts.needs_weights`."""
         self._going_on: asyncio.Task[list[Trajectory]] | None = None
@@ -203,7 +208,7 @@ class LocalRollouts:
 
     def _write(self, task: Task, trajectories: list[Trajectory]) -> list[tuple[Path, int]]:
         """Write the trajectories to a file, if they are to be; return it with their number, as in `Rollout.files`."""
-        if self.config.trainer.save_trajectories not in ("all", task.split):
+        if self.saved not in ("all", task.split):
             return []
         path = write_trajectories(
             self.record_dir,

@@ -17,7 +17,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from agentrl.config import Config
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import WorkerDied
 from agentrl.observe.display import Display, Stage
@@ -49,7 +49,7 @@ class RayRollouts:
     """
 
     def __init__(
-        self, config: Config, device: str, run_dir: Path, display: Display, nodes: Sequence[str] | None
+        self, config: RolloutsConfig, device: str, run_dir: Path, display: Display, nodes: Sequence[str] | None
     ) -> None:
         """Raises ConfigError when the cluster has no room, and whatever keeps a worker from starting."""
         self.config, self.device, self.run_dir, self.display = config, device, run_dir.absolute(), display
@@ -291,7 +291,7 @@ def joined(parts: Sequence[RolloutPart]) -> Rollout:
     )
 
 
-def part_of(config: Config, number: int, count: int) -> Config:
+def part_of(config: RolloutsConfig, number: int, count: int) -> RolloutsConfig:
     """The config of one of `count` workers: its share of the servers, and of what is limited for the whole run."""
 
     def share(limit: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import ray
 
-from agentrl.config import Config
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.rollouts.context import build_tools, load_chat
 from agentrl.rollouts.contract import Task
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
@@ -78,7 +78,7 @@ class RolloutWorker:
         self.stack = ExitStack()
         self.rollouts: LocalRollouts
 
-    def open(self, config: Config, device: str, run_dir: Path, share: tuple[int, int]) -> Failure | None:
+    def open(self, config: RolloutsConfig, device: str, run_dir: Path, share: tuple[int, int]) -> Failure | None:
         """Start engine and tools."""
         try:
             chat = load_chat(config)

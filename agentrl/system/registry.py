@@ -36,7 +36,7 @@ class Registry(Generic[T]):
     ) -> None:
         self.what, self.key = what, key
         self._built_in = dict(built_in)
-        self._base, self._targets = base, targets
+        self._base, self.takes_targets = base, targets
         self._registered: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -83,9 +83,11 @@ class Registry(Generic[T]):
 
     def _target(self, name: str, key: str) -> str:
         target = self._built_in.get(name, name)
-        if name in self._built_in or (self._targets and is_target(name)):
+        if name in self._built_in or (self.takes_targets and is_target(name)):
             return target
-        yours = ", or name one of yours as package.module:object or path/to/file.py:object" if self._targets else ""
+        yours = (
+            ", or name one of yours as package.module:object or path/to/file.py:object" if self.takes_targets else ""
+        )
         raise ConfigError(
             f"{key}: unknown {self.what} {name!r}{nearest(name, self.names())}; known are "
             f"{', '.join(self.names())}{yours}"

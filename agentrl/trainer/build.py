@@ -12,7 +12,6 @@ from agentrl.chat import Chat
 from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config
-from agentrl.config.needs import uses_ray
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
@@ -81,7 +80,7 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
     )
     with ExitStack() as stack:
         stack.callback(tracker.close)
-        if uses_ray(config):
+        if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load models", total=None):
             workers = open_workers(config, device, total_steps)

@@ -40,7 +40,7 @@ from agentrl.algorithms.estimate import estimate
 from agentrl.checkpoint.export import export_policy
 from agentrl.checkpoint.recovery import Continuation
 from agentrl.config import config_to_dict
-from agentrl.config.needs import GROUP_ESTIMATORS
+from agentrl.config.sections.algorithm import GROUP_ESTIMATORS
 from agentrl.errors import TrainingError, WorkerDied
 from agentrl.observe.metrics import step_metrics
 from agentrl.observe.plot import plot

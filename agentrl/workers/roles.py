@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from agentrl.config import Config, SFTConfig
-from agentrl.config.checks import rollout_workers
-from agentrl.config.needs import NEEDS_CRITIC, uses_ray
 from agentrl.config.registries import POLICY_BACKENDS
+from agentrl.config.sections.algorithm import NEEDS_CRITIC
 from agentrl.runtime.executor import Executor, open_executor
 from agentrl.runtime.placement import Pool, Role
 from agentrl.workers.critic import CriticWorker
@@ -47,7 +46,7 @@ def open_workers(config: Config, device: str, total_steps: int) -> Workers:
     critic = critic_role(config, device, total_steps) if config.algorithm.adv_estimator in NEEDS_CRITIC else None
     scoring = reward_model_role(config, device) if config.reward_model.enable else None
     roles = [role for role in (policy, reference, critic, scoring) if role is not None]
-    executor = open_executor(pools_of(config, roles), device, on_ray=uses_ray(config))
+    executor = open_executor(pools_of(config, roles), device, on_ray=config.uses_ray)
     referring = None
     if needs_reference(config):
         referring = ReferenceGroup(executor.ranks(policy if reference is None else reference))
@@ -65,7 +64,7 @@ def open_sft_workers(config: SFTConfig, device: str, total_steps: int) -> SFTWor
     role = sft_role(config, device, total_steps)
     trainer = config.trainer
     pool = Pool(trainer.nnodes, trainer.n_gpus_per_node, (role,), "trainer")
-    executor = open_executor([pool], device, on_ray=uses_ray(config))
+    executor = open_executor([pool], device, on_ray=config.uses_ray)
     return SFTWorkers(executor, SFTGroup(executor.ranks(role)))
 
 
@@ -88,7 +87,7 @@ def processes(config: Config | SFTConfig) -> int:
     scoring = config.reward_model
     if scoring.enable_resource_pool:
         ranks += scoring.nnodes * scoring.n_gpus_per_node
-    return ranks + rollout_workers(config)
+    return ranks + config.rollout_workers
 
 
 def needs_reference(config: Config) -> bool:

@@ -18,8 +18,7 @@ from agentrl.algorithms.advantages import (
     group_counts,
     zero_advantage_sequences,
 )
-from agentrl.config.needs import GROUP_ESTIMATORS, NEEDS_CRITIC
-from agentrl.config.sections.algorithm import AlgorithmConfig
+from agentrl.config.sections.algorithm import GROUP_ESTIMATORS, NEEDS_CRITIC, AlgorithmConfig
 from agentrl.trajectory.batch import RaggedBatch
 from tests.algorithms.batches import Row, algorithm, batch_of, batches
 

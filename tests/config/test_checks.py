@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from agentrl.config import SFTConfig, load_config
@@ -11,6 +13,7 @@ from tests.config.loading import OWN, load
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VAL = "data.val_files=val.parquet"
 GAE = "algorithm.adv_estimator=gae"
+INTERACTION = f"{ROLLOUT}.multi_turn.interaction_config_path=interactions/gsm8k.yaml"
 REWARD_MODEL = ["reward_model.enable=true", "reward_model.model.path=somewhere"]
 JUDGE = "reward_model.judge.base_url=http://h/v1"
 SGLANG, ATTACHED = f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.server_urls=[http://h:30000]"
@@ -45,7 +48,7 @@ INEFFECTIVE = [
     ("data.val_max_samples=5", [VAL]),
     (f"{ROLLOUT}.multi_turn.max_parallel_calls=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
     (f"{ROLLOUT}.multi_turn.tool_timeout=2", [f"{ROLLOUT}.multi_turn.tool_config_path=tools/calculator.yaml"]),
-    (f"{ROLLOUT}.multi_turn.max_user_turns=2", [f"{ROLLOUT}.multi_turn.interaction_config_path=x.yaml"]),
+    (f"{ROLLOUT}.multi_turn.max_user_turns=2", [INTERACTION]),
     ("reward_model.model.coef=0.5", REWARD_MODEL),
     ("reward_model.max_length=100", REWARD_MODEL),
     ("reward_model.enable_resource_pool=true", REWARD_MODEL),
@@ -114,13 +117,13 @@ def test_load_config_checks() -> None:
     ("overrides", "message"),
     [
         (["model.lora_alpha=32"], r"model\.lora_alpha=32 has no effect: it needs model\.lora_rank above 0"),
-        (["ulysses_sequence_parallel_size=2"], r"size=2 has no effect: it needs trainer\.nnodes or"),
-        (["model.fsdp_config.fsdp_size=2"], r"size=2 has no effect: it needs trainer\.nnodes or"),
+        (["ulysses_sequence_parallel_size=2"], r"size=2 has no effect: it needs trainer\.nnodes above 1 or"),
+        (["model.fsdp_config.fsdp_size=2"], r"size=2 has no effect: it needs trainer\.nnodes above 1 or"),
         (
             ["trainer.device=cpu", "model.fsdp_config.param_offload=true"],
-            r"offload=True has no effect: it needs trainer\.device=cuda",
+            r"offload=true has no effect: it needs trainer\.device=cuda or auto",
         ),
-        (["trainer.checkpoint.async_save=true"], r"save=True has no effect: it needs trainer\.save_freq above 0"),
+        (["trainer.checkpoint.async_save=true"], r"save=true has no effect: it needs trainer\.save_freq above 0"),
         (
             ["trainer.n_gpus_per_node=8", "ulysses_sequence_parallel_size=3"],
             r"^ulysses_sequence_parallel_size=3 x model\.fsdp_config\.tensor_parallel_size=1 must divide the 8 ranks",
@@ -141,8 +144,22 @@ def test_what_the_recipes_set_is_not_held_against_the_user() -> None:
     assert load_config(["data.val_files=null"]).data.val_files is None
 
 
-def test_a_key_at_its_default_is_not_counted_as_set() -> None:
-    load(f"{ACTOR}.kl_loss_coef=0.001", "algorithm.lam=1.0", "trainer.critic_warmup=0")
+@pytest.mark.parametrize("override", [f"{ACTOR}.kl_loss_coef=0.001", "algorithm.lam=1.0", "data.val_batch_size=7"])
+def test_a_key_that_is_set_to_its_default_is_set(override: str) -> None:
+    with pytest.raises(ConfigError, match=f"{re.escape(override)} has no effect"):
+        load(override)
+
+
+def test_a_default_that_asks_for_nothing_may_be_set() -> None:
+    """As launch scripts do."""
+    load(
+        "trainer.critic_warmup=0",
+        f"{ACTOR}.fsdp_config.param_offload=false",
+        "trainer.device=cpu",
+        f"{ACTOR}.ulysses_sequence_parallel_size=1",
+        "reward_model.judge.data_sources=[]",
+        "tools.cassette_path=null",
+    )
 
 
 @pytest.mark.parametrize("bound", ["clip_ratio_low=0.1", "clip_ratio_high=0.3"])

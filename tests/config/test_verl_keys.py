@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 
 import pytest
@@ -138,7 +137,8 @@ def test_a_value_that_asks_for_something_else_is_refused(override: str, says: st
 def test_another_engine_is_refused_by_the_name_of_ours() -> None:
     with pytest.raises(ConfigError) as error:
         load_config(["actor_rollout_ref.rollout.name=vllm"])
-    assert str(error.value).startswith("actor_rollout_ref.rollout.name: expected 'embedded' or 'sglang', found 'vllm'")
+    known = "actor_rollout_ref.rollout.name: unknown rollout engine 'vllm'; known are embedded, sglang"
+    assert str(error.value).startswith(known)
     assert "Scripts written for vllm, trtllm or hf take sglang" in str(error.value)
 
 
@@ -158,7 +158,7 @@ def test_arguments_of_another_engine_are_noted(engine: str, caplog: pytest.LogCa
 def test_no_entry_is_a_key_of_ours() -> None:
     """Such an entry would never be reached, or would hide that the key exists."""
     for leaf in leaf_keys(Config):
-        assert translate({leaf: object()}) == ([leaf], [])
+        assert translate({leaf: object()}) == ([leaf], [], [])
 
 
 def test_every_entry_is_reached_by_a_key() -> None:
@@ -168,8 +168,7 @@ def test_every_entry_is_reached_by_a_key() -> None:
     for rule in VERL_KEYS:
         key = rule.pattern.replace("*", "x")
         if rule.accepted == ():
-            with pytest.raises(ConfigError, match=re.escape(rule.note)):
-                translate({key: "anything"})
+            assert rule.note in translate({key: "anything"})[2][0], key
         else:
-            strangers, notes = translate({key: rule.accepted[0] if rule.accepted else "anything"})
-            assert strangers == [] and rule.note in notes[0], key
+            strangers, notes, refused = translate({key: rule.accepted[0] if rule.accepted else "anything"})
+            assert strangers == refused == [] and rule.note in notes[0], key

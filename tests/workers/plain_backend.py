@@ -54,7 +54,7 @@ class PlainPolicy:
         sums = {"loss": 0.0}
         for one in _each(mini.sequences.load()):
             loss, seen = mini.loss(self._forward(one, mini.needs), one)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             for name, value in (seen | {"loss": loss.detach()}).items():
                 sums[name] = sums.get(name, 0.0) + value.item()
         norm = float(clip_grad_norm_(self._model.parameters(), self._settings.grad_clip))

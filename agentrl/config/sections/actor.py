@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
+from agentrl.config.rules import ConflictsWith, OnlyWith
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import KLType, LossAggMode, PolicyLossConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
-from agentrl.config.sections.parallel import ActorFSDPConfig, FSDPConfig, Parallel
-from agentrl.config.sections.rollout import RolloutConfig
+from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, FSDPConfig, Parallel
+from agentrl.config.sections.rollout import TrainingRolloutConfig
+from agentrl.config.sections.rollouts import PolicyConfig
 from agentrl.config.sections.trainer import CheckpointConfig
 
 
@@ -24,21 +28,26 @@ class ActorConfig(Section):
     ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
     """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
     result."""
-    clip_ratio: float | None = Field(None, gt=0)
-    """Both clip bounds at once; set this or the two below. With none of the three set: 0.2."""
+    clip_ratio: Annotated[
+        float | None,
+        ConflictsWith(
+            "clip_ratio_low",
+            "clip_ratio_high",
+            why="clip_ratio sets both bounds at once. Keep one kind, and set the other to null",
+        ),
+    ] = Field(None, gt=0)
+    """Both clip bounds at once. With none of the three set: 0.2."""
     clip_ratio_low: float | None = Field(None, gt=0)
     """The ratio is clipped from below at 1 - this; null: 0.2."""
     clip_ratio_high: float | None = Field(None, gt=0)
     """The ratio is clipped from above at 1 + this; null: 0.2."""
-    clip_ratio_c: float = Field(3.0, gt=1)
-    """Dual-clip bound for negative advantages (arXiv:1912.09729); vanilla loss only."""
+    clip_ratio_c: Annotated[float, OnlyWith("policy_loss.loss_mode=vanilla")] = Field(3.0, gt=1)
+    """Dual-clip bound for negative advantages (arXiv:1912.09729)."""
     loss_agg_mode: LossAggMode = "token-mean"
     entropy_coeff: float = 0.0
     use_kl_loss: bool = False
-    kl_loss_coef: float = Field(0.001, ge=0)
-    """Only with use_kl_loss."""
-    kl_loss_type: KLType = "low_var_kl"
-    """Only with use_kl_loss."""
+    kl_loss_coef: Annotated[float, OnlyWith("use_kl_loss=true")] = Field(0.001, ge=0)
+    kl_loss_type: Annotated[KLType, OnlyWith("use_kl_loss=true")] = "low_var_kl"
     grad_clip: float = Field(1.0, gt=0)
     shuffle: bool = True
     """Shuffle the prompts over the mini-batches."""
@@ -46,7 +55,7 @@ class ActorConfig(Section):
     """Train nothing of a vision-language model's vision tower, in the critic neither; adapters stay out of it, too."""
     use_torch_compile: bool = False
     """Compile the decoder layers of policy, reference and critic by torch.compile, in the first steps."""
-    ulysses_sequence_parallel_size: int = Field(1, gt=0)
+    ulysses_sequence_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     optim: OptimConfig = OptimConfig()
@@ -68,24 +77,31 @@ class ActorConfig(Section):
         return self.clip_ratio_high or self.clip_ratio or 0.2
 
 
+OWN_REFERENCE = OnlyWith(
+    "actor_rollout_ref.model.lora_rank=0",
+    "path",
+    because="the policy without its adapters is the reference",
+)
+
+
 class RefConfig(Section):
     """`actor_rollout_ref.ref.*`"""
 
     path: str | None = None
     """Model of the reference policy; null: actor_rollout_ref.model.path."""
-    log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)
-    ulysses_sequence_parallel_size: int | None = Field(None, gt=0)
+    log_prob_max_token_len_per_gpu: Annotated[int, OWN_REFERENCE] = Field(16384, gt=0)
+    ulysses_sequence_parallel_size: Annotated[int | None, OWN_REFERENCE, RANKS] = Field(None, gt=0)
     """null: the actor's."""
-    fsdp_config: FSDPConfig = FSDPConfig()
+    fsdp_config: Annotated[FSDPConfig, OWN_REFERENCE] = FSDPConfig()
 
 
-class ActorRolloutRefConfig(Section):
+class ActorRolloutRefConfig(PolicyConfig):
     """`actor_rollout_ref.*`"""
 
     model: ModelConfig = ModelConfig()
     actor: ActorConfig = ActorConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    ref: RefConfig = RefConfig()
+    rollout: TrainingRolloutConfig = TrainingRolloutConfig()
+    ref: Annotated[RefConfig, OnlyWith("actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true")] = RefConfig()
 
     @property
     def ref_parallel(self) -> Parallel:
@@ -100,7 +116,7 @@ class CriticModelConfig(Section):
 
 
 class CriticConfig(Section):
-    """`critic.*`: only with an advantage estimator that needs values (gae)."""
+    """`critic.*`"""
 
     path: str | None = None
     """Model the critic starts from; null: the policy's start."""
@@ -112,7 +128,7 @@ class CriticConfig(Section):
     cliprange_value: float = Field(0.5, gt=0)
     loss_agg_mode: LossAggMode = "token-mean"
     grad_clip: float = Field(1.0, gt=0)
-    ulysses_sequence_parallel_size: int = Field(1, gt=0)
+    ulysses_sequence_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)
     """As the actor's."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
     model: CriticModelConfig = CriticModelConfig()

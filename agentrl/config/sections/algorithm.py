@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from agentrl.config.rules import OnlyWith
 from agentrl.config.section import Section
 
+NEEDS_CRITIC = ("gae",)
+"""Advantage estimators that need values."""
+GROUP_ESTIMATORS = ("grpo", "grpo_turn", "rloo", "opo")
+"""Advantage estimators that compare the trajectories of a prompt."""
+
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-
-
 KLType = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 
 
@@ -22,38 +26,40 @@ class PolicyLossConfig(Section):
 
 
 class KLCtrlConfig(Section):
-    """`algorithm.kl_ctrl.*`: only with use_kl_in_reward."""
+    """`algorithm.kl_ctrl.*`"""
 
     type: Literal["fixed", "adaptive"] = "fixed"
     kl_coef: float = Field(0.001, ge=0)
-    horizon: int = Field(10000, gt=0)
-    """adaptive only."""
-    target_kl: float = Field(0.1, gt=0)
-    """adaptive only."""
+    horizon: Annotated[int, OnlyWith("type=adaptive")] = Field(10000, gt=0)
+    """adaptive: each step multiplies kl_coef by 1 + clip(kl / target_kl - 1, -0.2, 0.2) * sequences / horizon
+    (arXiv:1909.08593)."""
+    target_kl: Annotated[float, OnlyWith("type=adaptive")] = Field(0.1, gt=0)
+    """KL divergence of a sequence that the adaptive coefficient aims at."""
 
 
 class FilterGroupsConfig(Section):
     """`algorithm.filter_groups.*`"""
 
-    enable: bool = True
+    enable: Annotated[bool, OnlyWith(f"algorithm.adv_estimator={' or '.join(GROUP_ESTIMATORS)}")] = True
     """Save the policy's update the work on sequences without advantage, as those of groups whose rewards are all equal.
     It changes no weight: mini-batches, denominators and the number of optimizer steps are those of the whole batch, and
-    with KL loss or entropy bonus nothing is left out. No prompts are sampled anew in their place (DAPO). Group
-    estimators only."""
+    with KL loss or entropy bonus nothing is left out. No prompts are sampled anew in their place (DAPO)."""
 
 
 class AlgorithmConfig(Section):
     """`algorithm.*`"""
 
     adv_estimator: Literal["grpo", "gae", "rloo", "reinforce_plus_plus", "opo", "grpo_turn"] = "grpo"
-    gamma: float = Field(1.0, ge=0, le=1)
-    lam: float = Field(1.0, ge=0, le=1)
-    norm_adv_by_std_in_grpo: bool = True
+    gamma: Annotated[float, OnlyWith("adv_estimator=gae or reinforce_plus_plus")] = Field(1.0, ge=0, le=1)
+    """Discount of the rewards of later tokens."""
+    lam: Annotated[float, OnlyWith("adv_estimator=gae")] = Field(1.0, ge=0, le=1)
+    """Lambda of generalised advantage estimation (arXiv:1506.02438)."""
+    norm_adv_by_std_in_grpo: Annotated[bool, OnlyWith("adv_estimator=grpo or grpo_turn")] = True
     """False: Dr. GRPO (arXiv:2503.20783)."""
     use_kl_in_reward: bool = False
-    kl_penalty: KLType = "kl"
-    """Only with use_kl_in_reward."""
-    kl_ctrl: KLCtrlConfig = KLCtrlConfig()
+    kl_penalty: Annotated[KLType, OnlyWith("use_kl_in_reward=true")] = "kl"
+    """Estimator of the KL divergence."""
+    kl_ctrl: Annotated[KLCtrlConfig, OnlyWith("use_kl_in_reward=true")] = KLCtrlConfig()
     turn_reward_coef: float = Field(1.0, ge=0)
     """Weight of turn rewards (tools, interactions) beside the trajectory's score; 0 leaves them out."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()

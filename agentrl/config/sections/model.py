@@ -6,30 +6,41 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from agentrl.config.rules import NamesFile, OnlyWith
 from agentrl.config.section import Section
+from agentrl.config.sections.parallel import DEVICE
+
+WITH_LORA = OnlyWith("lora_rank above 0")
 
 
-class ModelConfig(Section):
-    """`actor_rollout_ref.model.*`"""
+class PlainModelConfig(Section):
+    """`actor_rollout_ref.model.*`: what trajectories read of it."""
 
     path: str = "quickstart"
     """A Hugging Face model directory or name; `quickstart` makes and warms up the tiny policy first."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Parameter type of policy, reference and engine."""
     trust_remote_code: bool = False
-    enable_gradient_checkpointing: bool = False
-    """Keep only the input of each decoder layer for the backward pass, and compute the layer again."""
-    enable_activation_offload: bool = False
-    """Keep these inputs in host memory. Only with enable_gradient_checkpointing and a GPU."""
-    lora_rank: int = Field(0, ge=0)
-    """Rank of LoRA's adapters (arXiv:2106.09685), which are then all that is trained; 0: no adapters."""
-    lora_alpha: int = Field(16, gt=0)
-    """Adapters are scaled by lora_alpha / lora_rank."""
-    target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
-    """Linear layers that get adapters, e.g. [q_proj,v_proj]; all-linear: all but the head."""
-    lora_adapter_path: str | None = None
-    """A folder of adapters in peft's format to start from; null: adapters that change nothing yet."""
-    chat_template: str | None = None
+    chat_template: Annotated[str | None, NamesFile()] = None
     """A Jinja file that replaces the tokenizer's chat template."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further variables for the chat template or renderer, e.g. enable_thinking."""
+
+
+class ModelConfig(PlainModelConfig):
+    """`actor_rollout_ref.model.*`"""
+
+    enable_gradient_checkpointing: bool = False
+    """Keep only the input of each decoder layer for the backward pass, and compute the layer again."""
+    enable_activation_offload: Annotated[bool, OnlyWith("enable_gradient_checkpointing=true"), DEVICE] = False
+    """Keep these inputs in host memory."""
+    lora_rank: int = Field(0, ge=0)
+    """Rank of LoRA's adapters (arXiv:2106.09685), which are then all that is trained; 0: no adapters."""
+    lora_alpha: Annotated[int, WITH_LORA] = Field(16, gt=0)
+    """Adapters are scaled by lora_alpha / lora_rank."""
+    target_modules: Annotated[Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], WITH_LORA] = (
+        "all-linear"
+    )
+    """Linear layers that get adapters, e.g. [q_proj,v_proj]; all-linear: all but the head."""
+    lora_adapter_path: Annotated[str | None, WITH_LORA] = None
+    """A folder of adapters in peft's format to start from; null: adapters that change nothing yet."""

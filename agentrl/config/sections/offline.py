@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from agentrl.config.section import Section
-from agentrl.config.sections.actor import ActorRolloutRefConfig
-from agentrl.config.sections.data import DataConfig
+from agentrl.config.sections.data import RowsConfig
+from agentrl.config.sections.model import PlainModelConfig
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.config.sections.rollout import RolloutConfig
+from agentrl.config.sections.rollouts import PolicyConfig, RolloutsConfig
+from agentrl.config.sections.trainer import OWN_CLUSTER
 from agentrl.config.sections.training import Config
 
 
-class GenerateDataConfig(DataConfig):
-    """`data.*` of `python -m agentrl.generate`: what training reads, and these."""
+class GenerateDataConfig(RowsConfig):
+    """`data.*` of `python -m agentrl.generate`."""
 
     path: str | list[str]
-    """Parquet files or glob patterns with the prompts; the keys train_files and val_files are not read."""
+    """Parquet files or glob patterns with the prompts."""
     output_path: str
     """The parquet file that is written: the columns of the rows, and the responses. It must not exist."""
     batch_size: int = Field(256, gt=0)
@@ -33,23 +35,34 @@ class GenerateDataConfig(DataConfig):
     ids, mask, log-probs."""
 
 
+class GenerateModelConfig(PlainModelConfig):
+    """`actor_rollout_ref.model.*` of `python -m agentrl.generate`."""
+
+    path: str
+    """A Hugging Face model directory or name, e.g. runs/quickstart/policy."""
+    lora_adapter_path: None = None
+    """A whole model is wanted: name one with its adapters merged, as runs write it into policy/, and set this key to
+    null."""
+
+
 class GenerateRolloutConfig(RolloutConfig):
-    """`actor_rollout_ref.rollout.*` of `python -m agentrl.generate`: that of training, and this."""
+    """`actor_rollout_ref.rollout.*` of `python -m agentrl.generate`."""
 
     do_sample: bool = True
     """False: greedily, which needs n=1."""
 
 
-class GenerateActorRolloutRefConfig(ActorRolloutRefConfig):
+class GeneratePolicyConfig(PolicyConfig):
     """`actor_rollout_ref.*` of `python -m agentrl.generate`."""
 
+    model: GenerateModelConfig
     rollout: GenerateRolloutConfig = GenerateRolloutConfig()
 
 
-class GenerateConfig(Config):
-    """The whole config of `python -m agentrl.generate`: that of a training run, and a few keys more.
+class GenerateConfig(RolloutsConfig):
+    """The whole config of `python -m agentrl.generate`.
 
-    So the YAML of a training run, its config.yaml included, serves here too; what only training needs is not read.
+    The YAML of a training run, its config.yaml included, serves here too: keys that only training reads are ignored.
     """
 
     short_keys: ClassVar[Mapping[str, str]] = {
@@ -57,8 +70,9 @@ class GenerateConfig(Config):
         "rollout.": "actor_rollout_ref.rollout.",
         "data.n_samples": "actor_rollout_ref.rollout.n",
     }
+    ignored: ClassVar[type[Section] | None] = Config
     data: GenerateDataConfig
-    actor_rollout_ref: GenerateActorRolloutRefConfig = GenerateActorRolloutRefConfig()
+    actor_rollout_ref: GeneratePolicyConfig
 
 
 class EvaluateDataConfig(Section):
@@ -86,7 +100,7 @@ class EvaluateRayConfig(Section):
 
     address: str | None = None
     """A running cluster, e.g. auto or ray://head:10001."""
-    num_cpus: int | None = Field(None, gt=0)
+    num_cpus: Annotated[int | None, OWN_CLUSTER] = Field(None, gt=0)
     """Start Ray on this machine with so many processes."""
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from agentrl.config.rules import OnlyWith
 from agentrl.config.section import Section
 
 
@@ -15,13 +16,12 @@ class OptimConfig(Section):
     name: Literal["adamw", "muon"] = "adamw"
     """muon: matrices by Muon at `lr`, everything else by AdamW at `adamw_lr`."""
     lr: float = Field(1e-6, gt=0)
-    adamw_lr: float | None = Field(None, gt=0)
-    """Only with name=muon."""
+    adamw_lr: Annotated[float | None, OnlyWith("name=muon")] = Field(None, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.01, ge=0)
     lr_warmup_steps: int = Field(0, ge=0)
     """Steps in which the rate rises to `lr`. The whole schedule counts the training steps in which the role learns: the
     policy's begins after trainer.critic_warmup."""
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
-    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    min_lr_ratio: Annotated[float, OnlyWith("lr_scheduler_type=cosine or linear")] = Field(0.0, ge=0, le=1)
     """Where cosine and linear end, as a fraction of `lr`."""

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from agentrl.config.rules import OnlyWith
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
+
+RANKS = OnlyWith("trainer.nnodes above 1", "trainer.n_gpus_per_node above 1", off=(1, -1))
+DEVICE = OnlyWith("trainer.device=cuda or auto")
 
 
 class FSDPConfig(Section):
     """`*.fsdp_config.*`"""
 
-    fsdp_size: Literal[-1] | Annotated[int, Field(gt=0)] = -1
+    fsdp_size: Annotated[Literal[-1] | Annotated[int, Field(gt=0)], RANKS] = -1
     """Ranks that hold the parameters between them; the next so many hold the same (hybrid sharding). -1: all ranks. Not
     counted are the ranks of tensor_parallel_size, which split what each of these holds."""
-    tensor_parallel_size: int = Field(1, gt=0)
+    tensor_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)
     """Ranks that split each layer's matrices, and attention by heads. Not with LoRA."""
 
 
 class ActorFSDPConfig(FSDPConfig):
     """`actor_rollout_ref.actor.fsdp_config.*`, and `model.fsdp_config.*` of `python -m agentrl.sft`"""
 
-    param_offload: bool = False
+    param_offload: Annotated[bool, DEVICE] = False
     """While a role (policy, reference, critic) does not work, its parameters are in host memory and not on its device;
     between its steps the optimizer's state, too."""
 
@@ -52,18 +57,16 @@ class Parallel:
         """What a role's keys ask for."""
         return Parallel(sequence, fsdp.tensor_parallel_size, None if fsdp.fsdp_size == -1 else fsdp.fsdp_size)
 
-    def check(self, ranks: int, section: str, fsdp_config: str = "fsdp_config") -> None:
-        """Raises ConfigError when `ranks` cannot be arranged so; `section` (with its dot) and `fsdp_config`: where the
-        keys are.
-        """
+    def faults(self, ranks: int, section: str, fsdp_config: str = "fsdp_config") -> Iterator[str]:
+        """Say why `ranks` cannot be arranged so; `section` (with its dot) and `fsdp_config`: where the keys are."""
         if ranks % self.copies:
-            raise ConfigError(
+            yield (
                 f"{section}ulysses_sequence_parallel_size={self.sequence} x {section}{fsdp_config}."
                 f"tensor_parallel_size={self.tensor} must divide the {ranks} ranks of the role"
             )
-        if self.shards is not None and (ranks // self.tensor) % self.shards:
+        elif self.shards is not None and (ranks // self.tensor) % self.shards:
             beside = "" if self.tensor == 1 else f" / tensor_parallel_size={self.tensor}"
-            raise ConfigError(
+            yield (
                 f"{section}{fsdp_config}.fsdp_size={self.shards} must divide the {ranks} ranks of the role{beside}; "
                 "-1 shards over all"
             )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from agentrl.config.rules import NamesFile, Needs, OnlyWith
 from agentrl.config.section import Section
+
+SANDBOX = OnlyWith("url")
+JUDGE = OnlyWith("base_url")
+ENABLED = OnlyWith("enable=true")
+POOL = OnlyWith("enable_resource_pool=true")
+OWN = OnlyWith("path")
 
 
 class SandboxFusionConfig(Section):
@@ -14,11 +21,11 @@ class SandboxFusionConfig(Section):
 
     url: str | None = None
     """A server that speaks SandboxFusion's API, e.g. http://127.0.0.1:8080 for `python -m sandbox.server`."""
-    max_concurrent: int = Field(64, gt=0)
+    max_concurrent: Annotated[int, SANDBOX] = Field(64, gt=0)
     """Programs judged at once."""
-    memory_limit_mb: int = Field(1024, gt=0)
+    memory_limit_mb: Annotated[int, SANDBOX] = Field(1024, gt=0)
     """MiB that a program may use, its tests included."""
-    timeout: float = Field(10.0, gt=0)
+    timeout: Annotated[float, SANDBOX] = Field(10.0, gt=0)
     """Running time of a program, all of its tests together; below reward_model.timeout, within which the server has to
     answer."""
 
@@ -27,23 +34,27 @@ class JudgeConfig(Section):
     """`reward_model.judge.*`: a language model that scores the data sources `judge/*`, and those named here, by a whole
     number from 0 to 10; a tenth of it is the trajectory's score."""
 
-    base_url: str | None = None
+    base_url: Annotated[
+        str | None,
+        OnlyWith("custom_reward_function.path=null", because="a function of your own scores everything"),
+        Needs("model", "the name of the model there"),
+    ] = None
     """An OpenAI-compatible endpoint, with its /v1."""
-    model: str | None = None
+    model: Annotated[str | None, JUDGE] = None
     """The model's name there."""
-    api_key_env: str | None = None
+    api_key_env: Annotated[str | None, JUDGE] = None
     """The environment variable that holds the endpoint's key; null: none is sent."""
-    data_sources: list[str] = []
+    data_sources: Annotated[list[str], JUDGE] = []
     """Further data sources that the judge scores, in place of their own scorers; * stands for anything."""
-    prompt: str | None = None
+    prompt: Annotated[str | None, JUDGE, NamesFile()] = None
     """A Jinja file with the judge's instructions, made of ground_truth, extra_info, data_source and max_score; null: it
     judges how well the assistant did what it was asked, by the ground truth where there is one."""
-    extra_body: dict[str, Any] = Field(default_factory=dict)
+    extra_body: Annotated[dict[str, Any], JUDGE] = Field(default_factory=dict)
     """Fields of each request, beside and over temperature 0, max_tokens 1024 and response_format with a verdict's JSON
     schema; null leaves one of these out."""
-    max_concurrent: int = Field(32, gt=0)
+    max_concurrent: Annotated[int, JUDGE] = Field(32, gt=0)
     """Trajectories judged at once."""
-    timeout: float = Field(30.0, gt=0)
+    timeout: Annotated[float, JUDGE] = Field(30.0, gt=0)
     """After which a request is given up and made again; below reward_model.timeout, which counts all of them."""
 
 
@@ -63,7 +74,7 @@ class RewardConfig(Section):
 
 
 class ScoreModelConfig(Section):
-    """`reward_model.model.*`: only with reward_model.enable."""
+    """`reward_model.model.*`"""
 
     path: str | None = None
     """A sequence classification model with one label, in Hugging Face format."""
@@ -75,25 +86,26 @@ class ScoreModelConfig(Section):
 class RewardModelConfig(RewardConfig):
     """`reward_model.*` of a training: the scorers, and a reward model beside them."""
 
-    enable: bool = False
+    enable: Annotated[bool, Needs("model.path", "a sequence classification model")] = False
     """Add a reward model's score to that of the scorer, which is 0 where the data source has none."""
-    model: ScoreModelConfig = ScoreModelConfig()
-    max_length: int | None = Field(None, gt=0)
+    model: Annotated[ScoreModelConfig, ENABLED] = ScoreModelConfig()
+    max_length: Annotated[int | None, ENABLED] = Field(None, gt=0)
     """Tokens of a conversation for the reward model, of which the last are kept; null: as many as it can read."""
-    forward_max_token_len_per_gpu: int = Field(16384, gt=0)
+    forward_max_token_len_per_gpu: Annotated[int, ENABLED] = Field(16384, gt=0)
     """Tokens of the reward model's micro-batches; changes memory, never the result."""
-    enable_resource_pool: bool = False
+    enable_resource_pool: Annotated[bool, ENABLED] = False
     """Devices of its own for the reward model; false: those of the trainer."""
-    nnodes: int = Field(1, gt=0)
-    """Machines of these. Only with enable_resource_pool."""
-    n_gpus_per_node: int = Field(1, gt=0)
-    """Devices on each of them. Only with enable_resource_pool."""
+    nnodes: Annotated[int, POOL] = Field(1, gt=0)
+    """Machines of these."""
+    n_gpus_per_node: Annotated[int, POOL] = Field(1, gt=0)
+    """Devices on each of them."""
 
 
 class CustomRewardConfig(Section):
     """`custom_reward_function.*`"""
 
-    path: str | None = None
+    path: Annotated[str | None, NamesFile()] = None
     """A Python file; its function replaces the scorers by data source."""
-    name: str = "compute_score"
-    reward_kwargs: dict[str, Any] = Field(default_factory=dict)
+    name: Annotated[str, OWN] = "compute_score"
+    """The function's name in that file."""
+    reward_kwargs: Annotated[dict[str, Any], OWN] = Field(default_factory=dict)

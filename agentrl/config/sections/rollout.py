@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from agentrl.config.registries import ENGINES
+from agentrl.config.rules import ConflictsWith, Names, NamesFile, NotAmong, OnlyWith
 from agentrl.config.section import Section
+from agentrl.config.sections.parallel import DEVICE
+from agentrl.config.sglang_arguments import SET_BY, plain_name
+from agentrl.system.targets import is_target
+
+TOOLS = OnlyWith("tool_config_path")
+SAMPLED = OnlyWith("do_sample=true")
+SGLANG = OnlyWith("name=sglang")
+STARTED = OnlyWith("server_urls=null", because="servers that run already have the arguments they were started with")
 
 
 def is_server_url(url: str) -> bool:
@@ -32,7 +41,7 @@ def server_urls(urls: list[str]) -> list[str]:
 
 def callable_target(target: str) -> str:
     """Raises ValueError for what does not name a function."""
-    if not re.fullmatch(r"(\w+(\.\w+)*|[^:]+\.py):[^\W\d][\w.]*", target):
+    if not is_target(target):
         raise ValueError("package.module:function or path/to/file.py:function")
     return target
 
@@ -47,41 +56,44 @@ ServerURLs = Annotated[
 class MultiTurnConfig(Section):
     """`actor_rollout_ref.rollout.multi_turn.*`"""
 
-    tool_config_path: str | None = None
+    tool_config_path: Annotated[str | None, NamesFile()] = None
     """YAML of the tools, relative to the working directory, else to configs/. The quickstart data brings its own."""
-    interaction_config_path: str | None = None
+    interaction_config_path: Annotated[str | None, NamesFile()] = None
     """YAML of the interactions."""
     format: str = "auto"
     """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, tool calls for the
     tokenizer's own template (hermes, qwen3_coder, glm, deepseek_v3, minimax, mistral, llama3_json, none), or a format
     of your own as package.module:object or path/to/file.py:object."""
     max_assistant_turns: int = Field(8, gt=0)
-    max_user_turns: int = Field(8, ge=0)
+    max_user_turns: Annotated[int, OnlyWith("interaction_config_path")] = Field(8, ge=0)
     """Answers of an interaction that the policy is shown; the next one ends the trajectory."""
     max_tokens_per_turn: int | None = Field(None, gt=0)
     """Cap on one assistant turn; null: only the response budget."""
-    max_tool_response_length: int = Field(1024, gt=0)
+    max_tool_response_length: Annotated[int, TOOLS] = Field(1024, gt=0)
     """Tokens of one tool answer; longer ones are cut with a visible marker."""
-    tool_response_truncate_side: Literal["left", "right", "middle"] = "middle"
+    tool_response_truncate_side: Annotated[Literal["left", "right", "middle"], TOOLS] = "middle"
     """Which part of a long answer is cut away."""
-    max_parallel_calls: int = Field(16, gt=0)
+    max_parallel_calls: Annotated[int, TOOLS] = Field(16, gt=0)
     """Tool calls in one message that are run; the rest get an error as their answer."""
     max_malformed: int = Field(4, ge=0)
     """Malformed calls after which the trajectory ends."""
     force_final_answer: bool = True
     """At the turn limit with calls answered: one last generation, whose calls are not run."""
-    tool_timeout: float = Field(30.0, gt=0)
+    tool_timeout: Annotated[float, OnlyWith("tool_config_path", "interaction_config_path")] = Field(30.0, gt=0)
     """Deadline of one tool call, unless the tool's own YAML sets another, and of one call of an interaction."""
 
 
 class OpenAIProxyConfig(Section):
     """`actor_rollout_ref.rollout.agent.openai_proxy.*`: the agent that rows with agent_name=openai_proxy run."""
 
-    target: Annotated[str, AfterValidator(callable_target)] | None = None
+    target: Annotated[
+        Annotated[str, AfterValidator(callable_target)] | None,
+        ConflictsWith("command", why="both say what the agent is. Set one of them to null"),
+    ] = None
     """An agent in Python that talks to an OpenAI client: package.module:function or path/to/file.py:function."""
     command: Annotated[list[str], Field(min_length=1)] | None = None
     """An agent in any language, started as a process for each trajectory: the program and its arguments, e.g.
-    [python,agent.py]; it finds the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY. Set this or target."""
+    [python,agent.py]; it finds the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY."""
     pass_env: list[str] = []
     """Environment variables of the trainer that the command may see, besides PATH, HOME and the like."""
 
@@ -91,7 +103,7 @@ class AgentConfig(Section):
 
     default_agent_loop: str = "single_turn"
     """For rows without `agent_name`."""
-    agent_loop_config_path: str | None = None
+    agent_loop_config_path: Annotated[str | None, NamesFile()] = None
     """YAML of user agent loops: a list of `name` and `_target_`."""
     max_concurrent: int = Field(1024, gt=0)
     """Trajectories that run at once."""
@@ -111,28 +123,28 @@ class AgentConfig(Section):
 class ValKwargs(Section):
     """`actor_rollout_ref.rollout.val_kwargs.*`"""
 
-    n: int = Field(1, gt=0)
+    n: Annotated[int, SAMPLED] = Field(1, gt=0)
     """Sampled trajectories a prompt: gives mean@n and pass@k."""
     do_sample: bool = True
     """Validate by sampling."""
     greedy: bool = True
     """Validate greedily too (one trajectory a prompt)."""
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1)
+    temperature: Annotated[float, SAMPLED] = Field(1.0, gt=0)
+    top_p: Annotated[float, SAMPLED] = Field(1.0, gt=0, le=1)
+    top_k: Annotated[int, SAMPLED] = Field(-1, ge=-1)
 
 
 class EngineKwargs(Section):
     """`actor_rollout_ref.rollout.engine_kwargs.*`"""
 
-    sglang: dict[str, Any] = Field(default_factory=dict)
+    sglang: Annotated[dict[str, Any], NotAmong(SET_BY, plain_name)] = Field(default_factory=dict)
     """Further arguments of the SGLang servers under SGLang's own names, e.g. attention_backend: fa3."""
 
 
 class RolloutConfig(Section):
-    """`actor_rollout_ref.rollout.*`"""
+    """`actor_rollout_ref.rollout.*`: what running trajectories reads of it."""
 
-    name: Literal["embedded", "sglang"] = "embedded"
+    name: Annotated[str, Names(ENGINES)] = "embedded"
     """embedded: generates inside the trainer's process, for small models; sglang: SGLang servers, for all others.
     Scripts written for vllm, trtllm or hf take sglang."""
     n: int = Field(8, gt=0)
@@ -148,40 +160,45 @@ class RolloutConfig(Section):
     nnodes: int = Field(0, ge=0)
     """Machines of a Ray cluster that only generate, with a rollout worker each; 0: the trainer's machines, which share
     their devices with the engine."""
-    n_gpus_per_node: int = Field(1, gt=0)
-    """GPUs of each of them. Only with nnodes above 0."""
-    num_servers: int = Field(1, gt=0)
+    n_gpus_per_node: Annotated[int, OnlyWith("nnodes above 0")] = Field(1, gt=0)
+    """GPUs of each of them."""
+    num_servers: Annotated[int, SGLANG, STARTED] = Field(1, gt=0)
     """SGLang servers that are started on each machine that generates, each with tensor_model_parallel_size GPUs."""
-    tensor_model_parallel_size: int = Field(1, gt=0)
+    tensor_model_parallel_size: Annotated[int, SGLANG, STARTED] = Field(1, gt=0)
     """GPUs over which each SGLang server splits the model."""
-    gpu_memory_utilization: float = Field(0.5, gt=0, le=1)
+    gpu_memory_utilization: Annotated[float, SGLANG, STARTED, DEVICE] = Field(0.5, gt=0, le=1)
     """Part of a GPU's memory that an SGLang server takes for weights and KV cache together (mem-fraction-static). Half
     leaves room for the policy on the same GPU; servers with GPUs of their own can take 0.85."""
-    engine_kwargs: EngineKwargs = EngineKwargs()
-    server_urls: ServerURLs | None = None
+    engine_kwargs: Annotated[EngineKwargs, SGLANG, STARTED] = EngineKwargs()
+    server_urls: Annotated[ServerURLs | None, SGLANG] = None
     """SGLang servers that run already and are attached to, e.g. [http://node1:30000,http://node2:30000]; null: servers
     are started. They must serve the policy's model."""
-    server_start_timeout: float = Field(600.0, gt=0)
+    server_start_timeout: Annotated[float, SGLANG] = Field(600.0, gt=0)
     """Until a server answers after it was started or attached to."""
-    health_check_interval: float = Field(10.0, gt=0)
+    health_check_interval: Annotated[float, SGLANG] = Field(10.0, gt=0)
     """Between two health checks of an SGLang server."""
-    max_server_restarts: int = Field(3, ge=0)
+    max_server_restarts: Annotated[int, SGLANG, STARTED] = Field(3, ge=0)
     """Restarts of one server within half an hour: one that dies once more stays dead, and the others go on; 0: a dead
     server is not started again."""
-    free_cache_engine: bool = False
+    free_cache_engine: Annotated[bool, SGLANG, STARTED, DEVICE] = False
     """Free the servers' weights and KV cache while the policy is updated, for a policy on the same GPU. Off, since it
     costs time in every step and helps only where both do not fit; it needs CUDA and torch_memory_saver."""
-    update_weights_transport: Literal["auto", "tensor", "distributed", "disk"] = "auto"
+    update_weights_transport: Annotated[Literal["auto", "tensor", "distributed", "disk"], SGLANG] = "auto"
     """How SGLang servers get the policy's weights. tensor: by handles to shared memory (CUDA IPC on a GPU), on the same
     machine only; distributed: broadcast by torch.distributed (nccl, gloo); disk: by files, in a folder that every
     server sees under the same path; auto: tensor for servers on this machine, distributed for others."""
-    update_weights_bucket_megabytes: int = Field(512, gt=0)
+    update_weights_bucket_megabytes: Annotated[int, SGLANG] = Field(512, gt=0)
     """Tensors are sent in buckets (with disk: files) of so many MiB: smaller ones take less memory, larger ones fewer
     calls."""
-    update_weights_checksum: bool = False
+    update_weights_checksum: Annotated[bool, SGLANG] = False
     """After each update, ask every SGLang server for a checksum of the weights it has, and compare."""
-    log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)
-    """Tokens a micro-batch of the log-prob pass."""
     multi_turn: MultiTurnConfig = MultiTurnConfig()
     agent: AgentConfig = AgentConfig()
-    val_kwargs: ValKwargs = ValKwargs()
+
+
+class TrainingRolloutConfig(RolloutConfig):
+    """`actor_rollout_ref.rollout.*` of a training."""
+
+    log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)
+    """Tokens a micro-batch of the log-prob pass."""
+    val_kwargs: Annotated[ValKwargs, OnlyWith("data.val_files")] = ValKwargs()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from agentrl.config.rules import OnlyWith
 from agentrl.config.section import Section
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
-from agentrl.config.sections.parallel import ActorFSDPConfig, Parallel
-from agentrl.config.sections.trainer import CheckpointConfig, RayInitConfig, RunConfig
+from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, Parallel
+from agentrl.config.sections.trainer import RAY, CheckpointConfig, RayInitConfig, RunConfig
+
+SAVED = OnlyWith("save_freq above 0")
 
 
 class SFTDataConfig(Section):
@@ -46,9 +49,8 @@ class SFTTrainerConfig(RunConfig):
     """Name of the run in wandb, and its folder unless default_local_dir says another."""
     save_freq: int = -1
     """Checkpoint every so many steps, and at the end; -1: never, and the same command starts anew."""
-    max_ckpt_to_keep: int | None = Field(2, gt=0)
-    """Only with save_freq."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    max_ckpt_to_keep: Annotated[int | None, SAVED] = Field(2, gt=0)
+    checkpoint: Annotated[CheckpointConfig, SAVED] = CheckpointConfig()
 
 
 class SFTConfig(Section):
@@ -60,11 +62,17 @@ class SFTConfig(Section):
     """As `actor_rollout_ref.rollout.multi_turn.format`."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
     grad_clip: float = Field(1.0, gt=0)
-    ulysses_sequence_parallel_size: int = Field(1, gt=0)
+    ulysses_sequence_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     trainer: SFTTrainerConfig = SFTTrainerConfig()
-    ray_init: RayInitConfig = RayInitConfig()
+    ray_init: Annotated[RayInitConfig, RAY] = RayInitConfig()
 
     @property
     def parallel(self) -> Parallel:
+        """How the ranks share the work."""
         return Parallel.of(self.ulysses_sequence_parallel_size, self.model.fsdp_config)
+
+    @property
+    def uses_ray(self) -> bool:
+        """Say whether more than this process is asked for."""
+        return self.trainer.nnodes * self.trainer.n_gpus_per_node > 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from agentrl.config.rules import Needs, OnlyWith
 from agentrl.config.section import Section
 
 
@@ -19,7 +20,7 @@ class ToolsConfig(Section):
     client_id: str | None = None
     """The name by which servers know this run, to share their capacity fairly between runs; null:
     trainer.project_name/trainer.experiment_name."""
-    cassette: Literal["record", "replay"] | None = None
+    cassette: Annotated[Literal["record", "replay"] | None, Needs("cassette_path", "the file of the answers")] = None
     """record: keep what tools and interactions answer; replay: give those answers again, and ask no server."""
-    cassette_path: str | None = None
+    cassette_path: Annotated[str | None, OnlyWith("cassette=record or replay")] = None
     """The file of a cassette."""

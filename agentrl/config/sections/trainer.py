@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from agentrl.config.rules import ConflictsWith, Needs, OnlyWith
 from agentrl.config.section import Section
 
 Loggers = Annotated[
@@ -14,81 +15,103 @@ Loggers = Annotated[
 ]
 
 
+RAY = OnlyWith(
+    "trainer.nnodes above 1",
+    "trainer.n_gpus_per_node above 1",
+    "actor_rollout_ref.rollout.nnodes above 0",
+    "reward_model.enable_resource_pool=true",
+)
+OWN_CLUSTER = ConflictsWith("address", why="a cluster that runs has its CPUs already. Set one of them to null")
+
+
 class CheckpointConfig(Section):
-    """`*.checkpoint.*`: of the run's checkpoints, which hold the critic, too."""
+    """`*.checkpoint.*`: keys of the run's checkpoints, which hold the critic, too."""
 
     async_save: bool = False
     """Go on with the next step when the weights are copied to host memory, and write them meanwhile."""
 
 
-class RunConfig(Section):
-    """`trainer.*` of every training."""
+class JobConfig(Section):
+    """`trainer.*` of everything that runs a model."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_worker_restarts: Annotated[int, RAY] = Field(0, ge=0)
+    """How often a run goes on by itself after a rank died, from its newest checkpoint with new ranks, and as often with
+    a new rollout worker after one died; 0: it ends, and the same command goes on."""
+    project_name: str = "agentrl"
+    """Project in wandb; with experiment_name the name by which servers know the run."""
+    experiment_name: str = "quickstart"
+    """Title of the plot, name of the run in wandb, and folder of the run unless default_local_dir says another."""
+
+
+class RolloutsTrainerConfig(JobConfig):
+    """`trainer.*`: what running trajectories reads of it."""
+
+    seed: int = Field(1, ge=0)
+    """Seed of sampling and of mini-batch order. With the same seed, data and machine a run repeats exactly."""
+
+
+class RunConfig(JobConfig):
+    """`trainer.*` of every training."""
+
     nnodes: int = Field(1, gt=0)
     """Machines of the Ray cluster that the models are sharded over."""
     n_gpus_per_node: int = Field(1, gt=0)
     """Devices of each of them (with device=cpu: processes). With one device in all, nothing but this process is used;
     with more, one Ray actor each."""
-    max_worker_restarts: int = Field(0, ge=0)
-    """How often a run goes on by itself after a rank died, from its newest checkpoint with new ranks, and as often with
-    a new rollout worker after one died; 0: it ends, and the same command goes on. Only with several devices."""
     profile_steps: list[Annotated[int, Field(gt=0)]] | None = None
     """Steps in which the stages of the workers are profiled, e.g. [2,5]; their files are in profile/ of
     default_local_dir."""
-    project_name: str = "agentrl"
-    """Project in wandb."""
-    experiment_name: str = "quickstart"
-    """Title of the plot, name of the run in wandb, and folder of the run unless default_local_dir says another."""
     default_local_dir: str = "runs/${trainer.experiment_name}"
     """Where everything the run writes goes. On several nodes: a file system that all of them share."""
     default_remote_dir: str | None = None
     """A folder in an object store, as fsspec names it (s3://bucket/run, gs://..., hdfs://..., file:///...): checkpoints
     and the exported policy are uploaded to it, and a run without them in default_local_dir goes on from there."""
-    total_epochs: int = Field(1, gt=0)
+    total_epochs: Annotated[int, OnlyWith("total_training_steps=null")] = Field(1, gt=0)
     total_training_steps: int | None = Field(None, gt=0)
     """null: as many as total_epochs gives."""
     logger: Loggers = ["console", "jsonl"]
     save_freq: int = -1
     """Checkpoint every so many steps, and at the end; -1: only at the end."""
-    test_freq: int = -1
+    test_freq: Annotated[int, OnlyWith("data.val_files")] = -1
     """Validate every so many steps, and at the end; -1: only at the end."""
-    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
+    resume_mode: Annotated[
+        Literal["auto", "disable", "resume_path"],
+        Needs("resume_from_path", "the checkpoint's folder", of="resume_path"),
+    ] = "auto"
     """auto: go on from the newest checkpoint in default_local_dir, if there is one; disable: start anew, and move what
     is there aside; resume_path: go on from resume_from_path."""
-    resume_from_path: str | None = None
-    """Only with resume_mode=resume_path."""
+    resume_from_path: Annotated[str | None, OnlyWith("resume_mode=resume_path")] = None
+    """A checkpoint, e.g. runs/mine/checkpoints/step_000012."""
 
 
-class TrainerConfig(RunConfig):
-    """`trainer.*`"""
+class TrainerConfig(RunConfig, RolloutsTrainerConfig):
+    """`trainer.*` of reinforcement learning."""
 
     val_before_train: bool = True
-    val_only: bool = False
+    val_only: Annotated[bool, Needs("data.val_files")] = False
     """Validate the policy of the checkpoint that is resumed from, or of the start, and train nothing."""
     max_actor_ckpt_to_keep: int | None = Field(2, gt=0)
-    critic_warmup: int = Field(0, ge=0)
-    """Steps in which only the critic learns; only with a critic."""
-    seed: int = Field(1, ge=0)
-    """Seed of sampling and of mini-batch order. With the same seed, data and machine a run repeats exactly."""
+    critic_warmup: Annotated[int, OnlyWith("algorithm.adv_estimator=gae")] = Field(0, ge=0)
+    """Steps in which only the critic learns."""
     save_trajectories: Literal["all", "val", "none"] = "all"
     show_trajectory_freq: int = 10
     """Show one whole trajectory every so many steps; -1: never."""
 
 
 class RayInitConfig(Section):
-    """`ray_init.*`: only with several devices."""
+    """`ray_init.*`"""
 
     address: str | None = None
     """A running cluster, e.g. auto or ray://head:10001; null: Ray is started on this machine."""
-    num_cpus: int | None = Field(None, gt=0)
+    num_cpus: Annotated[int | None, OWN_CLUSTER] = Field(None, gt=0)
     """CPUs of a Ray that is started here; null: all, and at least one a rank."""
     timeline_json_file: str | None = None
     """Where Ray's timeline of the run is written at its end, for chrome://tracing or Perfetto."""
 
 
 class QuickstartConfig(Section):
-    """`quickstart.*`: only when data or model is `quickstart`."""
+    """`quickstart.*`"""
 
     dir: str = "runs/quickstart-assets"
     """Where data, tokenizer and warmed-up policy are made; found there, they are used again if made with these keys."""

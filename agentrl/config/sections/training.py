@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from agentrl.config.section import Section
+from typing import Annotated
+
+from agentrl.config.rules import OnlyWith
 from agentrl.config.sections.actor import ActorRolloutRefConfig, CriticConfig
 from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.config.sections.data import DataConfig
-from agentrl.config.sections.reward import CustomRewardConfig, RewardModelConfig
-from agentrl.config.sections.tools import ToolsConfig
-from agentrl.config.sections.trainer import QuickstartConfig, RayInitConfig, TrainerConfig
+from agentrl.config.sections.reward import RewardModelConfig
+from agentrl.config.sections.rollouts import RolloutsConfig
+from agentrl.config.sections.trainer import QuickstartConfig, TrainerConfig
 
 
-class Config(Section):
+class Config(RolloutsConfig):
     """The whole config of `python -m agentrl.train`."""
 
     data: DataConfig = DataConfig()
     actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
-    critic: CriticConfig = CriticConfig()
+    critic: Annotated[CriticConfig, OnlyWith("algorithm.adv_estimator=gae")] = CriticConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
-    custom_reward_function: CustomRewardConfig = CustomRewardConfig()
-    tools: ToolsConfig = ToolsConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
-    ray_init: RayInitConfig = RayInitConfig()
-    quickstart: QuickstartConfig = QuickstartConfig()
+    quickstart: Annotated[
+        QuickstartConfig,
+        OnlyWith("data.train_files=quickstart", "data.val_files=quickstart", "actor_rollout_ref.model.path=quickstart"),
+    ] = QuickstartConfig()
+
+    @property
+    def rollout_workers(self) -> int:
+        """Processes that run trajectories: with Ray one on each machine that generates."""
+        return self.actor_rollout_ref.rollout.nnodes or self.trainer.nnodes
+
+    @property
+    def uses_ray(self) -> bool:
+        """Say whether more than this process is asked for."""
+        devices = self.trainer.nnodes * self.trainer.n_gpus_per_node
+        return devices > 1 or self.actor_rollout_ref.rollout.nnodes > 0 or self.reward_model.enable_resource_pool

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from agentrl.config import Config
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo
 from agentrl.engines.servers.process import ServerProcess
@@ -67,7 +67,7 @@ async def reach(client: ServerClient, timeout: float, progress: Say = lambda _: 
 
 
 def weight_sender(
-    config: Config, device: str, urls: Sequence[str], run_dir: Path, checksums: Callable[[], ExpectedChecksums]
+    config: RolloutsConfig, device: str, urls: Sequence[str], run_dir: Path, checksums: Callable[[], ExpectedChecksums]
 ) -> WeightSender:
     """Build the sender that update_weights_transport asks for. Raises ConfigError.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from agentrl.config import Config
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sglang_arguments import EXTRA_KEY
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.contract import EngineError
@@ -50,7 +50,7 @@ def build(setting: EngineSetting, loop: LoopThread) -> SGLangEngine:
 
 
 async def start_engine(
-    config: Config, device: str, max_model_len: int, run_dir: Path, *, notify: Say, progress: Say
+    config: RolloutsConfig, device: str, max_model_len: int, run_dir: Path, *, notify: Say, progress: Say
 ) -> SGLangEngine:
     """Start `num_servers` servers, or attach to `server_urls`, and wait until all of them answer.
 
@@ -104,7 +104,7 @@ async def start_engine(
         raise
 
 
-def server_processes(config: Config, device: str, max_model_len: int, run_dir: Path) -> list[SGLangProcess]:
+def server_processes(config: RolloutsConfig, device: str, max_model_len: int, run_dir: Path) -> list[SGLangProcess]:
     """Prepare the servers; each has the next tensor_model_parallel_size GPUs of this machine. Raises ConfigError."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     ranks = rollout.tensor_model_parallel_size
@@ -137,7 +137,7 @@ def server_processes(config: Config, device: str, max_model_len: int, run_dir: P
     ]
 
 
-def started_with(config: Config) -> str:
+def started_with(config: RolloutsConfig) -> str:
     """List the keys that a failed start may come from, with their values."""
     rollout = config.actor_rollout_ref.rollout
     keys = {

@@ -1,0 +1,229 @@
+"""Rules that a key declares beside its type: `Annotated[float, OnlyWith("use_kl_loss=true")]`.
+
+A rule names other keys as its own section does, or as one of the sections around it, the whole config last:
+`OnlyWith("data.val_files")` at `trainer.test_freq` means the root's `data.val_files`.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from agentrl.errors import ConfigError
+from agentrl.system.config_files import find_file
+from agentrl.system.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The section in which a rule is declared, among all keys of the config."""
+
+    section: str
+    """Dotted path; empty for the whole config."""
+    keys: Collection[str]
+
+    def find(self, name: str) -> str | None:
+        """The full path of the key that `name` means here; None where this config has no such key."""
+        parts = self.section.split(".") if self.section else []
+        paths = (".".join([*parts[:count], name]) for count in range(len(parts), -1, -1))
+        return next((path for path in paths if path in self.keys), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A config's values by key, and the keys that the user gave."""
+
+    all: Mapping[str, Any]
+    given: Collection[str]
+    """Without those that are set to a default which asks for nothing: null, false, 0 or something empty."""
+
+
+class Rule(ABC):
+    """One rule of a key, or of every key of a section."""
+
+    @abstractmethod
+    def text(self, place: Place) -> str:
+        """The rule as a sentence for the page of keys; empty where it does not apply to this config."""
+
+    @abstractmethod
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        """What the user has to be told about `key`."""
+
+
+_CONDITION = re.compile(r"([\w.]+)(?:=(.+)| above (\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`key` (is set), `key=value or value` or `key above number`."""
+
+    name: str
+    values: tuple[Any, ...] | None
+    above: int | None
+
+    @staticmethod
+    def parse(text: str) -> Condition:
+        """Raises ValueError for another form."""
+        match = _CONDITION.fullmatch(text)
+        if match is None:
+            raise ValueError(f"expected key, key=value or key above number, found {text!r}")
+        name, values, above = match.groups()
+        return Condition(
+            name,
+            tuple(yaml.safe_load(value) for value in values.split(" or ")) if values else None,
+            int(above) if above else None,
+        )
+
+    def holds(self, value: Any) -> bool:
+        """Say whether the key's value fulfils the condition."""
+        if self.values is not None:
+            return value in self.values
+        return value is not None if self.above is None else value > self.above
+
+    def text(self, key: str) -> str:
+        """The condition with the key's full path."""
+        if self.values is not None:
+            return f"{key}={' or '.join(map(shown, self.values))}"
+        return key if self.above is None else f"{key} above {self.above}"
+
+
+class OnlyWith(Rule):
+    """The key has an effect only where one of the conditions holds. Set elsewhere, it is refused.
+
+    Conditions on keys that a config does not have are left out there; with none left the rule does not apply.
+
+    Args:
+        because: the reason, which follows "as".
+        off: values that ask for nothing, and may be set everywhere.
+    """
+
+    def __init__(self, *conditions: str, because: str = "", off: Collection[Any] = ()) -> None:
+        self.conditions = tuple(map(Condition.parse, conditions))
+        self.because, self.off = because, off
+
+    def _found(self, place: Place) -> list[tuple[str, Condition]]:
+        found = ((place.find(condition.name), condition) for condition in self.conditions)
+        return [(key, condition) for key, condition in found if key is not None]
+
+    def _needed(self, place: Place) -> str:
+        needed = " or ".join(condition.text(key) for key, condition in self._found(place))
+        return needed + (f", as {self.because}" if self.because else "")
+
+    def text(self, place: Place) -> str:
+        return f"Only with {self._needed(place)}." if self._found(place) else ""
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        found = self._found(place)
+        if key not in values.given or values.all[key] in self.off:
+            return []
+        if not found or any(condition.holds(values.all[other]) for other, condition in found):
+            return []
+        needed = self._needed(place)
+        return [f"{key}={shown(values.all[key])} has no effect: it needs {needed}. Set that, or leave {key} out"]
+
+
+class Needs(Rule):
+    """Where the key has the value `of` (None: any but null and false), `other` must be set; `what` describes it."""
+
+    def __init__(self, other: str, what: str = "", *, of: Any = None) -> None:
+        self.other, self.what, self.of = other, what, of
+
+    def _needed(self, place: Place) -> str:
+        return f"{place.find(self.other)}" + (f", {self.what}" if self.what else "")
+
+    def text(self, place: Place) -> str:
+        return f"{'Needs' if self.of is None else f'{shown(self.of)} needs'} {self._needed(place)}."
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        value, other = values.all[key], place.find(self.other)
+        applies = value == self.of if self.of is not None else value is not None and value is not False
+        if not applies or other is None or values.all[other] is not None:
+            return []
+        return [f"{key}={shown(value)} needs {self._needed(place)}"]
+
+
+class ConflictsWith(Rule):
+    """The key and the others must not be set at once; `why` says so, and what to do."""
+
+    def __init__(self, *others: str, why: str) -> None:
+        self.others, self.why = others, why
+
+    def text(self, place: Place) -> str:
+        return f"Not with {' or '.join(self.others)}."
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        others = [other for other in map(place.find, self.others) if other is not None]
+        given = [f"{other}={shown(values.all[other])}" for other in others if values.all[other] is not None]
+        if values.all[key] is None or not given:
+            return []
+        return [f"{key}={shown(values.all[key])} conflicts with {' and '.join(given)}: {self.why}"]
+
+
+class NotAmong(Rule):
+    """Entries of a mapping that cannot be given, by their name in `known_as`, each with what to do instead."""
+
+    def __init__(self, instead: Mapping[str, str], known_as: Callable[[str], str] = str) -> None:
+        self.instead, self.known_as = instead, known_as
+
+    def text(self, place: Place) -> str:
+        return ""
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        return [
+            f"{key}.{name}: this argument cannot be given: {self.instead[self.known_as(name)]}"
+            for name in values.all[key]
+            if self.known_as(name) in self.instead
+        ]
+
+
+class NamesFile(Rule):
+    """The value names a file, in the working directory or else in `configs/`."""
+
+    def text(self, place: Place) -> str:
+        return ""
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        name = values.all[key]
+        try:
+            if name is not None:
+                find_file(key, name)
+        except ConfigError as error:
+            return [str(error)]
+        return []
+
+
+class Names(Rule):
+    """The value, or each one of a list, is a name of a registry, or a target where the registry takes them.
+
+    `options`: the key of the options of what is named, a mapping; None: it takes none.
+    """
+
+    def __init__(self, registry: Registry[Any], options: str | None = None) -> None:
+        self.registry, self.options = registry, options
+
+    def text(self, place: Place) -> str:
+        yours = ", or one of yours as package.module:object or path/to/file.py:object"
+        return f"One of {', '.join(self.registry.names())}{yours if self.registry.takes_targets else ''}."
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        value = values.all[key]
+        names: Sequence[str] = value if isinstance(value, list) else [value] if value is not None else []
+        options_key = place.find(self.options) if self.options is not None else None
+        options = values.all[options_key] if options_key is not None else {}
+        found = []
+        for name in names:
+            try:
+                self.registry.check(name, options, key, options_key or "")
+            except ConfigError as error:
+                found.append(str(error))
+        return found
+
+
+def shown(value: Any) -> str:
+    """The value as a user writes it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
