@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Collection, Iterator
 
-from agentrl.config.choices import check_choices
 from agentrl.config.keys import all_keys, defaults, flatten, leaf_keys
 from agentrl.config.rules import Names, OnlyWith, Place, Values
 from agentrl.config.section import Section
@@ -26,7 +25,7 @@ def check(config: Section, given: Collection[str]) -> None:
     Args:
         given: the keys that the user gave.
     """
-    found = [*check_rules(config, given), *check_choices(config), *check_together(config)]
+    found = [*check_rules(config, given), *check_together(config)]
     if found:
         raise ConfigError("\n".join(dict.fromkeys(found)))
 

@@ -215,13 +215,15 @@ class Names(Rule):
         names: Sequence[str] = value if isinstance(value, list) else [value] if value is not None else []
         options_key = place.find(self.options) if self.options is not None else None
         options = values.all[options_key] if options_key is not None else {}
-        found = []
-        for name in names:
-            try:
-                self.registry.check(name, options, key, options_key or "")
-            except ConfigError as error:
-                found.append(str(error))
-        return found
+        return [fault for name in names for fault in self.faults_of(name, key, options, options_key or "")]
+
+    def faults_of(self, name: str, key: str, options: Mapping[str, Any] = {}, options_key: str = "") -> list[str]:
+        """What the registry has to say of one name."""
+        try:
+            self.registry.check(name, options, key, options_key)
+        except ConfigError as error:
+            return [str(error)]
+        return []
 
 
 def shown(value: Any) -> str:

@@ -165,12 +165,13 @@ def test_wrong_value_names_key_expectation_and_finding(override: str, key: str, 
 def test_all_wrong_keys_are_named_at_once() -> None:
     wrong = ["data.seed=x", "trainer.sed=1", "~critic.lr", "algorithm=3", "data.truncation=left", "data.sead=1"]
     message = refused(*wrong)
-    assert [line.partition(":")[0] for line in message.splitlines()] == [
-        "unknown key critic.lr; did you mean critic.optim.lr or actor_rollout_ref.actor.optim.lr?",
-        "algorithm=3",
+    found = [line.partition(";")[0].partition(": ")[0] for line in message.splitlines()]
+    assert found == [
+        "unknown key critic.lr",
+        "algorithm",
         "data.truncation=left asks for something that agentrl does not do",
-        "unknown key data.sead; did you mean data.seed?",
-        "unknown key trainer.sed; did you mean trainer.seed or data.seed or quickstart.seed?",
+        "unknown key data.sead",
+        "unknown key trainer.sed",
         "data.seed",
     ]
 

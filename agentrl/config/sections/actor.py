@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agentrl.config.rules import ConflictsWith, OnlyWith
+from agentrl.config.registries import POLICY_BACKENDS
+from agentrl.config.rules import ConflictsWith, Names, OnlyWith
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import KLType, LossAggMode, PolicyLossConfig
 from agentrl.config.sections.model import ModelConfig
@@ -20,8 +21,8 @@ from agentrl.config.sections.trainer import CheckpointConfig
 class ActorConfig(Section):
     """`actor_rollout_ref.actor.*`"""
 
-    strategy: str = "fsdp2"
-    """What holds, shards and steps the policy: fsdp2 (fsdp means the same), or one of yours as module:object."""
+    strategy: Annotated[str, Names(POLICY_BACKENDS)] = "fsdp2"
+    """Backend that holds, shards and steps the policy; fsdp means fsdp2."""
     ppo_mini_batch_size: int = Field(16, gt=0)
     """Prompts an optimizer step; must divide data.train_batch_size."""
     ppo_epochs: int = Field(1, gt=0)

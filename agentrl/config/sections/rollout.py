@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from agentrl.config.registries import ENGINES
-from agentrl.config.rules import ConflictsWith, Names, NamesFile, NotAmong, OnlyWith
+from agentrl.config.registries import CALL_FORMATS, ENGINES
+from agentrl.config.rules import ConflictsWith, Names, NamesFile, NotAmong, OnlyWith, Place, Values
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
 from agentrl.config.sglang_arguments import SET_BY, plain_name
@@ -53,6 +53,20 @@ ServerURLs = Annotated[
 ]
 
 
+class NamesFormat(Names):
+    """The value names a tool-call format. Families of the renderers package are judged with the tokenizer, later."""
+
+    def text(self, place: Place) -> str:
+        return ""
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        name = str(values.all[key]).removeprefix("template:")
+        return self.faults_of(name, key) if is_target(name) else []
+
+
+NAMES_FORMAT = NamesFormat(CALL_FORMATS)
+
+
 class MultiTurnConfig(Section):
     """`actor_rollout_ref.rollout.multi_turn.*`"""
 
@@ -60,7 +74,7 @@ class MultiTurnConfig(Section):
     """YAML of the tools, relative to the working directory, else to configs/. The quickstart data brings its own."""
     interaction_config_path: Annotated[str | None, NamesFile()] = None
     """YAML of the interactions."""
-    format: str = "auto"
+    format: Annotated[str, NAMES_FORMAT] = "auto"
     """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, tool calls for the
     tokenizer's own template (hermes, qwen3_coder, glm, deepseek_v3, minimax, mistral, llama3_json, none), or a format
     of your own as package.module:object or path/to/file.py:object."""

@@ -11,6 +11,7 @@ from agentrl.config.section import Section
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, Parallel
+from agentrl.config.sections.rollout import NAMES_FORMAT
 from agentrl.config.sections.trainer import RAY, CheckpointConfig, RayInitConfig, RunConfig
 
 SAVED = OnlyWith("save_freq above 0")
@@ -58,7 +59,7 @@ class SFTConfig(Section):
 
     data: SFTDataConfig
     model: SFTModelConfig = SFTModelConfig()
-    format: str = "auto"
+    format: Annotated[str, NAMES_FORMAT] = "auto"
     """As `actor_rollout_ref.rollout.multi_turn.format`."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
     grad_clip: float = Field(1.0, gt=0)
