@@ -50,8 +50,8 @@ def test_a_training_makes_the_same_ten_updates(small_run: Overrides, tmp_path: P
         run = small_run(*tail, f"trainer.total_training_steps={steps}", f"{STRATEGY}={PLAIN}", run_dir=plain)
         assert main(run) == 0
     same, changed = compare(plain, ours, policy_dir)
-    assert same <= 1e-5 and changed > 2e-4
-    for mine, theirs in zip(lines(plain), lines(ours), strict=True):
+    assert same <= 1e-5 and changed > 1e-3
+    for mine, theirs in zip(lines(plain)[1:], lines(ours)[1:], strict=True):
         assert mine["actor/pg_loss"] == pytest.approx(theirs["actor/pg_loss"], abs=1e-4)
         assert mine["rollout/logprob_gap_max_abs"] < 1e-4
 
