@@ -1,7 +1,7 @@
-"""A conversation as token ids, for one tokenizer and one chat format.
+"""Conversations as token ids, for one tokenizer and one chat format.
 
-Invariant: nothing that was sampled is decoded and encoded again. `bridge` returns ids to append, `parse` reads ids,
-and text that comes from users, tools or tool schemas never becomes a control token, whatever it spells.
+Invariant: nothing that was sampled is decoded and encoded again. `bridge` returns ids to append, `parse` reads ids, and
+text from users, tools or tool schemas never becomes a control token, whatever it spells.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from agentrl.trajectory import Message, PlacedImage
 from agentrl.trajectory.picture import Picture, pictures_in
 
 CACHED_PROMPTS = 256
-"""First prompts remembered: the trajectories of a group render the same one."""
+"""Number of first prompts that are remembered: the trajectories of a group render the same one."""
 
 
 class Chat:
-    """Renders, bridges and parses. Tool lists are taken to be immutable."""
+    """Renders, bridges and parses conversations. Tool lists must not be changed after they were given."""
 
     def __init__(self, codec: Codec, format: Format, vision: Vision | None = None) -> None:
-        """`vision`: of a model that takes images."""
+        """`vision`: None for a model that takes no images."""
         self.tokenizer: Any = codec.tokenizer
         self.vision = vision
         self._image_token = None if vision is None else codec.tokenizer.convert_ids_to_tokens(vision.image_token_id)
@@ -70,13 +70,13 @@ class Chat:
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the vocabulary, added tokens included; every id is smaller."""
+        """Size of the vocabulary, added tokens included; every id is smaller."""
         return len(self.tokenizer)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> list[int]:
-        """The first prompt: the conversation, and the generation prompt that the policy goes on from.
+        """Render the first prompt: the conversation, and the generation prompt that the policy continues.
 
-        An image's place holds as many image tokens as it needs; `images` says which image is where.
+        Each image has as many image tokens as it needs; `images` says which image is where.
         """
         canonical = self._canonical(tools)
         key = (json.dumps(list(messages), ensure_ascii=False, default=str), id(canonical))
@@ -93,8 +93,10 @@ class Chat:
     def bridge(
         self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
     ) -> list[int]:
-        """What to append to the transcript `ids`, which ends with a sampled turn, so that it holds `messages` (tool
-        answers, user turns) and a new generation prompt. A turn that was cut before its stop token is closed first.
+        """Make the ids to append to the transcript `ids`, which ends with a sampled turn.
+
+        With them it holds `messages` (tool answers, user turns) and a new generation prompt. A turn that was cut before
+        its stop token is closed first.
         """
         if not ids:
             raise ValueError("bridge: the transcript is empty; render the first prompt")
@@ -104,9 +106,9 @@ class Chat:
         return self._expanded(self.format.bridge(ids, self._prepare(messages), self._canonical(tools)), pictures)
 
     def images(self, ids: Sequence[int], messages: Sequence[Message]) -> list[PlacedImage]:
-        """The images of `messages`, as the model is fed them, in their places in `ids`, which render or bridge made.
+        """Prepare the images of `messages` for the model, each with its place in `ids`, which render or bridge made.
 
-        Raises DataError for a damaged one.
+        Raises DataError for a damaged image.
         """
         pictures = list(pictures_in(messages))
         return self.vision.place(ids, pictures) if self.vision is not None and pictures else []
@@ -127,15 +129,15 @@ class Chat:
         return self.format.parse(ids, tools)
 
     def encode(self, text: str) -> list[int]:
-        """Plain text: whatever it spells, no control token."""
+        """Encode plain text, in which no spelling becomes a control token."""
         return self._codec.encode(self._codec.guard(text))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text, control tokens included."""
+        """Decode ids to text, control tokens included."""
         return self._codec.decode(ids)
 
     def shown(self, ids: Sequence[int]) -> str:
-        """As `decode`, for people: a run of image tokens is written as one and its length."""
+        """Decode ids for people: a run of image tokens is written as one token and its length."""
         if self.vision is None:
             return self.decode(ids)
         parts, image_token = [], self.vision.image_token_id
@@ -146,16 +148,17 @@ class Chat:
 
     @property
     def media_token_ids(self) -> tuple[int, ...]:
-        """Tokens that stand for media only: a policy that samples one has ended its turn in a malformed way."""
+        """Tokens that stand for media only. A policy that samples one has ended its turn in a malformed way."""
         return () if self.vision is None else self.vision.media_token_ids
 
     def render_training(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
     ) -> tuple[list[int], list[int]]:
-        """Ids and loss mask of a finished conversation, for supervised training.
+        """Make the ids and the loss mask of a finished conversation, for supervised training.
 
-        The mask is 1 on what the policy would sample: text, reasoning and calls of assistant turns and the tokens that
-        end them. The ids are those of `render`, sampled turns and `bridge` in turn, and end with the last trained one.
+        The mask is 1 on tokens that the policy would sample: text, reasoning and calls of assistant turns, and the
+        tokens that end them. The ids are those of `render`, sampled turns and `bridge` in turn, as in a rollout, and
+        end with the last trained token.
 
         Raises DataError when there is no assistant turn, one without a message before it, or an image.
         """
@@ -185,13 +188,13 @@ class Chat:
     def drift(
         self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
     ) -> Drift:
-        """The transcript `ids` against a full re-render of `messages`. Whether the last turn is closed is no drift."""
+        """Compare the transcript `ids` with a full render of `messages`. An unclosed last turn is no drift."""
         finished = messages[-1]["role"] == "assistant"
         try:
             rendered = self.format.render(self._prepare(messages), self._canonical(tools), not finished)
             rendered = self._expanded(rendered, self._pictures(messages))
         except (ConfigError, ValueError):
-            return Drift.FORK  # E.g. a malformed call, which a template cannot write.
+            return Drift.FORK  # the template refuses, e.g. a malformed call
         sampled = list(ids)
         if finished:
             sampled, rendered = self._without_end(sampled), self._without_end(rendered)
@@ -200,7 +203,7 @@ class Chat:
         return Drift.REALIGN if self.decode(sampled) == self.decode(rendered) else Drift.FORK
 
     def _without_end(self, ids: list[int]) -> list[int]:
-        """Without the last turn's stop token and what a full render puts behind it."""
+        """Cut off the last turn's stop token and the text that a full render puts behind it."""
         tail = self.format.tail
         end = len(ids) - len(tail) if tail and ids[-len(tail) :] == tail else len(ids)
         for stop in (end, len(ids)):
@@ -209,7 +212,7 @@ class Chat:
         return ids
 
     def _prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """Normalised, with untrusted text guarded. Only the text of assistant turns may spell control tokens."""
+        """Normalise messages and guard untrusted text. Only the text of assistant turns may spell control tokens."""
         prepared = normalise(messages)
         if self.format.names_in_call_ids:
             prepared = with_named_ids(prepared)
@@ -234,7 +237,7 @@ class Chat:
         return value
 
     def _canonical(self, tools: Sequence[ToolSchema] | None) -> list[ToolSchema] | None:
-        """The guarded copy of a tool list; the same object for the same content, so that formats may cache by it."""
+        """Return the guarded copy of a tool list: the same object for equal lists, so that formats may cache by id."""
         if not tools:
             return None
         known = self._tools_by_id.get(id(tools))

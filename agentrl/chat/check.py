@@ -1,4 +1,4 @@
-"""The start-up check: tools, parser and template must fit together before the first step, not by luck."""
+"""The start-up check that tools, parser and template fit together, made before the first step."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
 
 
 def training_check(chat: Chat, tools: Sequence[ToolSchema] | None, *, calls: bool) -> None:
-    """Raise ConfigError when what is learnt from transcripts would not be what the template writes.
+    """Raise ConfigError when supervised training would learn other text than the template writes.
 
-    `tools`: those of one of them; `calls`: whether it has tool calls, too.
+    `tools`: the tools of one of the transcripts. `calls`: True when it has tool calls, too.
     """
     where = _where(chat)
     _check_transcript(chat, [QUESTION, REPLY, GO_ON, LAST_REPLY], tools, where)
@@ -72,7 +72,7 @@ def _where(chat: Chat) -> str:
 
 
 def _check_transcript(chat: Chat, messages: list[Message], tools: Sequence[ToolSchema] | None, where: str) -> None:
-    """Four messages: what the assistant says and ends its turns with is learnt, the others are shown."""
+    """Check that of four messages exactly the assistant's text and its turn ends are learnt."""
     ids, mask = _training(chat, messages, tools)
     runs = [list(run) for _, run in groupby(range(len(ids)), key=lambda at: mask[at])]
     texts = [chat.decode([ids[at] for at in run]) for run in runs]
@@ -92,7 +92,7 @@ def _check_transcript(chat: Chat, messages: list[Message], tools: Sequence[ToolS
 def _check_answer(
     chat: Chat, sampled: list[int], messages: list[Message], tools: Sequence[ToolSchema] | None, where: str
 ) -> None:
-    """A rollout: question, sampled turn, and what a loop appends behind that."""
+    """Check a rollout: question, sampled turn, and the bridge that a loop appends behind it."""
     ids = [*chat.render(messages[:1], tools), *sampled]
     _check_bridge(chat, ids, chat.bridge(ids, messages[2:], tools), messages, tools, where)
 
@@ -105,7 +105,7 @@ def _check_bridge(
     tools: Sequence[ToolSchema] | None,
     where: str,
 ) -> None:
-    """The last of `messages` stands in `bridge`, and behind `ids`, which end with a stop token, as in a full render."""
+    """Check that `bridge` writes the last of `messages` behind `ids`, a closed turn, as a full render does."""
     rendered, before = chat.decode(chat.render(messages, tools)), chat.decode(ids)
     added, stop = chat.decode([*ids, *bridge])[len(before) :], chat.decode(ids[-1:])
     ended = rendered.removesuffix(added)
@@ -120,7 +120,7 @@ def _check_bridge(
 
 
 def _training(chat: Chat, messages: list[Message], tools: Sequence[ToolSchema] | None) -> tuple[list[int], list[int]]:
-    """Ids and mask; with reasoning in the messages where the generation prompt has begun some."""
+    """Render for training; with reasoning in the messages where the generation prompt has begun some."""
     try:
         return chat.render_training(messages, tools)
     except ConfigError:
@@ -129,7 +129,7 @@ def _training(chat: Chat, messages: list[Message], tools: Sequence[ToolSchema] |
 
 
 def _sampled(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
-    """The turn as the policy would sample it."""
+    """Ids of the turn as the policy would sample it."""
     ids, mask = _training(chat, [QUESTION, turn], tools)
     return [id for id, learnt in zip(ids, mask, strict=True) if learnt]
 
@@ -145,7 +145,7 @@ def _reply(chat: Chat, tools: Sequence[ToolSchema] | None) -> list[int]:
 def _round_trip(
     chat: Chat, tool: ToolSchema, arguments: dict[str, Any], tools: Sequence[ToolSchema], where: str
 ) -> tuple[list[int], Message]:
-    """A turn with a call as the policy would sample it, and as it is read back."""
+    """Write a turn with a call as the policy would sample it, and read it back. Raises ConfigError if that fails."""
     name = tool["function"]["name"]
     sampled = _sampled(chat, _call(name, arguments), tools)
     parsed = chat.parse(sampled, tools)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with a wall between a template's control tokens and text that only looks like them.
+"""Text to token ids and back, with control tokens kept apart from text that only spells them.
 
 `guard` puts a noncharacter behind the first character of every added token's spelling in untrusted text. `encode`
 never sees the spelling whole then: the pieces on both sides are encoded apart and the noncharacter is dropped, so the
@@ -13,11 +13,11 @@ from functools import lru_cache
 from typing import Any
 
 GUARD = "\ufdd0"
-"""A Unicode noncharacter: never part of text that is meant for interchange."""
+"""A Unicode noncharacter, which text for interchange never contains."""
 UNENCODABLE = re.compile(f"[\ud800-\udfff{GUARD}]")
 REPLACEMENT = "\ufffd"
 CACHED_LENGTH = 48
-"""Texts up to this many characters are remembered: the scaffolding of every turn is made of them."""
+"""Longest text in characters whose ids are remembered: the text around every turn's contents is made of such."""
 
 
 class Codec:
@@ -45,11 +45,11 @@ class Codec:
         )
         self._anchor = (len(self._encode_whole("\n")), "\n")
         self.decode_one = lru_cache(maxsize=4096)(lambda id: self.decode([id]))
-        """One token's text; parsers of the `renderers` package ask for it token by token."""
+        """Decodes one token; parsers of the `renderers` package go token by token."""
         self._in_parts = self._may_encode_in_parts(added.values())
 
     def guard(self, text: str) -> str:
-        """`text` with every added token's spelling broken."""
+        """Break the spelling of every added token in `text`."""
         text = self.encodable(text)
         if any(prefix in text for prefix in self._prefixes):
             text = self._starts.sub(rf"\1{GUARD}", text)
@@ -58,15 +58,15 @@ class Codec:
         return text
 
     def encodable(self, text: str) -> str:
-        """`text` with lone surrogates and the guard character replaced by U+FFFD."""
+        """Replace lone surrogates and the guard character by U+FFFD."""
         return text if text.isascii() else UNENCODABLE.sub(REPLACEMENT, text)
 
     def split(self, text: str) -> list[str]:
-        """Text, control token, text, ..., text: what `encode` takes for control tokens stands at the odd places."""
+        """Split into text, control token, text, ..., text; the odd places are control tokens for `encode`."""
         return self._spelled.split(text)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of rendered text: spellings of added tokens become those tokens, except where guarded."""
+        """Encode rendered text: spellings of added tokens become those tokens, except where guarded."""
         if not self._in_parts:
             return self._encode_in_context(text)
         ids: list[int] = []
@@ -81,13 +81,13 @@ class Codec:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text, control tokens included."""
+        """Decode ids to text, control tokens included."""
         if self._backend is not None:
             return self._backend.decode(ids, skip_special_tokens=False)
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """`encode(text)` and each token's span of characters in it. Raises NotImplementedError for slow tokenizers."""
+        """Encode, and find each token's span of characters. Raises NotImplementedError for slow tokenizers."""
         if self._backend is None:
             raise NotImplementedError("a tokenizer without a backend has no character offsets")
         ids: list[int] = []
@@ -111,13 +111,13 @@ class Codec:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _encode_in_context(self, text: str) -> list[int]:
-        """For tokenizers that look beyond a part, e.g. that put a blank before the first word of a text."""
+        """Encode with a tokenizer that looks beyond a part, e.g. puts a blank before the first word of a text."""
         if self._backend is not None:
             return self.offsets(text)[0]
         return [id for piece in text.split(GUARD) for id in self._encode_whole(piece)]
 
     def _may_encode_in_parts(self, added: Any) -> bool:
-        """Whether the text between two added tokens has the same ids alone as in place."""
+        """True when the text between two added tokens has the same ids alone as in place."""
         if any(token.lstrip or token.rstrip or token.single_word for token in added):
             return False
         if self._normalizer is not None:
@@ -131,7 +131,7 @@ class Codec:
 
 
 class RendererTokenizer:
-    """What the `renderers` package asks of a tokenizer, answered by a `Codec`."""
+    """Gives the `renderers` package the tokenizer that it expects, from a `Codec`."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -150,7 +150,7 @@ class RendererTokenizer:
 
 
 class OffsetTokenizer(RendererTokenizer):
-    """The same with character offsets, which make renderers slower and which only some need to tell tokens apart."""
+    """A RendererTokenizer with character offsets, which only some renderers need and which make them slower."""
 
     def __call__(self, text: str, **_: Any) -> dict[str, Any]:
         ids, spans = self._codec.offsets(text)

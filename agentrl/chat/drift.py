@@ -1,4 +1,4 @@
-"""How far a transcript is from what the chat template would write for the same messages."""
+"""Drift: the difference between a transcript and a full render of the same messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Drift(StrEnum):
-    """A metric, not a fault: training uses the transcript, never the re-render."""
+    """Kind of drift: a metric, not a fault, since training uses the transcript and never the render."""
 
     CLEAN = "clean"
     """The same token ids."""

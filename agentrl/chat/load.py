@@ -1,4 +1,4 @@
-"""Choosing the chat format: by the model's name, by the user's word, or by the tokenizer's own template."""
+"""Choice of the chat format: by the model's name, the user's key, or the tokenizer's own template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ NO_CALLS = "none"
 
 
 def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: bool) -> Any:
-    """The Hugging Face tokenizer at `path` (a directory or a hub name), with the template file if one is given."""
+    """Load the tokenizer at `path` (a directory or a hub name), with the template file if one is given.
+
+    Raises ConfigError when either cannot be read.
+    """
     from transformers import AutoTokenizer
 
     try:
@@ -37,7 +40,7 @@ def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: b
 
 
 def make_format(codec: Codec, name: str, template_kwargs: dict[str, Any], *, own_template: bool) -> Format:
-    """`name` is one of
+    """Make the chat format that `name` asks for:
 
     - `auto`: the model's family where the hub name is known to `renderers`, else the tokenizer's own template with the
       call format that its markers speak of;
@@ -91,7 +94,7 @@ def detect_format(template: str) -> str:
 
 
 def _template_source(tokenizer: Any) -> str:
-    """The text of the tokenizer's template, or of all its named templates."""
+    """Text of the tokenizer's template, or of all its named ones. Raises ConfigError where there is none."""
     template = tokenizer.chat_template
     if not template:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the policy said, parsed; and messages brought to one form before they are rendered."""
+"""Parsed assistant turns, and messages in the one form that formats render."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """One assistant turn. `text` is what stands outside reasoning and calls."""
+    """One parsed assistant turn. `text` is the text outside reasoning and calls."""
 
     text: str
     reasoning: str | None = None
     calls: tuple[ParsedCall, ...] = ()
 
     def to_message(self) -> Message:
-        """The OpenAI form. A malformed call carries its raw text as `arguments`."""
+        """Convert to the OpenAI form. A malformed call carries its raw text as `arguments`."""
         message: Message = {"role": "assistant", "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -56,7 +56,7 @@ class AssistantMessage:
 
 
 def make_call(index: int, raw: str, name: Any, arguments: Any, error: str | None, id: str | None = None) -> ParsedCall:
-    """A ParsedCall from what a parser found. `arguments` may be a JSON text; None stands for no arguments at all."""
+    """Make a ParsedCall of a parser's findings. `arguments` may be a JSON text; None stands for no arguments."""
     if isinstance(arguments, str):
         try:
             arguments = parse_json(arguments) if arguments.strip() else {}
@@ -76,7 +76,7 @@ def make_call(index: int, raw: str, name: Any, arguments: Any, error: str | None
 
 
 def parse_json(text: str) -> Any:
-    """`json.loads` for text that a policy wrote. Raises only ValueError, with a short message.
+    """Parse JSON that a policy wrote. Raises only ValueError, with a short message.
 
     NaN and Infinity are refused: they are not JSON. So are numbers and nesting beyond the interpreter's limits.
     """
@@ -96,7 +96,10 @@ DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def normalise(messages: Sequence[Message]) -> list[Message]:
-    """The form that templates expect: no None fields (parquet fills them in), content a string, arguments objects."""
+    """Bring messages to the form that templates expect.
+
+    There are no None fields (parquet fills them in), content is a string, arguments are objects.
+    """
     return [_normalise(message) for message in messages]
 
 
@@ -110,7 +113,7 @@ def _normalise(message: Message) -> Message:
 
 
 def _plain_content(content: Any) -> Any:
-    """Text parts joined; parts of other kinds are left for the template to judge."""
+    """Join text parts. Content with parts of other kinds stays as it is, for the template to judge."""
     if isinstance(content, str):
         return content
     parts = [part if isinstance(part, str) else part.get("text") for part in content]
@@ -118,7 +121,7 @@ def _plain_content(content: Any) -> Any:
 
 
 def content_text(content: Any) -> str:
-    """A message's content as text; parts that are no text, images say, as their kind in brackets."""
+    """Write a message's content as text, with parts of other kinds, such as images, as their kind in brackets."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = [{"text": part} if isinstance(part, str) else part for part in content]
@@ -142,7 +145,7 @@ def _normalise_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_named_ids(messages: Sequence[Message]) -> list[Message]:
-    """Call ids, and the answers' references to them, as `functions.NAME:INDEX` (Kimi K2); such ids are kept."""
+    """Rewrite call ids, and answers' references to them, as `functions.NAME:INDEX` (Kimi K2); such ids stay."""
     renamed: dict[str, str] = {}
     count = 0
     out: list[Message] = []

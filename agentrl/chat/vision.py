@@ -1,4 +1,4 @@
-"""Pictures as a vision-language model is given them: patches by its own image processor, and image tokens."""
+"""Pictures in the form that a vision-language model takes: patches by its own image processor, and image tokens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from agentrl.trajectory import Image, PlacedImage
 from agentrl.trajectory.picture import Picture
 
 CACHED_BYTES = 1 << 29
-"""Patches remembered: the trajectories of a group begin with the same images."""
+"""Bytes of patches that are remembered: the trajectories of a group begin with the same images."""
 
 
 class Vision:
-    """Reads pictures for the model at `path`. The image processor is loaded when the first one comes."""
+    """Prepares pictures for the model at `path`. Its image processor is loaded with the first picture."""
 
     def __init__(self, path: str, image_token_id: int, media_token_ids: Sequence[int]) -> None:
         """`media_token_ids`: tokens that only stand for media, never for text; the image token is one of them."""
@@ -30,7 +30,7 @@ class Vision:
 
     @staticmethod
     def of(path: str, *, trust_remote_code: bool = False) -> Vision | None:
-        """None for a model without images, or where there is no model but a tokenizer alone."""
+        """Read the model's config. None for a model without images, or a folder with a tokenizer only."""
         from transformers import AutoConfig, PretrainedConfig
 
         try:
@@ -45,7 +45,7 @@ class Vision:
 
     @cached_property
     def processor(self) -> Any:
-        """The model's image processor. Raises ConfigError where there is none, or one of another kind."""
+        """Image processor of the model. Any: processors share no type. Raises ConfigError where none fits."""
         from transformers import AutoImageProcessor
 
         try:
@@ -60,12 +60,12 @@ class Vision:
         return processor
 
     def save(self, directory: Path) -> None:
-        """Write the image processor beside a model, where the model had one."""
+        """Write the image processor to a model's folder, if there is one."""
         with contextlib.suppress(ConfigError):
             self.processor.save_pretrained(directory)
 
     def tokens_of(self, picture: Picture) -> int:
-        """How many image tokens stand for it; by its size, without decoding it. Raises DataError for extreme ones."""
+        """Count a picture's image tokens by its size, without decoding it. Raises DataError for extreme sizes."""
         width, height = picture.size
         try:
             patches: int = self.processor.get_number_of_image_patches(height, width, {})
@@ -74,7 +74,7 @@ class Vision:
         return int(patches) // self.processor.merge_size**2
 
     def image(self, picture: Picture) -> Image:
-        """As the model is fed it. Raises DataError for a damaged file."""
+        """Prepare a picture for the model. Raises DataError for a damaged file."""
         made = self._made.get(picture.digest)
         if made is None:
             made = self._made[picture.digest] = self._make(picture)
@@ -95,7 +95,7 @@ class Vision:
         )
 
     def expand(self, ids: list[int], pictures: Sequence[Picture], where: str) -> list[int]:
-        """`ids` with as many tokens for each picture as it needs, where the template wrote one.
+        """Replace the one token that the template wrote for each picture by as many as the picture needs.
 
         Raises ConfigError when the template did not write one for each.
         """
@@ -112,7 +112,7 @@ class Vision:
         return expanded
 
     def place(self, ids: Sequence[int], pictures: Sequence[Picture]) -> list[PlacedImage]:
-        """Where in the expanded `ids` each picture lies."""
+        """Find each picture's place in the expanded `ids`, and prepare it for the model."""
         placed, start = [], 0
         for picture in pictures:
             start = ids.index(self.image_token_id, start)

@@ -1,4 +1,4 @@
-"""How engines are built from the config; `agentrl.config.registries.ENGINES` has their builders by name."""
+"""The interface of engine builders; `agentrl.config.registries.ENGINES` finds them by name."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ from agentrl.system.loop_thread import LoopThread
 class BuildAudience(Protocol):
     """Shows the user how the start of an engine goes, and later what happens to its servers."""
 
-    def stage(self, name: str) -> AbstractContextManager[object]: ...
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Show that a stage goes on as long as the block does."""
+        ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """Show a line."""
+        ...
 
-    def warn(self, text: str) -> None: ...
+    def warn(self, text: str) -> None:
+        """Show a warning."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSetting:
-    """The surroundings of an engine, which its section of the config does not tell."""
+    """Everything an engine is built from: the config, and what is known only when the run starts."""
 
     config: RolloutsConfig
     device: str

@@ -21,16 +21,16 @@ PauseMode = Literal["abort", "in_place", "retract"]
 
 
 class EngineError(InfrastructureError):
-    """The engine failed, not the request: the trajectory may be retried."""
+    """Raised when the engine failed, not the request: the trajectory may be retried."""
 
 
 class RequestError(ValueError):
-    """The request can never be served (id outside the vocabulary, context too long, bad parameter)."""
+    """Raised for a request that can never be served: bad id or parameter, context too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. `max_new_tokens` counts tokens; `top_k` -1 means all; temperature 0 means greedy."""
+    """Parameters of sampling: `top_k` -1 means all tokens, temperature 0 greedy."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -39,10 +39,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     seed: int | None = None
-    """Same seed, same ids and same weights give the same tokens, whatever else runs in the batch."""
+    """The same seed, ids and weights give the same tokens, whatever else runs in the batch."""
 
     def check(self) -> None:
-        """Raises RequestError for a value out of its range."""
+        """Raise RequestError for a value out of its range."""
         if self.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {self.max_new_tokens}; expected at least 1")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -54,7 +54,7 @@ class SamplingParams:
 
 
 def check_request(ids: Sequence[int], params: SamplingParams, max_model_len: int) -> None:
-    """Raises RequestError for a request that no engine with contexts of `max_model_len` tokens can serve."""
+    """Raise RequestError for a request that no engine with contexts of `max_model_len` tokens can serve."""
     if not ids:
         raise RequestError("the prompt is empty")
     params.check()
@@ -66,14 +66,14 @@ def check_request(ids: Sequence[int], params: SamplingParams, max_model_len: int
 
 
 def outside_vocabulary(ids: Sequence[int], size: int) -> RequestError:
-    """What is said of `ids`, of which at least one is outside the vocabulary."""
+    """Build the error that names the first id outside the vocabulary of `size` ids; there must be one."""
     bad = next(place for place, token in enumerate(ids) if not 0 <= token < size)
     return RequestError(f"id {ids[bad]} at place {bad} is outside the vocabulary of {size}")
 
 
 @dataclass(frozen=True, slots=True)
 class FinishReason:
-    """Why generation ended: a stop token (matched: its id) or stop string (matched: str), the length, or an abort."""
+    """Reason for the end of generation: a stop token (`matched`: its id), a stop string (itself), length or abort."""
 
     kind: Literal["stop", "length", "abort"]
     matched: int | str | None = None
@@ -81,19 +81,19 @@ class FinishReason:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was sampled. `versions` spans are relative to `ids` and cover it."""
+    """Sampled tokens. `versions` says which weights sampled which of `ids`; its spans cover all of them."""
 
     ids: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
     versions: list[VersionSpan]
     cached_tokens: int = 0
-    """How many of the prompt's tokens came from the KV cache."""
+    """Number of the prompt's tokens that came from the KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """What the engine says of itself."""
+    """State and load of an engine, as it reports them."""
 
     version: int
     running: int
@@ -101,7 +101,7 @@ class EngineHealth:
     paused: bool
     asleep: bool
     metrics: Metrics = field(default_factory=Metrics)
-    """Numbers of the engine itself, e.g. how many of its servers are healthy; metrics of each training step."""
+    """The engine's own numbers, e.g. of healthy servers; they become metrics of each training step."""
 
 
 class RolloutEngine(Protocol):
@@ -112,33 +112,35 @@ class RolloutEngine(Protocol):
     ) -> Generation:
         """Continue `ids`. `session` names the trajectory, so that its KV cache is found again on the next turn.
 
-        `images`: all that stand in `ids`. Loops leave it out where there are none, so an engine for text needs not
-        take it.
+        `images`: all images in `ids`. Loops leave the argument out where there are none, so an engine for text only
+        needs no such parameter.
 
         Raises RequestError (this request can never be served) or EngineError (the engine failed).
         """
         ...
 
     async def abort(self, session: str | None = None) -> None:
-        """End one session's running request, or all of them; each returns with what it has. Unknown is no error."""
+        """End one session's running request, or all; each returns the tokens it has. An unknown session is no error."""
         ...
 
     async def release(self, session: str) -> None:
-        """The session is over; its KV cache may be dropped."""
+        """End a session: its KV cache may be dropped."""
         ...
 
     async def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop sampling. abort: end what runs; in_place: keep it with its KV; retract: keep it, drop its KV."""
+        """Stop sampling. Running requests: abort ends them, in_place keeps them and their KV, retract drops the KV."""
         ...
 
     async def resume(self) -> None:
-        """Go on after `pause`. New requests made meanwhile were waiting."""
+        """Continue after `pause`, with the requests that were made meanwhile, too."""
         ...
 
     async def update_weights(self, weights: Weights, version: int) -> SyncReport:
-        """Replace weights by Hugging Face parameter name. All or nothing: unknown names or shapes raise ValueError
-        before anything is changed. KV caches of the old weights are dropped, except of requests paused in_place.
-        Sampling stops between two steps for the exchange; running requests go on with the new version.
+        """Replace weights by Hugging Face parameter name, all or none of them.
+
+        Unknown names or shapes raise ValueError before anything is changed. KV caches of the old weights are dropped,
+        except those of requests paused in_place. Sampling stops between two steps for the exchange; running requests
+        then continue with the new version.
 
         The engine may read `weights` again until the next update, as long as requests run.
         """
@@ -159,7 +161,9 @@ class RolloutEngine(Protocol):
         """Undo `sleep`. Where weights were freed, the next `update_weights` must come first."""
         ...
 
-    async def health(self) -> EngineHealth: ...
+    async def health(self) -> EngineHealth:
+        """Report state and load."""
+        ...
 
     async def close(self) -> None:
         """End all requests with an abort and free everything."""

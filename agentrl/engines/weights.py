@@ -1,4 +1,4 @@
-"""The weights of a policy as an engine is given them."""
+"""A policy's weights on their way to an engine."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What there is, and a way to get it one tensor at a time, as often as an engine needs it.
+    """Names and shapes of weights, and a function that reads them one tensor at a time, as often as needed.
 
-    An engine checks `shapes` before it changes anything, and reads again when one of its servers was started anew; so
-    a sharded policy need never be gathered whole.
+    An engine checks `shapes` before it changes anything, and reads again for a server that was started anew. So a
+    sharded policy is never gathered whole.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     """By their names in checkpoints (see `CheckpointNames`). A tied weight may come under one or all of its names."""
     read: Callable[[], Iterator[tuple[str, torch.Tensor]]]
-    """The tensors, by name. They may be live weights, which the next update of the policy changes."""
+    """Yields (name, tensor). The tensors may be live weights, which the next update of the policy changes."""
 
     @classmethod
     def of(cls, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:
-        """Of tensors at hand."""
+        """Wrap tensors [*] of any shape and dtype that are in memory."""
         tensors = dict(named_tensors)
         return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()}, lambda: iter(tensors.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What giving an engine new weights cost."""
+    """Cost of one weight update."""
 
     bytes: int
     """Bytes of weights that the engine was given."""

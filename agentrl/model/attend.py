@@ -15,26 +15,30 @@ flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.defau
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """How the queries of a layer attend to the keys."""
+    """The rule by which a layer's queries attend to keys."""
 
     scale: float
-    """Of the scores."""
+    """Factor of the scores."""
     window: int | None = None
-    """A token sees so many, itself and those just before it; None: all."""
+    """Number of tokens that a token sees, itself and those just before it; None: all."""
     softcap: float | None = None
     """Scores s become softcap * tanh(s / softcap)."""
-    sinks: torch.Tensor | None = None  # [H]
-    """For each head the score of one more key, whose value is zero (arXiv:2309.17453; gpt-oss)."""
+    sinks: torch.Tensor | None = None
+    """[H]: for each head the score of one more key, whose value is zero (arXiv:2309.17453; gpt-oss)."""
 
     @property
     def is_plain(self) -> bool:
+        """True for causal softmax attention to all keys."""
         return self.window is None and self.softcap is None and self.sinks is None
 
 
 def attend_by_node(
     layout: PackedLayout, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
 ) -> torch.Tensor:
-    """Any rule on any device, one node at a time. Shapes as `AttentionLayout.attend`."""
+    """Attend by any rule on any device, one node at a time.
+
+    query [H, P, D], key and value [K, P, D] of the layout's P stored tokens -> [P, H, D]. Differentiable.
+    """
     lengths = [end - start for start, end in layout.spans]
     queries, keys, values = (x.split(lengths, dim=1) for x in (query, key, value))
     outputs = []
@@ -49,7 +53,10 @@ def attend_by_node(
 
 
 def attend_tail(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule) -> torch.Tensor:
-    """The last Q of L tokens of one sequence attend causally. query [H, Q, D], key and value [K, L, D] -> [H, Q, D]."""
+    """Attend causally with the last Q of the L tokens of one sequence.
+
+    query [H, Q, D], key and value [K, L, D] -> [H, Q, D]. Differentiable.
+    """
     new, total = query.shape[1], key.shape[1]
     groups = query.shape[0] // key.shape[0]
     if query.is_cuda and groups > 1:  # in float32 or with a mask torch would keep all scores in memory
@@ -77,17 +84,20 @@ def attend_tail(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rul
 
 
 def sink_share(lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """What is left for the keys of log-sum-exp `lse` beside sinks: the factor of their output. float32."""
+    """Factor of an output whose keys have the log-sum-exp `lse`, once sinks take their share of the softmax.
+
+    `lse` [...] and `sinks` [...] broadcast together; the result [...] is exp(lse) / (exp(lse) + exp(sinks)) in float32.
+    """
     return torch.sigmoid(lse.float() - sinks.float())
 
 
 def attend_part(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, rule: Rule
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention to some of the keys, for `join_parts`: the output [B, H, Q, D] and its log-sum-exp [B, H, Q] float32.
+    """Attend to some of the keys, for `join_parts`: output [B, H, Q, D] and its log-sum-exp [B, H, Q] float32.
 
-    query [B, H, Q, D], key and value [B, H, L, D], mask additive and broadcastable to [B, H, Q, L]. The rule's window
-    is the caller's to put into the mask, and its sinks are another part.
+    query [B, H, Q, D], key and value [B, H, L, D], mask additive and broadcastable to [B, H, Q, L]. The
+    caller puts the rule's window into the mask, and adds sinks as a further part.
     """
     if query.device.type == "cpu" and rule.softcap is None:
         return flash_forward(query, key, value, 0.0, False, attn_mask=mask, scale=rule.scale)
@@ -97,7 +107,10 @@ def attend_part(
 def attend_part_plainly(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, rule: Rule
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`attend_part` as plain products, for few queries on any device."""
+    """Attend by plain matrix products, which hold all scores: for few queries, on any device.
+
+    query [B, H, Q, D], key and value [B, H, L, D] and the result as in `attend_part`.
+    """
     heads = query.shape[:2]
     scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).mT).float().unflatten(0, heads) * rule.scale
     scores = scores if rule.softcap is None else torch.tanh(scores / rule.softcap) * rule.softcap
@@ -108,7 +121,11 @@ def attend_part_plainly(
 
 
 def join_parts(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
-    """Add in place to an output and its log-sum-exp those of the same queries over further keys."""
+    """Join to an output and its log-sum-exp, in place, those of the same queries over further keys.
+
+    out and part [..., D], lse and part_lse [...] float32. By log-sum-exp the two softmaxes are one over all keys
+    (arXiv:2205.14135, section 3.1).
+    """
     share = torch.sigmoid(part_lse - lse).unsqueeze(-1)
     out.lerp_(part, share.to(out.dtype))
     lse.copy_(torch.logaddexp(lse, part_lse))

@@ -36,12 +36,15 @@ _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signa
 
 
 class AttentionLayout(Protocol):
-    """What carries out the attention of one forward."""
+    """Carries out the attention of one forward pass, whose tokens it knows the arrangement of."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
     ) -> torch.Tensor:
-        """query [H, P, D]; key, value [K, P, D] of the P new tokens, H a multiple of K -> [P, H, D]."""
+        """Attend in one layer with P new tokens.
+
+        query [H, P, D], key and value [K, P, D], H a multiple of K -> [P, H, D].
+        """
         ...
 
 
@@ -59,7 +62,7 @@ def packed_attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function by transformers' convention: query and key [1, H or K, P, D], value [1, K, P, E].
+    """Attend as transformers asks for it: query [1, H, P, D], key [1, K, P, D], value [1, K, P, E] -> [1, P, H, E].
 
     Keys and values of different width (multi-head latent attention) are filled up with zeros, which change nothing.
     Dropout is never applied: the log-probs of sampling and of the update must agree. Raises ValueError when the
@@ -107,6 +110,7 @@ class PackedAttention:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
     ) -> torch.Tensor:
+        """Attend with the layout's P stored tokens: query [H, P, D], key and value [K, P, D] -> [P, H, D]."""
         if rule.window is not None and rule.window >= self.layout.longest:
             rule = Rule(rule.scale, None, rule.softcap, rule.sinks)
         if query.is_cuda and query.dtype != torch.float32 and self.layout.is_flat:
@@ -146,7 +150,7 @@ class PackedAttention:
 
 
 def flat_block_mask(layout: PackedLayout, window: int | None, device: torch.device) -> BlockMask:
-    """What each token of a flat layout sees, for `attend_flex`."""
+    """Build the mask of `attend_flex` for a flat layout: causal within each sequence, and within `window` if given."""
     lengths = torch.tensor([end - start for start, end in layout.spans], device=device)
     size = len(layout.stored)
     sequence = torch.repeat_interleave(lengths, output_size=size)
@@ -171,7 +175,10 @@ def attend_flex(
     mask: BlockMask,
     flex: Callable[..., Any] = flex_attention,
 ) -> torch.Tensor:
-    """Any rule by torch's flex attention, whose `mask` holds the window. Shapes as `AttentionLayout.attend`."""
+    """Attend by any rule with torch's flex attention; `mask` holds the window.
+
+    query [H, P, D], key and value [K, P, D] -> [P, H, D].
+    """
 
     def capped(score: torch.Tensor, *place: torch.Tensor) -> torch.Tensor:
         assert rule.softcap is not None

@@ -1,4 +1,4 @@
-"""Names and shapes that a model's weights have in checkpoints, and so in the engines that load these.
+"""Names and shapes of a model's weights in checkpoints, and so in the engines that load them.
 
 A model of transformers may hold a weight otherwise: the matrices of all experts as one tensor where a checkpoint has
 one for each, or under another name. How it came from there transformers knows (`from_pretrained`), and the way back is
@@ -24,7 +24,7 @@ from transformers.core_model_loading import (
 
 
 class CheckpointNames:
-    """The weights `names` of a model, as checkpoints have them."""
+    """Translates the weights `names` of a model to the names and shapes that checkpoints have."""
 
     def __init__(self, model: PreTrainedModel, names: Iterable[str]) -> None:
         self._model = model
@@ -43,9 +43,9 @@ class CheckpointNames:
                 self._members.setdefault(place, []).append(name)
 
     def named(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The given weights under their names in checkpoints.
+        """Yield the given weights [*] under their names, and in the shapes, that they have in checkpoints.
 
-        At once in memory is what belongs together: one tensor, or those that a checkpoint has as one.
+        At most one tensor is held at a time, or those that a checkpoint has as one.
         """
         waiting: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors:
@@ -60,7 +60,7 @@ class CheckpointNames:
                 yield from self._converted(place, waiting.pop(place)).items()
 
     def views(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The weights of a checkpoint as views of `params`, contiguous weights of the model, to be written into.
+        """Map a checkpoint's weights to views [*] of `params`, contiguous weights of the model, to be written into.
 
         Raises ValueError where a checkpoint has several of them as one tensor, or in an order that no view has.
         """
@@ -82,7 +82,7 @@ class CheckpointNames:
         return found
 
     def shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """Of what `named` makes of weights with these shapes."""
+        """Find the names and shapes that `named` would yield for weights of these shapes, without any data."""
         empty = ((name, torch.empty(shape, device="meta")) for name, shape in shapes.items())
         return {name: tuple(tensor.shape) for name, tensor in self.named(empty)}
 
@@ -101,7 +101,7 @@ class CheckpointNames:
 
 
 def _conversions(model: PreTrainedModel) -> list[WeightTransform]:
-    """From checkpoint to model: those with which it was loaded, or those of its class."""
+    """Conversions from checkpoint to model: those with which it was loaded, or those of its class."""
     loaded = getattr(model, "_weight_conversions", None)
     if loaded is not None:
         return list(loaded)

@@ -1,4 +1,4 @@
-"""torch.compile for decoder layers: what lies between their matrix products becomes a few kernels."""
+"""torch.compile for decoder layers: the operations between their matrix products become a few kernels."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from agentrl.model.vision import vision_tower
 from agentrl.parallel.shard import decoder_layers
 
 _PROGRAMS = 64
-"""Programs of one piece of code, beyond which torch would run it as it is: all roles of a process share the code of
-their layers, and each needs its own with and without a gradient, and for a few ranges of sizes."""
+"""Most programs that torch compiles of one piece of code before it runs it as it is.
+
+All roles of a process share the code of their layers, and each needs programs with and without a gradient, and for a
+few ranges of sizes.
+"""
 
 
 def text_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers, without those of a vision tower. Ask before `shard`, which changes classes."""
+    """List the decoder layers, without those of a vision tower. Call it before `shard`, which changes classes."""
     tower = vision_tower(model)
     inside = set() if tower is None else set(tower.modules())
     return [layer for layer in decoder_layers(model) if layer not in inside]
 
 
 def compile_layers(layers: Sequence[nn.Module], device: str | torch.device) -> None:
-    """Compile each of `layers` for itself and in place, when it is first called; parameters keep their names.
+    """Compile each layer by itself and in place, when it is first called; parameters keep their names.
 
     Layers of a kind share their programs, in which the number of tokens is a symbol: micro-batches of other sizes need
     no others. Attention and the products of experts, whose calls follow the lengths of sequences and the choices of

@@ -1,9 +1,9 @@
-"""The products of tokens with the experts that they were sent to, under autocast.
+"""Products of tokens with their experts under autocast.
 
 transformers computes them grouped by expert (`grouped_mm`), in the precision of the weights, since autocast does not
 know the call. With float32 weights the largest part of a mixture of experts would then run in float32. The function
-registered here, in the place of transformers' own, casts the weights as autocast casts those of other layers; without
-autocast it is transformers' own.
+registered here in its place casts the weights as autocast casts those of other layers; without autocast it calls
+transformers' own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import nn
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
 GROUPED = "grouped_mm"
-"""Name of transformers' own function, which this one takes the place of."""
+"""Name of transformers' own function, which this one replaces."""
 
 
 class _Cast:
-    """A module as seen with its parameters in another precision."""
+    """Presents a module with its parameters cast to another precision."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         self._module = module
@@ -33,7 +33,7 @@ class _Cast:
 def grouped_experts(
     module: nn.Module, hidden: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """hidden [P, H], and for each token k experts and their weights [P, k] -> [P, H]."""
+    """Send tokens through their experts: hidden [P, H], experts [P, k] int64, weights [P, k] -> [P, H]."""
     device = hidden.device.type
     if not torch.is_autocast_enabled(device):
         return grouped_mm_experts_forward(module, hidden, experts, weights)

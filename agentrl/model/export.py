@@ -14,16 +14,16 @@ from agentrl.model.heads import Params, PolicyModel
 from agentrl.parallel.collectives import rank
 
 ADAPTER = "adapter"
-"""The folder of the adapters, in that of the model."""
+"""Name of the adapters' folder within the model's."""
 
 
 def export_model(model: PolicyModel, params: Params, dtype: torch.dtype, directory: Path, tokenizer: Any) -> None:
-    """Write the weights of `model`, from all its parameters `params`, in `dtype`, with config and tokenizer.
+    """Write `model` with all its parameters `params` in `dtype`, its config and the tokenizer.
 
-    Adapters are merged, and written in peft's format beside it, into `adapter/`. Every rank must call it.
+    Adapters are merged, and also written in peft's format, into `adapter/`. Every rank must call it.
 
-    The weights are hung into an empty copy of the model, since a sharded one cannot be written and packed attention is
-    nothing that a user's `from_pretrained` knows.
+    The weights are put into an empty copy of the model: a sharded model cannot be written, and a user's
+    `from_pretrained` does not know packed attention.
     """
     tensors = {name: tensor.to(dtype).cpu() for name, tensor in model.tensors(params) if rank() == 0}
     if rank() == 0:

@@ -1,4 +1,4 @@
-"""What is trained: a Hugging Face model as a map from packed sequences to log-probs, or to values."""
+"""Policy and value models: Hugging Face models from packed sequences to log-probs, or to values."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Params = Mapping[str, nn.Parameter]
 class PolicyModel(nn.Module):
     """Log-probs of tokens under `base`, a causal language model.
 
-    With `autocast` the forward pass computes in bfloat16 on float32 weights. `lora`: the adapters that are in `base`.
-    `group`: the ranks that split the tokens of each forward, all of which must be given the same.
+    With `autocast` the forward pass computes in bfloat16 on float32 weights. `lora`: the adapters in `base`. `group`:
+    the ranks that split the tokens of each forward pass; all must be given the same tokens.
     """
 
     def __init__(
@@ -57,7 +57,10 @@ class PolicyModel(nn.Module):
         with_entropy: bool = False,
         images: Images | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `token_logprobs`: ids [T], offsets [N + 1], needed [T] bool -> log-probs [T], entropies [T] or None."""
+        """Compute log-probs [T] and entropies [T] (or None), both float32, as `token_logprobs` does.
+
+        ids [T] int64, offsets [N + 1] int64, needed [T] bool.
+        """
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
             nothing = _step_of_vision(self.base, images)
             logprobs, entropy = token_logprobs(
@@ -73,25 +76,25 @@ class PolicyModel(nn.Module):
         return logprobs if nothing is None else logprobs + nothing, entropy
 
     def check_attention(self) -> None:
-        """Raises ConfigError when the packed forward does not compute what the model's own does."""
+        """Raise ConfigError when the packed forward pass differs from the model's own."""
         with torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.autocast):
             check_packed_attention(self.base)
 
     def tensors(self, params: Params) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight, whole, by its name in the model, from all parameters `params`; adapters are merged into theirs.
+        """Yield every weight [*], gathered and with its adapters merged, by its name in the model.
 
-        Made one at a time, in the precision they are computed in. Every rank must read together.
+        `params`: all parameters. One weight is made at a time, in its own precision; every rank must read together.
         """
         if self.lora is not None:
             return self.lora.merged(params)
         return ((name, full(param.detach())) for name, param in params.items())
 
     def named_tensors(self, params: Params) -> Iterator[tuple[str, torch.Tensor]]:
-        """As `tensors`, by the names and in the shapes that checkpoints have (see `CheckpointNames`)."""
+        """Yield the weights [*] of `tensors` with names and shapes as in checkpoints (see `CheckpointNames`)."""
         return CheckpointNames(self.base, self._plain(params)).named(self.tensors(params))
 
     def shapes(self, params: Params) -> dict[str, tuple[int, ...]]:
-        """Of what `named_tensors` gives."""
+        """Find the names and shapes that `named_tensors` would yield."""
         plain = self._plain(params)
         return CheckpointNames(self.base, plain).shapes({name: tuple(param.shape) for name, param in plain.items()})
 
@@ -99,14 +102,18 @@ class PolicyModel(nn.Module):
         return params if self.lora is None else self.lora.plain(params)
 
     def mark(self, params: Params) -> dict[str, Any]:
-        """What a checkpoint of the trained parameters alone means nothing without (see `save_state`)."""
+        """Describe the frozen part of the model, which a checkpoint of the trained parameters needs beside it.
+
+        See `save_state`. Empty without adapters.
+        """
         return {} if self.lora is None else self.lora.mark(params)
 
 
 def _step_of_vision(base: PreTrainedModel, images: Images | None) -> torch.Tensor | None:
-    """Where the model is sharded and takes images: run its vision tower also without any; 0 with its gradient.
+    """Run the vision tower of a sharded model on a made-up image where a rank's share has none.
 
-    All ranks gather its weights together, and other ranks may have images.
+    All ranks gather the tower's weights together, and other ranks may have images: a rank that left it out would make
+    them wait forever. Returns a scalar 0 with the tower's gradient, or None where nothing had to be run.
     """
     if images is not None or world_size() == 1 or not takes_images(base):
         return None
@@ -115,7 +122,7 @@ def _step_of_vision(base: PreTrainedModel, images: Images | None) -> torch.Tenso
 
 
 def freeze_vision(base: PreTrainedModel) -> None:
-    """Train nothing of its vision tower. Raises ConfigError where it has none."""
+    """Freeze the vision tower of a model. Raises ConfigError where it has none."""
     tower = vision_tower(base)
     if tower is None:
         raise ConfigError(
@@ -132,9 +139,9 @@ def load_policy(
     freeze_vision_tower: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> PolicyModel:
-    """The policy to be trained, with adapters (`seed`: of their start) if the config has them. Raises ConfigError.
+    """Load the policy to be trained, with adapters drawn by `seed` if the config has them. Raises ConfigError.
 
-    What is trained is float32; weights beside adapters are not, and stay as the config has them.
+    Trained weights are float32. Frozen ones beside adapters stay in the config's dtype.
     """
     base = open_model(
         config.path,
@@ -173,9 +180,10 @@ class ValueModel(nn.Module):
         self._group = group
 
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor, images: Images | None = None) -> torch.Tensor:
-        """[T] float32: entry t is the value of the state before ids[t], the tokens that come before it in its
-        sequence; 0 at each sequence's first token. Aligned as log-probs are: the value that a policy token's
-        advantage is measured against stands beside it.
+        """Compute values: ids [T] int64, offsets [N + 1] int64 -> [T] float32.
+
+        Entry t is the value of the state before ids[t], that is, of the tokens before it in its sequence; 0 at each
+        sequence's first token. So it is aligned with log-probs: a token's baseline stands beside the token.
         """
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
             nothing = _step_of_vision(self.base, images)
@@ -188,6 +196,6 @@ class ValueModel(nn.Module):
         return before.masked_fill(first, 0.0)
 
     def check_attention(self) -> None:
-        """As `PolicyModel.check_attention`."""
+        """See `PolicyModel.check_attention`."""
         with torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.autocast):
             check_packed_attention(self.base)

@@ -1,4 +1,4 @@
-"""Where the sequences of a packed batch lie, with the beginnings that they share stored once.
+"""The layout of a packed batch, in which common beginnings of sequences may be stored once.
 
 Sequences of a reinforcement-learning batch begin alike: the trajectories of one prompt share that prompt, all prompts
 share the system message. In a causal model the hidden states of a shared beginning are equal, so it is enough to
@@ -22,16 +22,19 @@ class PackedLayout:
     """
 
     spans: list[tuple[int, int]]
-    """The nodes; each attends causally to itself."""
+    """The nodes: runs of tokens that attend causally to themselves."""
     shared: list[tuple[int, int, int, int]]
     """(first query, last query, first key, last key): the queries below a node attend to all of that node's keys."""
     ancestors: list[list[int]]
     """For each node, the indices of the nodes above it, outermost first."""
-    stored: torch.Tensor  # [P] int64: index in the T tokens of each stored token
-    positions: torch.Tensor  # [P] int64: its position in its sequence
-    expand: torch.Tensor  # [T] int64: the stored token that stands for each of the T tokens
+    stored: torch.Tensor
+    """[P] int64: index of each stored token among the T tokens."""
+    positions: torch.Tensor
+    """[P] int64: position of each stored token in its sequence."""
+    expand: torch.Tensor
+    """[T] int64: the stored token that stands for each of the T tokens."""
     longest: int
-    """Tokens of the longest sequence."""
+    """Length of the longest sequence."""
 
     @property
     def is_flat(self) -> bool:
@@ -40,7 +43,7 @@ class PackedLayout:
 
 
 def flat_layout(offsets: torch.Tensor, device: torch.device) -> PackedLayout:
-    """Each sequence on its own. offsets [N + 1] int64."""
+    """Lay out each sequence on its own, so that nothing is shared. offsets [N + 1] int64."""
     bounds = offsets.tolist()
     spans = list(itertools.pairwise(bounds))
     lengths = offsets.diff().to(device)

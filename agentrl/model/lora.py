@@ -1,8 +1,8 @@
 """LoRA (arXiv:2106.09685) by peft: chosen linear layers compute W x + alpha / rank * B (A x), and only A and B learn.
 
-The adapters are put into the model in place: it stays what it was but for the linear layers. Its parameters are then
-named as peft names them (`<layer>.base_layer.weight`, `<layer>.lora_A.default.weight`), and the engine is given the
-merged weights under the names that the model has without adapters.
+The adapters are put into the model in place; only its linear layers change. Its parameters are then named as peft names
+them (`<layer>.base_layer.weight`, `<layer>.lora_A.default.weight`), and the engine is given the merged weights under
+the names that the model has without adapters.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _BASE = ".base_layer."
 
 
 class Lora:
-    """The adapters of one model: A random by `seed`, B zero; or both as `lora_adapter_path` has them."""
+    """Adapters of one model. A is drawn by `seed` and B zero, or both are read from `lora_adapter_path`."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, seed: int) -> None:
-        """Adapters are float32 whatever the model is; everything else of it is frozen.
+        """Put adapters into the model. They are float32 whatever the model is; all other parameters are frozen.
 
         Raises ConfigError when target_modules or lora_adapter_path do not fit the model.
         """
@@ -67,18 +67,22 @@ class Lora:
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        """The model computes what it does without adapters."""
+        """Switch the adapters off inside the block."""
         with rescale_adapter_scale(self._model, 0.0):
             yield
 
     def plain(self, params: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """Those of `params`, all parameters of the model, that it has without adapters, by their names there."""
+        """Select the parameters that the model has without adapters, keyed by their names there.
+
+        `params`: all parameters of the model.
+        """
         return {_plain(name): param for name, param in params.items() if not _is_adapter(name)}
 
     def merged(self, params: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight of the model without adapters, by its name there: W + alpha / rank * B A where one has adapters.
+        """Yield every weight [*] by its name without adapters; with them it is W + alpha / rank * B A, in float32.
 
-        Made one at a time, from all parameters of the model, sharded or not; every rank must read together.
+        `params`: all parameters of the model, sharded or not. One weight is made at a time; every rank must read
+        together.
         """
         for name, param in params.items():
             layer, adapted, kind = name.rpartition(_BASE)
@@ -91,7 +95,7 @@ class Lora:
                 yield _plain(name), full(param.detach())
 
     def write(self, directory: Path, params: Mapping[str, nn.Parameter]) -> None:
-        """Write what `PeftModel.from_pretrained` reads. Every rank must call it; the first one writes."""
+        """Write the adapters for `PeftModel.from_pretrained`. Every rank must call it; the first one writes."""
         tensors = {
             _PEFT_PREFIX + name.replace(_ADAPTER, ""): full(param.detach()).cpu().contiguous()
             for name, param in params.items()
@@ -103,9 +107,10 @@ class Lora:
         save_file(tensors, directory / _WEIGHTS, metadata={"format": "pt"})
 
     def mark(self, params: Mapping[str, nn.Parameter]) -> dict[str, Any]:
-        """What adapters of a checkpoint mean nothing without: how they are scaled, and the weights they stand beside.
+        """Describe what a checkpoint's adapters belong to: their scale, and the weights beside them.
 
-        Of these a checksum of the first layer with adapters, the same in float32 and bfloat16. Every rank must call it.
+        The weights are identified by a checksum of the first layer with adapters, the same in float32 and bfloat16.
+        Every rank must call it.
         """
         first = next(param for name, param in params.items() if name.endswith(f"{_BASE}weight"))
         weights = full(first.detach()).to(torch.bfloat16).cpu().contiguous().view(torch.uint8)
@@ -150,7 +155,7 @@ class Lora:
 
 
 def _frozen_vision(model: PreTrainedModel) -> list[str] | None:
-    """The layers of a vision tower that is frozen."""
+    """List the layers of a frozen vision tower; None where there is none."""
     tower = vision_tower(model)
     if tower is None or any(param.requires_grad for param in tower.parameters()):
         return None

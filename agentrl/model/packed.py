@@ -67,9 +67,9 @@ def load_model(
 
 
 def empty_model(path: str, *, dtype: str = "float32", trust_remote_code: bool = False) -> PreTrainedModel:
-    """The model of `load_model` on the device `meta`: shapes without numbers, and its own attention.
+    """Make the model of `load_model` on the device `meta`, without weights and with its own attention.
 
-    Once it has its weights, `check_packed_attention` is to be called. Raises ConfigError when there is no such model.
+    Call `check_packed_attention` once it has its weights. Raises ConfigError when there is no such model.
     """
     with loading(path), torch.device("meta"):
         config = _plain_config(path, trust_remote_code)
@@ -79,7 +79,7 @@ def empty_model(path: str, *, dtype: str = "float32", trust_remote_code: bool = 
 
 
 def _plain_config(path: str, trust_remote_code: bool) -> PretrainedConfig:
-    """Raises ConfigError when the weights are quantized."""
+    """Read the model's config. Raises ConfigError when the weights are quantized."""
     config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     quantization = getattr(config, "quantization_config", None)
     if quantization:
@@ -93,7 +93,7 @@ def _plain_config(path: str, trust_remote_code: bool) -> PretrainedConfig:
 
 @contextlib.contextmanager
 def loading(path: str) -> Iterator[None]:
-    """What goes wrong with the model at `path` inside the block becomes a ConfigError."""
+    """Turn errors of loading inside the block into a ConfigError that names `path`."""
     try:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -215,19 +215,19 @@ def _unsupported(model: PreTrainedModel, why: str) -> str:
 
 
 def _rotations(model: PreTrainedModel) -> list[dict[str, Any]]:
-    """The parameters of the model's rotary embeddings, of which some have one for each type of layer."""
+    """List the parameters of the model's rotary embeddings. Some models have one for each type of layer."""
     rope = getattr(_text_config(model), "rope_parameters", None) or {}
     return [one for one in rope.values() if isinstance(one, dict)] or [rope]
 
 
 def longest_context(model: PreTrainedModel) -> int | None:
-    """How many tokens a sequence may have, as far as the config says so."""
+    """Find the longest sequence in tokens that the config allows; None where it sets no limit."""
     limits = (getattr(_text_config(model), "max_position_embeddings", None), _longrope_limit(model))
     return min((limit for limit in limits if limit), default=None)
 
 
 def _longrope_limit(model: PreTrainedModel) -> int | None:
-    """LongRoPE (arXiv:2402.13753) rotates all sequences of a batch otherwise when one of them is longer than this."""
+    """Length beyond which LongRoPE (arXiv:2402.13753) rotates all sequences of a batch in another way; else None."""
     ropes = [rope for rope in _rotations(model) if rope.get("rope_type") == "longrope"]
     return min((rope["original_max_position_embeddings"] for rope in ropes), default=None)
 
@@ -235,13 +235,19 @@ def _longrope_limit(model: PreTrainedModel) -> int | None:
 def hidden_states(
     model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor, images: Images | None = None
 ) -> torch.Tensor:
-    """The last hidden states, after the final norm. ids [T] int64, offsets [N + 1] int64 -> [T, H]. Differentiable."""
+    """Compute the last hidden states, after the final norm. Differentiable.
+
+    ids [T] int64, offsets [N + 1] int64 -> [T, H] in the model's dtype.
+    """
     stored, layout, _ = stored_hidden_states(model, ids, offsets, images)
     return stored if layout.is_flat else stored.index_select(0, layout.expand)
 
 
 def make_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
-    """Share common beginnings where the attention kernel can (on the CPU)."""
+    """Lay out a batch, with common beginnings stored once where the attention kernel can use that (on the CPU).
+
+    ids [T] int64, offsets [N + 1] int64.
+    """
     return flat_layout(offsets, ids.device) if ids.is_cuda else tree_layout(ids, offsets)
 
 
@@ -252,10 +258,13 @@ def stored_hidden_states(
     images: Images | None,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[torch.Tensor, PackedLayout, Slice]:
-    """[width, H]: the hidden states of those of the layout's stored tokens that are this rank's of `group`; the layout;
-    which those are.
+    """Compute the hidden states of stored tokens, each common beginning once.
 
-    Raises ConfigError when a sequence is too long.
+    ids [T] int64, offsets [N + 1] int64. With a `group`, whose ranks all must call it, each rank has a slice of the
+    stored tokens.
+
+    Returns the hidden states [width, H] of this rank's slice, the layout, and the slice. Raises ConfigError when a
+    sequence is too long.
     """
     placed = None
     if images is None:
@@ -286,7 +295,11 @@ def _check_length(model: PreTrainedModel, layout: PackedLayout) -> None:
 def place_features(
     model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor, images: Images, layout: PackedLayout
 ) -> tuple[PlacedFeatures, torch.Tensor]:
-    """The images' features at the layout's stored tokens, and the positions of those, [P] or [3, P]."""
+    """Run the vision tower, and find the stored tokens that its features belong to.
+
+    ids [T] int64, offsets [N + 1] int64. Returns the features with their places, and the positions of the P stored
+    tokens, [P] or [3, P] int64.
+    """
     places, rows = (one.to(ids.device) for one in image_rows(images, offsets))
     row_of = torch.full_like(ids, -1)
     row_of[places] = rows
@@ -304,7 +317,7 @@ def forward_packed(
     attention: AttentionLayout,
     images: PlacedFeatures | None = None,
 ) -> torch.Tensor:
-    """The last hidden states [P, H] of packed tokens: ids [P], positions [P] or [3, P] int64."""
+    """Compute the last hidden states [P, H] of packed tokens: ids [P] int64, positions [P] or [3, P] int64."""
     arguments: dict[str, Any] = {LAYOUT: attention}
     if images is None:
         output = model.base_model(
@@ -316,7 +329,7 @@ def forward_packed(
 
 
 def token_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """[M, H] -> [M, V] float32 logits by the model's head."""
+    """Apply the model's head: hidden [M, H] -> logits [M, V] float32."""
     config = model.config.get_text_config()
     logits = model.get_output_embeddings()(hidden).float()
     if (factor := getattr(config, "logit_scale", 1.0)) != 1.0:  # each pass over the logits costs as the softmax does
@@ -339,13 +352,13 @@ def token_logprobs(
     images: Images | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """log p(ids[t] | the tokens before it in its sequence) under softmax(logits / temperature), and its entropy.
+    """Compute log p(ids[t] | the tokens before it in its sequence) under softmax(logits / temperature), and entropy.
 
     Args:
         ids: [T] int64. offsets: [N + 1] int64.
         temperature: above 0; 0 stands for greedy sampling, whose log-probs are those of temperature 1.
         needed: [T] bool, the tokens whose log-prob is wanted; None: all. Others cost no vocabulary projection.
-        chunk_tokens: tokens whose logits are alive at once; None: as `_CHUNK_LOGITS` says.
+        chunk_tokens: tokens whose logits are alive at once; None: chosen by `_CHUNK_LOGITS`.
         images: of the sequences, if they have any.
         group: the ranks that split the tokens; all must call it with the same, and all get the whole result.
 
@@ -354,6 +367,7 @@ def token_logprobs(
         ids[t] was drawn from; 0 where not needed and at each sequence's first token. Differentiable in the weights.
     """
     hidden, layout, part = stored_hidden_states(model, ids, offsets, images, group)
+    # A sequence's first token is predicted by nothing; token t of the rest is predicted by the state before it.
     wanted = torch.ones_like(ids, dtype=torch.bool) if needed is None else needed.clone()
     wanted[offsets[:-1].to(ids.device)] = False
     places = wanted.nonzero()[:, 0]
@@ -373,14 +387,14 @@ def token_logprobs(
         parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
     scores = torch.cat(parts, dim=1)
     spread = torch.zeros(len(scores), len(ids), dtype=torch.float32, device=ids.device).index_copy(1, places, scores)
-    logprobs, *entropy = (row.clone() for row in part.joined(spread))  # FSDP warns of views
+    logprobs, *entropy = (row.clone() for row in part.sum_over_ranks(spread))  # FSDP warns of views
     return logprobs, entropy[0] if entropy else None
 
 
 def _score(
     model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
 ) -> torch.Tensor:
-    """[1 or 2, M] float32: log-probs of the targets and, on request, entropies."""
+    """Score M states: [1 or 2, M] float32, the log-probs of the targets and, on request, entropies."""
     logits = token_logits(model, hidden)
     if temperature != 1.0:
         logits = logits / temperature

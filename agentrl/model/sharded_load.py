@@ -35,7 +35,7 @@ from agentrl.parallel.collectives import world_size
 def open_model(
     path: str, *, dtype: str, device: str | torch.device, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """The model of `load_model`; on several ranks without its weights, which `read_weights` reads when it is sharded.
+    """Open the model of `load_model`; on several ranks without weights, which `read_weights` reads once it is sharded.
 
     Raises ConfigError when there is no such model.
     """
@@ -45,7 +45,7 @@ def open_model(
 
 
 def read_weights(root: nn.Module, model: PreTrainedModel) -> None:
-    """Read into `root`, a sharded module around `model`, those weights that are on `meta`; no-op without any.
+    """Read the weights that are on `meta` into `root`, a sharded module around `model`. No-op without any.
 
     Every rank must call it. Raises ConfigError when the checkpoint cannot be read or lacks a weight, or when the
     model cannot be run on packed sequences.
@@ -77,12 +77,12 @@ def read_weights(root: nn.Module, model: PreTrainedModel) -> None:
 
 
 def _plain(name: str) -> str:
-    """The name without adapters of a layer that peft wrapped."""
+    """Name of a parameter before peft wrapped its layer."""
     return name.replace(".base_layer.", ".")
 
 
 def _read_shell(model: PreTrainedModel, wanted: Mapping[str, nn.Parameter]) -> PreTrainedModel:
-    """A bare model of the same class, in which this rank has its part of the weights `wanted`."""
+    """Read a bare model of the same class, in which this rank has its part of the weights `wanted`."""
 
     def share(cls: type[PreTrainedModel], shell: PreTrainedModel, *_: Any) -> PreTrainedModel:
         if _reads_slices(shell, wanted):
@@ -116,9 +116,9 @@ def _read_shell(model: PreTrainedModel, wanted: Mapping[str, nn.Parameter]) -> P
 
 
 def _reads_slices(shell: PreTrainedModel, wanted: Mapping[str, nn.Parameter]) -> bool:
-    """Whether transformers' conversions can be made of slices of the first dimension. Else the model is read whole.
+    """True when transformers' conversions work on slices of the first dimension. Otherwise the model is read whole.
 
-    Stacking experts can, where each rank has one; cutting or joining along the first dimension cannot.
+    Stacking experts does, where each rank has one; cutting or joining along the first dimension does not.
     """
     converters = [one for one in get_model_conversion_mapping(shell) if isinstance(one, WeightConverter)]
     steps = [step for converter in converters for step in converter.operations]
@@ -137,7 +137,7 @@ def _keeps_rows(step: ConversionOps) -> bool:
 
 
 def _check_attention(root: nn.Module) -> None:
-    """`root.check_attention` as a forward of `root`, which gathers the weights for it and lets go of them again."""
+    """Call `root.check_attention` as a forward pass of `root`, which gathers the weights and frees them again."""
     assert isinstance(root, FSDPModule)
     register_fsdp_forward_method(root, "check_attention")
     root.check_attention()  # type: ignore[operator]

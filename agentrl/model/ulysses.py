@@ -22,48 +22,48 @@ from agentrl.model.attention import AttentionLayout
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """This rank's stored tokens [first, first + width) of P; the last slices may reach beyond P and are padded."""
+    """A rank's stored tokens [first, first + width) of P. The last slices may reach beyond P and are padded."""
 
     size: int
-    """P, the stored tokens of all ranks."""
+    """P, the number of stored tokens of all ranks."""
     first: int
     width: int
     group: dist.ProcessGroup | None
 
     @staticmethod
     def of(size: int, group: dist.ProcessGroup | None) -> Slice:
-        """An equal part for each rank of `group`; everything without one."""
+        """Take this rank's part of `size` tokens, equal for all ranks of `group`; all of them without a group."""
         ranks, rank = (1, 0) if group is None else (group.size(), group.rank())
         width = -(-size // ranks)
         return Slice(size, rank * width, width, group)
 
     def cut(self, row: torch.Tensor) -> torch.Tensor:
-        """[..., P] -> [..., width]: this rank's part, with zeros beyond the end."""
+        """Cut out this rank's part, with zeros beyond the end: [..., P] -> [..., width]."""
         part = row[..., self.first : self.first + self.width]
         return pad(part, (0, self.width - part.shape[-1]))
 
     def holds(self, places: torch.Tensor) -> torch.Tensor:
-        """[M] bool: which of the stored tokens `places` [M] are this rank's."""
+        """Mark the stored tokens `places` [M] int64 that are this rank's -> [M] bool."""
         return (places >= self.first) & (places < self.first + self.width)
 
     def spread(self, part: torch.Tensor) -> torch.Tensor:
-        """[width] -> [P]: the values of all ranks' tokens, on every rank. Differentiable."""
+        """Gather the values of all ranks' tokens on every rank: [width] -> [P]. Differentiable."""
         if self.group is None:
             return part
         row = pad(part, (self.first, self.group.size() * self.width - self.first - self.width))
-        return self.joined(row[: self.size])
+        return self.sum_over_ranks(row[: self.size])
 
-    def joined(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks of `values`, which are zero but for what is this rank's. Differentiable."""
-        return values if self.group is None else _Joined.apply(values, self.group)
+    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum `values` [*], which are zero except at this rank's tokens, over the ranks. Differentiable."""
+        return values if self.group is None else _SumOverRanks.apply(values, self.group)
 
     def attention(self, whole: AttentionLayout) -> AttentionLayout:
-        """What carries out attention for the tokens of the slice, given what does for all of them."""
+        """Wrap the attention over all tokens, so that it can be given the tokens of the slice."""
         return whole if self.group is None else _UlyssesAttention(whole, self, self.group)
 
 
 class _UlyssesAttention:
-    """The ranks hold H heads of `width` tokens before and after, and H / ranks heads of all tokens in between."""
+    """Attention between two exchanges: outside a rank holds H heads of `width` tokens, inside H / ranks of all."""
 
     def __init__(self, whole: AttentionLayout, part: Slice, group: dist.ProcessGroup) -> None:
         self._whole, self._part, self._group = whole, part, group
@@ -71,6 +71,7 @@ class _UlyssesAttention:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
     ) -> torch.Tensor:
+        """query [H, width, D], key and value [K, width, D] -> [width, H, D]."""
         ranks, part = self._group.size(), self._part
         repeats = ranks // math.gcd(key.shape[0], ranks)  # each rank needs whole heads of keys and values
         key, value = (x.repeat_interleave(repeats, dim=0) if repeats > 1 else x for x in (key, value))
@@ -90,7 +91,7 @@ class _UlyssesAttention:
 
 
 class _Exchange(torch.autograd.Function):
-    """Entry s of rank r's [ranks, ...] becomes entry r of rank s's: a permutation that is its own transpose."""
+    """Exchange entry s of rank r's [ranks, ...] with entry r of rank s's: a permutation that is its own transpose."""
 
     @staticmethod
     def forward(ctx: Any, entries: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -104,8 +105,8 @@ class _Exchange(torch.autograd.Function):
         return _Exchange.forward(ctx, grad, ctx.group), None
 
 
-class _Joined(torch.autograd.Function):
-    """A sum over ranks on which the same loss is computed: its gradient is everyone's own."""
+class _SumOverRanks(torch.autograd.Function):
+    """A sum over ranks that all compute the same loss from it, so each rank keeps its own gradient unsummed."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -25,11 +25,11 @@ from agentrl.trajectory import Image, PlacedImage
 from agentrl.trajectory.images import Images
 
 FIRST_FEATURE = 1 << 31
-"""Image tokens are told apart, for sharing, by numbers from here on: no vocabulary is so large."""
+"""First number that stands for an image token where common beginnings are looked for: no vocabulary is so large."""
 
 
 def auto_class(config: PretrainedConfig) -> Any:
-    """The class of transformers that makes the model of `config`, with its vision tower if it has one."""
+    """Choose the Auto class of transformers for `config`: one with a vision tower where the model has one."""
     has_vision = getattr(config, "vision_config", None) is not None
     if has_vision and type(config) in AutoModelForImageTextToText._model_mapping:
         return AutoModelForImageTextToText
@@ -37,54 +37,60 @@ def auto_class(config: PretrainedConfig) -> Any:
 
 
 def takes_images(model: PreTrainedModel) -> bool:
-    """Whether images can be put into its packed forward."""
+    """True when the packed forward pass of the model can take images."""
     features = getattr(model.base_model, "get_image_features", None)
     wanted = {"pixel_values", "image_grid_thw"}
     return features is not None and wanted <= set(inspect.signature(features).parameters)
 
 
 def _base(model: PreTrainedModel) -> Any:
-    """The model without its head; transformers' types do not know the methods of vision-language models."""
+    """The model without its head. Any: transformers' types lack the methods of vision-language models."""
     return model.base_model
 
 
 def vision_tower(model: PreTrainedModel) -> nn.Module | None:
-    """What makes features of images, or None."""
+    """Find the module that makes features of images; None where there is none."""
     return model.get_encoder(modality="image") if takes_images(model) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The vision tower's output for some images: a row for each of their F tokens."""
+    """The vision tower's output for some images: one row for each of their F tokens."""
 
-    rows: torch.Tensor  # [F, H], in place of embeddings
+    rows: torch.Tensor
+    """[F, H]; these take the place of embeddings."""
     deep: list[torch.Tensor] = field(default_factory=list)
-    """[F, H] each, added behind the first decoder layers (Qwen3-VL's deepstack)."""
+    """[F, H] each; they are added behind the first decoder layers (Qwen3-VL's deepstack)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedFeatures:
-    """Features of some of the tokens of a forward."""
+    """Features for K of the tokens of a forward pass."""
 
     features: Features
-    places: torch.Tensor  # [K] int64: tokens of the forward, ascending
-    which: torch.Tensor  # [K] int64: the row of the features for each
+    places: torch.Tensor
+    """[K] int64, ascending: tokens of the forward pass."""
+    which: torch.Tensor
+    """[K] int64: row of the features for each of these tokens."""
 
 
 def features_of(model: PreTrainedModel, patches: np.ndarray, grid: np.ndarray) -> Features:
-    """patches [P, D] float32, grid [I, 3]. Differentiable in the vision tower."""
+    """Run the vision tower over I images: patches [P, D] float32, grid [I, 3] int64. Differentiable in its weights."""
     pixels = torch.tensor(patches, device=model.device)
     output = _base(model).get_image_features(pixels, torch.tensor(grid, device=model.device), return_dict=True)
     deep = getattr(output, "deepstack_features", None) or ()
-    return Features(_joined(output.pooler_output), [_joined(one) for one in deep])
+    return Features(_concatenated(output.pooler_output), [_concatenated(one) for one in deep])
 
 
-def _joined(features: Any) -> torch.Tensor:
+def _concatenated(features: Any) -> torch.Tensor:
     return features if isinstance(features, torch.Tensor) else torch.cat(tuple(features))
 
 
 def image_rows(images: Images, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens of the batch that stand for images, ascending; the row of the features for each), both [K] int64."""
+    """Find the K tokens of a batch that stand for images, and their rows of the features.
+
+    offsets [N + 1] int64. Returns (places in the batch, ascending; rows), both [K] int64 on the CPU.
+    """
     starts = offsets.numpy(force=True)[images.sequence] + images.start
     lengths, first = images.tokens[images.image], images.features[images.image]
     inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -93,7 +99,10 @@ def image_rows(images: Images, offsets: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def told_apart(ids: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """[T]: `ids` with another number for each token of each image, so that only equal beginnings look equal."""
+    """Replace image tokens by numbers of their own, so that only beginnings with equal images look equal.
+
+    ids [T] int64, places and rows [K] int64 of `image_rows` -> [T] int64.
+    """
     apart = ids.clone()
     apart[places.to(ids.device)] = FIRST_FEATURE + rows.to(ids.device)
     return apart
@@ -102,7 +111,10 @@ def told_apart(ids: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> t
 def rope_positions(
     model: PreTrainedModel, ids: torch.Tensor, offsets: torch.Tensor, images: Images
 ) -> torch.Tensor | None:
-    """[3, T] int64 on the CPU: positions of each token in time, height and width; None for a model without them."""
+    """Positions of each token in time, height and width; None for a model that has one position a token.
+
+    ids [T] int64, offsets [N + 1] int64 -> [3, T] int64 on the CPU.
+    """
     if not hasattr(model.base_model, "get_rope_index"):
         return None
     bounds, tokens = offsets.tolist(), ids.cpu()
@@ -117,7 +129,10 @@ def rope_positions(
 
 
 def rope_of(model: PreTrainedModel, ids: torch.Tensor, spans: list[tuple[int, int, list[int]]]) -> torch.Tensor:
-    """[3, L] int64: of one sequence, ids [L] on the CPU; spans: each image's first token, tokens and grid."""
+    """Positions of one sequence: ids [L] int64 on the CPU -> [3, L] int64.
+
+    `spans`: first token, number of tokens and grid of each image.
+    """
     kinds = torch.zeros_like(ids)
     for start, count, _ in spans:
         kinds[start : start + count] = 1
@@ -129,7 +144,10 @@ def rope_of(model: PreTrainedModel, ids: torch.Tensor, spans: list[tuple[int, in
 def forward_images(
     model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, images: PlacedFeatures, **kwargs: Any
 ) -> Any:
-    """The decoder's output for packed tokens of which some are images'. positions [P] or [3, P]."""
+    """Run the decoder over packed tokens, with features in the places of image tokens.
+
+    ids [P] int64, positions [P] or [3, P] int64. Returns the decoder's own output object.
+    """
     embeddings = model.get_input_embeddings()(ids)
     rows = images.features.rows.to(embeddings.dtype).index_select(0, images.which)
     embeddings = embeddings.index_copy(0, images.places, rows)
@@ -144,7 +162,7 @@ def forward_images(
 
 
 def sample_image(model: PreTrainedModel) -> Image:
-    """A small image with made-up patches, in the shape that the model's vision tower takes."""
+    """Make a small image with made-up patches, in the shape that the model's vision tower takes."""
     vision = model.config.vision_config
     merge, channels = vision.spatial_merge_size, getattr(vision, "in_channels", None) or vision.in_chans
     width = channels * getattr(vision, "temporal_patch_size", 1) * vision.patch_size**2
@@ -154,7 +172,10 @@ def sample_image(model: PreTrainedModel) -> Image:
 
 
 def image_probe(model: PreTrainedModel) -> tuple[torch.Tensor, Images] | None:
-    """Two sequences for trying a model out, of 8 tokens and of 24 with an image; None where it takes none."""
+    """Make two sequences to try a model with: one of 8 tokens, one of 24 with an image. None where it takes none.
+
+    Returns ids [32] int64 on the model's device, and the image.
+    """
     if not takes_images(model):
         return None
     ids = torch.arange(32, device=model.device) * 7 % model.config.get_text_config().vocab_size
@@ -166,7 +187,7 @@ def image_probe(model: PreTrainedModel) -> tuple[torch.Tensor, Images] | None:
 
 
 def own_logits(model: PreTrainedModel, ids: torch.Tensor, images: Images) -> torch.Tensor:
-    """[24, V]: of the second sequence of a probe, by the model's own forward."""
+    """Compute the logits [24, V] of a probe's second sequence by the model's own forward pass. ids [32] int64."""
     logits: torch.Tensor = model(
         input_ids=ids[None, 8:],
         pixel_values=torch.tensor(images.patches, device=model.device),

@@ -1,1 +1,1 @@
-"""How chat templates and model families write turns and tool calls."""
+"""Chat formats: turns and tool calls as chat templates and model families write them."""

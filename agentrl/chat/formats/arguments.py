@@ -17,7 +17,7 @@ from agentrl.chat.message import parse_json
 from agentrl.tool import ToolSchema
 
 MAX_DEPTH = 100
-"""Containers inside one another in a Python literal."""
+"""Deepest nesting of containers in a Python literal."""
 NO_VALUE: Any = object()
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _TOKEN = re.compile(
@@ -124,21 +124,25 @@ class _LiteralBuilder:
         """A value has just ended, so that a separator or a closing mark must follow."""
 
     def open(self, mark: str, at: int) -> None:
+        """Begin a container with "[" or "{"."""
         self._expect_value(at)
         self._containers.append(("]" if mark == "[" else "}", []))
 
     def add(self, value: Any, at: int) -> None:
+        """Add a scalar to the innermost container."""
         self._expect_value(at)
         self._containers[-1][1].append(value)
         self._complete = True
 
     def separate(self, mark: str, at: int) -> None:
+        """Take "," between items, or ":" between key and value."""
         closing, _ = self._containers[-1]
         if not self._complete or not closing or (mark == ":") != self._after_key():
             raise ValueError(f"{mark} at character {at}")
         self._complete = False
 
     def close(self, mark: str, at: int) -> None:
+        """End the innermost container with "]" or "}"."""
         closing, items = self._containers[-1]
         # An empty container may close at once; any other only behind a value, so a comma before it is refused.
         if mark != closing or self._after_key() or self._complete != bool(items):
@@ -148,7 +152,7 @@ class _LiteralBuilder:
         self._complete = True
 
     def value(self) -> Any:
-        """The finished value. Raises ValueError when containers are still open, or there is nothing."""
+        """Return the finished value. Raises ValueError when containers are still open, or there is nothing."""
         if len(self._containers) > 1 or len(self._containers[0][1]) != 1:
             raise ValueError("not closed")
         return self._containers[0][1][0]

@@ -1,7 +1,7 @@
 """Chat formats of known model families, by the `renderers` package.
 
-Renderers answer with whole token sequences and scan the turn before; a bridge depends only on how that turn ended, so
-a stand-in turn of a few tokens is given instead of the transcript, and the cost of a turn does not grow with it.
+Renderers return whole token sequences and scan the turn before. A bridge depends only on how that turn ended, so they
+are given a stand-in turn of a few tokens instead of the transcript, and the cost of a turn does not grow with it.
 """
 
 from __future__ import annotations
@@ -84,14 +84,16 @@ class FamilyFormat:
         self._parser = None if shared is None else self._parser_of(shared)
         self._shapes = Shapes()
         self._bridges = True
-        # Some renderers' bridges lose the newline behind a turn; a full render shows it.
+        # Some renderers' bridges lose the newline behind a turn. Compared with a full render once, here.
         self._bridges = self._bridge_rendered(self._close, [USER], None) == self._difference(self._close, [USER], None)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
+        """See `Format.render`."""
         ids: list[int] = self._rendered(messages, tools, generation).token_ids
         return ids
 
     def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        """See `Format.bridge`."""
         if ids[-1] in self.stop_token_ids:
             return self._bridge_closed(ids[-1] if ids[-1] in self._stops else self._close, messages, tools)
         if self._bridges:  # It knows how to close reasoning that was cut.
@@ -103,6 +105,7 @@ class FamilyFormat:
         return [self._close, *self._bridge_closed(self._close, messages, tools)]
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
+        """See `Format.parse`."""
         if self._parser is not None:
             message = self._parser.parse(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids, tools)
             # Templates put line breaks around an answer, and take them off again.
@@ -121,10 +124,11 @@ class FamilyFormat:
         )
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
+        """See `Format.sampled`."""
         prompt = self.render([USER], tools, True)
         rendered = self._rendered([USER, message], tools)
         whole = list(rendered.token_ids[: _last_sampled(rendered) + 1])
-        begin = _shared(prompt, whole)
+        begin = _common_length(prompt, whole)
         # A token may join the end of the generation prompt with the start of the turn.
         rest, end, text = self._codec.decode(prompt[begin:]), begin, ""
         while not text.startswith(rest) and end < len(whole):
@@ -155,27 +159,27 @@ class FamilyFormat:
             ) from fault
 
     def _generation_prompt(self) -> list[int]:
-        """What a render adds for the policy to go on from."""
+        """Ids that a render adds for the policy to continue."""
         without, with_prompt = self.render([USER], None, False), self.render([USER], None, True)
         shared = len(without) if with_prompt[: len(without)] == without else 0
         return with_prompt[shared:]
 
     def _reply_and_tail(self) -> tuple[list[int], list[int]]:
-        """A short reply as the policy would sample it, and what stands behind it in a full render."""
+        """Make a short reply as the policy would sample it, and the ids behind it in a full render."""
         rendered = self._rendered([USER, REPLY], None)
         mask = rendered.sampled_mask
         reply = [id for id, is_sampled in zip(rendered.token_ids, mask, strict=True) if is_sampled]
         return reply, list(rendered.token_ids[_last_sampled(rendered) + 1 :])
 
     def _stop_after(self, message: Message, tools: Sequence[ToolSchema] | None) -> int:
-        """For formats whose turns end with the header of the next one: the header's token."""
+        """Find the token that ends a turn where that is the header of the next one."""
         following = [_answer(call) for call in message.get("tool_calls", ())] or [USER]
         rendered = self._rendered([USER, message, *following], tools)
         header: int = rendered.token_ids[_last_sampled(rendered)]
         return header if header in self._stops else self._close
 
     def _last_turn(self, ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The last generation prompt and what was sampled after it; looks no further back than that turn."""
+        """Split off the last generation prompt and the ids sampled after it. Reads no further back than that turn."""
         size = len(self._prompt)
         for index in range(len(ids) - 1, -1, -1):
             if ids[index] == self._prompt[0] and list(ids[index : index + size]) == self._prompt:
@@ -190,7 +194,7 @@ class FamilyFormat:
         return self._codec.encode(text) if text is not None else self._bridge_rendered(stop, messages, tools)
 
     def _between(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
-        """A bridge as text; empty, so that no shape is learnt, where the text does not encode to the same ids."""
+        """Write a bridge as text. Empty, so that no shape is learnt, where the text does not encode to the same ids."""
         ids = self._bridge_rendered(stop, messages, tools)
         text = self._codec.decode(ids)
         return text if self._codec.encode(text) == ids else ""
@@ -203,7 +207,7 @@ class FamilyFormat:
         return list(bridged.token_ids[1 + len(reply) :])
 
     def _difference(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
-        """What a full render writes behind a stand-in turn: for bridges that a renderer refuses or gets wrong."""
+        """Make a bridge from a full render behind a stand-in turn, where the renderer's own is refused or wrong."""
         calls = [_asked(message) for message in messages if message["role"] == "tool"]
         turn: Message = {**REPLY, "tool_calls": calls} if calls else REPLY
         rendered = self._rendered([USER, turn, *messages], tools, True)
@@ -221,7 +225,7 @@ def _shared_format(family: str) -> CallFormat | None:
 
 
 def _asked(answer: Message) -> dict[str, Any]:
-    """A call that `answer` may answer."""
+    """Make a call that `answer` may answer."""
     function = {"name": answer.get("name", "f"), "arguments": {}}
     return {"id": answer.get("tool_call_id", ""), "type": "function", "function": function}
 
@@ -245,7 +249,7 @@ def _call(index: int, call: ParsedToolCall) -> ParsedCall:
 
 
 def _broken_llama_call(content: str) -> tuple[ParsedCall, ...]:
-    """Llama 3 calls have no markers, so the renderer takes a broken one for an answer."""
+    """Find a broken call in an answer of Llama 3, whose calls have no markers, so that the renderer misses it."""
     if not (content.startswith("{") and '"name"' in content):
         return ()
     return (make_call(0, content, None, None, ERRORS[ToolCallParseStatus.INVALID_JSON]),)
@@ -256,7 +260,7 @@ def _last_sampled(rendered: RenderedTokens) -> int:
     return max(index for index, is_sampled in enumerate(rendered.sampled_mask) if is_sampled)
 
 
-def _shared(first: list[int], second: list[int]) -> int:
+def _common_length(first: list[int], second: list[int]) -> int:
     """Length of the common prefix."""
     for index, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:

@@ -1,4 +1,4 @@
-"""What every chat format can do; `family` and `template` implement it."""
+"""The interface of chat formats; `family` and `template` implement it."""
 
 from __future__ import annotations
 
@@ -13,33 +13,36 @@ from agentrl.trajectory import Message
 
 
 class Format(Protocol):
-    """Messages given here are normalised and guarded (see `Chat`)."""
+    """A way to write conversations. All messages given to it are normalised and guarded (see `Chat`)."""
 
     name: str
     stop_token_ids: tuple[int, ...]
     """Tokens with which the policy ends its turn."""
     tail: list[int]
-    """What a full render puts behind an assistant turn's stop token, e.g. a newline; the policy does not sample it."""
+    """Ids that a full render puts behind an assistant turn's stop token, e.g. a newline; the policy samples none."""
     parses_tools: bool
+    """False when `parse` finds no tool calls."""
     guards: bool
-    """Whether untrusted text must be guarded; False where the format's own encoder takes text literally."""
+    """True when untrusted text must be guarded; False where the format's own encoder takes text literally."""
     shown: re.Pattern[str] | None
-    """Tool calls in decoded text, for people; None: they are found by the tool's name."""
+    """Pattern of tool calls in decoded text, for the display; None: they are found by the tool's name."""
     names_in_call_ids: bool
-    """Whether the template writes a call's id in place of its name (`functions.NAME:INDEX`)."""
+    """True when the template writes a call's id in place of its name (`functions.NAME:INDEX`)."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
-        """The whole conversation; with `generation`, up to where the policy begins to sample."""
+        """Render a conversation; with `generation`, up to the place where the policy begins to sample."""
         ...
 
     def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
-        """Ids to append to a transcript that ends with a sampled turn, whole or cut."""
+        """Make the ids to append to a transcript that ends with a sampled turn, whole or cut."""
         ...
 
-    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage: ...
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
+        """Read one sampled turn. Never raises for what the policy wrote."""
+        ...
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
-        """An assistant message as the policy would sample it, stop token included."""
+        """Write an assistant message as the policy would sample it, stop token included."""
         ...
 
 

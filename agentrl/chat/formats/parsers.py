@@ -1,8 +1,8 @@
-"""How a model writes tool calls, and their reading from sampled ids. Each format is a file beside this one.
+"""Parser of tool calls in sampled ids. Each call format is a file beside this one.
 
 Ids are cut at their markers first, and every piece between is decoded once, so the time is linear in the ids whatever
 the policy wrote. A marker that is one token of the vocabulary is matched by its id: the same characters spelled with
-other tokens, inside a string argument say, are text. A marker that is no token is matched in the decoded text.
+other tokens, for example inside a string argument, are text. A marker that is no token is matched in the decoded text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ THINK, THINK_END = "<think>", "</think>"
 
 
 class Found(NamedTuple):
-    """One call as it stands in the text, not yet judged."""
+    """One call as found in the text, not yet checked."""
 
     name: Any = None
     arguments: Any = None
@@ -37,12 +37,12 @@ def _never(message: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How a model writes tool calls: the markers around a call, and what stands between them."""
+    """A way to write tool calls: the markers around a call, and the parser of the text between them."""
 
     open: str
-    """Empty: a call is the whole message, if `is_call` says so."""
+    """Marker before a call. Empty: a call is the whole message, if `is_call` says so."""
     close: str
-    """Empty: a call ends where the message does."""
+    """Marker behind a call. Empty: a call ends with the message."""
     body: BodyParser
     """Reads what stands between the markers, in time linear in its length; a broken call is a Found with its error."""
     group: tuple[str, ...] = ()
@@ -57,16 +57,17 @@ class CallFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
+        """All markers of the format."""
         return tuple(marker for marker in (self.open, self.close, *self.group) if marker)
 
     @property
     def shown(self) -> re.Pattern[str] | None:
-        """Calls in decoded text, for people; None: they have no markers."""
+        """Pattern of calls in decoded text, for the display; None: they have no markers."""
         return between(*(self.group or (self.open, self.close))) if self.open else None
 
 
 def between(open: str, close: str) -> re.Pattern[str]:
-    """Text from one marker to the other, or to the end."""
+    """Pattern of text from one marker to the other, or to the end."""
     end = f"(?:{re.escape(close)}|\\Z)" if close else r"\Z"
     return re.compile(f"{re.escape(open)}.*?{end}", re.DOTALL)
 
@@ -84,13 +85,13 @@ class CallParser:
         self._spelled = re.compile(f"({'|'.join(spelled)})") if spelled else None
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        """`ids`: the turn without its stop token."""
+        """Parse one turn, given without its stop token."""
         pieces = list(self._lex(ids))
         reasoning, rest = self._split_reasoning(pieces)
         if self._format is None:
-            return AssistantMessage(_joined(rest), reasoning)
+            return AssistantMessage(_concatenated(rest), reasoning)
         if not self._format.open:
-            return self._whole_message(reasoning, _joined(rest), tools or ())
+            return self._whole_message(reasoning, _concatenated(rest), tools or ())
         texts, bodies = self._split_calls(rest)
         calls: list[ParsedCall] = []
         for body, closed in bodies:
@@ -100,7 +101,7 @@ class CallParser:
         return AssistantMessage(_outside(texts) if calls else "".join(texts), reasoning, tuple(calls))
 
     def _lex(self, ids: Sequence[int]) -> Iterator[tuple[str, str]]:
-        """(marker, the text after it) in order; the first has an empty marker."""
+        """Yield (marker, the text after it) in order; the first marker is empty."""
         ids = list(ids)
         cuts = [index for index, id in enumerate(ids) if id in self._tokens]
         for cut, end in zip([-1, *cuts], [*cuts, len(ids)], strict=True):
@@ -114,7 +115,7 @@ class CallParser:
             yield from zip(others[::2], others[1::2], strict=True)
 
     def _split_reasoning(self, pieces: list[tuple[str, str]]) -> tuple[str | None, list[tuple[str, str]]]:
-        """The reasoning at the start, if any, and the pieces after it. What is never closed ends at the first call."""
+        """Split off the reasoning at the start, if any. Reasoning that is never closed ends at the first call."""
         blank = not pieces[0][1].strip()
         explicit = blank and len(pieces) > 1 and pieces[1][0] == THINK
         if not (explicit or self._starts_in_reasoning):
@@ -126,7 +127,7 @@ class CallParser:
         if end is None and self._format is not None and self._format.open:
             end = _index(markers, self._format.open, begin)
         inside = pieces[begin:end]
-        text = (inside[0][1] + _joined(inside[1:])).strip("\n") if inside else ""
+        text = (inside[0][1] + _concatenated(inside[1:])).strip("\n") if inside else ""
         if end is None:
             rest = [("", "")]
         elif closed:
@@ -136,7 +137,7 @@ class CallParser:
         return text if text.strip() else None, rest
 
     def _split_calls(self, pieces: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, bool]]]:
-        """Texts outside of calls, and the bodies of calls with whether they are closed."""
+        """Split into texts outside of calls, and (body, is it closed) of each call."""
         assert self._format is not None
         texts: list[str] = []
         bodies: list[tuple[str, bool]] = []
@@ -157,7 +158,7 @@ class CallParser:
         return texts, bodies
 
     def _whole_message(self, reasoning: str | None, text: str, tools: Sequence[ToolSchema]) -> AssistantMessage:
-        """A message without markers that is one call, or none."""
+        """Read a whole message as one call where it is one, or tries to be."""
         assert self._format is not None
         body = text.strip()
         if not (tools and self._format.is_call(body)):
@@ -170,12 +171,12 @@ class CallParser:
         return f"the call is not closed with {self._format.close}"
 
 
-def _joined(pieces: Iterable[tuple[str, str]]) -> str:
+def _concatenated(pieces: Iterable[tuple[str, str]]) -> str:
     return "".join(marker + text for marker, text in pieces)
 
 
 def _outside(texts: list[str]) -> str:
-    """Text around calls, without the blanks that separate it from them."""
+    """Join the texts around calls, without the blanks that separate them from calls."""
     first, *others = texts
     return "\n".join(part for part in (first.rstrip(), *(text.strip() for text in others)) if part)
 

@@ -1,9 +1,9 @@
-"""The text between two assistant turns, learnt once for each kind of turn.
+"""Shapes: the text between two assistant turns, learnt once for each kind of turn.
 
-What a format writes around new messages depends on their roles and names, hardly ever on their contents. A shape is
-that text with a slot for each content, found by having the format write slot names in their place. Probes then show
-how contents are inserted: as they are, stripped, or as JSON. Where they are inserted in another way, or are blank,
-there is no shape and the format writes each text anew.
+The text around new messages depends on their roles and names, hardly ever on their contents. A shape is that text with
+a slot for each content, found by having the format write slot names in place of contents. Probes then show how contents
+are inserted: as they are, stripped, or as JSON. Where they are inserted in another way, or are blank, there is no shape
+and the format writes each text anew.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PROBES = (
 MAX_SHAPES = 1000
 Insert = Callable[[str], str]
 Write = Callable[[list[Message]], str]
-"""What the format writes for these messages."""
+"""Writes messages in the format."""
 
 
 def _as_json(text: str) -> str:
-    """Without the quotes, which stand around the slot already."""
+    """Escape as JSON, without the quotes: those are around the slot already."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -33,13 +33,14 @@ INSERTS: tuple[Insert, ...] = (str, str.strip, _as_json)
 
 
 class Shape:
-    """Pieces of text with a content between each two, and how each content is inserted."""
+    """Pieces of text with a content between each two, and the way each content is inserted."""
 
     def __init__(self, pieces: Sequence[str], inserts: Sequence[Insert]) -> None:
         self._first, *self._others = pieces
         self._inserts = inserts
 
     def fill(self, contents: Sequence[str]) -> str:
+        """Insert one content into each slot."""
         parts = [self._first]
         for insert, content, piece in zip(self._inserts, contents, self._others, strict=True):
             parts += (insert(content), piece)
@@ -47,14 +48,14 @@ class Shape:
 
 
 class Shapes:
-    """Shapes by a key that tells apart everything but the contents."""
+    """Learnt shapes, by a key that holds everything but the contents."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[object, Shape | None]] = {}
         self._seen: set[Hashable] = set()
 
     def fill(self, key: Hashable, keep: object, messages: Sequence[Message], write: Write) -> str | None:
-        """The text for `messages`, or None where there is no shape. `keep` is kept alive: its id may be in `key`."""
+        """Write `messages` by their shape; None where there is none. `keep` stays alive: its id may be in `key`."""
         contents = [message["content"] for message in messages]
         if not all(isinstance(content, str) and content.strip() for content in contents):
             return None
@@ -74,6 +75,7 @@ class Shapes:
 
 
 def learn_shape(messages: Sequence[Message], write: Write) -> Shape | None:
+    """Learn the shape of `messages`; None where a content is not inserted in one of the known ways."""
     slots = [SLOT.format(index) for index in range(len(messages))]
     rest = write(_with_contents(messages, slots))
     pieces = []
@@ -95,7 +97,7 @@ def learn_shape(messages: Sequence[Message], write: Write) -> Shape | None:
 def _learn_insert(
     messages: Sequence[Message], write: Write, slots: list[str], pieces: list[str], index: int
 ) -> Insert | None:
-    """How the content of `messages[index]` is inserted, if the probes agree on it."""
+    """Find the way in which the content of `messages[index]` is inserted, if all probes agree."""
     probed = [[*slots[:index], probe, *slots[index + 1 :]] for probe in PROBES]
     written = [write(_with_contents(messages, contents)) for contents in probed]
     for insert in INSERTS:

@@ -1,7 +1,7 @@
 """The default chat format: a tokenizer's own Jinja chat template, with a tool-call parser.
 
-Sampled turns are never rendered again. What the template writes between one assistant turn and the next is found by
-rendering a stand-in conversation with a marker in its assistant turn, and cutting at that turn's end (`turn_end`).
+Sampled turns are never rendered again. The text between one assistant turn and the next is found by rendering a
+stand-in conversation with a marker in its assistant turn, and cutting at that turn's end (`turn_end`).
 """
 
 from __future__ import annotations
@@ -74,9 +74,11 @@ class TemplateFormat:
         self._parser = CallParser(codec, calls, starts_in_reasoning=starts_in_reasoning)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
+        """See `Format.render`."""
         return self._codec.encode(self._text(messages, tools, generation))
 
     def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        """See `Format.bridge`."""
         text = self._between(messages, tools)
         lead, token, rest = cut_at_token(self._codec, text)
         if not token:
@@ -91,10 +93,12 @@ class TemplateFormat:
         return [*self._codec.encode(lead), self._codec.added[token], *behind]
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
+        """See `Format.parse`."""
         sampled = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
         return self._parser.parse(sampled, tools)
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
+        """See `Format.sampled`."""
         prompt, whole = self._text([USER], tools, True), self._text([USER, message], tools, False)
         if not whole.startswith(prompt):
             raise ConfigError(
@@ -116,7 +120,7 @@ class TemplateFormat:
         return [*self._codec.encode(turn), *self.stop_token_ids[:1]]
 
     def _between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
-        """The text from the token that ends an assistant turn to where the next one begins."""
+        """Write the text from the token that ends an assistant turn to the beginning of the next one."""
         fields = tuple(
             tuple((name, str(value)) for name, value in message.items() if name != "content" and name in self._source)
             for message in messages
@@ -153,7 +157,7 @@ class TemplateFormat:
     def _after_stand_in(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool
     ) -> tuple[Message, str]:
-        """The first stand-in turn that the template accepts and writes out, and the text behind its mark."""
+        """Find the first stand-in turn that the template accepts and writes out, and the text behind its mark."""
         refused: ConfigError | None = None
         for turn in _stand_in_turns(messages):
             try:
@@ -180,7 +184,7 @@ class TemplateFormat:
         return text
 
     def _plain_end(self, prompt: str) -> TurnEnd:
-        """How turns without calls end. Raises ConfigError when a policy could not end them."""
+        """Find the end of turns without calls. Raises ConfigError when a policy could not end them."""
         written = self._written(prompt, REPLY, [USER])
         if written is None:
             raise ConfigError(f"{self._where()} does not write the text of assistant turns")
@@ -198,7 +202,10 @@ class TemplateFormat:
         return end
 
     def _calling_end(self, prompt: str, markers: Sequence[str]) -> TurnEnd | ConfigError:
-        """How turns with calls end; as others do where the template writes no calls. An error is for those who call."""
+        """Find the end of turns with calls; where the template writes none, that of others.
+
+        An error is returned, not raised: it matters only to conversations with calls.
+        """
         for count in (2, 1):
             answers = [{**TOOL_ANSWER, "tool_call_id": f"call{index:05d}"} for index in range(count)]
             try:
@@ -216,7 +223,7 @@ class TemplateFormat:
         return self._calling
 
     def _written(self, prompt: str, turn: Message, following: Sequence[Message]) -> Written | None:
-        """`turn`, which ends in MARK, as the template writes it; None where the mark is missing."""
+        """Have the template write `turn`, which ends in MARK; None where the mark is missing."""
         head, marked, last = self._text([USER, turn], None, False).partition(MARK)
         _, marked_too, followed = self._text([USER, turn, *following], None, True).partition(MARK)
         if not (marked and marked_too):
@@ -234,7 +241,7 @@ class TemplateFormat:
             ) from fault
 
     def _stop_tokens(self) -> tuple[int, ...]:
-        """The tokens that end turns of each kind, else those that the next turn opens with; and the tokenizer's EOS."""
+        """Find the tokens that end turns of each kind, else those that open the next turn; and the tokenizer's EOS."""
         stops: list[int] = []
         for following in (USER, TOOL_ANSWER):
             with suppress(ConfigError):
@@ -251,8 +258,9 @@ class TemplateFormat:
 
 
 def _stand_in_turns(messages: Sequence[Message]) -> list[Message]:
-    """Assistant turns that `messages` may answer, with MARK as the last thing in them: one that made all the calls,
-    one that made a single call, and one without any.
+    """Make assistant turns that `messages` may answer, each with MARK at its end.
+
+    One made all the calls, one a single call, and one none: templates differ in which of them they accept.
     """
     calls = [_asked(index, message) for index, message in enumerate(messages) if message["role"] == "tool"]
     if not calls:
@@ -262,7 +270,7 @@ def _stand_in_turns(messages: Sequence[Message]) -> list[Message]:
 
 
 def _asked(index: int, answer: Message) -> dict[str, Any]:
-    """A call that `answer` may answer."""
+    """Make a call that `answer` may answer."""
     function = {"name": answer.get("name") or "f", "arguments": {"x": "y"}}
     return {"id": answer.get("tool_call_id", f"call{index:05d}"), "type": "function", "function": function}
 

@@ -1,7 +1,8 @@
-"""Where an assistant turn ends, found by comparing what a chat template writes behind one.
+"""The end of an assistant turn, found by comparing the text that a chat template writes behind one.
 
-A turn at the end of a conversation and the same turn before another one have their end in common. What only the first
-has belongs to the end of the conversation (Phi: `<|endoftext|>`), what only the second has to the next turn.
+A turn at the end of a conversation and the same turn before another one have their end in common. Text that only the
+first has belongs to the end of the conversation (Phi: `<|endoftext|>`); text that only the second has belongs to the
+next turn.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from agentrl.chat.codec import Codec
 
 
 class UnclearEnd(ValueError):
-    """No token by which a policy could end a turn; the message goes on from "the template"."""
+    """Raised where no token could end a policy's turn. The message continues a sentence that begins "the template"."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """How a template ends one kind of assistant turn."""
+    """The end of one kind of assistant turn in a template."""
 
     token: str
     """The control token that ends the turn; empty where the first control token of what follows does, if any."""
     gap: str
-    """What stands behind `token` whatever follows, e.g. a newline."""
+    """Text behind `token` whatever follows, e.g. a newline."""
     final: str
-    """What stands behind the turn at the end of a conversation only."""
+    """Text behind the turn at the end of a conversation only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +34,17 @@ class Written:
     """One assistant turn as a template writes it in two conversations."""
 
     turn: str
-    """From the generation prompt to the end of the content."""
+    """Text from the generation prompt to the end of the content."""
     last: str
-    """What stands behind the content when the turn is the last."""
+    """Text behind the content when the turn is the last."""
     followed: str
-    """What stands behind the content when another turn follows."""
+    """Text behind the content when another turn follows."""
 
 
 def find_turn_end(
     codec: Codec, written: Written, standing_prompt: str, eos: str | None, markers: Collection[str] = ()
 ) -> TurnEnd:
-    """The last control token that `last` and `followed` begin with and that does not stand inside the turn, too.
+    """Find the last control token of the common beginning of `last` and `followed` that is not inside the turn, too.
 
     `standing_prompt`: the first prompt, where the template ends each conversation with a generation prompt whether it
     is asked for one or not. `eos`: ends a turn behind which the template writes nothing. `markers`: tokens around
@@ -71,7 +72,7 @@ def find_turn_end(
 
 
 def shared_ending(codec: Codec, last: str, followed: str, standing_prompt: str) -> str:
-    """What both texts begin with, in whole control tokens, without the header of the turn that follows."""
+    """Common beginning of both texts, in whole control tokens, without the header of the turn that follows."""
     shared = ""
     for index, (one, other) in enumerate(zip(codec.split(last), codec.split(followed), strict=False)):
         if one != other:
@@ -89,7 +90,7 @@ def shared_ending(codec: Codec, last: str, followed: str, standing_prompt: str) 
 
 
 def cut_at_token(codec: Codec, text: str) -> tuple[str, str, str]:
-    """(blanks, control token, rest) of a text that begins with a control token; of another one ("", "", text)."""
+    """Split a text that begins with a control token into (blanks, token, rest); any other into ("", "", text)."""
     lead, *others = codec.split(text)
     if not others or lead.strip():
         return "", "", text
@@ -97,7 +98,7 @@ def cut_at_token(codec: Codec, text: str) -> tuple[str, str, str]:
 
 
 def common_prefix(one: str, other: str) -> str:
-    """The longest text that both begin with."""
+    """Longest text that both begin with."""
     length = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:length]
 
@@ -107,7 +108,7 @@ def _tokens(codec: Codec, text: str) -> list[str]:
 
 
 def _opening_tokens(codec: Codec, text: str) -> set[str]:
-    """The control tokens before the first words of a text."""
+    """Control tokens before the first words of a text."""
     opening: set[str] = set()
     pieces = codec.split(text)
     for blank, token in zip(pieces[::2], pieces[1::2], strict=False):

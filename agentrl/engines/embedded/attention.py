@@ -20,20 +20,21 @@ from agentrl.model.layout import PackedLayout
 
 
 class _Part:
-    """The rows of a store that T tokens attend to, one row each, and the tokens sorted by them.
+    """Attention of T tokens to one row of a store each, with the tokens sorted by row.
 
-    The store's first rows are used as a view where most of them are wanted, else the wanted ones are copied. Tokens
-    are laid out as `outer` rows of `inner` places; a row that many more tokens share than others appears repeatedly.
+    One call of the kernel serves all tokens: they are laid out as `outer` rows of `inner` places each, padded. A row
+    that many more tokens share than others appears repeatedly, or all others would be padded to its length.
     """
 
     def __init__(self, store: KVRows, rows: Sequence[int]) -> None:
-        """rows: [T], the row of each token."""
+        """`rows`: the row of each of the T tokens."""
         self.store = store
         members: dict[int, list[int]] = {}
         for token, row in enumerate(rows):
             members.setdefault(row, []).append(token)
         size = max(8, 2 * -(-len(rows) // len(members)))
         pieces = [(row, some[i : i + size]) for row, some in members.items() for i in range(0, len(some), size)]
+        # To read a few unwanted rows in a view of the first ones costs less than to copy the wanted ones.
         self.view = len(pieces) == len(members) and max(members) < 1.5 * len(members)
         if self.view:
             pieces = [(row, members.get(row, [])) for row in range(max(members) + 1)]
@@ -51,7 +52,7 @@ class _Part:
     def attend(
         self, layer: int, query: torch.Tensor, columns: int, mask: torch.Tensor, rule: Rule
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention to the first `columns` of each token's row: output [T, K, G, D] and log-sum-exp [T, K, G].
+        """Attend to the first `columns` of each token's row: output [T, K, G, D] and log-sum-exp [T, K, G].
 
         query [T, K, G, D]; mask [outer, 1, 1 or inner, columns].
         """
@@ -68,20 +69,21 @@ class _Part:
         return self._collect(out), self._collect(lse)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """[T] -> [outer, 1, inner, 1], ones where there is no token."""
+        """Lay out one value a token, [T] -> [outer, 1, inner, 1], with 1 where there is no token."""
         grid = torch.ones(self.outer * self.inner, dtype=values.dtype, device=values.device)
         grid[self.back] = values
         return grid.view(self.outer, 1, self.inner, 1)
 
     def _collect(self, grid: torch.Tensor) -> torch.Tensor:
-        """[outer, K, inner * G, *] -> [T, K, G, *]"""
+        """Undo the layout: [outer, K, inner * G, *] -> [T, K, G, *]."""
         return grid.unflatten(2, (self.inner, -1)).transpose(1, 2).flatten(0, 1).index_select(0, self.back)
 
 
 class RowBatch:
-    """Sessions that extend their cache by one token, or a few each, side by side.
+    """Attention of sessions that extend their cache by one token, or a few each, side by side in padded rows.
 
-    A batch of sessions that decode is built when they change and advanced from step to step.
+    T is the number of all their new tokens. A batch of sessions that decode is built when they change, and advanced
+    from step to step.
     """
 
     def __init__(self, sessions: Sequence[Session], own: KVRows, shared: KVRows) -> None:
@@ -100,7 +102,7 @@ class RowBatch:
         self._own_part = _Part(own, [session.row for session in owners])
         self._visible = self._own_part.spread(self.columns + 1)
         self._prompt_part = _Part(shared, [session.prefix.row for session in owners if session.prefix is not None])
-        self._distance = self._prompt_part.spread(places)  # from the prompt's first column
+        self._distance = self._prompt_part.spread(places)  # of each token from the prompt's first column
         holders = [shared.holders[row] for row in self._prompt_part.chosen.tolist()]
         held = [max(1, holder.held) if holder is not None else 1 for holder in holders]
         self._held = torch.tensor(held, device=device).view(-1, 1, 1, 1)
@@ -110,6 +112,7 @@ class RowBatch:
 
     @property
     def ids(self) -> list[int]:
+        """The T new tokens, session after session."""
         return [token for session in self.sessions for token in session.ids[session.cached :]]
 
     def _prepare(self) -> None:
@@ -120,7 +123,7 @@ class RowBatch:
         }
 
     def _mask(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """For tokens that see `window` tokens: the masks of their own rows and of their prompts'."""
+        """Build or look up the masks of own rows and of prompts, for tokens that see the last `window` tokens."""
         if window is not None and window not in self._masks:
             own = self._masked(self._visible, self.longest, self._visible - window)
             prompt = self._masked(self._held, self._prompt_columns, self._distance + 1 - window)
@@ -128,7 +131,7 @@ class RowBatch:
         return self._masks[window]
 
     def _masked(self, end: torch.Tensor, columns: int, first: torch.Tensor | None = None) -> torch.Tensor:
-        """0 in the columns [first, end), far below any score outside of them: [outer, 1, 1 or inner, columns]."""
+        """Build an additive mask [outer, 1, 1 or inner, columns]: 0 in the columns [first, end), `hidden` outside."""
         index = torch.arange(columns, device=end.device)
         outside = index >= end if first is None else (index >= end) | (index < first)
         return torch.zeros(outside.shape, dtype=self.own.dtype, device=end.device).masked_fill_(
@@ -136,18 +139,19 @@ class RowBatch:
         )
 
     def advance(self) -> None:
-        """After a decoding step: each session has one token more."""
+        """Follow a decoding step, after which each session has one token more."""
         for count in (self.columns, self.positions, self._visible, self._distance):
             count += 1
         self.longest += 1
         self._prepare()
 
     def attend(self, layer: int, query: torch.Tensor, rule: Rule) -> torch.Tensor:
-        """query [H, T, D] -> [T, H, D]."""
+        """Attend to own rows and prompts: query [H, T, D] -> [T, H, D]. Keys of the new tokens are stored already."""
         q = query.unflatten(0, (self.own.keys[layer].shape[1], -1)).permute(2, 0, 1, 3)  # [T, K, G, D]
         mask, prompt_mask = self._mask(rule.window)
         out, lse = self._own_part.attend(layer, q, self.longest, mask, rule)
         prompt, prompt_lse = self._prompt_part.attend(layer, q, self._prompt_columns, prompt_mask, rule)
+        # Weights of the two parts by their log-sum-exp: exp(p) / (exp(p) + exp(own)) = sigmoid(p - own).
         share = torch.sigmoid(prompt_lse - lse).unsqueeze(-1)
         out = torch.lerp(out, prompt, share.to(out.dtype)).flatten(1, 2)
         if rule.sinks is None:
@@ -156,12 +160,16 @@ class RowBatch:
 
 
 def hidden(dtype: torch.dtype) -> float:
-    """Added to the score of a key that is not seen. Finite, so that attention to no key at all has a result, too."""
+    """Value added to the score of a masked key. Finite: attention to no key at all must not give NaN."""
     return torch.finfo(dtype).min / 2
 
 
 class Segments:
-    """Sessions that extend their cache by many tokens, one after the other; those of one prompt side by side."""
+    """Attention of sessions that extend their cache by many tokens, with calls of their own for each session.
+
+    Sessions of one prompt lie side by side, so that one call attends to the prompt for all of them. m is the number of
+    new tokens of all sessions.
+    """
 
     def __init__(self, sessions: Sequence[Session], own: KVRows, shared: KVRows) -> None:
         self.own, self.shared = own, shared
@@ -188,8 +196,7 @@ class Segments:
             torch.full((b - a,), session.shift) for session, (a, b) in zip(self.sessions, self.spans, strict=True)
         ]
         self.positions = self._places + torch.cat(shifts).to(device)
-        # The queries [first, last) of each prompt.
-        self.groups: list[tuple[Prefix, int, int]] = []
+        self.groups: list[tuple[Prefix, int, int]] = []  # each prompt with its queries [first, last)
         for prefix, members in groupby(zip(self.sessions, self.spans, strict=True), key=lambda pair: pair[0].prefix):
             spans = [span for _, span in members]
             assert prefix is not None
@@ -197,10 +204,11 @@ class Segments:
 
     @property
     def ids(self) -> list[int]:
+        """The m new tokens, session after session."""
         return [token for session in self.sessions for token in session.ids[session.cached :]]
 
     def _mask(self, window: int | None) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-        """For tokens that see `window` tokens: the masks of the sessions' own rows, and of the groups' prompts."""
+        """Build or look up the masks of own rows and of prompts, for tokens that see the last `window` tokens."""
         if window not in self._masks:
             own = [self._masked(self.columns[a:b], int(self.columns[b - 1]) + 1, window) for a, b in self.spans]
             prompts = [
@@ -211,7 +219,7 @@ class Segments:
         return self._masks[window]
 
     def _masked(self, places: torch.Tensor, columns: int, window: int | None) -> torch.Tensor | None:
-        """[1, 1, queries, columns]: queries at `places` see the columns up to theirs. None when nothing is masked."""
+        """Build the additive mask [1, 1, Q, columns] of Q queries at `places` [Q]; None when nothing is masked."""
         distance = places[:, None] - torch.arange(columns, device=places.device)
         outside = distance < 0 if window is None else (distance < 0) | (distance >= window)
         if not outside.any():
@@ -220,7 +228,7 @@ class Segments:
         return mask.masked_fill_(outside, hidden(self.own.dtype))[None, None]
 
     def attend(self, layer: int, query: torch.Tensor, rule: Rule) -> torch.Tensor:
-        """query [H, m, D] -> [m, H, D]."""
+        """Attend to own rows and prompts: query [H, m, D] -> [m, H, D]. Keys of the new tokens are stored already."""
         if query.device.type != "cpu":
             return self._attend_one_by_one(layer, query, rule)
         key, value = self.own.keys[layer], self.own.values[layer]
@@ -243,7 +251,7 @@ class Segments:
         return output.flatten(1, 2)
 
     def _attend_one_by_one(self, layer: int, query: torch.Tensor, rule: Rule) -> torch.Tensor:
-        """The same with one call for all of a session's keys, put together."""
+        """Attend with one call for each session, over the keys of its prompt and its own, copied together."""
         outputs = []
         for session, (start, end) in zip(self.sessions, self.spans, strict=True):
             assert session.prefix is not None
@@ -257,7 +265,7 @@ class Segments:
 
 
 class StepAttention:
-    """The `AttentionLayout` of one step: the tokens of some parts in order, then those of new prompts."""
+    """Implements `AttentionLayout` for one step: the tokens of its parts in order, then those of new prompts."""
 
     def __init__(
         self,
@@ -271,7 +279,7 @@ class StepAttention:
         self.own, self.shared = own, shared
         self.tree = None if prompt_layout is None else PackedAttention(prompt_layout)
         self.continuing = sum(part.size for part in parts)
-        """Tokens of all parts, before those of new prompts."""
+        """Number of tokens of all parts, which lie before those of new prompts."""
         if parts:
             self.rows = torch.cat([part.rows for part in parts]) if len(parts) > 1 else parts[0].rows
             self.columns = torch.cat([part.columns for part in parts]) if len(parts) > 1 else parts[0].columns
@@ -284,6 +292,7 @@ class StepAttention:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
     ) -> torch.Tensor:
+        """Store the new keys and values and attend: query [H, T, D], key and value [K, T, D] -> [T, H, D]."""
         split = self.continuing
         if split:
             self.own.write(layer, self.rows, self.columns, key[:, :split], value[:, :split])

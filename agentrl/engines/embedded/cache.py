@@ -1,4 +1,4 @@
-"""Keys and values of the embedded engine: rows of tensors, and who holds which row.
+"""Keys and values of the embedded engine: rows of tensors, and the sessions and prompts that hold them.
 
 A session's cache has two parts. The first prompt's keys and values lie in a row of the prefix store that all sessions
 with the same prompt share; what follows lies in a row of the session's own. Columns count from the part's beginning.
@@ -19,32 +19,32 @@ _COLUMNS = 64
 
 
 class CacheFull(Exception):
-    """Keys and values would take more memory than they may. What the cache holds is in doubt and has to be freed."""
+    """Raised when keys and values would take more memory than allowed. The cache must be freed then."""
 
 
 @dataclass(slots=True)
 class Memory:
-    """How many bytes keys and values may take, and how many they do."""
+    """Bytes that keys and values may take, and bytes that they do take."""
 
     limit: int
     used: int = 0
 
 
 class Holder(Protocol):
-    """Someone who holds a row."""
+    """A session or prompt that can hold a row."""
 
     row: int
     """Index of the row, -1 for none."""
 
     @property
     def held(self) -> int:
-        """Columns of the row that are in use."""
+        """Number of columns of the row that are in use."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """A prompt whose keys and values sessions share."""
+    """A first prompt, whose keys and values sessions share."""
 
     ids: tuple[int, ...]
     row: int = -1
@@ -52,28 +52,29 @@ class Prefix:
     """Its keys and values have been computed."""
     hidden: torch.Tensor | None = None  # [H], the last hidden state after the prompt's last token
     sessions: int = 0
-    """How many sessions lie on it."""
+    """Number of sessions that begin with it."""
     images: list[PlacedImage] = field(default_factory=list)
-    """Those of the session that it was made for."""
+    """Images of the session that it was made for."""
     rope: torch.Tensor | None = None
-    """As that session's."""
+    """Positions as in that session."""
     shift: int = 0
 
     @property
     def held(self) -> int:
+        """See `Holder.held`."""
         return len(self.ids) if self.ready else 0
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One trajectory's tokens, and how many of them have keys and values."""
+    """One trajectory's tokens, and its share of the cache."""
 
     name: str
     ids: list[int] = field(default_factory=list)
     cached: int = 0
-    """Tokens of ids, from the first, whose keys and values are there (those of the prefix included)."""
+    """Number of first tokens whose keys and values are stored, the prefix included."""
     prompt_length: int = 0
-    """Length of the first prompt: what is shared with other sessions."""
+    """Length of the first prompt, which is shared with other sessions."""
     prefix: Prefix | None = None
     row: int = -1
     stale: bool = False
@@ -84,17 +85,18 @@ class Session:
     """A request of it runs: its row must stay."""
     images: list[PlacedImage] = field(default_factory=list)
     rope: torch.Tensor | None = None
-    """[3, L] int64: positions of the L tokens of its last request, where images make them another thing than places."""
+    """[3, L] int64: positions of the L tokens of its last request; None where a position is a token's place."""
     shift: int = 0
-    """Position less place of the tokens behind its images."""
+    """Position minus place of the tokens behind its images."""
 
     @property
     def held(self) -> int:
+        """See `Holder.held`."""
         return max(0, self.cached - self.prompt_length)
 
 
 def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common beginning, by halving: each comparison of slices runs at the speed of C."""
+    """Length of the common prefix, by bisection: comparing slices is much faster than comparing elements."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
@@ -106,15 +108,15 @@ def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 class KVRows:
-    """Rows of keys and values for every layer, each [rows, K, capacity, D]; both grow on demand.
+    """Keys and values of every layer, each [rows, K, capacity, D]; rows and capacity grow on demand.
 
-    What has not been written is zero, since a masked value is still multiplied by its weight of zero.
+    Unwritten places are zero, not empty: a masked value is still multiplied by its weight of 0, and 0 * NaN is NaN.
     """
 
     def __init__(
         self, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, device: torch.device, memory: Memory
     ) -> None:
-        """shapes: (K, D of keys, D of values) of each layer."""
+        """`shapes`: (K, D of keys, D of values) of each layer."""
         self.shapes = shapes
         self.dtype = dtype
         self.device = device
@@ -125,7 +127,7 @@ class KVRows:
         self.free()
 
     def free(self) -> None:
-        """Give up the memory and all rows."""
+        """Free the memory and all rows."""
         self.memory.used -= len(self.holders) * self.capacity * self._cell
         self.keys = [self._zeros(0, heads, 0, width) for heads, width, _ in self.shapes]
         self.values = [self._zeros(0, heads, 0, width) for heads, _, width in self.shapes]
@@ -137,9 +139,9 @@ class KVRows:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Make room for at least so many rows and columns, and for more to come where there is memory for it.
+        """Make room for at least so many rows and columns, and for up to twice the present ones where memory allows.
 
-        Raises CacheFull when the room itself is too much.
+        Raises CacheFull when even the least room takes too much.
         """
         have, held = len(self.holders), self.capacity
         rows, columns = max(rows, have), max(-(-columns // _COLUMNS) * _COLUMNS, held)
@@ -176,15 +178,16 @@ class KVRows:
             self.used += 1
 
     def remove(self, holder: Holder) -> None:
+        """Take a holder's row away, if it has one."""
         if holder.row >= 0:
             self.holders[holder.row] = None
             holder.row = -1
             self.used -= 1
 
     def arrange(self, active: Sequence[Holder]) -> None:
-        """Bring the active holders' rows near the front, so that one view of the first rows holds them all.
+        """Move the active holders' rows to the front, so that one view of the first rows holds them all.
 
-        Up to a quarter of that view may be rows of others; moving them would cost more than reading over them.
+        Up to a quarter of that view may be other rows: to move them would cost more than to read over them.
         """
         limit = len(active) + len(active) // 4 + 1
         far = [holder for holder in active if holder.row >= limit]
@@ -238,9 +241,9 @@ class SessionCache:
         self.prefixes: dict[tuple[int, ...], Prefix] = {}
 
     def take(self, name: str, ids: Sequence[int]) -> tuple[Session, int]:
-        """The session of that name with `ids` as its tokens, and how many of them it knew already.
+        """Make `ids` the tokens of a session, a new one if need be. Return it and the number of tokens it had already.
 
-        What is cached of their common beginning is kept, unless that ends within the first prompt.
+        The cached part of the common prefix is kept, unless the prefix ends within the first prompt.
         """
         session = self.sessions.setdefault(name, Session(name))
         known = len(session.ids)
@@ -250,15 +253,15 @@ class SessionCache:
             session.prompt_length = len(ids)
         session.cached = min(session.cached, same)
         if session.cached == len(ids) > session.prompt_length:
-            session.cached -= 1  # at least one token has to be run again for its logits
+            session.cached -= 1  # at least one token has to run again, for its logits
         del session.ids[same:]
         session.ids.extend(ids[same:])
         return session, same
 
     def attach(self, session: Session) -> None:
-        """Give a session its rows, and keep them until it is unpinned: those it has, or new ones.
+        """Give a session its rows, those it has or new ones, and keep them until it is unpinned.
 
-        For new rows those who were attached longest ago may have to go.
+        A new row may evict the session or prompt that was attached longest ago.
         """
         session.pinned = True
         prefix = session.prefix
@@ -282,7 +285,7 @@ class SessionCache:
         self.prefixes[prefix.ids] = prefix
 
     def _evict(self, store: KVRows, holders: Iterable[Session | Prefix]) -> None:
-        """Free a row of a full store, from the one used longest ago that can do without it, if there is one."""
+        """Free a row of a full store: that of the least recently used holder that nobody needs now, if any."""
         if store.used < self.max_rows:
             return
         for holder in holders:
@@ -293,7 +296,7 @@ class SessionCache:
                 return self.drop(holder) if holder.busy else self.forget(holder)
 
     def drop(self, session: Session) -> None:
-        """Give up a session's keys and values; it keeps its tokens, to be computed again."""
+        """Drop a session's keys and values; its tokens stay, to be computed again."""
         self.own.remove(session)
         session.cached, session.stale, session.pinned = 0, False, False
         prefix, session.prefix = session.prefix, None
@@ -303,6 +306,7 @@ class SessionCache:
                 self._discard(prefix)
 
     def forget(self, session: Session) -> None:
+        """Drop a session with its tokens."""
         self.drop(session)
         self.sessions.pop(session.name, None)
 
@@ -313,7 +317,7 @@ class SessionCache:
             del self.prefixes[prefix.ids]
 
     def flush(self, keep: Iterable[Session] = ()) -> None:
-        """Give up all keys and values but those of the sessions to keep."""
+        """Drop all keys and values except those of the sessions `keep`."""
         kept = set(map(id, keep))
         for session in [s for s in self.sessions.values() if id(s) not in kept]:
             self.drop(session)
@@ -323,7 +327,7 @@ class SessionCache:
             self._discard(prefix)
 
     def outdate(self, keep: Iterable[Session]) -> None:
-        """The weights have changed: keep only the given sessions' keys and values, and let nobody else share them."""
+        """Follow a change of the weights: only the sessions `keep` go on with their keys and values, unshared."""
         kept = list(keep)
         self.flush(kept)
         for session in kept:
@@ -331,7 +335,7 @@ class SessionCache:
         self.prefixes.clear()
 
     def free(self) -> None:
-        """Give up all keys and values, and their memory."""
+        """Drop all keys and values and free their memory."""
         self.flush()
         self.own.free()
         self.shared.free()

@@ -57,7 +57,7 @@ class EmbeddedEngine:
         seed: int = 0,
         max_cache_bytes: int | None = None,
     ) -> None:
-        """The engine uses the model as it is: one that a trainer also holds, or one of its own.
+        """Build an engine over a model, which a trainer may hold, too.
 
         Args:
             model: a causal LM; packed attention is selected if it is not yet.
@@ -65,7 +65,7 @@ class EmbeddedEngine:
             max_model_len: tokens of the longest context, prompt and response together.
             stop_decode: ids to text, for stop strings.
             version: version of the weights that the model has now.
-            seed: of the requests that bring no seed of their own.
+            seed: seeds the requests that bring no seed of their own.
             max_cache_bytes: memory for keys and values; None: half of what is free now. With less than the running
                 requests need, fewer run at once.
 
@@ -133,7 +133,7 @@ class EmbeddedEngine:
     # The loop
 
     def _kick(self) -> None:
-        """Start the loop, if there is something to do and it does not run. It ends when there is nothing left."""
+        """Start the step loop if it does not run and there is work. It ends when there is none left."""
         if self._ready() and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -225,7 +225,7 @@ class EmbeddedEngine:
         request.future.set_result(Generation(ids, request.logprobs, reason, spans, cached))
 
     def _leave(self, requests: Sequence[Request]) -> None:
-        """Take requests out of the queue and the batch; their sessions' keys and values stay."""
+        """Remove requests from queue and batch; their sessions keep keys and values."""
         gone = set(map(id, requests))
         self._running = [request for request in self._running if id(request) not in gone]
         self._waiting = deque(request for request in self._waiting if id(request) not in gone)
@@ -236,7 +236,7 @@ class EmbeddedEngine:
         self._runner.disturb()
 
     def _fail(self, error: Exception) -> None:
-        """The step failed: so do the requests it ran. What the cache holds is in doubt and dropped."""
+        """Fail the requests of a failed step, and drop the cache, whose content cannot be trusted."""
         failed = self._running
         for request in failed:
             if not request.future.done():
@@ -247,7 +247,7 @@ class EmbeddedEngine:
         self._cache.free()
 
     def _relieve(self, error: CacheFull) -> None:
-        """The cache is full: start over with half as many requests at once, until it is next emptied."""
+        """Start over with half as many requests at once, since the cache is full; until the next flush."""
         alone = len(self._running) == 1 and self._cache.own.used <= 1 and self._cache.shared.used <= 1
         self._bound(max(1, len(self._running) // 2))
         if alone:
@@ -256,7 +256,7 @@ class EmbeddedEngine:
         self._cache.free()
 
     def _bound(self, most: int) -> None:
-        """Run so many requests at once, and keep as many parked sessions."""
+        """Limit the requests that run at once, and the rows that are kept for as many idle sessions."""
         self._most = most
         self._cache.max_rows = 2 * most
 
@@ -308,7 +308,7 @@ class EmbeddedEngine:
         self._runner.disturb()
 
     async def update_weights(self, weights: Weights, version: int) -> SyncReport:
-        """See `RolloutEngine.update_weights`. Some of the weights may be given; tied ones under any of their names.
+        """See `RolloutEngine.update_weights`. A part of the weights may be given; tied ones under any of their names.
 
         Requests that run without a pause are computed again from their tokens with the new weights.
         """
@@ -343,7 +343,7 @@ class EmbeddedEngine:
 
     @staticmethod
     def _check_tied(weights: Weights, groups: list[list[str]]) -> None:
-        """Names of one tensor must come with the same values. Reads the weights only if there are such names."""
+        """Raise ValueError when names of one tensor come with different values. Reads weights only where needed."""
         tied = {name for group in groups for name in group}
         given = {name: tensor for name, tensor in weights.read() if name in tied} if tied else {}
         for first, *others in groups:

@@ -13,7 +13,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) for each (seed, position), both uint64 [N] -> float64 [N].
+    """Hash (seed, position) to a number in [0, 1): both uint64 [N] -> float64 [N].
 
     The mixing function of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) applied to the seed and then to the seed's
     stream at the position. 40 bits are kept, so that u * total < total holds in float64.
@@ -30,10 +30,10 @@ def _mix(z: np.ndarray) -> np.ndarray:
 
 
 class Sampler:
-    """The sampling parameters of N rows, ready for use step after step."""
+    """Samples one token for each of N rows, with the parameters of each, step after step."""
 
     def __init__(self, params: Sequence[SamplingParams], seeds: Sequence[int], device: torch.device) -> None:
-        """seeds: one a row; only their lowest 64 bits count."""
+        """`seeds`: one a row; only their lowest 64 bits count."""
         self.device = device
         self.seeds = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
         greedy = [p.temperature == 0 for p in params]
@@ -49,9 +49,10 @@ class Sampler:
         self.top_k = torch.tensor([params[i].top_k for i in cut], device=device)[:, None]
 
     def sample(self, logits: torch.Tensor, positions: Sequence[int]) -> tuple[list[int], list[float]]:
-        """Tokens and their log-probs under softmax(logits / temperature), not renormalised for top-p and top-k.
+        """Sample N tokens; return them and their log-probs.
 
-        logits: [N, V] float32. positions: place of the new token in its sequence.
+        logits: [N, V] float32. positions: N places of the new tokens in their sequences. Log-probs are those of
+        softmax(logits / temperature), not renormalised for top-p and top-k; greedy rows have temperature 1.
         """
         if self.temperatures is not None:
             logits = logits / self.temperatures
@@ -67,7 +68,7 @@ class Sampler:
         return tokens.tolist(), chosen.tolist()
 
     def _draw(self, logprobs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        """[N, V], [N, 1] -> [N]: where the cumulated probability first exceeds the row's number."""
+        """Find the token at which the cumulated probability first exceeds the row's number: [N, V], [N, 1] -> [N]."""
         if self.cut is None:
             return _invert(logprobs.exp(), numbers)
         tokens = _invert(logprobs.exp(), numbers)
@@ -83,7 +84,7 @@ class Sampler:
 
 
 def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Inverse of the cumulated weights [N, V] at numbers [N, 1] of their sums; float64, since V may be large."""
+    """Invert the cumulated weights [N, V] at the fractions [N, 1] of their sums -> [N]. In float64: V may be large."""
     cumulated = weights.cumsum(-1, dtype=torch.float64)
     place = torch.searchsorted(cumulated, numbers * cumulated[:, -1:], right=True)
     return place[:, 0].clamp_(max=weights.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""What the embedded engine's cache has to know of a model, and which models it cannot serve."""
+"""The shapes of a model's keys and values, and the check that the embedded engine can serve the model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from agentrl.model.packed import forward_packed, longest_context
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes free on the device, in the machine for the CPU."""
+    """Bytes free on the device; for the CPU, in the machine."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class _ShapeProbe(PackedAttention):
-    """Notes the keys and values of each layer."""
+    """Records the shapes of each layer's keys and values."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(flat_layout(torch.tensor([0, 1]), model.device))
@@ -37,7 +37,10 @@ class _ShapeProbe(PackedAttention):
 
 @torch.no_grad()
 def attention_shapes(model: PreTrainedModel, max_model_len: int) -> list[tuple[int, int, int]]:
-    """(K, D of keys, D of values) of each layer. Raises ConfigError when the cache cannot serve the model."""
+    """Find (K, D of keys, D of values) of each layer by running one token.
+
+    Raises ConfigError when the cache cannot serve the model.
+    """
     probe = _ShapeProbe(model)
     zero = torch.zeros(1, dtype=torch.int64, device=model.device)
     forward_packed(model, zero, zero, probe)

@@ -32,7 +32,7 @@ class Request:
     start: int
     stop_ids: frozenset[int]
     stop_window: int
-    """Tokens at the end that can hold a stop string which the last token completes."""
+    """Number of last tokens that can hold a stop string which the last one completes."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(version, first token that it sampled)"""
@@ -238,7 +238,7 @@ class StepRunner:
         return prompts
 
     def _arrange(self, decoding: Sequence[Request]) -> None:
-        """Bring the rows of the sessions that decode, and of their prompts, to the front of the stores."""
+        """Move the rows of the sessions that decode, and of their prompts, to the front of the stores."""
         sessions = [request.session for request in decoding]
         prefixes = {id(session.prefix): session.prefix for session in sessions if session.prefix is not None}
         self.cache.own.arrange(sessions)

@@ -18,20 +18,20 @@ from agentrl.model.vision import FIRST_FEATURE, PlacedFeatures, features_of, rop
 from agentrl.trajectory import Image, PlacedImage
 
 _REMEMBERED = 1 << 16
-"""Images whose numbers are remembered; one that comes again after that is taken for another."""
+"""Images whose numbers are remembered. A forgotten one that comes again gets new numbers and is not shared."""
 Span = tuple[Session | Prefix, int, int]
-"""Tokens [begin, end) of someone's ids."""
+"""Tokens [begin, end) of a session's or prefix's ids."""
 
 
 class ImageNumbers:
-    """The numbers that stand for images in the cache."""
+    """Assigns the numbers that stand for images in the cache."""
 
     def __init__(self) -> None:
         self._first: dict[bytes, int] = {}
         self._next = FIRST_FEATURE
 
     def replaced(self, ids: list[int], images: Sequence[PlacedImage]) -> list[int]:
-        """`ids` with the images' numbers in their places."""
+        """Copy `ids` with the images' numbers in their places."""
         if len(self._first) > _REMEMBERED:
             self._first.clear()
         ids = list(ids)
@@ -46,7 +46,7 @@ class ImageNumbers:
 
 
 def hold_images(model: PreTrainedModel, session: Session, ids: list[int], images: Sequence[PlacedImage]) -> None:
-    """Note the images of a session whose request has the tokens `ids`, and the positions that follow from them."""
+    """Set the images of a session whose request has the tokens `ids`, and the positions that follow from them."""
     session.images = list(images)
     session.rope, session.shift = None, 0
     if images and hasattr(model.base_model, "get_rope_index"):
@@ -57,7 +57,7 @@ def hold_images(model: PreTrainedModel, session: Session, ids: list[int], images
 
 @dataclass(frozen=True, slots=True)
 class StepImages:
-    """The images among the T tokens of a step."""
+    """Images among the T tokens of a step."""
 
     rows: torch.Tensor  # [T] int64: the row of the features for each token, -1 where it is text
     positions: torch.Tensor | None  # [3, T]; None where the model has one position a token
@@ -65,7 +65,7 @@ class StepImages:
 
     @staticmethod
     def of(spans: Sequence[Span], device: torch.device) -> StepImages | None:
-        """None when there are none."""
+        """Find the images in the spans that make up a step. None when there are none."""
         first: dict[bytes, int] = {}
         images: list[Image] = []
         rows = [np.full(end - begin, -1) for _, begin, end in spans]
@@ -89,17 +89,20 @@ class StepImages:
         )
 
     def told_apart(self, ids: torch.Tensor, start: int) -> torch.Tensor:
-        """The step's tokens from `start` on, each of an image as another number (see `agentrl.model.vision`)."""
+        """Give each image token in `ids` [P], the step's tokens from `start` on, a number of its own -> [P] int64.
+
+        See `agentrl.model.vision.told_apart`.
+        """
         rows = self.rows[start:]
         return torch.where(rows < 0, ids, FIRST_FEATURE + rows)
 
     def select(self, tokens: torch.Tensor) -> StepImages:
-        """Of the tokens chosen, in that order."""
+        """Restrict to the tokens `tokens` [P] int64, in that order."""
         positions = None if self.positions is None else self.positions[:, tokens]
         return StepImages(self.rows[tokens], positions, self.images)
 
     def placed(self, model: PreTrainedModel) -> PlacedFeatures:
-        """Run the vision tower."""
+        """Run the vision tower over the images and place its features at the step's tokens."""
         patches = np.concatenate([image.patches for image in self.images])
         features = features_of(model, patches, np.array([image.grid for image in self.images]))
         places = (self.rows >= 0).nonzero()[:, 0]
@@ -107,7 +110,7 @@ class StepImages:
 
 
 def _rope(holder: Session | Prefix, begin: int, end: int) -> torch.Tensor:
-    """[3, end - begin]; behind the tokens that are known only text follows."""
+    """Positions [3, end - begin] int64 of a span. Behind the holder's known tokens only text follows."""
     if holder.rope is None:
         return torch.arange(begin, end).expand(3, -1)
     known = holder.rope.shape[1]

@@ -1,4 +1,4 @@
-"""The client of one server, as an engine over servers needs it: the interface that each server software implements."""
+"""The client of one server: the interface that an engine over servers needs and each server software implements."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ServerInfo:
 
 @dataclass(slots=True)
 class PartialAnswer:
-    """The tokens of an answer that have arrived so far."""
+    """Tokens of an answer that have arrived so far."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -58,12 +58,12 @@ class PartialAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GroupInvitation:
-    """How a server joins the torch.distributed group of a weight broadcast."""
+    """Invitation of a server to the torch.distributed group of a weight broadcast."""
 
     name: str
     backend: Literal["gloo", "nccl"]
     address: str
-    """Address of rank 0, whose TCP store the ranks meet at."""
+    """Address of rank 0, which holds the TCP store where the ranks meet."""
     port: int
     first_rank: int
     """Rank of the server's first rank within the group."""
@@ -87,9 +87,13 @@ class WeightReceiver(Protocol):
     """
 
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """Address, which names the server everywhere."""
+        ...
 
-    async def info(self) -> ServerInfo: ...
+    async def info(self) -> ServerInfo:
+        """Ask for the server's model and settings."""
+        ...
 
     async def begin_weight_update(self, timeout: float) -> None:
         """Open an update. One that an earlier, broken update left open is closed first."""

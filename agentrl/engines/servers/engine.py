@@ -1,7 +1,7 @@
 """The rollout engine over a fleet of HTTP servers.
 
 A request goes to its session's server, which has the session's prefix in its cache. When that server fails, the
-request goes on elsewhere from the tokens that had arrived; what it says of its weights is checked, so that a server
+request goes on elsewhere from the tokens that had arrived. The versions in each answer are checked, so that a server
 with old weights cannot pass as current. `Supervisor` looks after the servers.
 """
 
@@ -40,10 +40,10 @@ from agentrl.system.metrics import Metrics
 from agentrl.trajectory import PlacedImage, VersionSpan
 
 MAX_FAILOVERS = 8
-"""Servers that one request may see fail before it is given up."""
+"""Most servers that may fail under one request before it is given up."""
 FREED: tuple[Memory, ...] = ("kv_cache", "weights")
 GRACE = 5.0
-"""Seconds that a server has for an abort, and to become idle."""
+"""Seconds that a server has to abort a request, or to become idle."""
 
 
 @dataclass(slots=True)
@@ -54,9 +54,9 @@ class Call:
     images: Sequence[PlacedImage] = ()
     aborted: bool = False
     server: Server | None = None
-    """Where it runs now; None while it waits."""
+    """The server that runs it now; None while it waits."""
     asking: asyncio.Task[Generation] | None = None
-    """The request there."""
+    """The request to that server."""
     rid: str = ""
     partial: PartialAnswer = field(default_factory=PartialAnswer)
     """The tokens that have arrived of the answer that it waits for."""
@@ -68,12 +68,12 @@ class ServerEngine:
     Args:
         servers: started and answering, all with the weights of version 0; `close` stops those that have a process.
         http: the connections to all servers; closed with the engine.
-        model: vocabulary and parameters, to check what a server would die of.
+        model: vocabulary and parameters, for checks of requests and weights that a server would die of.
         sender: carries new weights to servers.
         max_model_len: tokens of the longest context, prompt and response together.
         free_weights: `sleep` frees the weights, too (the servers share the policy's device).
-        notify: is told what happens to servers, in words for people.
-        timings: of checks and restarts.
+        notify: shows the user a line when a server dies or returns.
+        timings: times of checks and restarts.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class ServerEngine:
         return params
 
     async def _serve(self, call: Call, prompt: list[int], params: SamplingParams) -> Generation:
-        """Ask servers until one has finished the answer; what earlier ones had begun of it is kept."""
+        """Ask servers until one has finished the answer. Tokens that earlier ones had sent are kept."""
         done = Generation([], [], FinishReason("abort"), [])
         cached: int | None = None
         for _ in range(MAX_FAILOVERS):
@@ -144,7 +144,7 @@ class ServerEngine:
                 self._supervisor.failed(server, str(error))
                 # Stop strings are looked for in what one server wrote; a stale server's tokens are of other weights.
                 if not params.stop and self._supervisor.fleet.state(server.url) is not FleetState.STALE:
-                    done = joined(done, self._arrived(partial, version))
+                    done = concatenated(done, self._arrived(partial, version))
                 if len(done.ids) == params.max_new_tokens:
                     return dataclasses.replace(done, finish_reason=FinishReason("length"), cached_tokens=cached or 0)
                 continue
@@ -162,13 +162,13 @@ class ServerEngine:
             self._supervisor.router.served(server.url, len(answer.ids), time.monotonic() - began)
             if answer.finish_reason.kind == "abort" and not call.aborted:
                 failure = ServerFailed(server.url, "it aborted the request by itself")
-                done = done if params.stop else joined(done, answer)
+                done = done if params.stop else concatenated(done, answer)
                 continue
-            return dataclasses.replace(joined(done, answer), cached_tokens=cached)
+            return dataclasses.replace(concatenated(done, answer), cached_tokens=cached)
         raise EngineError(f"{MAX_FAILOVERS} servers in a row failed; the last one: {failure}")
 
     async def _place(self, call: Call) -> Server | None:
-        """The server that runs the call's next request, once requests may run; None when it was aborted meanwhile."""
+        """Wait for a server that can run the call's next request. None when the call was aborted meanwhile."""
         while not call.aborted:
             if not self._supervisor.quiet:
                 try:
@@ -186,7 +186,7 @@ class ServerEngine:
     async def _ask(
         self, call: Call, server: Server, ids: list[int], params: SamplingParams, version: int
     ) -> Generation:
-        """One request to one server. Cancelled, it is aborted there; when the server is given up, ServerFailed."""
+        """Send one request to one server. Cancelled, it is aborted there. Raises ServerFailed, also when given up."""
         call.server, call.rid = server, uuid.uuid4().hex
         client, rid = server.client, call.rid
         asking = asyncio.create_task(
@@ -200,7 +200,7 @@ class ServerEngine:
             task = asyncio.current_task()
             cancelled = task is not None and task.cancelling() > 0
             if cancelled or call.aborted:
-                self._spawn(quietly(client.abort(rid)))
+                self._spawn(ignore_failure(client.abort(rid)))
             if cancelled:
                 raise
             if call.aborted:
@@ -210,8 +210,11 @@ class ServerEngine:
             server.asking.discard(asking)
 
     def _arrived(self, partial: PartialAnswer, version: int) -> Generation:
-        """What a request that began with `version` has brought, as an aborted answer. Where new weights came in
-        between, or the server had others, it is unknown which tokens are of which: then nothing."""
+        """Make an aborted answer of the tokens that a request begun with `version` has brought.
+
+        It is empty where new weights came in between, or the server had others: then nobody knows which tokens are of
+        which weights.
+        """
         if not partial.ids or version != self._supervisor.version or partial.weight_version != str(version):
             return Generation([], [], FinishReason("abort"), [])
         return Generation(
@@ -223,10 +226,12 @@ class ServerEngine:
         calls = [call for call in self._calls.values() if session is None or call.session == session]
         self._mark_aborted(calls)
         running = [(call.server, call.rid) for call in calls if call.server is not None]
-        await asyncio.gather(*[quietly(server.client.abort(rid)) for server, rid in running if server is not None])
+        await asyncio.gather(
+            *[ignore_failure(server.client.abort(rid)) for server, rid in running if server is not None]
+        )
 
     def _mark_aborted(self, calls: Sequence[Call]) -> None:
-        """End those that wait, and those of which nothing has come: a server does not abort what it has not begun."""
+        """End calls that wait, and those without a token yet: a server does not abort what it has not begun."""
         for call in calls:
             call.aborted = True
             if call.asking is not None and not call.partial.ids:
@@ -234,7 +239,7 @@ class ServerEngine:
         self._supervisor.wake()
 
     async def _all_ended(self) -> None:
-        """Until the aborted calls have ended. One whose server brings no end in time has what has arrived."""
+        """Wait until the aborted calls have ended. One whose server does not end it in time has what has arrived."""
         late = time.monotonic() + GRACE
         while running := [call for call in self._calls.values() if call.server is not None]:
             for call in running:
@@ -253,7 +258,7 @@ class ServerEngine:
     async def pause(self, mode: PauseMode = "abort") -> None:
         """See `RolloutEngine.pause`. abort ends the requests that wait, too."""
         self._paused = mode
-        self._hush()
+        self._update_quiet()
         if mode == "abort":
             self._mark_aborted(list(self._calls.values()))
         await self._supervisor.each(lambda server: server.client.pause(mode))
@@ -264,12 +269,12 @@ class ServerEngine:
         """See `RolloutEngine.resume`."""
         await self._supervisor.each(lambda server: server.client.resume())
         self._paused = None
-        self._hush()
+        self._update_quiet()
 
     async def flush_cache(self) -> None:
         """See `RolloutEngine.flush_cache`. A server refuses while requests run; its idle entries go by age then.
 
-        One whose answers have all arrived may still be putting the last of them away: that is waited for.
+        A server whose answers have all arrived may still be finishing the last of them, so it is given time.
         """
         await self._supervisor.each(lambda server: server.client.flush_cache(wait=0.0 if server.asking else GRACE))
 
@@ -278,7 +283,7 @@ class ServerEngine:
         if self._calls:
             raise EngineError(f"sleep: {len(self._calls)} requests are running; pause with mode abort")
         self._asleep = True
-        self._hush()
+        self._update_quiet()
         if self._background:  # requests are being aborted
             await asyncio.wait(self._background, timeout=GRACE)
         async with self._supervisor.sending:
@@ -298,7 +303,7 @@ class ServerEngine:
             raise EngineError("wake: the weights were freed; update_weights must come first")
         await self._supervisor.each(lambda server: self._restore(server, FREED))
         self._asleep = False
-        self._hush()
+        self._update_quiet()
 
     async def _restore(self, server: Server, tags: Sequence[Memory]) -> None:
         freed = [tag for tag in server.freed if tag in tags]
@@ -307,13 +312,13 @@ class ServerEngine:
             server.freed = tuple(tag for tag in server.freed if tag not in freed)
 
     async def _leave(self, server: Server) -> None:
-        """Whoever attaches to it next must find it able to answer."""
+        """Leave a server that we did not start as it was found: able to answer whoever attaches next."""
         if server.process is None:
             await self._restore(server, FREED)
             await server.client.resume()
 
     async def health(self) -> EngineHealth:
-        """See `RolloutEngine.health`; as the client sees it, without asking the servers."""
+        """See `RolloutEngine.health`. The servers are not asked."""
         running = sum(call.server is not None for call in self._calls.values())
         metrics = Metrics()
         metrics.sum("servers_healthy", len(self._supervisor.fleet.serving))
@@ -346,9 +351,9 @@ class ServerEngine:
     # Weights
 
     async def update_weights(self, weights: Weights, version: int) -> SyncReport:
-        """See `RolloutEngine.update_weights`. A server that cannot be given them serves no more until it was.
+        """See `RolloutEngine.update_weights`. A server that did not take the weights does not serve until it has.
 
-        Raises ValueError for what the model does not have, and EngineError when no server could be given them.
+        Raises ValueError for a weight that the model does not have, and EngineError when no server took the weights.
         """
         self._model.check(weights)
         began = time.perf_counter()
@@ -363,10 +368,12 @@ class ServerEngine:
 
     @asynccontextmanager
     async def _exchange(self) -> AsyncIterator[list[Server]]:
-        """Nothing is sampled inside; gives the servers that answer. Running requests go on behind it, their keys and
-        values computed anew unless they were paused in_place before."""
+        """Stop sampling inside the block; yields the servers that answer.
+
+        Running requests go on behind it. Their keys and values are computed anew unless they were paused in_place.
+        """
         self._updating = True
-        self._hush()
+        self._update_quiet()
         self._supervisor.look()  # servers may have ended while the event loop stood still
         servers = self._supervisor.answering()
         try:
@@ -382,10 +389,10 @@ class ServerEngine:
                     await self._supervisor.each(lambda server: server.client.resume(), servers)
             finally:
                 self._updating = False
-                self._hush()
+                self._update_quiet()
 
-    def _hush(self) -> None:
-        """Whether servers may generate has changed."""
+    def _update_quiet(self) -> None:
+        """Recompute whether servers must not generate (paused, asleep or updating) and wake waiting requests."""
         self._supervisor.quiet = self._paused is not None or self._asleep or self._updating
         self._supervisor.wake()
 
@@ -395,8 +402,8 @@ class ServerEngine:
         task.add_done_callback(self._background.discard)
 
 
-def joined(first: Generation, second: Generation) -> Generation:
-    """One answer from two parts of it; ends as the second does."""
+def concatenated(first: Generation, second: Generation) -> Generation:
+    """Join two parts of one answer, which ends as the second does."""
     shift = len(first.ids)
     moved = [VersionSpan(span.version, span.start + shift, span.end + shift) for span in second.versions]
     return Generation(
@@ -408,8 +415,8 @@ def joined(first: Generation, second: Generation) -> Generation:
     )
 
 
-async def quietly(call: Awaitable[object]) -> None:
-    """For a server that may be gone: then there is nothing to abort."""
+async def ignore_failure(call: Awaitable[object]) -> None:
+    """Await an abort. A server that is gone has nothing to abort, so its failure does not matter."""
     try:
         await call
     except (EngineError, RequestError):

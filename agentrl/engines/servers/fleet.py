@@ -1,13 +1,13 @@
-"""What state each server is in, and what has to be done next. Events in, actions out: no I/O, no tasks, no own clock.
+"""State machine of the servers: events in, due actions out, without I/O, tasks or a clock of its own.
 
     STARTING  launched, has not answered yet                 Check until it answers, or `start_timeout` is over
     HEALTHY   answers, and was sent the target weights       Check every `check_interval`
     STALE     answers, was not sent the target weights       SendWeights
     DEAD      exited, or failed `failures` times in a row    after a back-off: Restart, or Check if it is not ours
 
-Only what was sent counts: a server has the target version because `updated` said so since its last start, never because
-it claims it, so a process that restarts with the first weights can't pass for a current one. A claim of another version
-makes it STALE. Until the first `target`, every server has the weights that it was launched with, and they are right.
+Only weights that were sent count: a server has the target version because `updated` was called since its last start,
+never because it claims to, so a process that restarts with the first weights cannot pass for a current one. A claim of
+another version makes it STALE. Until the first `target`, the weights that servers were launched with are right.
 
 `due` hands out at most one action a server. It is outstanding until its own event comes (`answered`, `updated`,
 `started`, or `failed` with that action), or until its time is over, which counts as its failure. Only a Check is
@@ -31,21 +31,21 @@ class FleetState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Ask the server whether it answers: `answered`, or `failed` after at most `check_timeout`."""
+    """Check that the server answers. Report `answered`, or `failed` after at most `check_timeout`."""
 
     server: str
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """End what is left of the process and launch it again: `started` (at once, before it answers) or `failed`."""
+    """Kill the rest of the process and launch it again. Report `started` (before it answers) or `failed`."""
 
     server: str
 
 
 @dataclass(frozen=True, slots=True)
 class SendWeights:
-    """Send the weights of `version`: `updated`, or `failed`."""
+    """Send the weights of `version`. Report `updated` or `failed`."""
 
     server: str
     version: int
@@ -56,25 +56,25 @@ Action = Check | Restart | SendWeights
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """When and how often a fleet acts; all times in seconds."""
+    """Intervals, limits and timeouts of a fleet, in seconds where they are times."""
 
     check_interval: float = 10.0
-    """Between two checks of a healthy server."""
+    """Time between two checks of a healthy server."""
     recheck_interval: float = 1.0
-    """Until a failed check or transfer is tried again, and between two checks of a server that starts."""
+    """Time until a failed check or transfer is tried again, and between two checks of a starting server."""
     check_timeout: float = 10.0
     failures: int = 3
     """Failed checks (or transfers, or requests with none served between them) in a row that make a server dead.
     Requests that fail between two checks count as one: they broke together."""
     start_timeout: float = 900.0
-    """From launch to the first answer: loading the weights, compiling, capturing graphs."""
+    """Time from launch to the first answer: loading the weights, compiling, capturing graphs."""
     update_timeout: float = 900.0
     backoff: float = 1.0
-    """After a death; doubles with every further one within `restart_window`, up to `backoff_limit`. A restart that
-    fails is a death, and so is a failed check of a dead server."""
+    """Time to wait after a death; doubles with every further one within `restart_window`, up to `backoff_limit`. A
+    failed restart is a death, and so is a failed check of a dead server."""
     backoff_limit: float = 60.0
     restarts: int = 5
-    """Within `restart_window`; a server that dies once more stays dead. 0: dead servers are left alone."""
+    """Most restarts within `restart_window`; a server that dies once more stays dead. 0: none is restarted."""
     restart_window: float = 1800.0
 
 
@@ -82,28 +82,31 @@ class Timings:
 class _Server:
     state: FleetState
     since: float
-    """When it was launched."""
+    """Time of its launch."""
     next_at: float
-    """When its next action is due."""
+    """Time when its next action is due."""
     reason: str = "not yet checked"
     version: int | None = None
-    """The weights that were sent since its last start."""
+    """Version of the weights that were sent since its last start."""
     failures: int = 0
-    """Checks or transfers in a row."""
+    """Failed checks or transfers in a row."""
     request_failures: int = 0
     suspect: bool = False
     """A request failed since the last check."""
     action: Action | None = None
-    """Outstanding."""
+    """The outstanding action."""
     deadline: float = inf
-    """Of that action."""
+    """Time when that action has failed."""
     deaths: list[float] = field(default_factory=list)
-    """When, within the last `restart_window`."""
+    """Times of deaths within the last `restart_window`."""
 
 
 class Fleet:
-    """The servers' states. `clock` gives seconds; `restartable`: the processes are ours, so a dead one can be launched
-    again; others are checked, and get weights when they answer. Every method raises KeyError for an unknown server."""
+    """Keeps the servers' states and says what is due. Every method raises KeyError for an unknown server.
+
+    `clock` gives seconds. `restartable`: the processes are ours, so that a dead one can be launched again; other
+    servers are checked, and sent weights when they answer.
+    """
 
     def __init__(
         self, servers: Sequence[str], clock: Callable[[], float], *, restartable: bool, timings: Timings | None = None
@@ -118,7 +121,7 @@ class Fleet:
     # Events
 
     def started(self, server: str) -> None:
-        """Its process was launched (again); it does not answer yet."""
+        """Report that the server's process was launched (again); it does not answer yet."""
         s = self._servers[server]
         self._end(s, Restart, Check)
         s.state, s.reason = FleetState.STARTING, "launched, no answer yet"
@@ -126,7 +129,7 @@ class Fleet:
         self._clear(s)
 
     def answered(self, server: str, version: int | None) -> None:
-        """It answers. `version`: of the weights it says it has; None where it was not asked."""
+        """Report an answer. `version`: the weights that the server claims to have; None where it was not asked."""
         s = self._servers[server]
         self._end(s, Check)
         if s.state is FleetState.DEAD and self._restartable:
@@ -138,11 +141,11 @@ class Fleet:
             self._settle(s)
 
     def served(self, server: str) -> None:
-        """A request succeeded there."""
+        """Report that a request to the server succeeded."""
         self._servers[server].request_failures = 0
 
     def failed(self, server: str, reason: str, action: Action | None = None) -> None:
-        """A request to it failed, or `action`, the very object that `due` handed out."""
+        """Report that a request failed, or `action`, the very object that `due` returned."""
         s = self._servers[server]
         if action is None:
             self._request_failed(s, reason)
@@ -150,14 +153,14 @@ class Fleet:
             self._action_failed(s, reason)
 
     def exited(self, server: str, reason: str) -> None:
-        """Its process is gone."""
+        """Report that the server's process is gone."""
         s = self._servers[server]
         self._end(s, Check)
         if s.state is not FleetState.DEAD:
             self._die(s, reason)
 
     def updated(self, server: str, version: int) -> None:
-        """It was sent all weights of `version`."""
+        """Report that the server was sent all weights of `version`."""
         s = self._servers[server]
         self._end(s, SendWeights)
         if s.state in (FleetState.HEALTHY, FleetState.STALE):
@@ -166,14 +169,14 @@ class Fleet:
             self._settle(s)
 
     def target(self, version: int) -> None:
-        """There are new weights: servers that were not sent them are stale."""
+        """Set the version that servers must have; those that were not sent it become stale."""
         self._target = version
         for s in self._servers.values():
             if s.state in (FleetState.HEALTHY, FleetState.STALE):
                 self._settle(s)
 
     def stale(self, server: str) -> None:
-        """What it generated shows older weights than it was thought to have."""
+        """Report that the server generated with older weights than it was sent."""
         s = self._servers[server]
         if s.state is FleetState.HEALTHY and self._target is not None:
             self._make_stale(s, "generated with older weights than it was sent")
@@ -181,32 +184,36 @@ class Fleet:
     # Questions
 
     def state(self, server: str) -> FleetState:
+        """State of the server."""
         return self._servers[server].state
 
     def reason(self, server: str) -> str:
-        """Why it does not serve, or what failed last while it does; empty when all is well."""
+        """Reason why the server does not serve, or its last failure; empty when all is well."""
         return self._servers[server].reason
 
     @property
     def serving(self) -> list[str]:
-        """Those that requests may go to: the healthy ones."""
+        """Servers that requests may go to: the healthy ones."""
         return [name for name, s in self._servers.items() if s.state is FleetState.HEALTHY]
 
     def outstanding(self, server: str) -> Action | None:
-        """What `due` handed out for it and has not ended yet."""
+        """Action that `due` returned for the server and that has not ended yet."""
         return self._servers[server].action
 
     def suspect(self, server: str) -> bool:
-        """It serves, but a request failed there and no check has answered since: better wait for that."""
+        """True when a request failed at a serving server and no check has answered since: better wait for that."""
         return self._servers[server].suspect
 
     @property
     def hopeless(self) -> bool:
-        """All servers are dead and none will be launched or asked again."""
+        """True when all servers are dead and none will be launched or asked again."""
         return all(s.state is FleetState.DEAD and s.next_at == inf and s.action is None for s in self._servers.values())
 
     def due(self) -> list[Action]:
-        """What to do now, at most one action a server; each is outstanding from here on. Call it every second or so."""
+        """Return what to do now, at most one action a server. Each is outstanding from here on.
+
+        Call it every second or so.
+        """
         now = self._clock()
         actions: list[Action] = []
         for name, s in self._servers.items():
@@ -224,7 +231,7 @@ class Fleet:
     # Transitions
 
     def _settle(self, s: _Server) -> None:
-        """It answers: healthy or stale, by what it was sent."""
+        """Make an answering server healthy or stale, by the weights that it was sent."""
         if self._target is not None and s.version != self._target:
             self._make_stale(s, f"waits for the weights of version {self._target}")
             return
@@ -290,11 +297,11 @@ class Fleet:
 
     @staticmethod
     def _end(s: _Server, *kinds: type[Action]) -> None:
-        """The outstanding action is over, if it is of these kinds."""
+        """End the outstanding action, if it is of these kinds."""
         if isinstance(s.action, kinds):
             s.action, s.deadline = None, inf
 
     @staticmethod
     def _clear(s: _Server) -> None:
-        """Forget what was known of a process that is gone."""
+        """Reset the counters of a process that is gone."""
         s.version, s.failures, s.request_failures, s.suspect = None, 0, 0, False

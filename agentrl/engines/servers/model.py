@@ -1,6 +1,6 @@
-"""What is known of the model without its weights: what a request or an update must fit, before a server sees it.
+"""Vocabulary and parameter shapes of the model, to check requests and updates before a server sees them.
 
-An id outside the vocabulary and a tensor of a wrong shape kill an SGLang server; an unknown name it accepts silently.
+A server may die of an id outside the vocabulary or a tensor of a wrong shape, and accept an unknown name silently.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from agentrl.model.vision import auto_class
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Vocabulary and parameters. `shapes`: by their names in checkpoints, tied weights under each of theirs."""
+    """Facts about a model. `shapes`: by name in checkpoints; a tied weight is there under each of its names."""
 
     vocab_size: int
     shapes: Mapping[str, tuple[int, ...]]
     architecture: str | None = None
-    """The class that its config names."""
+    """Class name in the model's config."""
     max_positions: int | None = None
-    """The longest context that it was made for, in tokens."""
+    """Longest context in tokens that the model was made for."""
 
     @staticmethod
     def of(path: str, *, trust_remote_code: bool = False) -> ModelFacts:
-        """From the model's config; no weights are read."""
+        """Read the facts from the config of the model at `path`; no weights are read."""
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
             model = auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
@@ -43,7 +43,7 @@ class ModelFacts:
         )
 
     def check(self, weights: Weights) -> None:
-        """Raises ValueError for a name that the model does not have, or another shape than its own."""
+        """Raise ValueError for a name that the model does not have, or a shape other than its own."""
         for name, shape in weights.shapes.items():
             expected = self.shapes.get(name)
             if expected is None:

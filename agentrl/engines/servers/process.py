@@ -24,7 +24,7 @@ from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.startup_log import Stages, StartupLog, last_error
 
 PORTS = range(20_000, 32_000)
-"""Where free ports are looked for: below those that Linux gives to outgoing connections."""
+"""Range that free ports are chosen from: below those that Linux gives to outgoing connections."""
 PORT_ATTEMPTS = 3
 LOOK_EVERY = 0.1  # seconds
 
@@ -106,10 +106,10 @@ class ServerProcess(ABC):
             )
 
     async def ready(self, timeout: float, progress: Callable[[str], None] | None = None) -> None:
-        """Wait until the server answers and serves the model that was asked for. `timeout` in seconds.
+        """Wait up to `timeout` seconds until the server answers and serves the model that was asked for.
 
-        `progress` is told what the server does meanwhile, a short line at a time. Raises EngineError, with the
-        server's own last error and the log's path, as soon as the process ends or the time is over.
+        `progress` shows the stages of its start-up, a short line each. Raises EngineError, with the server's own last
+        error and the log's path, as soon as the process ends or the time is over.
         """
         say = progress or (lambda _: None)
         for attempt in range(1, PORT_ATTEMPTS + 1):
@@ -186,7 +186,7 @@ class ServerProcess(ABC):
 
 
 class _AddressInUse(EngineError):
-    """The server found its port, or one of its inner ones, taken."""
+    """Raised when the server found its port, or one of its inner ones, taken."""
 
 
 def living(group: int) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Which server runs a session's next request: the one that has its prefix in the cache, unless that is crowded.
+"""Router of requests: a session goes to the server that has its prefix in the cache, unless that is crowded.
 
 A session keeps its server from its first request until `forget`, or until the server stops serving (whatever comes back
 has an empty cache, so its sessions are placed anew). A new session goes where its group is, whose prompt it shares.
@@ -26,15 +26,15 @@ CROWDED = 1.5
 SPARE = 8
 SLOW = 2.0
 MEMORY = 0.9
-"""What a server's earlier answers weigh in its pace when another one comes."""
+"""Weight of a server's earlier answers in its pace when another one comes."""
 
 
 class NoServer(EngineError):
-    """No server is serving now; one may be later."""
+    """Raised when no server is serving now; one may be later."""
 
 
 class Router:
-    """Where the sessions are, and how many requests are in flight. A route takes time linear in the servers.
+    """Chooses servers by their sessions, requests in flight and pace. A route takes time linear in the servers.
 
     A session's group is its name up to the last slash: "train/3/17" of "train/3/17/5.0".
     """
@@ -42,21 +42,21 @@ class Router:
     def __init__(self) -> None:
         self._serving: dict[str, None] = {}
         self._home: dict[str, str] = {}
-        """By session: its server, one that serves."""
+        """By session: its home, a server that serves."""
         self._sessions: dict[str, set[str]] = {}
-        """By serving server: the sessions at home there."""
+        """By serving server: the sessions whose home it is."""
         self._groups: dict[str, tuple[str, int]] = {}
-        """By group: where its last session was placed, and how many of its sessions have a home."""
+        """By group: the server of its last session, and the number of its sessions that have a home."""
         self._loads: dict[str, int] = {}
         self._in_flight: Counter[tuple[str, str]] = Counter()
-        """By session and server."""
+        """Requests by session and server."""
         self._paces: dict[str, tuple[float, float]] = {}
         """By serving server: seconds and tokens of its answers, older ones weighing less."""
         self._slowness: dict[str, float] = {}
-        """Of the slow ones: how many times as long as the median server they take for a token."""
+        """By slow server: its seconds a token over those of the median server."""
 
     def set_serving(self, servers: Collection[str]) -> None:
-        """These may be routed to from now on; the sessions of all others are placed anew at their next request."""
+        """Set the servers that may be routed to. Sessions of all others are placed anew at their next request."""
         for server in self._serving.keys() - set(servers):
             for session in list(self._sessions[server]):
                 self.forget(session)
@@ -71,11 +71,11 @@ class Router:
 
     @property
     def serving(self) -> Collection[str]:
-        """Those that may be routed to."""
+        """Servers that may be routed to."""
         return self._serving.keys()
 
     def route(self, session: str) -> str:
-        """The server for the session's next request, which is in flight there until `done`. Raises NoServer."""
+        """Choose the server for a session's next request, which is in flight there until `done`. Raises NoServer."""
         server = self._home.get(session)
         if server is None or self._crowded(server):
             server = self._place(session)
@@ -84,7 +84,7 @@ class Router:
         return server
 
     def done(self, session: str, server: str) -> None:
-        """A request that `route` sent there is over, however it ended. Raises ValueError where there is none."""
+        """End a request that `route` placed, whatever came of it. Raises ValueError where there is none."""
         left = self._in_flight[session, server] - 1
         if left < 0:
             raise ValueError(f"session {session!r} has no request in flight at {server}")
@@ -97,14 +97,14 @@ class Router:
             del self._loads[server]
 
     def served(self, server: str, tokens: int, seconds: float) -> None:
-        """An answer of so many tokens took so long there, from its request to its end."""
+        """Record an answer's tokens and its seconds from request to end, for the server's pace."""
         if server in self._serving and tokens:
             before = self._paces.get(server, (0.0, 0.0))
             self._paces[server] = MEMORY * before[0] + seconds, MEMORY * before[1] + tokens
             self._compare()
 
     def forget(self, session: str) -> None:
-        """The session is over. Its requests in flight count until they are `done`. Unknown is no error."""
+        """Forget a session. Its requests in flight count until `done`. An unknown session is no error."""
         server = self._home.pop(session, None)
         if server is None:
             return
@@ -116,7 +116,7 @@ class Router:
 
     @property
     def loads(self) -> Mapping[str, int]:
-        """Requests in flight by server: all that serve, and those that do not any more but still have some."""
+        """Requests in flight by server: all that serve, and those that no longer do but still have some."""
         return MappingProxyType(self._loads)
 
     def _compare(self) -> None:
@@ -126,15 +126,15 @@ class Router:
 
     def _crowded(self, server: str) -> bool:
         spare = 0 if server in self._slowness else SPARE
-        cost = self._cost(server)
-        return cost > spare + 1 and cost > CROWDED * min(map(self._cost, self._serving)) + spare
+        load = self._load_with_one_more(server)
+        return load > spare + 1 and load > CROWDED * min(map(self._load_with_one_more, self._serving)) + spare
 
-    def _cost(self, server: str) -> float:
-        """Of one request more there."""
+    def _load_with_one_more(self, server: str) -> float:
+        """Load of the server after one more request, times its slowness."""
         return (self._loads[server] + 1) * self._slowness.get(server, 1.0)
 
     def _place(self, session: str) -> str:
-        """Give the session a home: where its group is, or the least loaded server."""
+        """Give the session a home: its group's server, or the least loaded one."""
         self.forget(session)
         group = _group(session)
         server, sessions = self._groups.get(group, ("", 0))
@@ -148,9 +148,9 @@ class Router:
     def _least_loaded(self) -> str:
         if not self._serving:
             raise NoServer("no server is serving: all are starting, waiting for weights, or dead")
-        return min(self._serving, key=lambda server: (self._cost(server), len(self._sessions[server])))
+        return min(self._serving, key=lambda server: (self._load_with_one_more(server), len(self._sessions[server])))
 
 
 def _group(session: str) -> str:
-    """Empty where the name has no slash: such sessions share nothing."""
+    """Group of a session; empty where the name has no slash, as such sessions share nothing."""
     return session.rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""The steps from the config to a running engine that all server software shares."""
+"""Steps of an engine's start that all server software shares."""
 
 from __future__ import annotations
 

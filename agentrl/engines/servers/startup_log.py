@@ -1,4 +1,4 @@
-"""What a server's log says: how far its start-up is, and what its last error was."""
+"""Reading a server's log: the stages of its start-up, and its last error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Looks after the servers of an engine: does what `Fleet` says is due, and keeps `Router` at what serves.
+"""Supervision of an engine's servers: carries out what `Fleet` says is due, and tells `Router` which servers serve.
 
-While the engine lives it checks servers, starts dead ones again, and sends weights to those that have old ones. What
-runs on a server that died, or that may hold a mixture of weights, is given up there.
+While the engine lives it checks servers, starts dead ones again, and sends weights to those that have old ones.
+Requests on a server that died, or that may hold a mixture of weights, are given up there and go on elsewhere.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ TICK = 0.5
 
 @dataclass(slots=True)
 class Server:
-    """One server: its client, its process if we started it, and what asks it now."""
+    """One server: its client, its process if we started it, and the requests that it runs now."""
 
     client: ServerClient
     process: ServerProcess | None = None
     asking: set[asyncio.Task[Generation]] = field(default_factory=set)
     freed: tuple[Memory, ...] = ()
-    """What of its memory is released now."""
+    """Parts of its memory that are released now."""
 
     @property
     def url(self) -> str:
+        """Address, which names the server everywhere."""
         return self.client.url
 
     def give_up(self) -> None:
-        """End what asks it; the requests go on elsewhere."""
+        """End its requests, which go on elsewhere."""
         for asking in self.asking:
             asking.cancel()
 
 
 class Supervisor:
-    """See the module. `notify` is told what happens to servers, in words for people."""
+    """Checks, restarts and updates servers. `notify` shows the user a line when a server dies or returns."""
 
     def __init__(
         self,
@@ -56,9 +57,9 @@ class Supervisor:
         self.servers = {server.url: server for server in servers}
         self.router = Router()
         self.version = 0
-        """Of the weights that servers must have."""
+        """Version of the weights that servers must have."""
         self.quiet = False
-        """Servers may not generate now, so that they cannot answer a check."""
+        """True while servers may not generate; they cannot answer a check then."""
         self.restarts = 0
         self.changed = asyncio.Event()
         """Set, and replaced, whenever something changes that a waiting request may wait for."""
@@ -69,9 +70,9 @@ class Supervisor:
         self.fleet = Fleet(list(self.servers), self._clock.now, restartable=self.restartable, timings=timings)
         self._weights: Weights | None = None
         self.sending = asyncio.Lock()
-        """Held while weights are on their way to a server."""
+        """Held while weights are sent to a server."""
         self._down: set[str] = set()
-        """Those whose death was told and that have not come back."""
+        """Servers whose death was reported and that have not come back."""
         self._watcher: asyncio.Task[None] | None = None
         self._tasks: dict[asyncio.Task[None], Check | Restart | SendWeights] = {}
         for url in self.servers:
@@ -80,12 +81,12 @@ class Supervisor:
         self.router.set_serving(self.fleet.serving)
 
     def start(self) -> None:
-        """Begin, if it has not yet."""
+        """Begin to watch the servers, if it has not yet."""
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
-        """End it and stop the servers that we started."""
+        """End the watch and stop the servers that we started."""
         tasks = [*self._tasks, *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()
@@ -97,14 +98,17 @@ class Supervisor:
             await asyncio.gather(*[asyncio.to_thread(process.stop) for process in processes])
 
     def answering(self) -> list[Server]:
-        """Those that a control call may be sent to."""
+        """List the servers that a control call may be sent to."""
         alive = (FleetState.HEALTHY, FleetState.STALE)
         return [server for url, server in self.servers.items() if self.fleet.state(url) in alive]
 
     async def each(
         self, call: Callable[[Server], Awaitable[object]], servers: Sequence[Server] | None = None
     ) -> list[Server]:
-        """A control call to every server that answers; one that fails is the fleet's concern. Those that did not."""
+        """Make a control call to `servers`, by default all that answer. Return those where it succeeded.
+
+        A failure is reported to the fleet, not raised.
+        """
 
         async def one(server: Server) -> bool:
             try:
@@ -119,7 +123,7 @@ class Supervisor:
         return [server for server, well in zip(asked, done, strict=True) if well]
 
     def failed(self, server: Server, reason: str) -> None:
-        """A request failed there."""
+        """Report that a request to the server failed."""
         self._see_ends()
         self.fleet.failed(server.url, reason)
         self.look()
@@ -131,7 +135,7 @@ class Supervisor:
                 self.fleet.exited(server.url, text)
 
     def look(self) -> None:
-        """Route by the fleet's state; give up what runs on dead servers, and say what has changed."""
+        """Follow the fleet's state: set the routes, give up requests on dead servers, and tell the user of changes."""
         self._see_ends()
         before, now = set(self.router.serving), set(self.fleet.serving)
         for url in before - now:
@@ -150,18 +154,18 @@ class Supervisor:
         self.wake()
 
     def wake(self) -> None:
-        """Let requests that wait look again."""
+        """Let waiting requests look again."""
         self.changed.set()
         self.changed = asyncio.Event()
 
     def reasons(self) -> str:
-        """What is wrong with each server."""
+        """Describe what is wrong with each server, in one line."""
         return "; ".join(f"{url} is {self.fleet.state(url)}: {self.fleet.reason(url)}" for url in self.servers)
 
     # Weights
 
     async def send_weights(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
-        """New weights, which from now on all servers must have. Faults by server."""
+        """Set new weights, which all servers must have from now on, and send them. Return the faults by server."""
         async with self.sending:
             self.version, self._weights = version, weights
             self.fleet.target(version)
@@ -186,8 +190,10 @@ class Supervisor:
         return faults
 
     async def _catch_up(self, server: Server, action: SendWeights) -> None:
-        """Weights for a server that does not serve. An earlier update may have left it paused, and what it has in its
-        cache or still runs may be of other weights than it is thought to have."""
+        """Send the weights to a server that does not serve.
+
+        An earlier update may have left it paused; its cache and its running requests may be of unknown weights.
+        """
         server.give_up()
         await server.client.pause("retract")
         try:
@@ -252,17 +258,18 @@ class Supervisor:
 
 
 class LoopClock:
-    """Seconds that stand still while the event loop does: between two steps of training no check can be late."""
+    """Clock that stands still while the event loop does, so that no check is late because the policy was updated."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
         self._last = time.monotonic()
 
     def now(self) -> float:
+        """Seconds of the loop's own time."""
         return self._seconds
 
     def tick(self) -> None:
-        """Must be called every TICK seconds while the servers may generate."""
+        """Advance the clock. Must be called every TICK seconds while the servers may generate."""
         now = time.monotonic()
         self._seconds += min(now - self._last, 4 * TICK)
         self._last = now

@@ -19,9 +19,9 @@ _DEVICE = 6
 
 
 def serialize(bucket: Bucket) -> str:
-    """What one rank of a server gets: base64 of a pickle with a handle of the buffer and the tensors' places in it.
+    """Serialize a bucket for one rank: base64 of a pickle of the buffer's handle and the tensors' places in it.
 
-    A handle of CUDA memory counts its users and is good for one rank only.
+    A handle of CUDA memory counts its users, so each rank needs one of its own.
     """
     metadata = [
         SimpleNamespace(
@@ -34,7 +34,7 @@ def serialize(bucket: Bucket) -> str:
         )
         for entry in bucket.entries
     ]
-    data: Any = bucket.data if bucket.data.device.type == "cpu" else _CudaHandle(bucket.data)
+    data: torch.Tensor | _CudaHandle = bucket.data if bucket.data.device.type == "cpu" else _CudaHandle(bucket.data)
     payload = io.BytesIO()
     with shared_by_name():
         ForkingPickler(payload).dump({"flattened_tensor": data, "metadata": metadata})
@@ -42,7 +42,7 @@ def serialize(bucket: Bucket) -> str:
 
 
 class _CudaHandle:
-    """Pickles as a CUDA tensor whose device is told by its UUID, as SGLang reads it: indices differ by process."""
+    """Pickles as a CUDA tensor with the UUID of its device, as SGLang reads it: device indices differ by process."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor

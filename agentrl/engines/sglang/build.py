@@ -1,4 +1,4 @@
-"""From the config to a running engine: servers started or attached to, and a way to send them weights."""
+"""The SGLang engine from the config: starts servers or attaches to them, and chooses how they are sent weights."""
 
 from __future__ import annotations
 
@@ -54,10 +54,9 @@ async def start_engine(
 ) -> SGLangEngine:
     """Start `num_servers` servers, or attach to `server_urls`, and wait until all of them answer.
 
-    Servers that are started write their logs to `run_dir`/servers/. Servers that are attached to have some weights of
-    the model; they must be sent the policy's before they generate. `notify` is told what happens to servers later on,
-    `progress` what they do while they start. Raises ConfigError or EngineError with the server's own last error; no
-    process is left then.
+    Started servers write their logs to `run_dir`/servers/. Servers that are attached to have some weights of the model;
+    they must be sent the policy's before they generate. `progress` shows the stages of the start, `notify` what happens
+    to servers later on. Raises ConfigError or EngineError with the server's own last error; no process is left then.
     """
     allow_many_files()
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
@@ -151,7 +150,7 @@ def started_with(config: RolloutsConfig) -> str:
 async def attach_all(
     servers: Sequence[Server], facts: ModelFacts, timeout: float, max_model_len: int, progress: Say
 ) -> list[ServerInfo]:
-    """Wait until all answer. Raises ConfigError for a server that cannot serve this job."""
+    """Wait until all servers answer. Raises ConfigError for one that cannot serve this job."""
     infos = await asyncio.gather(*[reach(server.client, timeout, progress) for server in servers])
     for server, info in zip(servers, infos, strict=True):
         if None not in (info.architecture, facts.architecture) and info.architecture != facts.architecture:

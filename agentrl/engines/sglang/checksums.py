@@ -36,7 +36,7 @@ class Expectation:
         self._hashes: dict[str, _Parameter] = {}
 
     def add(self, bucket: Bucket) -> None:
-        """Take note of a bucket before it is sent."""
+        """See `ExpectedChecksums.add`."""
         for entry in bucket.entries:
             *path, module, kind = ["", *entry.name.split(".")]
             fused, part = FUSED.get(module, (module, 0))
@@ -59,7 +59,7 @@ class Expectation:
         return checksums if same else None
 
     def checksums(self) -> dict[str, str]:
-        """By SGLang's parameter name, those of which all parts have come."""
+        """Return the checksums of complete parameters by SGLang's names."""
         return {name: state.hash.hexdigest()[:16] for name, state in self._hashes.items() if not state.waiting}
 
 

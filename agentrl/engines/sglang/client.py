@@ -147,7 +147,7 @@ class SGLangClient:
         await self._call("GET", "health_generate", None, timeout)
 
     async def info(self) -> ServerInfo:
-        """What it serves."""
+        """See `WeightReceiver.info`. Raises ServerFailed where no SGLang server answers."""
         model = await self._call("GET", "model_info", None, CONTROL_TIMEOUT)
         server = await self._call("GET", "server_info", None, CONTROL_TIMEOUT)
         try:

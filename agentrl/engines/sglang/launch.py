@@ -25,6 +25,7 @@ def needs_stand_ins(arguments: Sequence[str]) -> bool:
 
 
 def main() -> None:
+    """Run an SGLang server with this process's arguments until it ends."""
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

@@ -1,4 +1,4 @@
-"""The command line of an SGLang server, from the job's settings and the user's own SGLang arguments."""
+"""Command line of an SGLang server, made of the job's settings and the user's own SGLang arguments."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ RESERVED = 8
 """SGLang 0.5.23 refuses prompts longer than its context less 7, and ends answers 2 tokens early, without a word."""
 
 CPU_TOKENS = 262_144
-"""The most tokens that the KV cache of a server on a CPU is given by itself."""
+"""Default limit of the tokens in the KV cache of a server on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerArguments:
-    """What one server is started with."""
+    """Arguments that one server is started with."""
 
     model_path: str
     device: str = "cuda"
@@ -27,9 +27,9 @@ class ServerArguments:
     """Type of the weights, as PyTorch names it. On a CPU always float32."""
     tensor_model_parallel_size: int = 1
     base_gpu_id: int = 0
-    """The first of its GPUs on this host."""
+    """Index of the first of its GPUs on this host."""
     gpu_memory_utilization: float = 0.85
-    """The part of a GPU's memory for weights and KV cache."""
+    """Fraction of a GPU's memory for weights and KV cache."""
     context_length: int | None = None
     """Longest prompt and response in tokens; None: the model's own."""
     trust_remote_code: bool = False
@@ -49,7 +49,7 @@ class ServerArguments:
         check_extra(self.extra)
 
     def argv(self, port: int) -> list[str]:
-        """The arguments of a server that listens at `port`."""
+        """Build the command line of a server that listens at `port`."""
         arguments = {**self._common(port), **(self._cpu() if self.device == "cpu" else self._gpu())}
         # In the user's order and after ours, so that another name of the same argument wins too.
         for name, value in self.extra.items():
@@ -98,7 +98,7 @@ class ServerArguments:
 
 
 def words(name: str, value: Any) -> list[str]:
-    """An argument as words of a command line."""
+    """Write an argument as words of a command line."""
     flag = "--" + name.replace("_", "-")
     if value is None or value is False:
         return []

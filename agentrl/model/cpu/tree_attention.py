@@ -13,7 +13,9 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 class TreeAttention(torch.autograd.Function):
-    """Attention over a prefix tree on the CPU, with no padding and no mask.
+    """Attention over a prefix tree on the CPU, without padding and without a mask.
+
+    query [H, P, D], key and value [K, P, D], sinks [H] or None -> [P, H, D].
 
     Each node's tokens attend causally to their own node, and in one further call for each shared node all tokens
     below it attend to its keys. The parts of one token are joined by their log-sum-exp, as blocks of keys are in
@@ -41,6 +43,7 @@ class TreeAttention(torch.autograd.Function):
         for start, end in layout.spans:
             own = (slice(None), slice(None), slice(start, end))
             out[own], total[own] = flash_forward(q[own], k[own], v[own], 0.0, True, scale=scale)
+        # Children lie behind their node, so the queries below a node are one slice, whatever branches there are.
         for first, last, start, end in layout.shared:
             below, above = (slice(None), slice(None), slice(first, last)), (slice(None), slice(None), slice(start, end))
             join_parts(out[below], total[below], *attend_part(q[below], k[above], v[above], None, rule))
@@ -74,6 +77,7 @@ class TreeAttention(torch.autograd.Function):
                 whole[place] += part
         d_sinks = None
         if sinks is not None:
+            # A sink has weight exp(sink - lse) and value 0, so its score's gradient is -weight * (grad . output).
             share = (sinks.float().view(lse.shape[1:]) - lse).exp()
             d_sinks = -(share * (grad.view_as(output) * output).float().sum(-1)).sum(0).flatten().to(sinks.dtype)
         return dq.flatten(0, 1), dk.sum(1), dv.sum(1), d_sinks, None, None
@@ -82,6 +86,6 @@ class TreeAttention(torch.autograd.Function):
 def _by_kv_head(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """query [H, P, D], key and value [K, P, D] -> all [K, H / K, P, D], keys and values as views without a copy."""
+    """Group heads without copying: query [H, P, D], key and value [K, P, D] -> all [K, H / K, P, D]."""
     shape = (key.shape[0], query.shape[0] // key.shape[0], -1, -1)
     return query.unflatten(0, shape[:2]), key[:, None].expand(shape), value[:, None].expand(shape)

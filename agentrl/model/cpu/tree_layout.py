@@ -14,11 +14,14 @@ import torch
 from agentrl.model.layout import PackedLayout, flat_layout
 
 MIN_SHARED = 8
-"""A shared run shorter than this costs more in further kernel calls than it saves."""
+"""Least length of a shared run: a shorter one costs more in further kernel calls than it saves."""
 
 
 def tree_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
-    """Share every beginning of at least MIN_SHARED tokens. ids [T] int64, offsets [N + 1] int64."""
+    """Lay out a batch with every common beginning of at least MIN_SHARED tokens stored once.
+
+    ids [T] int64, offsets [N + 1] int64.
+    """
     device = ids.device
     tokens, bounds = ids.cpu().numpy(), offsets.cpu().numpy()
     order, common = _sort_by_tokens(tokens, bounds)
@@ -28,9 +31,9 @@ def tree_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
 
 
 def _sort_by_tokens(tokens: np.ndarray, bounds: np.ndarray) -> tuple[list[int], list[int]]:
-    """Sequence indices in lexicographic order, and the common beginning of each with the one before.
+    """Sort sequences lexicographically: their indices, and the length that each has in common with the one before.
 
-    At least the last token of a sequence is never counted as common: each sequence keeps a leaf of its own.
+    The last token of a sequence never counts as common: each sequence keeps a leaf of its own.
     """
     rows = [tokens[start:end] for start, end in itertools.pairwise(bounds)]
     keys = [row.astype(">u4").tobytes() for row in rows]
@@ -46,7 +49,7 @@ def _sort_by_tokens(tokens: np.ndarray, bounds: np.ndarray) -> tuple[list[int], 
 
 
 class _Tree:
-    """The prefix tree of sequences in lexicographic order, built node by node in depth-first order."""
+    """Builds the prefix tree of sequences in lexicographic order, node by node in depth-first order."""
 
     def __init__(self, order: list[int], common: list[int], bounds: np.ndarray) -> None:
         self.order = order
@@ -61,6 +64,7 @@ class _Tree:
         self.expand = np.empty(int(bounds[-1]), dtype=np.int64)
 
     def layout(self, device: torch.device) -> PackedLayout:
+        """Build all nodes and return their layout."""
         # Work still to do: sequences order[low:high] below the nodes `path`, which cover their first `depth` tokens;
         # or, with low == high, close the last node of `path`. A stack, since trees of nested sequences are deep.
         work: list[tuple[int, int, int, list[int]]] = [(0, len(self.order), 0, [])]

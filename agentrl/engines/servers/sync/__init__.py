@@ -1,4 +1,4 @@
-"""Weight senders: how servers get the weights of the policy."""
+"""Weight senders: the ways in which a policy's weights reach servers."""
 
 from agentrl.engines.servers.sync.disk import DiskSender
 from agentrl.engines.servers.sync.distributed import DistributedSender

@@ -1,7 +1,7 @@
-"""Weights packed into one reused buffer, bucket by bucket: what SGLang calls a flattened bucket.
+"""Weights packed into one reused buffer, bucket by bucket.
 
-Of the policy only the buffer and one tensor more are held at a time, however large it is. Tensors lie in the buffer one
-after the other without gaps and all in one dtype, so that each is aligned.
+Only the buffer and one more tensor are held at a time, however large the policy is. Tensors lie in the buffer one after
+the other, without gaps and all in one dtype, so that each is aligned.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors that are sent at once. Its data is overwritten when the next bucket is asked for."""
+    """Tensors that are sent together. Its data is overwritten when the next bucket is asked for."""
 
     entries: list[Entry]
     data: torch.Tensor
     """[bytes] uint8, a view of the buffer."""
     last: bool
-    """Nothing comes after it."""
+    """True for the last bucket of an update."""
 
     def tensor(self, entry: Entry) -> torch.Tensor:
-        """The tensor of one entry, a view of the buffer in the entry's shape and dtype."""
+        """Return the tensor of one entry: a view of the buffer, [*entry.shape] in the entry's dtype."""
         return self.data[entry.start : entry.end].view(entry.dtype).view(entry.shape)
 
 
 def buffer_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, bucket_bytes: int) -> int:
-    """Bytes of the buffer that `buckets` needs: a bucket's, less if all weights are smaller, more if one tensor is."""
+    """Size of the buffer for `buckets`: `bucket_bytes`, less if all weights are smaller, more for a larger tensor."""
     sizes = [math.prod(shape) * dtype.itemsize for shape in shapes.values()]
     return max(min(bucket_bytes, sum(sizes)), max(sizes, default=0))
 
@@ -48,11 +48,11 @@ def buffer_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, buck
 def buckets(
     tensors: Iterable[tuple[str, torch.Tensor]], buffer: torch.Tensor, bucket_bytes: int, dtype: torch.dtype
 ) -> Iterator[Bucket]:
-    """Fill `buffer` ([bytes] uint8) again and again; the order of the tensors is kept.
+    """Fill `buffer` [bytes] uint8 with one bucket of tensors after the other, in their order.
 
-    A bucket has at most `bucket_bytes`; a tensor that is larger is a bucket of its own. Values are converted to
-    `dtype` and to the buffer's device. Raises ValueError for a tensor that is not floating-point, that comes twice, or
-    that is larger than the buffer.
+    A bucket has at most `bucket_bytes`; a larger tensor is a bucket of its own. Tensors may have any shape and
+    floating-point dtype; values are converted to `dtype` and to the buffer's device. Raises ValueError for a tensor
+    that is not floating-point, that comes twice, or that is larger than the buffer.
     """
     limit = min(bucket_bytes, buffer.numel())
     entries: list[Entry] = []

@@ -1,7 +1,7 @@
-"""Did the weights arrive as they were sent? Every server is asked for checksums of the parameters that it has.
+"""Verification of a weight update by checksums of the parameters that each server holds.
 
-Where the server software's checksums can be predicted, every byte is held to what was sent. Otherwise servers are
-compared with one another.
+Where the server software's checksums can be predicted, they are compared with those of the weights that were sent.
+Otherwise servers are compared with one another.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from agentrl.engines.servers.sync.update import Comparison, Update
 
 
 class ExpectedChecksums(Protocol):
-    """The checksums that a server must answer, taken while buckets are sent; one implementation a server software."""
+    """Checksums that a server must answer, taken while buckets are sent. Each server software has its own class."""
 
     def add(self, bucket: Bucket) -> None:
         """Take note of a bucket before it is sent."""
         ...
 
     def of(self, parameters: Collection[str]) -> Mapping[str, str] | None:
-        """Return the checksums of a server's parameters by name. None when they do not lie as is known here."""
+        """Return the checksums of a server's parameters by name; None where their layout is unknown."""
         ...
 
 
 async def compare(update: Update, expected: ExpectedChecksums) -> Comparison:
-    """Ask all servers that are still in the update; those whose weights differ are dropped from it with a fault."""
+    """Compare the checksums of all servers in the update. Those that differ are dropped from it with a fault."""
     answers: dict[str, WeightChecksums] = {}
 
     async def ask(server: WeightReceiver) -> None:
@@ -57,7 +57,7 @@ async def compare(update: Update, expected: ExpectedChecksums) -> Comparison:
 
 
 def _predicted(answer: WeightChecksums, expected: ExpectedChecksums) -> Mapping[str, str] | None:
-    """None where they cannot be: another algorithm, parameters split over ranks, or an unknown layout."""
+    """Predict a server's checksums; None for another algorithm, parameters split over ranks, or an unknown layout."""
     if not answer.predictable or len(answer.ranks) != 1:
         return None
     [sums] = answer.ranks.values()

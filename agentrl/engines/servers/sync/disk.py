@@ -1,6 +1,6 @@
-"""Weights through files, in a folder that the servers see under the same path.
+"""Weights sent as files, in a folder that the servers see under the same path.
 
-A version appears whole or not at all, and only the newest is kept: servers that start anew are sent the weights again.
+A version appears whole or not at all. Only the newest is kept: a server that starts anew is sent the weights again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DiskSender:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _write(self, weights: Weights, version: int, expected: ExpectedChecksums | None) -> Path:
-        """The folder of the new version; older ones are gone."""
+        """Write the weights to the folder of the new version, and remove older ones."""
         self.bytes_sent = 0
         path = self._folder / f"version-{version}"
         buffer = torch.empty(buffer_bytes(weights.shapes, self._dtype, self._bucket_bytes), dtype=torch.uint8)

@@ -1,9 +1,8 @@
-"""Weights broadcast to servers on any host, through a torch.distributed group of its own: rank 0 is the trainer, then
-come the ranks of each server.
+"""Weights broadcast to servers on any host by a torch.distributed group: rank 0 is the trainer, then come the servers.
 
-The group is apart from every other of the trainer, its default group included. It lasts from one send to the next while
-the servers stay the same. When a server fails in mid-broadcast the others break off too; the group is then made anew
-without it and all is sent again.
+The group is separate from all others of the trainer, its default group included. It lasts from one send to the next
+while the servers stay the same. When a server fails in mid-broadcast the others break off, too; then the group is made
+anew without it and everything is sent again.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class DistributedSender:
             await self._drop_group(self._group.servers)
 
     async def _join(self, update: Update, infos: Mapping[str, ServerInfo]) -> None:
-        """Have a group of exactly the servers of the update. Raises _Broken.
+        """Make a group of exactly the servers of the update, if there is none yet. Raises _Broken.
 
         A server with another version than it was last sent was started anew since, and is in no group.
         """
@@ -160,7 +159,7 @@ class DistributedSender:
         raise _Broken(step, first or TimeoutError(f"not done within {self._timeout:g} s"))
 
     async def _drop_group(self, servers: Sequence[WeightReceiver]) -> None:
-        """Servers that are gone, or never joined, do not matter here."""
+        """Destroy the group here and on `servers`; those that are gone, or never joined, are ignored."""
         group, self._group = self._group, None
         if group is None:
             return
@@ -172,7 +171,7 @@ class DistributedSender:
 
 
 class _Broken(Exception):
-    """The group can no longer be used."""
+    """Raised when the group can no longer be used."""
 
     def __init__(self, step: str, cause: BaseException) -> None:
         super().__init__(str(cause) or repr(cause))
@@ -208,6 +207,7 @@ class _Group:
         self._peers: Any = None
 
     def invitation(self, server: WeightReceiver) -> GroupInvitation:
+        """Make the invitation of one server."""
         return GroupInvitation(
             name=self.name,
             backend=self._backend,
@@ -218,7 +218,7 @@ class _Group:
         )
 
     def join(self) -> None:
-        """Blocks until all ranks are there."""
+        """Join as rank 0. Blocks until all ranks have met."""
         assert self._store is not None
         device = "cuda" if self._backend == "nccl" else "cpu"
         named = PrefixStore(f"{self.name}/", PrefixStore(self.name, self._store))
@@ -231,7 +231,7 @@ class _Group:
         self._peers = dist.ProcessGroupNCCL(store, 0, self._world, options)
 
     def broadcast(self, data: torch.Tensor) -> None:
-        """Blocks until `data` is sent. Raises RuntimeError when a peer broke off or the time is over."""
+        """Broadcast `data` [bytes] uint8 and block until it is sent. Raises RuntimeError on failure or timeout."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         self._peers.broadcast([data], options).wait(self._timeout)
@@ -252,7 +252,7 @@ def _first_error(done: Iterable[asyncio.Future[None]]) -> BaseException | None:
 def _errors(
     servers: Sequence[WeightReceiver], tasks: Sequence[asyncio.Future[None]]
 ) -> list[tuple[WeightReceiver, Exception]]:
-    """Servers whose request has ended in an error, or was given up."""
+    """List the servers whose request has ended in an error or was given up, with the error."""
     errors: list[tuple[WeightReceiver, Exception]] = []
     for server, task in zip(servers, tasks, strict=True):
         error = TimeoutError("no answer") if task.cancelled() else task.exception() if task.done() else None
@@ -262,7 +262,7 @@ def _errors(
 
 
 def address_towards(url: str) -> str:
-    """This host's address as the server at `url` sees it. Raises OSError when there is no way there."""
+    """Find this host's address as the server at `url` sees it. Raises OSError when there is no route to it."""
     parts = urlsplit(url)
     family, kind, protocol, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -271,7 +271,7 @@ def address_towards(url: str) -> str:
 
 
 def _offsets(sizes: Sequence[int]) -> Iterator[int]:
-    """The first rank of each server; the trainer is rank 0."""
+    """Yield the first rank of each server; the trainer is rank 0."""
     rank = 1
     for size in sizes:
         yield rank

@@ -1,4 +1,4 @@
-"""Weights handed to servers on the same host: they lie in a buffer that the servers map, only its handle travels.
+"""Weights handed to servers on the same host in a buffer that they map, so that only its handle is sent.
 
 On a CPU the buffer is shared memory, on a GPU device memory opened by CUDA IPC. Each server copies out of it into its
 own parameters before it answers; then the buffer is filled with the next bucket.
@@ -85,8 +85,10 @@ class TensorSender:
 
 @contextmanager
 def shared_by_name() -> Iterator[None]:
-    """Shared memory is named by a file, which an unrelated process can open; by torch's default it is a descriptor,
-    which only a child can be given."""
+    """Have torch name shared memory by files inside the block.
+
+    An unrelated process can open a file. By default torch passes a descriptor, which only a child can be given.
+    """
     before = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy("file_system")
     try:
@@ -97,8 +99,11 @@ def shared_by_name() -> Iterator[None]:
 
 @contextmanager
 def _stderr_not_inherited() -> Iterator[None]:
-    """The first shared buffer starts torch's torch_shm_manager. When this process is killed it removes the buffer as
-    soon as the servers that mapped it are gone, too; until then a reader of our stderr must not wait for it."""
+    """Keep processes that are started inside the block from inheriting stderr.
+
+    The first shared buffer starts torch's torch_shm_manager. When this process is killed, the manager stays until the
+    servers that mapped the buffer are gone, and then removes it; a reader of our stderr must not wait for that.
+    """
     flags = fcntl.fcntl(2, fcntl.F_GETFD)
     fcntl.fcntl(2, fcntl.F_SETFD, flags | fcntl.FD_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""What SGLang's import needs on a machine without a GPU, so that its servers run there.
+"""Replacements for what SGLang imports on a machine without a GPU, so that its servers run there.
 
 SGLang imports triton, torchvision and its own compiled kernels wherever it runs. On a CPU without a build of those
 kernels it computes everything in plain torch, and only the names have to be there. `install()` puts them there, in

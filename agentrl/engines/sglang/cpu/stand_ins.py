@@ -71,7 +71,7 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def asked_by_sglang() -> bool:
-    """Whether the nearest frame outside the import machinery belongs to SGLang or to a package that it brings."""
+    """True when the nearest frame outside the import machinery belongs to SGLang or to a package that it brings."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
