@@ -23,12 +23,13 @@ from agentrl.config import SFTConfig
 from agentrl.config.sections.sft import SFTDataConfig
 from agentrl.data.sft import SFTSample, load_transcripts
 from agentrl.errors import DataError, WorkerDied
+from agentrl.model.scores import TokenScores
 from agentrl.observe.display import Display
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.sft import main, train_sft
 from agentrl.trainer.sft import batches
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.backend import Needs, TokenScores
+from agentrl.workers.backend import Needs
 from agentrl.workers.fsdp import FSDPPolicy
 from agentrl.workers.sft import SupervisedWorker, to_batch
 from agentrl.workers.trainable import MAX_SKIPPED

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.ragged import segment_sum
+from agentrl.algorithms.columns import Advantages, EstimatorColumns
+from agentrl.algorithms.ragged import segment_ids, segment_sum
 
 EQUAL = 1e-6
 """Rewards of a group count as equal when they lie within this fraction of the largest of them."""
@@ -23,40 +24,64 @@ class Groups:
     size: Tensor  # [G] int64, trajectories of the group
     teaches: Tensor  # [G] bool, False for a lone survivor: a group of one of which more were asked for
 
-    @classmethod
-    def of(cls, rewards: Tensor, offsets: Tensor, group: Tensor, trajectory: Tensor, n: int) -> Groups:
-        """rewards [T], offsets [N + 1], group and trajectory [N]: the fields of a `RaggedBatch`.
-
-        n: trajectories that were asked for of each prompt; those that failed are not in the batch.
-        """
-        trajectories, member = torch.unique(trajectory, return_inverse=True)
-        group_of = torch.zeros_like(trajectories).index_copy_(0, member, group)
+    @staticmethod
+    def of(columns: EstimatorColumns) -> Groups:
+        """Add up the rewards of each trajectory, and number trajectories and groups from 0."""
+        trajectories, member = torch.unique(columns.trajectory, return_inverse=True)
+        group_of = torch.zeros_like(trajectories).index_copy_(0, member, columns.group)
         groups, group_index = torch.unique(group_of, return_inverse=True)
-        totals = torch.zeros(len(trajectories), dtype=torch.float64, device=rewards.device)
-        totals.index_add_(0, member, segment_sum(rewards.double(), offsets))
+        totals = torch.zeros(len(trajectories), dtype=torch.float64, device=columns.rewards.device)
+        totals.index_add_(0, member, segment_sum(columns.rewards.double(), columns.offsets))
         size = torch.bincount(group_index, minlength=len(groups))
-        return cls(member, group_index, totals, size, size >= min(n, 2))
+        return Groups(member, group_index, totals, size, size >= min(columns.n, 2))
 
     def sum(self, values: Tensor) -> Tensor:
-        """[G] float64: the sum over each group of `values` [M]."""
+        """Sum `values` [M] over each group: [G] float64."""
         return torch.zeros(len(self.size), dtype=torch.float64, device=values.device).index_add_(
             0, self.group, values.double()
         )
 
     def mean(self, values: Tensor) -> Tensor:
-        """[G] float64: the mean over each group of `values` [M]; 0 for a group of one, which has no baseline."""
+        """Average `values` [M] over each group: [G] float64; 0 for a group of one, which has no baseline."""
         return torch.where(self.size > 1, self.sum(values) / self.size, 0.0)
 
     def std(self, squares: Tensor) -> Tensor:
-        """[G] float64: the unbiased deviation, from squared distances [M] to the mean; 1 for a group of one."""
+        """Unbiased standard deviation [G] float64, from squared distances [M] to the mean; 1 for a group of one."""
         variance = self.sum(squares) / (self.size - 1).clamp(min=1)
         return torch.where(self.size > 1, variance.sqrt(), 1.0)
 
     def equal(self, values: Tensor) -> Tensor:
-        """[G] bool: all of a group's `values` [M] are the same, up to rounding; False for a group of one."""
+        """Groups whose `values` [M] are all the same up to rounding: [G] bool; False for a group of one."""
         values = values.double()
         empty = torch.zeros(len(self.size), dtype=torch.float64, device=values.device)
         high = empty.scatter_reduce(0, self.group, values, "amax", include_self=False)
         low = empty.scatter_reduce(0, self.group, values, "amin", include_self=False)
         largest = torch.maximum(high.abs(), low.abs())
         return (high - low <= EQUAL * largest) & (self.size > 1)
+
+    def centred(self, values: Tensor, baseline: Tensor) -> Tensor:
+        """Subtract their group's `baseline` [G] from `values` [M]: [M] float64.
+
+        Exactly 0 where a group's values are equal, and where the group teaches nothing.
+        """
+        nothing = self.equal(values) | ~self.teaches
+        return torch.where(nothing[self.group], 0.0, values - baseline[self.group])
+
+    def spread(self, advantage: Tensor, columns: EstimatorColumns) -> Advantages:
+        """Give every policy token the `advantage` [M] of its trajectory; the returns are equal."""
+        advantages = torch.where(columns.mask, advantage[self.member][segment_ids(columns.offsets)], 0.0)
+        return Advantages(advantages, advantages)
+
+    def policy_order(self, columns: EstimatorColumns, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Sort the policy tokens by trajectory: ([P] int64 positions, [M + 1] int64 offsets of the trajectories).
+
+        Within a trajectory they stay in the order of the batch, or ascend by `key` [T].
+        """
+        positions = torch.nonzero(columns.mask).flatten()
+        if key is not None:
+            positions = positions[torch.argsort(key[positions], stable=True)]
+        owner = self.member[segment_ids(columns.offsets)[positions]]
+        order = positions[torch.argsort(owner, stable=True)]
+        offsets = torch.zeros(len(self.totals) + 1, dtype=torch.int64, device=positions.device)
+        torch.cumsum(torch.bincount(owner, minlength=len(self.totals)), 0, out=offsets[1:])
+        return order, offsets

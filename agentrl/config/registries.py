@@ -6,11 +6,13 @@ Nothing is imported from here before it is chosen.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agentrl.system.registry import Registry
 
 if TYPE_CHECKING:
+    from agentrl.algorithms.columns import Advantages, TokenLoss
     from agentrl.chat.formats.format import MakeFormat
     from agentrl.chat.formats.parsers import CallFormat
     from agentrl.engines.builder import EngineBuilder
@@ -35,3 +37,27 @@ POLICY_BACKENDS: Registry[PolicyBackendFactory] = Registry(
     "training strategy", "actor_rollout_ref.actor.strategy", {"fsdp": _FSDP, "fsdp2": _FSDP}
 )
 """What holds and steps the policy: makes a `PolicyBackend` of `PolicySettings` (see `agentrl.workers.backend`)."""
+
+_ESTIMATORS, _LOSSES = "agentrl.algorithms.estimators", "agentrl.algorithms.policy_losses"
+ADVANTAGE_ESTIMATORS: Registry[Callable[..., Advantages]] = Registry(
+    "advantage estimator",
+    "algorithm.adv_estimator",
+    {
+        "gae": f"{_ESTIMATORS}.gae:gae",
+        "grpo": f"{_ESTIMATORS}.grpo:grpo",
+        "grpo_turn": f"{_ESTIMATORS}.grpo_turn:grpo_turn",
+        "opo": f"{_ESTIMATORS}.opo:opo",
+        "reinforce_plus_plus": f"{_ESTIMATORS}.reinforce_plus_plus:reinforce_plus_plus",
+        "rloo": f"{_ESTIMATORS}.rloo:rloo",
+    },
+    functions=True,
+)
+"""Functions from `EstimatorColumns` to `Advantages`, which declare what more they need (`agentrl.config.declaration`).
+"""
+POLICY_LOSSES: Registry[Callable[..., TokenLoss]] = Registry(
+    "policy loss",
+    "actor_rollout_ref.actor.policy_loss.loss_mode",
+    {"gspo": f"{_LOSSES}.gspo:gspo", "vanilla": f"{_LOSSES}.vanilla:vanilla"},
+    functions=True,
+)
+"""Functions from `LossColumns` to `TokenLoss`, which declare likewise."""

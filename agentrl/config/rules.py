@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from agentrl.config.declaration import Declaration, declaration_of
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import find_file
 from agentrl.system.registry import Registry
@@ -125,6 +126,37 @@ class OnlyWith(Rule):
             return []
         needed = self._needed(place)
         return [f"{key}={shown(values.all[key])} has no effect: it needs {needed}. Set that, or leave {key} out"]
+
+
+class ReadBy(OnlyWith):
+    """The key has an effect only with an algorithm that reads it: a built-in one that is named here, or a user's own
+    that declares it.
+
+    Built-in ones are named, so that none is imported, and torch with it, to judge a key.
+
+    Args:
+        built_in: "adv_estimator=gae or rloo".
+        declares: says whether a declaration means this key.
+    """
+
+    def __init__(self, registry: Registry[Any], built_in: str, declares: Callable[[Declaration], bool]) -> None:
+        super().__init__(built_in)
+        self.registry, self.declares = registry, declares
+
+    def _needed(self, place: Place) -> str:
+        return f"{super()._needed(place)}, or another that declares it"
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        """See `Rule.faults`. A choice that does not exist is told at its own key."""
+        found = super().faults(key, values, place)
+        for choice, _ in self._found(place) if found else ():
+            name = values.all[choice]
+            try:
+                if not self.registry.is_built_in(name) and self.declares(declaration_of(self.registry.get(name))):
+                    return []
+            except ConfigError:
+                return []
+        return found
 
 
 class Needs(Rule):

@@ -15,6 +15,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import check_packed_attention, stored_hidden_states, token_logprobs
+from agentrl.model.scores import TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.model.vision import features_of, sample_image, takes_images, vision_tower
 from agentrl.parallel.collectives import full, world_size
@@ -55,25 +56,24 @@ class PolicyModel(nn.Module):
         needed: torch.Tensor,
         temperature: float,
         with_entropy: bool = False,
+        with_squared_probs: bool = False,
         images: Images | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute log-probs [T] and entropies [T] (or None), both float32, as `token_logprobs` does.
-
-        ids [T] int64, offsets [N + 1] int64, needed [T] bool.
-        """
+    ) -> TokenScores:
+        """Score tokens as `token_logprobs` does; ids [T] int64, offsets [N + 1] int64, needed [T] bool."""
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
             nothing = _step_of_vision(self.base, images)
-            logprobs, entropy = token_logprobs(
+            scores = token_logprobs(
                 self.base,
                 ids,
                 offsets,
                 temperature=temperature,
                 with_entropy=with_entropy,
+                with_squared_probs=with_squared_probs,
                 needed=needed,
                 images=images,
                 group=self._group,
             )
-        return logprobs if nothing is None else logprobs + nothing, entropy
+        return scores if nothing is None else scores._replace(logprobs=scores.logprobs + nothing)
 
     def check_attention(self) -> None:
         """Raise ConfigError when the packed forward pass differs from the model's own."""

@@ -26,6 +26,7 @@ from agentrl.model.attend import Rule
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
 from agentrl.model.cpu.tree_layout import tree_layout
 from agentrl.model.layout import PackedLayout, flat_layout
+from agentrl.model.scores import TokenScores
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
     PlacedFeatures,
@@ -347,12 +348,14 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    with_squared_probs: bool = False,
     needed: torch.Tensor | None = None,
     chunk_tokens: int | None = None,
     images: Images | None = None,
     group: dist.ProcessGroup | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute log p(ids[t] | the tokens before it in its sequence) under softmax(logits / temperature), and entropy.
+) -> TokenScores:
+    """Compute log p(ids[t] | the tokens before it in its sequence) under softmax(logits / temperature), and on request
+    more of that distribution.
 
     Args:
         ids: [T] int64. offsets: [N + 1] int64.
@@ -363,8 +366,8 @@ def token_logprobs(
         group: the ranks that split the tokens; all must call it with the same, and all get the whole result.
 
     Returns:
-        log-probs [T] float32 and entropies [T] float32 in nats (None without `with_entropy`) of the distribution that
-        ids[t] was drawn from; 0 where not needed and at each sequence's first token. Differentiable in the weights.
+        numbers of the distribution that ids[t] was drawn from; 0 where not needed and at each sequence's first token.
+        Differentiable in the weights.
     """
     hidden, layout, part = stored_hidden_states(model, ids, offsets, images, group)
     # A sequence's first token is predicted by nothing; token t of the rest is predicted by the state before it.
@@ -382,24 +385,38 @@ def token_logprobs(
     chosen = hidden.index_select(0, rows)  # once: in backward each selection costs as much as all of `hidden`
     # With nothing needed there is one empty chunk, and the zeros still have a gradient.
     for states, targets in zip(chosen.split(size), ids[places].split(size), strict=True):
-        arguments = (model, states, targets, temperature or 1.0, with_entropy)
+        arguments = (model, states, targets, temperature or 1.0, with_entropy, with_squared_probs)
         recompute = not single and torch.is_grad_enabled()
         parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
     scores = torch.cat(parts, dim=1)
     spread = torch.zeros(len(scores), len(ids), dtype=torch.float32, device=ids.device).index_copy(1, places, scores)
-    logprobs, *entropy = (row.clone() for row in part.sum_over_ranks(spread))  # FSDP warns of views
-    return logprobs, entropy[0] if entropy else None
+    rows_of = iter([row.clone() for row in part.sum_over_ranks(spread)])  # FSDP warns of views
+    return TokenScores(
+        next(rows_of), next(rows_of) if with_entropy else None, next(rows_of) if with_squared_probs else None
+    )
 
 
 def _score(
-    model: PreTrainedModel, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
+    model: PreTrainedModel,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+    with_entropy: bool,
+    with_squared_probs: bool,
 ) -> torch.Tensor:
-    """Score M states: [1 or 2, M] float32, the log-probs of the targets and, on request, entropies."""
+    """Score M states: [1 to 3, M] float32, the log-probs of the targets and, on request, entropies and squared_probs.
+
+    hidden [M, D], targets [M] int64.
+    """
     logits = token_logits(model, hidden)
     if temperature != 1.0:
         logits = logits / temperature
-    if not with_entropy:
+    if not (with_entropy or with_squared_probs):
         return -cross_entropy(logits, targets, reduction="none")[None]
     logprobs = logits.log_softmax(-1)
-    entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return torch.stack([logprobs.gather(1, targets[:, None])[:, 0], entropy])
+    found = [logprobs.gather(1, targets[:, None])[:, 0]]
+    if with_entropy:
+        found.append(-(logprobs.exp() * logprobs).sum(-1))
+    if with_squared_probs:
+        found.append((2 * logprobs).exp().sum(-1))
+    return torch.stack(found)

@@ -30,7 +30,7 @@ Worker_co = TypeVar("Worker_co", covariant=True)
 Batch = TypeVar("Batch", bound=Sequences)
 
 Metrics = dict[str, float]
-Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards"]
+Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards", "entropy", "squared_probs"]
 """Columns of a `RaggedBatch` that workers compute."""
 
 
@@ -61,12 +61,16 @@ class RankWeights:
 class Ranks(Protocol[Worker_co]):
     """The workers of one role, each with its part of the model."""
 
-    def add_column(
-        self, field: Field, method: Callable[[Worker_co, RaggedBatch], tuple[torch.Tensor, Metrics]], batch: Batch
+    def add_columns(
+        self,
+        fields: Sequence[Field],
+        method: Callable[[Worker_co, RaggedBatch], tuple[torch.Tensor, Metrics]],
+        batch: Batch,
     ) -> tuple[Batch, Metrics]:
-        """Give each rank a share of `batch`, and join the answers: (the batch with the column `field`, metrics).
+        """Give each rank a share of `batch`, and join the answers: (the batch with the columns `fields`, metrics).
 
-        method: ([tokens] values for the tokens of its share, metrics over the shares of all ranks).
+        method: (values for the tokens of its share, [tokens] for one field, [tokens, k] for k; metrics over the shares
+        of all ranks).
         """
         ...
 
@@ -99,11 +103,16 @@ class LocalRanks(Generic[Worker]):
         self._worker = worker
         self._around = around or (lambda method: nullcontext())
 
-    def add_column(
-        self, field: Field, method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Metrics]], batch: Batch
+    def add_columns(
+        self,
+        fields: Sequence[Field],
+        method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Metrics]],
+        batch: Batch,
     ) -> tuple[Batch, Metrics]:
         [(values, metrics)] = self.every(method, batch.load())
-        return batch.with_fields(**{field: values}), metrics
+        columns = values.reshape(len(values), len(fields)).unbind(1)
+        found = {field: column.contiguous() for field, column in zip(fields, columns, strict=True)}
+        return batch.with_fields(**found), metrics
 
     def metrics(self, method: Callable[Concatenate[Worker, P], Metrics], *args: P.args, **kwargs: P.kwargs) -> Metrics:
         return self.every(method, *args, **kwargs)[0]

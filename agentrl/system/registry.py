@@ -27,16 +27,24 @@ class Registry(Generic[T]):
         key: the config key whose value is such a name.
         built_in: each name with its `module:object`.
         base: `module:Class` of which every choice must be a subclass; None: the caller checks what it needs.
+        functions: every choice must be callable.
         targets: allow `module:object` and `path/to/file.py:object` beside names. False where names come from data,
             which nobody trusts with an import.
     """
 
     def __init__(
-        self, what: str, key: str, built_in: Mapping[str, str], *, base: str | None = None, targets: bool = True
+        self,
+        what: str,
+        key: str,
+        built_in: Mapping[str, str],
+        *,
+        base: str | None = None,
+        functions: bool = False,
+        targets: bool = True,
     ) -> None:
         self.what, self.key = what, key
         self._built_in = dict(built_in)
-        self._base, self.takes_targets = base, targets
+        self._base, self._functions, self.takes_targets = base, functions, targets
         self._registered: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -51,6 +59,10 @@ class Registry(Generic[T]):
 
         return decorate
 
+    def is_built_in(self, name: str) -> bool:
+        """Say whether `name` is one of ours."""
+        return name in self._built_in
+
     def names(self) -> list[str]:
         """All short names, sorted."""
         return sorted({*self._built_in, *self._registered})
@@ -64,6 +76,8 @@ class Registry(Generic[T]):
         found = self._registered.get(name)
         if found is None:
             found = load_target(self._target(name, key), key)
+        if self._functions and not callable(found):
+            raise ConfigError(f"{key}={name}: expected a function, found {found!r:.200}")
         if self._base is not None:
             base = load_target(self._base, key)
             if not (isinstance(found, type) and issubclass(found, base)):

@@ -36,11 +36,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentrl.algorithms.declared import declared_by_estimator
 from agentrl.algorithms.estimate import estimate
 from agentrl.checkpoint.export import export_policy
 from agentrl.checkpoint.recovery import Continuation
 from agentrl.config import config_to_dict
-from agentrl.config.sections.algorithm import GROUP_ESTIMATORS
 from agentrl.errors import TrainingError, WorkerDied
 from agentrl.observe.metrics import step_metrics
 from agentrl.observe.plot import plot
@@ -184,7 +184,7 @@ class Trainer:
         metrics |= found.metrics
         if parts.kl_controller is not None:
             parts.kl_controller.load_state_dict(found.controller)
-        filtered = algorithm.filter_groups.enable and algorithm.adv_estimator in GROUP_ESTIMATORS
+        filtered = algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
         updated = False
         if len(batch):
             updated, update_metrics = self.update(batch, found.zero_advantage if filtered else [])

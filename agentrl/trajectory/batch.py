@@ -86,6 +86,8 @@ class RaggedBatch:
     old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, before the update
     ref_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the reference policy's
     values: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the critic's
+    entropy: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, nats, before the update
+    squared_probs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, sum over the vocabulary
     advantages: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     images: Images | None = None

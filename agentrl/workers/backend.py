@@ -13,31 +13,22 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from agentrl.config.declaration import Score
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import Parallel
+from agentrl.model.scores import TokenScores
 from agentrl.runtime.ranks import RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
-Need = Literal["entropy"]
-Needs = frozenset[Need]
+Needs = frozenset[Score]
 """What a loss reads of a forward pass beside the log-probs."""
 Found = TypeVar("Found")
-
-
-@dataclass(frozen=True, slots=True)
-class TokenScores:
-    """What a policy says of the tokens of a batch."""
-
-    logprobs: torch.Tensor
-    """[T] float32, in nats, of softmax(logits / temperature); 0 on tokens that the policy did not sample."""
-    entropy: torch.Tensor | None = None
-    """[T] float32, in nats, of the same distribution; 0 on the same tokens. None where it was not needed."""
 
 
 Loss = Callable[[Found, RaggedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from agentrl.algorithms.losses import LossScale, aggregate, value_loss
+from agentrl.algorithms.aggregate import LossScale, aggregate
+from agentrl.algorithms.value_loss import value_loss
 from agentrl.config.sections.actor import ActorConfig, CriticConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.runtime.ranks import Metrics

@@ -11,13 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.model.export import export_model
 from agentrl.model.heads import ValueModel, freeze_vision, load_policy
+from agentrl.model.scores import TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.parallel.collectives import rank
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import give_back
 from agentrl.runtime.ranks import RankWeights
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.backend import Needs, PolicySettings, Settings, TokenScores
+from agentrl.workers.backend import Needs, PolicySettings, Settings
 from agentrl.workers.forward import forward_tokens
 from agentrl.workers.learner import Learner
 
@@ -41,25 +42,29 @@ class FSDPPolicy(Learner[TokenScores]):
         """Tokens of a micro-batch without gradient, at most."""
 
     def forward(self, micro: RaggedBatch, needs: Needs) -> TokenScores:
-        logprobs, entropy = self.model(
+        scores: TokenScores = self.model(
             micro.ids,
             micro.offsets,
             needed=micro.mask,
             temperature=self._temperature,
             with_entropy="entropy" in needs,
+            with_squared_probs="squared_probs" in needs,
             images=micro.images,
         )
-        return TokenScores(logprobs, entropy)
+        return scores
 
     def log_probs(self, batch: RaggedBatch, needs: Needs) -> TokenScores:
         def scores(micro: RaggedBatch) -> torch.Tensor:
-            found = self.forward(micro, needs)
-            columns = [found.logprobs] if found.entropy is None else [found.logprobs, found.entropy]
-            return torch.stack(columns, dim=1)
+            return torch.stack([score for score in self.forward(micro, needs) if score is not None], dim=1)
 
         with self.offload:
             found = forward_tokens(scores, batch, self.log_prob_max_tokens, self.device)
-        return TokenScores(found[:, 0].contiguous(), found[:, 1] if "entropy" in needs else None)
+        columns = iter([column.contiguous() for column in found.unbind(1)])
+        return TokenScores(
+            next(columns),
+            next(columns) if "entropy" in needs else None,
+            next(columns) if "squared_probs" in needs else None,
+        )
 
     def reference_log_probs(self, batch: RaggedBatch) -> torch.Tensor:
         assert self.model.lora is not None

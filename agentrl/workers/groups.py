@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.checkpoint.manager import Finish
 from agentrl.checkpoint.state import all_seen
+from agentrl.config.declaration import Score
 from agentrl.engines.weights import Weights
 from agentrl.runtime.ranks import Batch, Metrics, Ranks
 from agentrl.trajectory.batch import RaggedBatch, Sequences
@@ -48,13 +50,15 @@ class TrainableGroup:
 class PolicyGroup(TrainableGroup):
     """The policy that is trained."""
 
-    def __init__(self, ranks: Ranks[PolicyWorker]) -> None:
+    def __init__(self, ranks: Ranks[PolicyWorker], further_scores: Sequence[Score] = ()) -> None:
+        """further_scores: those that the workers were made with."""
         super().__init__(ranks)
         self._ranks = ranks
+        self._further_scores = further_scores
 
     def log_probs(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Add the column old_logprobs [T] float32; the metrics hold actor/entropy in nats (see `PolicyWorker`)."""
-        return self._ranks.add_column("old_logprobs", PolicyWorker.compute_log_probs, batch)
+        """Add the columns old_logprobs and `further_scores` [T] float32; the metrics hold actor/entropy in nats."""
+        return self._ranks.add_columns(("old_logprobs", *self._further_scores), PolicyWorker.compute_log_probs, batch)
 
     def update(self, batch: Sequences, *, step: int, zero_advantage: list[int]) -> Metrics:
         """Take the optimizer steps of training step `step` (see `PolicyWorker.update`)."""
@@ -85,7 +89,7 @@ class ReferenceGroup:
 
     def log_probs(self, batch: Batch) -> Batch:
         """Add the column ref_logprobs [T] float32."""
-        return self._ranks.add_column("ref_logprobs", HasReference.compute_reference_log_probs, batch)[0]
+        return self._ranks.add_columns(("ref_logprobs",), HasReference.compute_reference_log_probs, batch)[0]
 
 
 class CriticGroup(TrainableGroup):
@@ -97,7 +101,7 @@ class CriticGroup(TrainableGroup):
 
     def values(self, batch: Batch) -> Batch:
         """Add the column values [T] float32."""
-        return self._ranks.add_column("values", CriticWorker.compute_values, batch)[0]
+        return self._ranks.add_columns(("values",), CriticWorker.compute_values, batch)[0]
 
     def update(self, batch: Sequences, *, step: int) -> Metrics:
         """Take the optimizer steps of training step `step` (see `CriticWorker.update`)."""
@@ -112,7 +116,7 @@ class RewardModelGroup:
 
     def scores(self, conversations: Batch) -> Batch:
         """Set the column rewards [T] float32: each sequence's score at its last token, 0 elsewhere."""
-        return self._ranks.add_column("rewards", RewardModelWorker.compute_scores, conversations)[0]
+        return self._ranks.add_columns(("rewards",), RewardModelWorker.compute_scores, conversations)[0]
 
 
 class SFTGroup(TrainableGroup):

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.algorithms.kl import kl_penalty
-from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss
+from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss
+from agentrl.config.declaration import Score
 from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
+from agentrl.model.scores import TokenScores
 from agentrl.runtime.ranks import Metrics, RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import Loss, MiniBatch, Needs, PolicySettings, TokenScores
+from agentrl.workers.backend import Loss, MiniBatch, Needs, PolicySettings
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.trainable import TrainableWorker
 
 ENTROPY: Needs = frozenset({"entropy"})
+BY_TOKEN = "by_token/"
+"""Marks, among the sums of an update, those that are reported as a mean over the policy tokens with advantage."""
 
 
 class PolicyWorker(TrainableWorker[TokenScores]):
@@ -33,6 +38,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             after them.
         seed: of the order of mini-batches, and of the start of adapters.
         max_response_length: the constant of loss_agg_mode=seq-mean-token-sum-norm, needed only there.
+        further_scores: what `compute_log_probs` gives beside log-probs.
     """
 
     def __init__(
@@ -47,9 +53,12 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         seed: int,
         critic_warmup: int = 0,
         max_response_length: int | None = None,
+        further_scores: Sequence[Score] = (),
     ) -> None:
         """Make the backend of `actor_config.strategy`. Raises ConfigError."""
         self.config = actor_config
+        self._policy_loss = PolicyLoss.of(actor_config)
+        self._further_scores = tuple(further_scores)
         self.seed = seed
         self._critic_warmup = critic_warmup
         self._max_response_length = max_response_length
@@ -74,12 +83,16 @@ class PolicyWorker(TrainableWorker[TokenScores]):
     def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Metrics]:
         """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; the metric actor/entropy).
 
-        The entropy is the mean over the policy tokens of all ranks' shares, in nats.
+        With k further scores the first is [T, 1 + k]. The entropy is the mean over the policy tokens of all ranks'
+        shares, in nats.
         """
-        scores = self.backend.log_probs(batch, ENTROPY)
+        scores = self.backend.log_probs(batch, ENTROPY.union(self._further_scores))
         assert scores.entropy is not None
         entropy, tokens = self.backend.sum(torch.stack([scores.entropy.double().sum(), batch.mask.sum().double()]))
-        return scores.logprobs, {"actor/entropy": entropy / max(tokens, 1.0)}
+        known = scores._asdict()
+        columns = [scores.logprobs, *(known[name] for name in self._further_scores)]
+        found = torch.stack(columns, dim=1) if self._further_scores else scores.logprobs
+        return found, {"actor/entropy": entropy / max(tokens, 1.0)}
 
     def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Metrics]:
         """As `ReferenceWorker.compute_reference_log_probs`, under the model that the adapters were put into."""
@@ -113,19 +126,21 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         plan = update_plan(batch.group, config.ppo_mini_batch_size, config.ppo_epochs, key)
         self._check(batch, len(plan))
         tokens = batch.policy_tokens
+        needs = self._loss_needs()
         minis = (
             MiniBatch(
                 f"step {step}, {where} of the policy",
                 batch.select([row for row in members if computed[row]]),
                 self._loss(LossScale.of(tokens[members], config.loss_agg_mode, self._max_response_length)),
-                ENTROPY if config.entropy_coeff != 0 else frozenset(),
+                needs,
             )
             for where, members in plan
         )
         report = self._learn(minis, step=step - self._critic_warmup)
         length = int(batch.lengths[torch.tensor(computed)].sum())
         terms = {"pg_loss": "pg_loss"} | ({"kl_loss": "kl_loss"} if config.use_kl_loss else {})
-        by_token = {"ppo_kl": "kl", "clip_frac": "clipped", "clip_frac_lower": "dual_clipped"}
+        sums = report.taken[0].sums if report.taken else {}
+        by_token = {name.removeprefix(BY_TOKEN): name for name in sums if name.startswith(BY_TOKEN)}
         return report.metrics("actor", terms, by_token) | {
             "train/filtered_fraction": 1 - sum(computed) / len(computed),
             "perf/update_tokens": float(length * config.ppo_epochs),
@@ -152,33 +167,33 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         if self.config.use_kl_loss and not batch.has("ref_logprobs"):
             raise ValueError("PolicyWorker.update: use_kl_loss needs batch.ref_logprobs, of the reference policy")
 
+    def _loss_needs(self) -> Needs:
+        """Scores that the loss reads beside log-probs."""
+        declared = self._policy_loss.declaration.columns
+        wanted: tuple[Score, ...] = ("entropy", "squared_probs")
+        needs = frozenset(name for name in wanted if name in declared)
+        return needs | ENTROPY if self.config.entropy_coeff != 0 else needs
+
     def _loss(self, scale: LossScale) -> Loss[TokenScores]:
         """The loss of a mini-batch, divided by the denominators of `scale`."""
         config = self.config
-        clip = Clip(config.clip_low, config.clip_high, config.clip_ratio_c)
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            assert micro.advantages is not None
-            logprobs, entropy = found.logprobs, found.entropy
-            old = logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
-            by_token, stats = policy_loss(
-                config.policy_loss.loss_mode, logprobs, old, micro.advantages, micro.mask, micro.offsets, clip
-            )
+            lost = self._policy_loss(micro, found.logprobs, found.entropy, found.squared_probs)
+            by_token = lost.by_token
             kl = None
             if config.use_kl_loss:
                 assert micro.ref_logprobs is not None
-                kl = kl_penalty(logprobs, micro.ref_logprobs, config.kl_loss_type)
+                kl = kl_penalty(found.logprobs, micro.ref_logprobs, config.kl_loss_type)
             seen = {
                 "pg_loss": aggregate(by_token.detach(), micro.mask, micro.offsets, scale),
-                "tokens": stats.tokens,
-                "clipped": stats.clipped,
-                "dual_clipped": stats.dual_clipped,
-                "kl": stats.kl,
+                "tokens": lost.tokens,
+                **{f"{BY_TOKEN}{name}": value for name, value in lost.sums.items()},
             }
             if kl is not None:
                 seen["kl_loss"] = aggregate(kl.detach(), micro.mask, micro.offsets, scale)
             whole = actor_loss(
-                by_token, entropy=entropy, entropy_coeff=config.entropy_coeff, kl=kl, kl_coef=config.kl_loss_coef
+                by_token, entropy=found.entropy, entropy_coeff=config.entropy_coeff, kl=kl, kl_coef=config.kl_loss_coef
             )
             return aggregate(whole, micro.mask, micro.offsets, scale), seen
 

@@ -7,6 +7,7 @@ import torch
 from agentrl.config.sections.parallel import Parallel
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel
+from agentrl.model.scores import TokenScores
 from agentrl.model.sharded_load import open_model, read_weights
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, at_work
@@ -50,7 +51,7 @@ class ReferenceWorker:
         return forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device), {}
 
     def _score(self, micro: RaggedBatch) -> torch.Tensor:
-        logprobs, _ = self.model(
+        scores: TokenScores = self.model(
             micro.ids, micro.offsets, needed=micro.mask, temperature=self.temperature, images=micro.images
         )
-        return logprobs
+        return scores.logprobs

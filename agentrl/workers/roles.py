@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from agentrl.algorithms.declared import declared_by_estimator, needs_reference
 from agentrl.config import Config, SFTConfig
+from agentrl.config.declaration import Score
 from agentrl.config.registries import POLICY_BACKENDS
-from agentrl.config.sections.algorithm import NEEDS_CRITIC
 from agentrl.runtime.executor import Executor, open_executor
 from agentrl.runtime.placement import Pool, Role
 from agentrl.workers.critic import CriticWorker
@@ -43,7 +44,7 @@ def open_workers(config: Config, device: str, total_steps: int) -> Workers:
     """Make the workers of a training: in this process, or under Ray, which must be up. Raises UserError."""
     policy = policy_role(config, device, total_steps)
     reference = reference_role(config, device)
-    critic = critic_role(config, device, total_steps) if config.algorithm.adv_estimator in NEEDS_CRITIC else None
+    critic = critic_role(config, device, total_steps) if "values" in declared_by_estimator(config).columns else None
     scoring = reward_model_role(config, device) if config.reward_model.enable else None
     roles = [role for role in (policy, reference, critic, scoring) if role is not None]
     executor = open_executor(pools_of(config, roles), device, on_ray=config.uses_ray)
@@ -52,7 +53,7 @@ def open_workers(config: Config, device: str, total_steps: int) -> Workers:
         referring = ReferenceGroup(executor.ranks(policy if reference is None else reference))
     return Workers(
         executor=executor,
-        policy=PolicyGroup(executor.ranks(policy)),
+        policy=PolicyGroup(executor.ranks(policy), further_scores(config)),
         reference=referring,
         critic=None if critic is None else CriticGroup(executor.ranks(critic)),
         reward_model=None if scoring is None else RewardModelGroup(executor.ranks(scoring)),
@@ -90,9 +91,10 @@ def processes(config: Config | SFTConfig) -> int:
     return ranks + config.rollout_workers
 
 
-def needs_reference(config: Config) -> bool:
-    """Whether the algorithm measures KLs against a reference."""
-    return config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
+def further_scores(config: Config) -> list[Score]:
+    """List what the estimator reads of the policy's distributions beside log-probs."""
+    wanted: tuple[Score, ...] = ("entropy", "squared_probs")
+    return [name for name in wanted if name in declared_by_estimator(config).columns]
 
 
 def policy_is_reference(config: Config) -> bool:
@@ -115,6 +117,7 @@ def policy_role(config: Config, device: str, total_steps: int) -> Role[PolicyWor
         critic_warmup=config.trainer.critic_warmup,
         seed=config.trainer.seed,
         max_response_length=config.data.max_response_length,
+        further_scores=further_scores(config),
     )
     return Role("policy", make, roles.actor.parallel.copies)
 

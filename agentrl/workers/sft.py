@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.algorithms.losses import LossScale, aggregate
+from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.config.sections.sft import SFTConfig
 from agentrl.data.sft import SFTSample
+from agentrl.model.scores import TokenScores
 from agentrl.runtime.ranks import Metrics
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import MiniBatch, PolicySettings, TokenScores
+from agentrl.workers.backend import MiniBatch, PolicySettings
 from agentrl.workers.fsdp import FSDPPolicy
 from agentrl.workers.trainable import TrainableWorker
 

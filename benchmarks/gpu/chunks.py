@@ -38,7 +38,7 @@ def measure(asked: Setting, shape: ModelShape, folder: Path) -> None:
     def both_ways(chunk: int) -> None:
         model.zero_grad(set_to_none=False)
         with torch.autocast(device, torch.bfloat16, enabled=asked.dtype == "bfloat16"):
-            logprobs, _ = token_logprobs(model, ids, offsets, chunk_tokens=chunk)
+            logprobs, *_ = token_logprobs(model, ids, offsets, chunk_tokens=chunk)
         logprobs.sum().backward()
 
     for power in TINY_POWERS if asked.tiny else POWERS:

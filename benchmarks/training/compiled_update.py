@@ -46,7 +46,7 @@ def timed(model: PreTrainedModel, rows: list[torch.Tensor], bfloat16: bool) -> t
     model.zero_grad()
     cpu, clock = time.process_time(), time.perf_counter()
     with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-        logprobs, _ = token_logprobs(model, torch.cat(rows), offsets)
+        logprobs, *_ = token_logprobs(model, torch.cat(rows), offsets)
     total = logprobs.sum()
     total.backward()
     return time.process_time() - cpu, time.perf_counter() - clock, total.item()

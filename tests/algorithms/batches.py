@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from torch import Tensor
 
-from agentrl.config.sections.algorithm import AlgorithmConfig
+from agentrl.algorithms.policy_loss import MicroLoss, PolicyLoss
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.algorithm import AlgorithmConfig, PolicyLossConfig
 from agentrl.trajectory.batch import RaggedBatch
 
 
@@ -43,8 +46,42 @@ def batch_of(*rows: Row) -> RaggedBatch:
         ),
         policy=torch.zeros(len(rows), dtype=torch.int32),
         policies=("policy",),
+        old_logprobs=torch.zeros(total),
         values=torch.tensor([value for row in rows for value in row.values or [0.0] * len(row.mask)]),
     )
+
+
+def micro_loss(
+    mode: str,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    offsets: Tensor,
+    low: float = 0.2,
+    high: float = 0.28,
+    dual: float = 3.0,
+) -> MicroLoss:
+    """The policy loss `mode` of these columns, with these clip bounds."""
+    sequences = len(offsets) - 1
+    batch = RaggedBatch(
+        offsets=offsets,
+        ids=torch.zeros(len(mask), dtype=torch.int64),
+        mask=mask,
+        rollout_logprobs=torch.zeros(len(mask)),
+        version=mask.int() - 1,
+        turn=mask.int() - 1,
+        rewards=torch.zeros(len(mask)),
+        group=torch.arange(sequences),
+        trajectory=torch.arange(sequences),
+        policy=torch.zeros(sequences, dtype=torch.int32),
+        policies=("policy",),
+        old_logprobs=old_logprobs,
+        advantages=advantages,
+    )
+    chosen = PolicyLossConfig(loss_mode=mode)
+    config = ActorConfig(policy_loss=chosen, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=dual)
+    return PolicyLoss.of(config)(batch, logprobs)
 
 
 def turns_of(rows: Sequence[Row]) -> list[int]:

@@ -9,9 +9,9 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from agentrl.algorithms.advantages import ESTIMATORS
 from agentrl.algorithms.estimate import add_rewards, estimate
 from agentrl.algorithms.kl import AdaptiveKLController
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.config.sections.algorithm import KLType
 from agentrl.errors import TrainingError
 from agentrl.trajectory.batch import RaggedBatch
@@ -65,7 +65,7 @@ def scored(**columns: Any) -> RaggedBatch:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+@pytest.mark.parametrize("estimator", ADVANTAGE_ESTIMATORS.names())
 def test_rewards_that_are_not_finite_are_refused(estimator: str, value: float) -> None:
     """A NaN would make its group one that teaches nothing, an infinity one whose rewards are all equal."""
     config = algorithm(estimator)

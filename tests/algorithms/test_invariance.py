@@ -12,14 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.algorithms.advantages import ESTIMATORS, compute_advantages, zero_advantage_sequences
+from agentrl.algorithms.advantages import compute_advantages, zero_advantage_sequences
+from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.algorithms.kl import kl_penalty
-from agentrl.algorithms.losses import Clip, LossScale, actor_loss, aggregate, policy_loss, value_loss
+from agentrl.algorithms.policy_loss import actor_loss
+from agentrl.algorithms.value_loss import value_loss
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from agentrl.trajectory.batch import RaggedBatch, split_by_tokens
-from tests.algorithms.batches import algorithm, batches
+from tests.algorithms.batches import algorithm, batches, micro_loss
 
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-POLICIES = ["vanilla", "gspo"]
+POLICIES = POLICY_LOSSES.names()
 N = 4
 
 
@@ -27,8 +30,8 @@ def loss_of(batch: RaggedBatch, logprobs: Tensor, scale: LossScale, policy: Any)
     """All terms of an update at once."""
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None and batch.advantages is not None
     assert batch.values is not None and batch.returns is not None
-    clip = Clip(0.1, 0.2, 1.5)
-    by_token, _ = policy_loss(policy, logprobs, batch.old_logprobs, batch.advantages, batch.mask, batch.offsets, clip)
+    columns = (logprobs, batch.old_logprobs, batch.advantages, batch.mask, batch.offsets)
+    by_token = micro_loss(policy, *columns, 0.1, 0.2, 1.5).by_token
     kl = kl_penalty(logprobs, batch.ref_logprobs, "k3")
     by_token = actor_loss(by_token, entropy=logprobs.exp(), entropy_coeff=0.1, kl=kl, kl_coef=0.2)
     by_token = by_token + value_loss(logprobs, batch.values, batch.returns, batch.mask, 0.5)[0]
@@ -60,7 +63,9 @@ def test_micro_batches_add_up_to_the_mini_batch(mode: Any, policy: Any, batch: R
 
 
 @settings(max_examples=100, deadline=None)
-@given(estimator=st.sampled_from(sorted(ESTIMATORS)), batch=batches(), order=st.randoms(use_true_random=False))
+@given(
+    estimator=st.sampled_from(ADVANTAGE_ESTIMATORS.names()), batch=batches(), order=st.randoms(use_true_random=False)
+)
 def test_the_order_of_trajectories_does_not_matter(estimator: str, batch: RaggedBatch, order: Any) -> None:
     config = algorithm(estimator, gamma=0.9, lam=0.8)
     trajectories = batch.trajectory.unique().tolist()
@@ -105,7 +110,7 @@ def with_more_masked_tokens(batch: RaggedBatch, extra: list[int]) -> tuple[Ragge
 
 @settings(max_examples=100, deadline=None)
 @given(
-    estimator=st.sampled_from(sorted(ESTIMATORS)),
+    estimator=st.sampled_from(ADVANTAGE_ESTIMATORS.names()),
     batch=batches(),
     extra=st.lists(st.integers(0, 3), min_size=1, max_size=4),
 )

@@ -9,29 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.losses import (
-    Clip,
-    LossScale,
-    PolicyStats,
-    actor_loss,
-    aggregate,
-    policy_loss,
-    value_loss,
-)
+from agentrl.algorithms.aggregate import LossScale, aggregate
+from agentrl.algorithms.policy_loss import MicroLoss, actor_loss
 from agentrl.algorithms.ragged import segment_sum
+from agentrl.algorithms.value_loss import value_loss
+from agentrl.config.registries import POLICY_LOSSES
+from tests.algorithms.batches import micro_loss
 
-CLIP = Clip(low=0.2, high=0.28, dual=3.0)
 
-
-def one_token(mode: Any, ratio: float, advantage: float) -> tuple[float, float, PolicyStats]:
-    """(loss, gradient by log-prob, statistics) of a single token."""
+def one_token(mode: str, ratio: float, advantage: float, dual: float = 3.0) -> tuple[float, float, MicroLoss]:
+    """(loss, gradient by log-prob, all of it) of a single token."""
     old = torch.tensor([-1.0], dtype=torch.float64)
     new = (old + math.log(ratio)).requires_grad_()
     mask, offsets = torch.tensor([True]), torch.tensor([0, 1])
-    loss, stats = policy_loss(mode, new, old, torch.tensor([advantage], dtype=torch.float64), mask, offsets, CLIP)
-    loss.sum().backward()
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    found = micro_loss(mode, new, old, advantages, mask, offsets, dual=dual)
+    found.by_token.sum().backward()
     assert new.grad is not None
-    return loss.item(), new.grad.item(), stats
+    return found.by_token.item(), new.grad.item(), found
 
 
 @pytest.mark.parametrize(
@@ -47,33 +42,29 @@ def one_token(mode: Any, ratio: float, advantage: float) -> tuple[float, float, 
     ],
 )
 def test_vanilla(ratio: float, advantage: float, loss: float, gradient: float, clipped: int, dual_clipped: int) -> None:
-    found, slope, stats = one_token("vanilla", ratio, advantage)
-    assert [found, slope] == pytest.approx([loss, gradient])
-    assert (stats.tokens.item(), stats.clipped.item(), stats.dual_clipped.item()) == (1, clipped, dual_clipped)
-    assert stats.kl.item() == pytest.approx(-math.log(ratio))
-    assert stats.ratio.item() == stats.ratio_max.item() == pytest.approx(ratio)
+    value, slope, found = one_token("vanilla", ratio, advantage)
+    assert [value, slope] == pytest.approx([loss, gradient])
+    assert (found.tokens.item(), found.sums["clip_frac"].item()) == (1, clipped)
+    assert found.sums["clip_frac_lower"].item() == dual_clipped
+    assert found.sums["ppo_kl"].item() == pytest.approx(-math.log(ratio))
 
 
-def test_ratio_statistics_are_of_policy_tokens() -> None:
+def test_statistics_are_of_policy_tokens_with_advantage() -> None:
     old, new = torch.zeros(4), torch.tensor([5.0, 0.1, 0.3, -0.2])
     mask, offsets = torch.tensor([False, True, True, True]), torch.tensor([0, 4])
-    _, stats = policy_loss("vanilla", new, old, torch.ones(4), mask, offsets, CLIP)
-    assert stats.ratio.item() == pytest.approx(math.exp(0.1) + math.exp(0.3) + math.exp(-0.2))
-    assert stats.ratio_max.item() == pytest.approx(math.exp(0.3))
-    assert stats.kl.item() == pytest.approx(-0.2)
+    found = micro_loss("vanilla", new, old, torch.tensor([1.0, 1.0, 0.0, 1.0]), mask, offsets)
+    assert [found.tokens.item(), found.sums["ppo_kl"].item()] == pytest.approx([2, 0.1])
 
 
 def test_gspo_has_no_dual_clip() -> None:
-    found, slope, stats = one_token("gspo", 5.0, -1.0)
-    assert [found, slope, stats.dual_clipped.item()] == pytest.approx([5.0, 5.0, 0])
+    value, slope, found = one_token("gspo", 5.0, -1.0)
+    assert [value, slope, found.sums["clip_frac_lower"].item()] == pytest.approx([5.0, 5.0, 0])
 
 
-@pytest.mark.parametrize("mode", ["vanilla", "gspo"])
-def test_a_log_ratio_beyond_20_is_clamped_before_exp(mode: Any) -> None:
-    _, _, stats = one_token(mode, math.exp(100), 1.0)
-    assert stats.ratio_max.item() == pytest.approx(math.exp(20))
-    _, _, stats = one_token(mode, math.exp(-100), 1.0)
-    assert stats.ratio_max.item() == pytest.approx(math.exp(-20))
+@pytest.mark.parametrize("mode", POLICY_LOSSES.names())
+def test_a_log_ratio_beyond_20_is_clamped_before_exp(mode: str) -> None:
+    assert one_token(mode, math.exp(100), -1.0, dual=1e12)[0] == pytest.approx(math.exp(20))
+    assert one_token(mode, math.exp(-100), 1.0)[0] == pytest.approx(-math.exp(-20))
 
 
 def test_gspo_is_the_gradient_of_the_sequence_ratio() -> None:
@@ -84,7 +75,7 @@ def test_gspo_is_the_gradient_of_the_sequence_ratio() -> None:
     offsets, advantages = torch.tensor([0, 5, 7]), torch.tensor([1.0] * 5 + [-0.5] * 2, dtype=torch.float64)
 
     ours = (old + change).requires_grad_()
-    by_token, _ = policy_loss("gspo", ours, old, advantages, mask, offsets, CLIP)
+    by_token = micro_loss("gspo", ours, old, advantages, mask, offsets).by_token
     loss = aggregate(by_token, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), "seq-mean-token-mean"))
     loss.backward()
 
@@ -97,17 +88,17 @@ def test_gspo_is_the_gradient_of_the_sequence_ratio() -> None:
     torch.testing.assert_close(ours.grad, paper.grad)
 
 
-@pytest.mark.parametrize("mode", ["vanilla", "gspo"])
-def test_masked_tokens_may_hold_anything(mode: Any) -> None:
+@pytest.mark.parametrize("mode", POLICY_LOSSES.names())
+def test_masked_tokens_may_hold_anything(mode: str) -> None:
     nan = float("nan")
     old = torch.tensor([nan, -1.0, float("-inf"), -2.0])
     new = torch.tensor([nan, -1.1, float("-inf"), -1.9], requires_grad=True)
     mask, offsets = torch.tensor([False, True, False, True]), torch.tensor([0, 4])
-    by_token, stats = policy_loss(mode, new, old, torch.tensor([nan, 1.0, nan, -1.0]), mask, offsets, CLIP)
-    whole = actor_loss(by_token, entropy=new.exp(), entropy_coeff=0.1)
+    found = micro_loss(mode, new, old, torch.tensor([nan, 1.0, nan, -1.0]), mask, offsets)
+    whole = actor_loss(found.by_token, entropy=new.exp(), entropy_coeff=0.1)
     loss = aggregate(whole, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), "seq-mean-token-mean"))
     loss.backward()
-    assert math.isfinite(loss.item()) and math.isfinite(stats.kl.item()) and math.isfinite(stats.ratio_max.item())
+    assert math.isfinite(loss.item()) and all(math.isfinite(one.item()) for one in found.sums.values())
     assert new.grad is not None
     assert new.grad[~mask].nan_to_num().abs().sum() == 0 and new.grad[mask].isfinite().all()
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.advantages import compute_advantages
+from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.algorithms.kl import AdaptiveKLController, kl_penalty
-from agentrl.algorithms.losses import Clip, LossScale, aggregate, policy_loss, value_loss
 from agentrl.algorithms.ragged import masked_whiten, segment_sum
+from agentrl.algorithms.value_loss import value_loss
 from agentrl.trajectory.batch import RaggedBatch
-from tests.algorithms.batches import algorithm
+from tests.algorithms.batches import algorithm, micro_loss
 
 REFERENCE = json.loads(Path(__file__).with_name("reference.json").read_text(encoding="utf-8"))
 
@@ -55,6 +56,7 @@ def test_advantages(case: dict[str, Any], name: str) -> None:
         trajectory=torch.arange(len(offsets) - 1),
         policy=torch.zeros(len(offsets) - 1, dtype=torch.int32),
         policies=("policy",),
+        old_logprobs=torch.zeros(len(mask)),
         values=unpad(case["values"], case["lengths"]).float(),
     )
     by_std = name != "dr_grpo"
@@ -71,22 +73,18 @@ def test_policy_loss_gradient_and_metrics(case: dict[str, Any], mode: Any) -> No
     mask, offsets = layout(case)
     new = unpad(case["new"], case["lengths"]).requires_grad_()
     old, advantages = unpad(case["old"], case["lengths"]), unpad(case["advantages"], case["lengths"])
-    by_token, stats = policy_loss(case["loss"], new, old, advantages, mask, offsets, Clip(*case["clip"]))
+    found = micro_loss(case["loss"], new, old, advantages, mask, offsets, *case["clip"])
     loss = aggregate(
-        by_token, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), mode, case["norm_length"])
+        found.by_token, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), mode, case["norm_length"])
     )
     loss.backward()
     expected = case["expected"][mode]
     assert loss.item() == pytest.approx(expected["loss"], rel=1e-6)
     assert new.grad is not None
     close(new.grad, unpad(expected["gradient"], case["lengths"]))
-    for name, found in (
-        ("pg_clipfrac", stats.clipped),
-        ("pg_clipfrac_lower", stats.dual_clipped),
-        ("ppo_kl", stats.kl),
-    ):
-        mean = found.item() / stats.tokens.item()
-        assert mean == pytest.approx(expected[f"actor/{name}"], rel=1e-6, abs=1e-7)
+    for metric, name in (("pg_clipfrac", "clip_frac"), ("pg_clipfrac_lower", "clip_frac_lower"), ("ppo_kl", "ppo_kl")):
+        mean = found.sums[name].item() / found.tokens.item()
+        assert mean == pytest.approx(expected[f"actor/{metric}"], rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.parametrize("case", cases("aggregation"))

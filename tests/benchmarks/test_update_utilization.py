@@ -36,7 +36,7 @@ def test_padded_log_probs_are_those_of_packed_sequences(tmp_path: Path) -> None:
     make_policy(SHAPES["tiny"], tmp_path, "cpu")
     model = Qwen2ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     padded = padded_log_probs(model, batch, 1024)
-    packed, _ = token_logprobs(use_packed_attention(model), batch.ids, batch.offsets)
+    packed, *_ = token_logprobs(use_packed_attention(model), batch.ids, batch.offsets)
     first = torch.zeros(batch.num_tokens, dtype=torch.bool)
     first[batch.offsets[:-1]] = True
     assert torch.allclose(padded, packed[~first], atol=1e-4)

@@ -173,13 +173,13 @@ async def test_one_module_for_trainer_and_engine(model: PreTrainedModel) -> None
     old = await engine.generate(prompt_of(30), GREEDY, "a")
     ids = torch.tensor(prompt_of(30) + old.ids)
     offsets = torch.tensor([0, len(ids)])
-    logprobs, _ = token_logprobs(model, ids, offsets)
+    logprobs, *_ = token_logprobs(model, ids, offsets)
     assert torch.allclose(logprobs[30:], torch.tensor(old.logprobs), atol=1e-5)
     (-logprobs.sum()).backward()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
     await engine.update_weights(Weights.of(model.named_parameters()), 1)  # the engine's own tensors
     new = await engine.generate(prompt_of(30), GREEDY, "a")
-    now, _ = token_logprobs(model, torch.tensor(prompt_of(30) + new.ids), offsets)
+    now, *_ = token_logprobs(model, torch.tensor(prompt_of(30) + new.ids), offsets)
     assert new.ids != old.ids and new.cached_tokens == 0
     assert torch.allclose(now[30:], torch.tensor(new.logprobs), atol=1e-5)
 

@@ -45,17 +45,17 @@ def test_only_what_is_needed_is_scored() -> None:
     ids, offsets = batch()
     needed = torch.rand(len(ids), generator=torch.Generator().manual_seed(0)) < 0.4
     needed[offsets[2]] = True  # a first token has no log-prob even when asked for
-    everything, _ = token_logprobs(model, ids, offsets)
+    everything, *_ = token_logprobs(model, ids, offsets)
     rows = []
     model.get_output_embeddings().register_forward_hook(lambda _, args, __: rows.append(len(args[0])))
-    logprobs, entropy = token_logprobs(model, ids, offsets, needed=needed)
+    logprobs, entropy, _ = token_logprobs(model, ids, offsets, needed=needed)
     firsts = torch.zeros_like(needed)
     firsts[offsets[:-1]] = True
     assert entropy is None
     assert torch.allclose(logprobs, everything * needed * ~firsts, atol=1e-6)
     assert logprobs[offsets[2]] == 0
     assert rows == [int((needed & ~firsts).sum())]
-    nothing, _ = token_logprobs(model, ids, offsets, needed=torch.zeros_like(needed))
+    nothing, *_ = token_logprobs(model, ids, offsets, needed=torch.zeros_like(needed))
     assert not nothing.any()
     nothing.sum().backward()
 
@@ -66,7 +66,7 @@ def test_chunks_change_nothing_but_memory() -> None:
     results = []
     for chunk in (None, 7):
         model.zero_grad()
-        logprobs, entropy = token_logprobs(model, ids, offsets, with_entropy=True, chunk_tokens=chunk)
+        logprobs, entropy, _ = token_logprobs(model, ids, offsets, with_entropy=True, chunk_tokens=chunk)
         assert entropy is not None
         (logprobs.square().sum() + entropy.sum()).backward()
         results.append((logprobs, entropy, [p.grad for p in model.parameters()]))
@@ -101,9 +101,9 @@ def test_gradient_checkpointing_gives_the_same_gradient() -> None:
 def test_autocast_computes_in_bfloat16() -> None:
     model = use_packed_attention(make_model("qwen3"))
     ids, offsets = batch()
-    exact, _ = token_logprobs(model, ids, offsets)
+    exact, *_ = token_logprobs(model, ids, offsets)
     with torch.autocast("cpu", torch.bfloat16):
-        rough, _ = token_logprobs(model, ids, offsets)
+        rough, *_ = token_logprobs(model, ids, offsets)
         rough.sum().backward()
     assert rough.dtype == torch.float32
     assert 1e-5 < float((rough - exact).detach().abs().max()) < 0.5
@@ -114,13 +114,13 @@ def test_autocast_computes_in_bfloat16() -> None:
 def test_autocast_holds_for_experts(name: str) -> None:
     model = use_packed_attention(make_model(name))
     ids, offsets = batch()
-    exact, _ = token_logprobs(model, ids, offsets)
+    exact, *_ = token_logprobs(model, ids, offsets)
     made = set()
     experts = [module for name, module in model.named_modules() if name.endswith("mlp.experts")]
     for module in experts:
         module.register_forward_hook(lambda _, __, output: made.add(output.dtype))
     with torch.autocast("cpu", torch.bfloat16):
-        rough, _ = token_logprobs(model, ids, offsets)
+        rough, *_ = token_logprobs(model, ids, offsets)
         rough.sum().backward()
     assert made == {torch.bfloat16}
     assert float((rough - exact).detach().abs().mean()) < 0.05
@@ -183,7 +183,7 @@ def test_deeply_nested_sequences() -> None:
     lengths = [8 * (i + 1) for i in range(25)]
     ids = torch.cat([words[:n] for n in lengths])
     offsets = torch.tensor([0, *lengths]).cumsum(0)
-    logprobs, _ = token_logprobs(model, ids, offsets)
+    logprobs, *_ = token_logprobs(model, ids, offsets)
     longest = logprobs[offsets[-2] :]
     for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         assert torch.allclose(logprobs[start:end], longest[: end - start], atol=1e-5)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.algorithms.advantages import estimator_columns
 from agentrl.algorithms.groups import Groups
 from agentrl.observe import metrics as module
 from agentrl.reward.prompt_scores import pass_at_k
@@ -93,7 +94,8 @@ def test_groups_without_variance_are_those_of_two_or_more_whose_rewards_are_equa
 def test_a_group_is_equal_to_the_metrics_where_it_is_to_the_estimators(written: list[tuple[int, float | None]]) -> None:
     trajectories = [scored(score, group) for group, score in written]
     batch = from_trajectories(trajectories, turn_reward_coef=1.0)
-    groups = Groups.of(batch.rewards, batch.offsets, batch.group, batch.trajectory, n=2)
+    batch.old_logprobs = batch.rollout_logprobs
+    groups = Groups.of(estimator_columns(batch, n=2))
     compared = int((groups.size > 1).sum())
     metrics = step_metrics(trajectories)
     assert ("group/zero_variance" in metrics) == (compared > 0)

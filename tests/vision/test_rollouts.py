@@ -95,8 +95,8 @@ async def test_engine_and_trainer_agree_on_every_sampled_token(vision_policy: Pa
 
     batch = from_trajectories(trajectories, turn_reward_coef=1.0)
     with torch.no_grad():
-        logprobs, _ = token_logprobs(model, batch.ids, batch.offsets, images=batch.images)
-        blind, _ = token_logprobs(model, batch.ids, batch.offsets)
+        logprobs, *_ = token_logprobs(model, batch.ids, batch.offsets, images=batch.images)
+        blind, *_ = token_logprobs(model, batch.ids, batch.offsets)
     gap = (logprobs - batch.rollout_logprobs)[batch.mask].abs()
     assert gap.max() < 1e-4
     assert (blind - logprobs)[batch.mask].abs().max() > 0.05
@@ -144,7 +144,7 @@ async def test_a_policy_that_makes_up_an_image_ends_there(vision_policy: Path, c
     transcript = trajectory.transcripts[0]
     assert transcript.ids[transcript.prompt_length :] == [chat.media_token_ids[0]] and transcript.mask[-1] == 1
     batch = from_trajectories([replace(trajectory, score=0.0)], turn_reward_coef=1.0)
-    logprobs, _ = token_logprobs(model, batch.ids, batch.offsets, images=batch.images)
+    logprobs, *_ = token_logprobs(model, batch.ids, batch.offsets, images=batch.images)
     assert logprobs[-1].item() == pytest.approx(transcript.logprobs[-1], abs=1e-4)
     await engine.close()
 

@@ -361,7 +361,7 @@ def test_local_group_runs_the_worker(make_worker: WorkerMaker, make_batch: Batch
     assert logprobs is not None
     model = load_model(fsdp(worker).model.base.config._name_or_path)
     with torch.no_grad():
-        expected, _ = token_logprobs(model, batch.ids, batch.offsets, needed=batch.mask)
+        expected, *_ = token_logprobs(model, batch.ids, batch.offsets, needed=batch.mask)
     assert torch.allclose(logprobs, expected, atol=1e-6)
     assert group.update(batch, step=1, zero_advantage=[])["actor/grad_norm"] > 0
     assert next(iter(group.weights().read()))[0] == "model.embed_tokens.weight"

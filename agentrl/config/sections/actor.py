@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agentrl.config.registries import POLICY_BACKENDS
-from agentrl.config.rules import ConflictsWith, Names, OnlyWith
+from agentrl.config.registries import POLICY_BACKENDS, POLICY_LOSSES
+from agentrl.config.rules import ConflictsWith, Names, OnlyWith, ReadBy
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import KLType, LossAggMode, PolicyLossConfig
 from agentrl.config.sections.model import ModelConfig
@@ -16,6 +16,11 @@ from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, FSDPConfig,
 from agentrl.config.sections.rollout import TrainingRolloutConfig
 from agentrl.config.sections.rollouts import PolicyConfig
 from agentrl.config.sections.trainer import CheckpointConfig
+
+
+def clips(name: str) -> ReadBy:
+    """Make the rule of one of the clip bounds."""
+    return ReadBy(POLICY_LOSSES, "policy_loss.loss_mode=vanilla or gspo", lambda declared: name in declared.keys)
 
 
 class ActorConfig(Section):
@@ -31,6 +36,7 @@ class ActorConfig(Section):
     result."""
     clip_ratio: Annotated[
         float | None,
+        clips("clip_ratio"),
         ConflictsWith(
             "clip_ratio_low",
             "clip_ratio_high",
@@ -38,11 +44,14 @@ class ActorConfig(Section):
         ),
     ] = Field(None, gt=0)
     """Both clip bounds at once. With none of the three set: 0.2."""
-    clip_ratio_low: float | None = Field(None, gt=0)
+    clip_ratio_low: Annotated[float | None, clips("clip_ratio_low")] = Field(None, gt=0)
     """The ratio is clipped from below at 1 - this; null: 0.2."""
-    clip_ratio_high: float | None = Field(None, gt=0)
+    clip_ratio_high: Annotated[float | None, clips("clip_ratio_high")] = Field(None, gt=0)
     """The ratio is clipped from above at 1 + this; null: 0.2."""
-    clip_ratio_c: Annotated[float, OnlyWith("policy_loss.loss_mode=vanilla")] = Field(3.0, gt=1)
+    clip_ratio_c: Annotated[
+        float,
+        ReadBy(POLICY_LOSSES, "policy_loss.loss_mode=vanilla", lambda declared: "clip_ratio_c" in declared.keys),
+    ] = Field(3.0, gt=1)
     """Dual-clip bound for negative advantages (arXiv:1912.09729)."""
     loss_agg_mode: LossAggMode = "token-mean"
     entropy_coeff: float = 0.0

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl.config.rules import OnlyWith
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
+from agentrl.config.rules import Names, OnlyWith, ReadBy
 from agentrl.config.section import Section
-
-NEEDS_CRITIC = ("gae",)
-"""Advantage estimators that need values."""
-GROUP_ESTIMATORS = ("grpo", "grpo_turn", "rloo", "opo")
-"""Advantage estimators that compare the trajectories of a prompt."""
 
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KLType = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
@@ -21,8 +17,10 @@ KLType = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 class PolicyLossConfig(Section):
     """`actor_rollout_ref.actor.policy_loss.*`"""
 
-    loss_mode: Literal["vanilla", "gspo"] = "vanilla"
+    loss_mode: Annotated[str, Names(POLICY_LOSSES, options="options")] = "vanilla"
     """vanilla: PPO's clipped ratio by token; gspo: by sequence (arXiv:2507.18071)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a loss of yours that takes some."""
 
 
 class KLCtrlConfig(Section):
@@ -40,7 +38,14 @@ class KLCtrlConfig(Section):
 class FilterGroupsConfig(Section):
     """`algorithm.filter_groups.*`"""
 
-    enable: Annotated[bool, OnlyWith(f"algorithm.adv_estimator={' or '.join(GROUP_ESTIMATORS)}")] = True
+    enable: Annotated[
+        bool,
+        ReadBy(
+            ADVANTAGE_ESTIMATORS,
+            "algorithm.adv_estimator=grpo or grpo_turn or rloo or opo",
+            lambda declared: declared.compares_group,
+        ),
+    ] = True
     """Save the policy's update the work on sequences without advantage, as those of groups whose rewards are all equal.
     It changes no weight: mini-batches, denominators and the number of optimizer steps are those of the whole batch, and
     with KL loss or entropy bonus nothing is left out. No prompts are sampled anew in their place (DAPO)."""
@@ -49,12 +54,28 @@ class FilterGroupsConfig(Section):
 class AlgorithmConfig(Section):
     """`algorithm.*`"""
 
-    adv_estimator: Literal["grpo", "gae", "rloo", "reinforce_plus_plus", "opo", "grpo_turn"] = "grpo"
-    gamma: Annotated[float, OnlyWith("adv_estimator=gae or reinforce_plus_plus")] = Field(1.0, ge=0, le=1)
+    adv_estimator: Annotated[str, Names(ADVANTAGE_ESTIMATORS, options="adv_options")] = "grpo"
+    adv_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of an estimator of yours that takes some."""
+    gamma: Annotated[
+        float,
+        ReadBy(
+            ADVANTAGE_ESTIMATORS, "adv_estimator=gae or reinforce_plus_plus", lambda declared: "gamma" in declared.keys
+        ),
+    ] = Field(1.0, ge=0, le=1)
     """Discount of the rewards of later tokens."""
-    lam: Annotated[float, OnlyWith("adv_estimator=gae")] = Field(1.0, ge=0, le=1)
+    lam: Annotated[
+        float, ReadBy(ADVANTAGE_ESTIMATORS, "adv_estimator=gae", lambda declared: "lam" in declared.keys)
+    ] = Field(1.0, ge=0, le=1)
     """Lambda of generalised advantage estimation (arXiv:1506.02438)."""
-    norm_adv_by_std_in_grpo: Annotated[bool, OnlyWith("adv_estimator=grpo or grpo_turn")] = True
+    norm_adv_by_std_in_grpo: Annotated[
+        bool,
+        ReadBy(
+            ADVANTAGE_ESTIMATORS,
+            "adv_estimator=grpo or grpo_turn",
+            lambda declared: "norm_adv_by_std_in_grpo" in declared.keys,
+        ),
+    ] = True
     """False: Dr. GRPO (arXiv:2503.20783)."""
     use_kl_in_reward: bool = False
     kl_penalty: Annotated[KLType, OnlyWith("use_kl_in_reward=true")] = "kl"

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from agentrl.config.rules import ConflictsWith, Needs, OnlyWith
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS
+from agentrl.config.rules import ConflictsWith, Needs, OnlyWith, ReadBy
 from agentrl.config.section import Section
 
 Loggers = Annotated[
@@ -92,7 +93,9 @@ class TrainerConfig(RunConfig, RolloutsTrainerConfig):
     val_only: Annotated[bool, Needs("data.val_files")] = False
     """Validate the policy of the checkpoint that is resumed from, or of the start, and train nothing."""
     max_actor_ckpt_to_keep: int | None = Field(2, gt=0)
-    critic_warmup: Annotated[int, OnlyWith("algorithm.adv_estimator=gae")] = Field(0, ge=0)
+    critic_warmup: Annotated[
+        int, ReadBy(ADVANTAGE_ESTIMATORS, "algorithm.adv_estimator=gae", lambda declared: "values" in declared.columns)
+    ] = Field(0, ge=0)
     """Steps in which only the critic learns."""
     save_trajectories: Literal["all", "val", "none"] = "all"
     show_trajectory_freq: int = 10

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from agentrl.config.rules import OnlyWith
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS
+from agentrl.config.rules import OnlyWith, ReadBy
 from agentrl.config.sections.actor import ActorRolloutRefConfig, CriticConfig
 from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.config.sections.data import DataConfig
@@ -18,7 +19,10 @@ class Config(RolloutsConfig):
 
     data: DataConfig = DataConfig()
     actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
-    critic: Annotated[CriticConfig, OnlyWith("algorithm.adv_estimator=gae")] = CriticConfig()
+    critic: Annotated[
+        CriticConfig,
+        ReadBy(ADVANTAGE_ESTIMATORS, "algorithm.adv_estimator=gae", lambda declared: "values" in declared.columns),
+    ] = CriticConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()

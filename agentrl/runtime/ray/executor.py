@@ -7,6 +7,7 @@ rank loads the sequences that it works on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 import torch
@@ -81,15 +82,19 @@ class RayRanks(Generic[Worker]):
     def __init__(self, pool: RankPool, role: Role[Worker]) -> None:
         self._pool, self._role = pool, role
 
-    def add_column(
-        self, field: Field, method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Metrics]], batch: Batch
+    def add_columns(
+        self,
+        fields: Sequence[Field],
+        method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Metrics]],
+        batch: Batch,
     ) -> tuple[Batch, Metrics]:
         stored, copies = _stored(batch), self._role.copies
         parts = shares(stored.lengths.tolist(), self._pool.ranks // copies)
         handed = [stored.select(part) for part in parts for _ in range(copies)]
         answers = self._pool.column(self._role.name, method.__name__, handed)[::copies]
         column = stored.column((ref, part) for (ref, _), part in zip(answers, parts, strict=True))
-        return batch.with_fields(**{field: column}), reduce_metrics([metrics for _, metrics in answers])
+        columns = {field: replace(column, place=place) for place, field in enumerate(fields)}
+        return batch.with_fields(**columns), reduce_metrics([metrics for _, metrics in answers])
 
     def metrics(self, method: Callable[Concatenate[Worker, P], Metrics], *args: P.args, **kwargs: P.kwargs) -> Metrics:
         return reduce_metrics(self.every(method, *args, **kwargs))

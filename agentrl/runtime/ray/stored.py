@@ -51,6 +51,8 @@ class Column:
     """One field for the tokens of a `StoredBatch`, in pieces."""
 
     pieces: tuple[Piece, ...]
+    place: int = 0
+    """Where the pieces hold [tokens, k]: which of the k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class StoredBatch:
         if not len(self):  # the row that stands in is in no column that was made without it
             return batch.select([]).with_fields(**dict.fromkeys(self.columns, torch.zeros(0)))
         for name, column in self.columns.items():
-            batch = batch.with_fields(**{name: _tokens(_found(column.pieces, wanted), batch)})
+            batch = batch.with_fields(**{name: _tokens(_found(column.pieces, wanted), column.place, batch)})
         return batch
 
 
@@ -186,12 +188,12 @@ def _view(arrays: Arrays) -> RaggedBatch:
         return RaggedBatch(**tensors)
 
 
-def _tokens(found: list[tuple[Arrays, torch.Tensor, torch.Tensor]], batch: RaggedBatch) -> torch.Tensor:
-    """[T, ...]: a column in the order of `batch`."""
-    values = found[0][0]["values"]
-    column = torch.from_numpy(np.empty((batch.num_tokens, *values.shape[1:]), values.dtype))
+def _tokens(found: list[tuple[Arrays, torch.Tensor, torch.Tensor]], place: int, batch: RaggedBatch) -> torch.Tensor:
+    """Put a column [T] into the order of `batch`; see `Column.place`."""
+    column = torch.from_numpy(np.empty(batch.num_tokens, found[0][0]["values"].dtype))
     for arrays, here, there in found:
         lengths = batch.lengths[there]
         source = token_places(torch.from_numpy(arrays["offsets"].copy())[here], lengths)
-        column[token_places(batch.offsets[there], lengths)] = torch.from_numpy(arrays["values"][source.numpy()])
+        values = arrays["values"] if arrays["values"].ndim == 1 else arrays["values"][:, place]
+        column[token_places(batch.offsets[there], lengths)] = torch.from_numpy(values[source.numpy()])
     return column

@@ -1,0 +1,68 @@
+"""What estimators and policy losses are given, and what they return. See the package on T, N, offsets and mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatorColumns:
+    """A step's tokens, as an advantage estimator sees them. The optional columns are there if declared."""
+
+    rewards: Tensor  # [T] float32, each on a policy token
+    mask: Tensor  # [T] bool
+    offsets: Tensor  # [N + 1] int64
+    group: Tensor  # [N] int64, the prompt
+    trajectory: Tensor  # [N] int64, sequences of one trajectory share it
+    turn: Tensor  # [T] int32, index of the assistant turn in its trajectory's turns; -1 where mask is False
+    version: Tensor  # [T] int32, of the weights that sampled the token; -1 where mask is False
+    old_logprobs: Tensor  # [T] float32, the policy's before the update
+    rollout_logprobs: Tensor  # [T] float32, the engine's
+    n: int
+    """Trajectories that were asked for of each prompt; those that failed are not here."""
+    ref_logprobs: Tensor | None = None  # [T] float32, the reference policy's
+    values: Tensor | None = None  # [T] float32, the critic's, of the state before each token
+    entropy: Tensor | None = None  # [T] float32 in nats, of the policy before the update
+    squared_probs: Tensor | None = None  # [T] float32, sum over the vocabulary of its squared probabilities
+
+
+class Advantages(NamedTuple):
+    """What an estimator returns; entries where mask is False do not count."""
+
+    advantages: Tensor  # [T] float
+    returns: Tensor  # [T] float, what a critic learns
+
+
+@dataclass(frozen=True, slots=True)
+class LossColumns:
+    """A micro-batch, as a policy loss sees it. The optional columns are there if declared.
+
+    Float columns are 0 where mask is False. `logprobs`, `entropy` and `squared_probs` carry the gradient.
+    """
+
+    logprobs: Tensor  # [T] float32, the policy's
+    old_logprobs: Tensor  # [T] float32, the proximal policy's: before the update
+    rollout_logprobs: Tensor  # [T] float32, the engine's: the policy that sampled
+    advantages: Tensor  # [T] float32
+    mask: Tensor  # [T] bool
+    offsets: Tensor  # [N + 1] int64
+    turn: Tensor  # [T] int32, index of the assistant turn in its trajectory's turns; -1 where mask is False
+    version: Tensor  # [T] int32, of the weights that sampled the token; -1 where mask is False
+    ref_logprobs: Tensor | None = None  # [T] float32, the reference policy's
+    entropy: Tensor | None = None  # [T] float32 in nats
+    squared_probs: Tensor | None = None  # [T] float32, sum over the vocabulary of the squared probabilities
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """What a policy loss returns; entries where mask is False do not count."""
+
+    by_token: Tensor  # [T] float with gradient; see `aggregate` for how it becomes a scalar
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    """By metric, without `actor/`: scalars without gradient, e.g. counts of tokens. Each is added up over the update
+    and divided by the number of policy tokens whose advantage is not 0."""

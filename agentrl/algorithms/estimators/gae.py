@@ -1,0 +1,36 @@
+"""Generalised advantage estimation, as PPO uses it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from agentrl.algorithms.columns import Advantages, EstimatorColumns
+from agentrl.algorithms.groups import Groups
+from agentrl.algorithms.ragged import masked_whiten, suffix_sums
+from agentrl.config.declaration import declare
+
+if TYPE_CHECKING:
+    from agentrl.config.sections.algorithm import AlgorithmConfig
+
+
+@declare("values", keys=("gamma", "lam"))
+def gae(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
+    """Generalised advantage estimation (arXiv:1506.02438, eq. 16), whitened over the batch's policy tokens.
+
+    delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  returns = A + V before whitening.
+    t counts policy tokens only: the token after the last one before a tool answer is the first one behind it, so
+    neither values nor discounts of observed tokens enter.
+    """
+    assert columns.values is not None, "declared"
+    order, offsets = Groups.of(columns).policy_order(columns)
+    values = columns.values[order].double()
+    following = torch.cat([values[1:], values.new_zeros(1)])[: len(values)]
+    following[offsets[1:][offsets.diff() > 0] - 1] = 0.0
+    delta = columns.rewards[order].double() + config.gamma * following - values
+    raw = torch.zeros(len(columns.mask), dtype=torch.float64, device=values.device)
+    raw[order] = suffix_sums(delta, offsets, config.gamma * config.lam)
+    returns = torch.zeros_like(raw)
+    returns[order] = raw[order] + values
+    return Advantages(masked_whiten(raw, columns.mask), returns)

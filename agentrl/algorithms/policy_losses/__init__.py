@@ -1,0 +1,1 @@
+"""The built-in policy losses, one a file."""

@@ -1,0 +1,19 @@
+"""The clipped surrogate that losses with an importance ratio share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are clamped to this on both sides before exp."""
+
+
+def clipped_loss(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Return ([T] max(-A r, -A clip(r, 1 - low, 1 + high)), [T] bool: the clipped one is larger).
+
+    ratio [T] float with gradient, advantages [T] float.
+    """
+    free = -advantages * ratio
+    bounded = -advantages * ratio.clamp(1 - low, 1 + high)
+    return torch.maximum(free, bounded), bounded > free

@@ -1,0 +1,47 @@
+"""What an algorithm says of itself where it is defined, read before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+Score = Literal["entropy", "squared_probs"]
+"""Of the distribution that a token was drawn from, given by the pass that computes log-probs."""
+Extra = Score | Literal["ref_logprobs", "values"]
+"""Columns that are computed only for algorithms that declare them."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What an algorithm needs beside the basic columns."""
+
+    columns: frozenset[Extra] = frozenset()
+    """Columns that it is given; the others are None. `values` makes a critic, `ref_logprobs` a reference policy."""
+    keys: frozenset[str] = frozenset()
+    """Keys of its config section (`algorithm`, `actor_rollout_ref.actor`) that it reads. With an algorithm that
+    does not read a key that only some do, the key is refused, as it would have no effect."""
+    compares_group: bool = False
+    """An estimator: advantages are relative to the other trajectories of the prompt, so that a group of equal rewards
+    has none (see algorithm.filter_groups)."""
+
+
+def declare(
+    *columns: Extra, keys: tuple[str, ...] = (), compares_group: bool = False
+) -> Callable[[Function], Function]:
+    """Decorate an estimator or a policy loss with its `Declaration`; one without needs nothing more."""
+    declaration = Declaration(frozenset(columns), frozenset(keys), compares_group)
+
+    def decorate(function: Function) -> Function:
+        function.declaration = declaration  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def declaration_of(algorithm: object) -> Declaration:
+    """Return what an estimator or a policy loss declares."""
+    found = getattr(algorithm, "declaration", None)
+    return found if isinstance(found, Declaration) else Declaration()
