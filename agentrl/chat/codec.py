@@ -21,7 +21,10 @@ CACHED_LENGTH = 48
 
 
 class Codec:
-    """Encodes with a Hugging Face tokenizer, without its post-processing (no BOS or EOS is added)."""
+    """Encodes with a Hugging Face tokenizer, without its post-processing (no BOS or EOS is added).
+
+    The tokenizer is Any: transformers declares unions of strings, ids and lists where each call here gives one of them.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer

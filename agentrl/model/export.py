@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.model.heads import Params, PolicyModel
 from agentrl.parallel.collectives import rank
@@ -17,7 +16,9 @@ ADAPTER = "adapter"
 """Name of the adapters' folder within the model's."""
 
 
-def export_model(model: PolicyModel, params: Params, dtype: torch.dtype, directory: Path, tokenizer: Any) -> None:
+def export_model(
+    model: PolicyModel, params: Params, dtype: torch.dtype, directory: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Write `model` with all its parameters `params` in `dtype`, its config and the tokenizer.
 
     Adapters are merged, and also written in peft's format, into `adapter/`. Every rank must call it.
