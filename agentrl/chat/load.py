@@ -84,7 +84,7 @@ def make_format(codec: Codec, name: str, template_kwargs: dict[str, Any], *, own
 
 
 def detect_format(template: str) -> str:
-    """The call format most of whose signs a chat template has, all of its own; `none` when it has no format's."""
+    """Choose the call format all of whose signs occur in a template, the one with most signs; `none` without any."""
     found: dict[str, int] = {}
     for name in CALL_FORMATS.names():
         calls = CALL_FORMATS.get(name)

@@ -54,7 +54,7 @@ class Slice:
         return self.sum_over_ranks(row[: self.size])
 
     def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum `values` [*], which are zero except at this rank's tokens, over the ranks. Differentiable."""
+        """Sum values [T] or [S, T], zero except at this rank's tokens, over the ranks. Differentiable."""
         return values if self.group is None else _SumOverRanks.apply(values, self.group)
 
     def attention(self, whole: AttentionLayout) -> AttentionLayout:
@@ -95,6 +95,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, entries: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """Exchange entries [R, *] of R ranks -> [R, *]."""
         ctx.group = group
         taken = torch.empty_like(entries, memory_format=torch.contiguous_format)
         dist.all_to_all_single(taken, entries.contiguous(), group=group)
@@ -102,6 +103,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Exchange the gradient [R, *] back."""
         return _Exchange.forward(ctx, grad, ctx.group), None
 
 
@@ -110,10 +112,12 @@ class _SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """Sum values [T] over the ranks -> [T], or [S, T] alike."""
         total = values.clone()
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Pass on the gradient [T], or [S, T], as it is."""
         return grad, None

@@ -219,7 +219,7 @@ class FamilyFormat:
 
 
 def _shared_format(family: str) -> CallFormat | None:
-    """The call format that claims the family, if one does."""
+    """Find the call format that claims the family; None where none does."""
     formats = (CALL_FORMATS.get(name) for name in CALL_FORMATS.names())
     return next((format for format in formats if isinstance(format, CallFormat) and family in format.families), None)
 

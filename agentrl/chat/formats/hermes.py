@@ -19,7 +19,7 @@ def json_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
 
 
 def json_call(value: Any) -> Found:
-    """The call that a JSON value is."""
+    """Read a call from a parsed JSON value."""
     if not isinstance(value, dict):
         return Found(error=f"the call must be a JSON object, not {type(value).__name__}")
     id = value.get("id")

@@ -44,13 +44,13 @@ class CallFormat:
     close: str
     """Marker behind a call. Empty: a call ends with the message."""
     body: BodyParser
-    """Reads what stands between the markers, in time linear in its length; a broken call is a Found with its error."""
+    """Reads the text between the markers in time linear in its length. A broken call is a Found with its error."""
     group: tuple[str, ...] = ()
-    """The markers around a group of calls, if there are any; they carry nothing."""
+    """Markers around a group of calls, if there are any; they are dropped."""
     is_call: Callable[[str], bool] = _never
-    """Says whether a whole message, without the blanks around it, is or tries to be a call. Only without `open`."""
+    """True for a whole message, stripped of blanks, that is or tries to be a call. Only without `open`."""
     signs: tuple[str, ...] = ()
-    """Texts that a chat template with such calls has, all of them; none: never chosen by `auto`."""
+    """Texts that a chat template with such calls has, all of them. Empty: never chosen by `auto`."""
     families: tuple[str, ...] = ()
     """Families of the `renderers` package whose calls are read by this format rather than by their own parser, which
     takes quadratic time for some broken calls, and does not say what is wrong with them."""

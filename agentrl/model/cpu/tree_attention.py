@@ -34,6 +34,7 @@ class TreeAttention(torch.autograd.Function):
         layout: PackedLayout,
         scale: float,
     ) -> torch.Tensor:
+        """Attend: query [H, P, D], key and value [K, P, D], sinks [H] or None -> [P, H, D]."""
         rule = Rule(scale)
         q, k, v = _by_kv_head(query, key, value)
         kv_heads, groups, size, _ = q.shape
@@ -57,6 +58,7 @@ class TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        """Gradients of query [H, P, D], key and value [K, P, D] and sinks [H] from that of the output, [P, H, D]."""
         query, key, value, sinks, output, lse = ctx.saved_tensors
         q, k, v = _by_kv_head(query, key, value)
         out, total = output.permute(1, 2, 0, 3), lse.permute(1, 2, 0)
