@@ -15,12 +15,11 @@ def train(config: Config, display: Display) -> dict[str, float]:
     # Imported late, so that --help and config errors do not wait for torch.
     from agentrl.quickstart.assets import with_quickstart
     from agentrl.trainer.build import build
-    from agentrl.trainer.grpo import Trainer
 
     config = with_quickstart(config, display)
-    with build(config, display) as parts:
-        metrics = Trainer(parts).fit()
-        display.note(f"done: {parts.dir} holds metrics.jsonl, reward.png, trajectories/, checkpoints/ and policy/")
+    with build(config, display) as trainer:
+        metrics = trainer.fit()
+        display.note(f"done: {trainer.dir} holds metrics.jsonl, reward.png, trajectories/, checkpoints/ and policy/")
     return metrics
 
 

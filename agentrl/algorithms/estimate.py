@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl.algorithms.advantages import compute_advantages, group_counts, zero_advantage_sequences
-from agentrl.algorithms.kl import KLController, apply_kl_to_rewards, logprob_gap
+from agentrl.algorithms.kl import apply_kl_to_rewards, logprob_gap
 from agentrl.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -24,21 +24,21 @@ class Estimate:
     metrics: dict[str, float]
     zero_advantage: list[int]
     """See `zero_advantage_sequences`."""
-    controller: dict[str, float]
-    """The state that the KL controller has now."""
+    kl: float
+    """The KL to the reference, mean over sequences, that was taken off the rewards; 0 where none was."""
 
 
 def estimate(
     batch: RaggedBatch,
     config: AlgorithmConfig,
     n: int,
-    controller: KLController | None,
+    kl_coef: float | None,
     further_rewards: Mapping[int, float] | None = None,
 ) -> tuple[dict[str, torch.Tensor], Estimate]:
     """The columns advantages, returns and rewards [T] float32: with `further_rewards` (see `add_rewards`), and with a
-    `controller` less the KL to the reference. `n`: trajectories that were asked for of each prompt.
+    `kl_coef` less so much of the KL to the reference. `n`: trajectories that were asked for of each prompt.
 
-    Needs old_logprobs, with a controller ref_logprobs, and what the estimator needs (see `compute_advantages`).
+    Needs old_logprobs, with `kl_coef` ref_logprobs, and what the estimator needs (see `compute_advantages`).
     Raises TrainingError when rewards, or the KL in them, are not finite.
     """
     assert batch.old_logprobs is not None, "the policy's log-probs come first"
@@ -47,16 +47,16 @@ def estimate(
     if further_rewards is not None:
         batch = replace(batch, rewards=add_rewards(batch, further_rewards))
     check_rewards(batch)
-    if controller is not None:
-        batch, kl_metrics = apply_kl_to_rewards(batch, config.kl_penalty, controller)
+    kl = 0.0
+    if kl_coef is not None:
+        batch, kl = apply_kl_to_rewards(batch, config.kl_penalty, kl_coef)
         check_rewards(batch)
-        metrics |= kl_metrics
+        metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": kl_coef}
     batch = compute_advantages(batch, config, n)
     metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch, n).items()}
     assert batch.advantages is not None and batch.returns is not None
     columns = {"advantages": batch.advantages, "returns": batch.returns, "rewards": batch.rewards}
-    state = {} if controller is None else controller.state_dict()
-    return columns, Estimate(metrics, zero_advantage_sequences(batch), state)
+    return columns, Estimate(metrics, zero_advantage_sequences(batch), kl)
 
 
 def add_rewards(batch: RaggedBatch, rewards: Mapping[int, float]) -> torch.Tensor:

@@ -91,14 +91,12 @@ class AdaptiveKLController:
         self.coef = state["coef"]
 
 
-def apply_kl_to_rewards(
-    batch: RaggedBatch, kind: Kind, controller: KLController
-) -> tuple[RaggedBatch, dict[str, float]]:
-    """Subtract coef * KL(old policy || reference) from the reward of every policy token, then update the controller.
+def apply_kl_to_rewards(batch: RaggedBatch, kind: Kind, coef: float) -> tuple[RaggedBatch, float]:
+    """Subtract coef * KL(old policy || reference) from the reward of every policy token.
 
-    r_t - coef * kl_t (arXiv:1909.08593, eq. 2, by token). Needs `old_logprobs` and `ref_logprobs`. Metrics:
-    actor/reward_kl_penalty, the mean over sequences of their mean over policy tokens, which steers the controller, and
-    actor/reward_kl_penalty_coeff, the coefficient used here. Raises TrainingError when the KL is not finite.
+    r_t - coef * kl_t (arXiv:1909.08593, eq. 2, by token). Needs `old_logprobs` and `ref_logprobs`. Returns the
+    batch and the KL that steers controllers, the mean over sequences of their mean over policy tokens. Raises
+    TrainingError when the KL is not finite.
     """
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None, "both log-probs come first"
     kl = torch.where(batch.mask, kl_penalty(batch.old_logprobs, batch.ref_logprobs, kind), 0.0)
@@ -113,10 +111,7 @@ def apply_kl_to_rewards(
     counts = segment_sum(batch.mask.to(kl.dtype), batch.offsets)
     by_sequence = segment_sum(kl, batch.offsets) / counts.clamp(min=1)
     mean = masked_mean(by_sequence, counts > 0).item()
-    metrics = {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": controller.coef}
-    rewards = batch.rewards - controller.coef * kl
-    controller.update(mean, len(batch))
-    return replace(batch, rewards=rewards), metrics
+    return replace(batch, rewards=batch.rewards - coef * kl), mean
 
 
 def logprob_gap(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
@@ -20,44 +19,18 @@ from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
 from agentrl.rollouts.build import open_rollouts, send_first_weights
 from agentrl.rollouts.context import ContextParts, build_tools, load_chat, open_data, reading_of, show_first_prompts
-from agentrl.rollouts.source import TakingTurns, TrajectorySource
+from agentrl.rollouts.source import TakingTurns
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import check_profile_steps
 from agentrl.runtime.ray.session import ray_session
+from agentrl.trainer.grpo import Trainer
 from agentrl.trainer.run_folder import RunFolder
-from agentrl.trajectory.sample import Sample
-from agentrl.workers.roles import Workers, open_workers, processes
-
-
-@dataclass(slots=True)
-class Parts:
-    """What the training loop works with."""
-
-    config: Config
-    display: Display
-    folder: RunFolder
-    chat: Chat
-    val_data: ParquetDataset | None
-    source: TrajectorySource
-    workers: Workers
-    kl_controller: KLController | None
-    checkpoints: CheckpointManager
-    tracker: Tracker
-    total_steps: int
-
-    @property
-    def dir(self) -> Path:
-        """The run's folder."""
-        return self.folder.path
-
-    def val_samples(self) -> list[Sample]:
-        """All validation rows."""
-        return [self.val_data[index] for index in range(len(self.val_data))] if self.val_data is not None else []
+from agentrl.workers.roles import open_workers, processes
 
 
 @contextmanager
-def build(config: Config, display: Display) -> Iterator[Parts]:
-    """Check and make everything, cheapest checks first; free it at the end.
+def build(config: Config, display: Display, kind: type[Trainer] = Trainer) -> Iterator[Trainer]:
+    """Check and make everything, cheapest checks first; free it at the end. `kind`: the class of the training loop.
 
     Raises UserError before the first step for whatever cannot work.
     """
@@ -91,18 +64,18 @@ def build(config: Config, display: Display) -> Iterator[Parts]:
         rollouts = stack.enter_context(opened)
         if rollout.server_urls is not None or model.lora_adapter_path is not None:
             send_first_weights(config, rollouts, workers.policy.weights(), display)
-        yield Parts(
-            config=config,
-            display=display,
-            folder=folder,
-            chat=chat,
-            val_data=val_data,
+        yield kind(
+            config,
             source=TakingTurns(config, loader, rollouts),
             workers=workers,
             kl_controller=build_kl_controller(config),
             checkpoints=build_checkpoints(config, run_dir, store, display),
             tracker=tracker,
+            folder=folder,
+            chat=chat,
+            validation=val_data,
             total_steps=total_steps,
+            display=display,
         )
 
 

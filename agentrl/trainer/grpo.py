@@ -38,40 +38,63 @@ from typing import Any
 
 from agentrl.algorithms.declared import declared_by_estimator
 from agentrl.algorithms.estimate import estimate
+from agentrl.algorithms.kl import KLController
+from agentrl.chat import Chat
 from agentrl.checkpoint.export import export_policy
+from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.recovery import Continuation
-from agentrl.config import config_to_dict
+from agentrl.config import Config, config_to_dict
+from agentrl.data.dataset import ParquetDataset
 from agentrl.errors import TrainingError, WorkerDied
+from agentrl.observe.display import Display
 from agentrl.observe.metrics import step_metrics
 from agentrl.observe.plot import plot
+from agentrl.observe.tracking import Tracker
+from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.profiler import profile_of
-from agentrl.trainer.build import Parts
 from agentrl.trainer.model_scores import trained_on, with_model_scores
+from agentrl.trainer.run_folder import RunFolder
 from agentrl.trainer.validation import validate
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.batch import Sequences
 from agentrl.trajectory.collate import left_out
 from agentrl.workers.groups import TrainableGroup
+from agentrl.workers.roles import Workers
 
 Metrics = dict[str, float]
 
 
 class Trainer:
-    """Runs `parts` from the newest checkpoint, or from the start, to the last step."""
+    """The training loop of a run, from the newest checkpoint, or from the start, to the last step."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.config = parts.config
-        self.display = parts.display
+    def __init__(
+        self,
+        config: Config,
+        *,
+        source: TrajectorySource,
+        workers: Workers,
+        kl_controller: KLController | None,
+        checkpoints: CheckpointManager,
+        tracker: Tracker,
+        folder: RunFolder,
+        chat: Chat,
+        validation: ParquetDataset | None,
+        total_steps: int,
+        display: Display,
+    ) -> None:
+        """validation: the rows that are validated on; None: the run does not validate."""
+        self.config, self.display = config, display
+        self.source, self.workers, self.kl_controller = source, workers, kl_controller
+        self.checkpoints, self.tracker, self.folder, self.dir = checkpoints, tracker, folder, folder.path
+        self.chat, self.validation, self.total_steps = chat, validation, total_steps
         self.step = 0
-        restart = parts.workers.executor.restart
-        self.continuation = Continuation(self.config.trainer, restart, parts.checkpoints, parts.display)
+        self.continuation = Continuation(config.trainer, workers.executor.restart, checkpoints, display)
         self.seconds: Metrics = {}
         self.first = self.state()
 
     def fit(self) -> Metrics:
         """Train and return the last validation's metrics (empty without validation)."""
-        config, total = self.config.trainer, self.parts.total_steps
+        config, total = self.config.trainer, self.total_steps
         validation: Metrics = {}
         self.resume()
         if config.val_only or (self.step == 0 and config.val_before_train):
@@ -84,7 +107,7 @@ class Trainer:
                 done = self.step
                 try:
                     if done == total:
-                        self.parts.checkpoints.settle()
+                        self.checkpoints.settle()
                         self.export()
                         return validation
                     self.step += 1
@@ -95,14 +118,14 @@ class Trainer:
                     if "console" in config.logger:
                         self.display.step(self.step, total, metrics)
                     self.log(metrics)
-                    self.parts.checkpoints.settle(wait=False)
+                    self.checkpoints.settle(wait=False)
                     if due(config.save_freq, self.step, total):
                         self.save()
                 except WorkerDied as death:
                     self.go_back(death)
                 except Exception:
                     with suppress(Exception):  # the error that ended the run is the one to tell
-                        self.parts.checkpoints.settle()
+                        self.checkpoints.settle()
                     raise
                 stage.advance(self.step - done)
 
@@ -121,27 +144,26 @@ class Trainer:
         """
 
         def go_back_to(path: Path | None) -> None:
-            self.parts.source.revive()
+            self.source.revive()
             self.begin_again() if path is None else self.load(path)
             if not self.config.trainer.val_only:
-                self.parts.tracker.truncate_after(self.step)
+                self.tracker.truncate_after(self.step)
 
         death = self.continuation.after(death, go_back_to)
         self.display.warn(f"{death}; new workers go on after step {self.step}")
 
     def begin_again(self) -> None:
         """Everything as it was when this process began from no checkpoint, with workers that are new."""
-        parts = self.parts
         self.step = 0
-        parts.source.load_state(self.first)
-        if parts.kl_controller is not None:
-            parts.kl_controller.load_state_dict(self.first["kl_controller"])
-        parts.source.publish(parts.workers.policy.weights(), 0)
+        self.source.load_state(self.first)
+        if self.kl_controller is not None:
+            self.kl_controller.load_state_dict(self.first["kl_controller"])
+        self.source.publish(self.workers.policy.weights(), 0)
 
     def train_step(self) -> Metrics:
         """One step: rollouts, log-probs, advantages, update, weights to the engine."""
-        parts, algorithm = self.parts, self.config.algorithm
-        workers = parts.workers
+        algorithm = self.config.algorithm
+        workers = self.workers
         metrics = {name: spent for name, spent in self.seconds.items() if name == "time/save"}  # after the step before
         self.seconds = {}
         began = time.perf_counter()
@@ -149,14 +171,14 @@ class Trainer:
         frequency = self.config.trainer.show_trajectory_freq
         with self.timed("rollout", shown=False):
             show = frequency > 0 and (self.step - 1) % frequency == 0
-            rollout = parts.source.next_batch(self.step, show=show)
-        metrics |= parts.source.metrics()
-        parts.source.rest()
+            rollout = self.source.next_batch(self.step, show=show)
+        metrics |= self.source.metrics()
+        self.source.rest()
         self.show(rollout.shown, "train")
         outlines, further_rewards = rollout.outlines, None
-        if parts.workers.reward_model is not None:
+        if workers.reward_model is not None:
             with self.timed("reward_model"):
-                outlines = with_model_scores(parts, rollout)
+                outlines = with_model_scores(self.config.reward_model, workers, self.source, rollout)
             further_rewards = {number: outline.model_reward for number, outline in enumerate(outlines)}
         self.check_failures(outlines)
         metrics |= step_metrics(
@@ -179,17 +201,18 @@ class Trainer:
                 batch = workers.critic.values(batch)
 
         with self.timed("advantages"):
-            arguments = (algorithm, self.config.actor_rollout_ref.rollout.n, parts.kl_controller, further_rewards)
-            batch, found = workers.executor.compute(estimate, batch, *arguments)
+            n, controller = self.config.actor_rollout_ref.rollout.n, self.kl_controller
+            kl_coef = None if controller is None else controller.coef
+            batch, found = workers.executor.compute(estimate, batch, algorithm, n, kl_coef, further_rewards)
         metrics |= found.metrics
-        if parts.kl_controller is not None:
-            parts.kl_controller.load_state_dict(found.controller)
+        if controller is not None:
+            controller.update(found.kl, len(batch))
         filtered = algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
         updated = False
         if len(batch):
             updated, update_metrics = self.update(batch, found.zero_advantage if filtered else [])
             metrics |= update_metrics
-        if updated or parts.source.needs_weights:
+        if updated or self.source.needs_weights:
             metrics |= self.publish()
 
         seconds = time.perf_counter() - began
@@ -200,7 +223,7 @@ class Trainer:
 
         zero_advantage: sequences that the policy need not go over where they teach it nothing.
         """
-        workers = self.parts.workers
+        workers = self.workers
         metrics: Metrics = {}
         updated = self.step > self.config.trainer.critic_warmup
         if workers.critic is not None:
@@ -213,9 +236,8 @@ class Trainer:
 
     def publish(self) -> Metrics:
         """The policy's weights to the engine."""
-        parts = self.parts
         with self.timed("sync_weights"):
-            report = parts.source.publish(parts.workers.policy.weights(), self.step)
+            report = self.source.publish(self.workers.policy.weights(), self.step)
         return {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
 
     def check_failures(self, outlines: list[Outline]) -> None:
@@ -231,19 +253,21 @@ class Trainer:
 
     def validate(self) -> Metrics:
         """Validate and show. Empty when there is no validation data."""
-        if self.parts.val_data is None:
+        if self.validation is None:
             return {}
+        samples = [self.validation[index] for index in range(len(self.validation))]
         with self.timed("validation", shown=False):
-            metrics, shown = validate(self.parts, self.step, show=self.config.trainer.show_trajectory_freq > 0)
+            show = self.config.trainer.show_trajectory_freq > 0
+            metrics, shown = validate(self.config, samples, self.source, self.workers, self.step, show=show)
         self.show(shown, "val")
         self.display.validation(self.step, metrics)
         return metrics | {"time/validation": self.seconds["time/validation"]}
 
     def log(self, metrics: Metrics) -> None:
         """One line of metrics a step, and the plot whenever validation is in it."""
-        self.parts.tracker.log(metrics, self.step)
+        self.tracker.log(metrics, self.step)
         if any(name.startswith("val/") for name in metrics):
-            plot(self.parts.dir / "metrics.jsonl", self.parts.dir / "reward.png", self.config.trainer.experiment_name)
+            plot(self.dir / "metrics.jsonl", self.dir / "reward.png", self.config.trainer.experiment_name)
 
     def show(self, trajectory: Trajectory | None, split: str) -> None:
         if trajectory is not None:
@@ -251,65 +275,61 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint of everything a continued run needs, published now or, in the background, when it is written."""
-        parts = self.parts
-        groups: dict[str, TrainableGroup] = {"policy": parts.workers.policy}
-        if parts.workers.critic is not None:
-            groups["critic"] = parts.workers.critic
-        background = parts.checkpoints.background
+        groups: dict[str, TrainableGroup] = {"policy": self.workers.policy}
+        if self.workers.critic is not None:
+            groups["critic"] = self.workers.critic
+        background = self.checkpoints.background
         writers = {name: partial(group.save, background=background) for name, group in groups.items()}
         with self.timed("save"):
-            parts.checkpoints.save(self.step, writers, self.state() | {"config": config_to_dict(self.config)})
+            self.checkpoints.save(self.step, writers, self.state() | {"config": config_to_dict(self.config)})
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the workers."""
-        parts = self.parts
-        state: dict[str, Any] = {"step": self.step, **parts.source.state()}
-        if parts.kl_controller is not None:
-            state["kl_controller"] = parts.kl_controller.state_dict()
+        state: dict[str, Any] = {"step": self.step, **self.source.state()}
+        if self.kl_controller is not None:
+            state["kl_controller"] = self.kl_controller.state_dict()
         return state
 
     def load(self, path: Path) -> None:
         """Workers, data order, step and engine as the checkpoint has them. Raises CheckpointError."""
-        parts = self.parts
-        state = parts.checkpoints.load(path)
-        parts.workers.policy.load(path / "policy")
-        if parts.workers.critic is not None:
-            parts.workers.critic.load(path / "critic")
-        if parts.kl_controller is not None:
-            parts.kl_controller.load_state_dict(state["kl_controller"])
-        parts.source.load_state(state)
+        state = self.checkpoints.load(path)
+        self.workers.policy.load(path / "policy")
+        if self.workers.critic is not None:
+            self.workers.critic.load(path / "critic")
+        if self.kl_controller is not None:
+            self.kl_controller.load_state_dict(state["kl_controller"])
+        self.source.load_state(state)
         self.step = state["step"]
-        parts.source.publish(parts.workers.policy.weights(), self.step)
+        self.source.publish(self.workers.policy.weights(), self.step)
 
     def resume(self) -> None:
         """Load the checkpoint that `resume_mode` asks for, if there is one, then begin to write into the run's folder.
 
         Raises ConfigError (see `Continuation`).
         """
-        parts, config = self.parts, self.config.trainer
-        path = self.continuation.begin(None if config.val_only else parts.total_steps, parts.dir / "policy")
+        config = self.config.trainer
+        path = self.continuation.begin(None if config.val_only else self.total_steps, self.dir / "policy")
         if path is not None:
             self.load(path)
             self.display.note(f"resumed from {path} (step {self.step})")
         after = None if config.val_only else -1 if path is None else self.step
-        parts.folder.begin(parts.tracker, parts.checkpoints, after)
+        self.folder.begin(self.tracker, self.checkpoints, after)
 
     def export(self) -> None:
         """The policy in Hugging Face format, whole or not at all."""
-        parts = self.parts
-        export = parts.workers.policy.export
-        export_policy(export, parts.chat, self.step, parts.dir / "policy", parts.checkpoints.store, self.display)
+        export = self.workers.policy.export
+        export_policy(export, self.chat, self.step, self.dir / "policy", self.checkpoints.store, self.display)
 
     @contextmanager
     def timed(self, name: str, *, shown: bool = True) -> Iterator[None]:
         """Time a stage into `time/<name>`, in seconds; show it, unless it shows its own progress. Profiled if asked."""
         began = time.perf_counter()
-        self.parts.workers.executor.profile_with(profile_of(self.config.trainer, self.parts.dir, self.step, name))
+        self.workers.executor.profile_with(profile_of(self.config.trainer, self.dir, self.step, name))
         try:
             with self.display.stage(name.replace("_", " ")) if shown else nullcontext():
                 yield
         finally:
-            self.parts.workers.executor.profile_with(None)  # what follows a worker's death is no part of the stage
+            self.workers.executor.profile_with(None)  # what follows a worker's death is no part of the stage
         self.seconds[f"time/{name}"] = time.perf_counter() - began
 
 

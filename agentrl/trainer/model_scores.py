@@ -1,46 +1,46 @@
-"""What the reward model says of a rollout's trajectories."""
+"""Scores of the reward model for a rollout's trajectories, as part of their rewards."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
+from agentrl.config.sections.reward import RewardModelConfig
+from agentrl.rollouts.contract import Rollout
+from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.executor import Executor
 from agentrl.system.numbers import fits_float32
 from agentrl.trajectory import Outline, Status
-from agentrl.trajectory.batch import Sequences
-
-if TYPE_CHECKING:
-    from agentrl.rollouts.contract import Rollout
-    from agentrl.trainer.build import Parts
-    from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.batch import RaggedBatch, Sequences
+from agentrl.workers.roles import Workers
 
 SCORE = "reward_model"
 """The name of its score among a trajectory's further numbers, and the kind of failure of one it cannot score."""
 
 
-def with_model_scores(parts: Parts, rollout: Rollout, first: int = 0) -> list[Outline]:
-    """The outlines of a rollout, of which `first` is the first one's number, with the reward model's part of rewards.
+def with_model_scores(
+    config: RewardModelConfig, workers: Workers, source: TrajectorySource, rollout: Rollout, first: int = 0
+) -> list[Outline]:
+    """Add the reward model's part of rewards to the outlines of a rollout, which are numbered from `first`.
 
     Where there is no reward model, or it read nothing of a trajectory (a failed one, say), an outline is as it was. A
     trajectory whose score is not finite has FAILED, as with a scorer. The files of the trajectories are told their
     rewards.
     """
     read = rollout.conversations
-    if parts.workers.reward_model is None or read is None:
+    if workers.reward_model is None or read is None:
         return rollout.outlines
     scores: dict[int, float] = {}
     if len(read):
-        read = parts.workers.reward_model.scores(read)
-        _, scores = parts.workers.executor.compute(scores_by_trajectory, read)
-    coef = parts.config.reward_model.model.coef
+        read = workers.reward_model.scores(read)
+        _, scores = workers.executor.compute(scores_by_trajectory, read)
+    coef = config.model.coef
     outlines = [
         outline if number not in scores else with_model_score(outline, scores[number], coef)
         for number, outline in enumerate(rollout.outlines, first)
     ]
-    parts.source.fill_rewards(rollout.files, outlines)
+    source.fill_rewards(rollout.files, outlines)
     return outlines
 
 

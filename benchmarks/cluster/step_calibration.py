@@ -222,8 +222,8 @@ def run(setting: Setting, policy: Path, assets: Path, folder: Path, steps: int) 
     """The run's folder, and the CPU-seconds of each step's stages, after a first step."""
     config = load_config(overrides(setting, policy, assets, folder, steps))
     found = []
-    with Display.create(setting.name) as display, build(config, display) as parts:
-        trainer = CountingTrainer(parts)
+    with Display.create(setting.name) as display, build(config, display, CountingTrainer) as trainer:
+        assert isinstance(trainer, CountingTrainer)
         for _ in range(steps + 1):
             trainer.cpu = {}
             trainer.step += 1

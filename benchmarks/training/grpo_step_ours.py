@@ -21,7 +21,6 @@ from transformers.utils import logging
 from agentrl.config import load_config
 from agentrl.observe.display import Display
 from agentrl.trainer.build import build
-from agentrl.trainer.grpo import Trainer
 from benchmarks.training.delayed_calculator import DelayedCalculator
 from data_prep.transcripts import TOOLS
 
@@ -43,8 +42,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(overrides(given, Path(folder)))
-        with Display.create("grpo_step") as display, build(config, display) as parts:
-            trainer = Trainer(parts)
+        with Display.create("grpo_step") as display, build(config, display) as trainer:
             while sys.stdin.readline():
                 cpu, wall = time.process_time(), time.perf_counter()
                 trainer.step += 1

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from agentrl.algorithms.estimate import add_rewards, estimate
-from agentrl.algorithms.kl import AdaptiveKLController
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.config.sections.algorithm import KLType
 from agentrl.errors import TrainingError
@@ -91,13 +90,13 @@ def test_a_kl_in_the_reward_that_is_not_finite_names_its_log_probs(
     column: str, counts: tuple[int, int], kind: str
 ) -> None:
     config = algorithm("grpo", use_kl_in_reward=True, kl_penalty=kind)
-    controller = AdaptiveKLController(0.1, target=0.1, horizon=10)
     broken = torch.full((12,), -1.0)
     broken[[0, 4]] = math.nan  # the first is no policy token's
     said = f"the KL of 1 of 8 policy tokens .* log-probs {counts[0]} of the policy's and {counts[1]} of the reference's"
     with pytest.raises(TrainingError, match=said):
-        estimate(scored(**{column: broken}), config, 2, controller)
-    assert controller.coef == 0.1
-    columns, found = estimate(scored(), config, 2, controller)
+        estimate(scored(**{column: broken}), config, 2, 0.1)
+    columns, found = estimate(scored(), config, 2, 0.1)
     assert found.zero_advantage == [2, 3]
     assert columns["rewards"].isfinite().all()
+    assert found.metrics["actor/reward_kl_penalty"] == found.kl
+    assert found.metrics["actor/reward_kl_penalty_coeff"] == 0.1

@@ -56,12 +56,12 @@ def test_kl_leaves_the_reward_of_policy_tokens_only() -> None:
     batch.old_logprobs = torch.tensor([0.0, -1.0, -2.0, -9.0, float("nan"), -1.0])
     batch.ref_logprobs = torch.tensor([0.0, -1.5, -1.0, -1.0, 0.0, -3.0])
     controller = AdaptiveKLController(0.1, target=0.5, horizon=100)
-    result, metrics = apply_kl_to_rewards(batch, "k1", controller)
+    result, kl = apply_kl_to_rewards(batch, "k1", controller.coef)
     assert result.rewards.tolist() == pytest.approx([0, -0.05, 1.1, 0, 0, -0.2])
     assert batch.rewards.tolist() == [0, 0, 1, 0, 0, 0]
     # The mean over sequences of (0.5 - 1) / 2 and 2.
-    assert metrics["actor/reward_kl_penalty"] == pytest.approx((-0.25 + 2) / 2)
-    assert metrics["actor/reward_kl_penalty_coeff"] == 0.1
+    assert kl == pytest.approx((-0.25 + 2) / 2)
+    controller.update(kl, len(batch))
     # 0.875 is 75 % above the target: the step is held to 20 %, times 2 sequences of a horizon of 100.
     assert controller.coef == pytest.approx(0.1 * (1 + 0.2 * 2 / 100))
 

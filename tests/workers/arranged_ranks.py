@@ -30,6 +30,7 @@ from agentrl.parallel.shard import shard
 from agentrl.runtime.ranks import join_tokens, shares
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
+from agentrl.workers.groups import HasReference
 from agentrl.workers.roles import critic_role, policy_role, reference_role, sft_role
 from tests.model.families import batch, make_model, one_by_one
 from tests.vision import test_model as vision
@@ -48,7 +49,8 @@ class Workers:
         self.policy = policy_role(config, "cpu", 10).make()
         self.critic = critic_role(config, "cpu", 10).make() if ppo else None
         role = None if ppo else reference_role(config, "cpu")
-        self.reference = None if role is None else role.make()
+        # With adapters the policy is its own reference.
+        self.reference: HasReference | None = None if ppo else self.policy if role is None else role.make()
 
 
 def scores(score: Scores, parallel: Parallel, batch: RaggedBatch) -> torch.Tensor:
