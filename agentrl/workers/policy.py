@@ -105,12 +105,12 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         With one mini-batch and one epoch `batch.old_logprobs` may be None: the policy's own log-probs, detached, are
         the same. Sequences without a policy token are left out.
 
-        zero_advantage: sequences whose advantages are all 0. With neither KL loss nor entropy bonus their gradient is
-        0, and they are not computed. This changes no weight: mini-batches and denominators are those of all sequences,
-        and a mini-batch without any other takes its optimizer step, too.
+        zero_advantage: sequences whose advantages are all 0. With a loss that declares advantage_only, and neither KL
+        loss nor entropy bonus, their gradient is 0, and they are not computed. This changes no weight: mini-batches and
+        denominators are those of all sequences, and a mini-batch without any other takes its optimizer step, too.
 
-        Returns actor/pg_loss, actor/ppo_kl, actor/clip_frac, actor/clip_frac_lower, actor/grad_norm (before clipping),
-        actor/lr, actor/skipped_updates, with KL in the loss actor/kl_loss (see `agentrl.trainer.grpo`);
+        Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
+        clipping), actor/lr, actor/skipped_updates, with KL in the loss actor/kl_loss (see `agentrl.trainer.grpo`);
         train/filtered_fraction, the part of the sequences that was not computed; and perf/update_tokens, all tokens
         that the updates went over.
 
@@ -119,7 +119,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         """
         config = self.config
         rows = with_policy_tokens(batch)
-        left_out = set() if config.use_kl_loss or config.entropy_coeff != 0 else set(zero_advantage)
+        only = self._policy_loss.declaration.advantage_only and not config.use_kl_loss and config.entropy_coeff == 0
+        left_out = set(zero_advantage) if only else set()
         computed = [row not in left_out for row in rows]
         batch = batch.select(rows)
         key = f"{self.seed}/{step}" if config.shuffle else None

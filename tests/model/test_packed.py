@@ -77,6 +77,22 @@ def test_chunks_change_nothing_but_memory() -> None:
         assert torch.allclose(one, two, atol=1e-5 * float(one.abs().max()) + 1e-8)
 
 
+def test_squared_probabilities_come_with_or_without_the_entropy() -> None:
+    model = make_model("qwen3")
+    ids, offsets = batch()
+    first = ids[: int(offsets[1])]
+    expected = (model(first[None]).logits[0, :-1] / 0.7).softmax(-1).square().sum(-1)
+    use_packed_attention(model)
+    chosen = {"temperature": 0.7, "with_squared_probs": True}
+    alone = token_logprobs(model, ids, offsets, **chosen)
+    both = token_logprobs(model, ids, offsets, with_entropy=True, **chosen)
+    assert alone.entropy is None and alone.squared_probs is not None and both.squared_probs is not None
+    assert torch.equal(alone.squared_probs, both.squared_probs)
+    assert torch.allclose(alone.logprobs, both.logprobs, atol=1e-6)
+    assert torch.allclose(both.squared_probs[1 : len(first)], expected, atol=1e-5)
+    assert not both.squared_probs[offsets[:-1]].any()
+
+
 def test_temperature_zero_means_plain_logprobs() -> None:
     model = use_packed_attention(make_model("qwen3"))
     ids, offsets = batch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -89,9 +90,12 @@ def changed(draw: st.DrawFn, batch: Sequences) -> Sequences:
     if what == "column":
         if isinstance(batch, StoredBatch):
             parts = shares(batch.lengths.tolist(), 2)
-            refs = [put_column(one.ids.float(), one) for one in (batch.select(part).load() for part in parts)]
-            return batch.with_fields(values=batch.column(zip(refs, parts, strict=True)))
-        return batch.with_fields(values=batch.load().ids.float())
+            loaded = [batch.select(part).load() for part in parts]
+            refs = [put_column(torch.stack([one.ids.float(), -one.ids.float()], dim=1), one) for one in loaded]
+            column = batch.column(zip(refs, parts, strict=True))
+            return batch.with_fields(values=column, entropy=replace(column, place=1))
+        ids = batch.load().ids.float()
+        return batch.with_fields(values=ids, entropy=-ids)
     if what == "load":
         return batch.load()
     cut = draw(st.integers(0, len(batch)))
@@ -116,7 +120,8 @@ def test_each_token_keeps_its_origin(
         assert (mask, version, turn, loaded.policies[code]) == origins[id]
     assert {column.dtype for column in (loaded.version, loaded.turn, loaded.policy)} == {torch.int32}
     if loaded.values is not None:
-        assert torch.equal(loaded.values, loaded.ids.float())
+        assert loaded.entropy is not None
+        assert torch.equal(loaded.values, loaded.ids.float()) and torch.equal(loaded.entropy, -loaded.ids.float())
 
 
 @settings(max_examples=60, deadline=None)
