@@ -1,4 +1,4 @@
-"""What a step's log-probs, values and rewards come to: the one computation that needs all tokens of a step at once."""
+"""Rewards, KL and advantages of a step: the one computation that needs all tokens of a step at once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What there is to know of it beside the columns."""
+    """Result of `estimate` besides the per-token columns."""
 
     metrics: dict[str, float]
     zero_advantage: list[int]
-    """See `zero_advantage_sequences`."""
+    """Indices of sequences without advantage; see `zero_advantage_sequences`."""
     kl: float
-    """The KL to the reference, mean over sequences, that was taken off the rewards; 0 where none was."""
+    """KL to the reference that was taken off the rewards, mean over sequences; 0 where none was."""
 
 
 def estimate(
@@ -35,10 +35,11 @@ def estimate(
     kl_coef: float | None,
     further_rewards: Mapping[int, float] | None = None,
 ) -> tuple[dict[str, torch.Tensor], Estimate]:
-    """The columns advantages, returns and rewards [T] float32: with `further_rewards` (see `add_rewards`), and with a
-    `kl_coef` less so much of the KL to the reference. `n`: trajectories that were asked for of each prompt.
+    """Compute the columns advantages, returns and rewards [T] float32.
 
-    Needs old_logprobs, with `kl_coef` ref_logprobs, and what the estimator needs (see `compute_advantages`).
+    The rewards include `further_rewards` (see `add_rewards`) and, with a `kl_coef`, less so much of the KL to the
+    reference. n: trajectories that were asked for of each prompt. Needs old_logprobs, with a `kl_coef` ref_logprobs,
+    and the columns that the estimator declares (see `compute_advantages`).
     Raises TrainingError when rewards, or the KL in them, are not finite.
     """
     assert batch.old_logprobs is not None, "the policy's log-probs come first"
@@ -60,7 +61,7 @@ def estimate(
 
 
 def add_rewards(batch: RaggedBatch, rewards: Mapping[int, float]) -> torch.Tensor:
-    """[T] float32: the batch's rewards, and on the last policy token of each trajectory its own of `rewards`."""
+    """Add `rewards`, by trajectory, on each trajectory's last policy token: the batch's rewards then, [T] float32."""
     places = batch.mask.nonzero()[:, 0]
     if not len(places):
         return batch.rewards
@@ -72,7 +73,7 @@ def add_rewards(batch: RaggedBatch, rewards: Mapping[int, float]) -> torch.Tenso
 
 
 def check_rewards(batch: RaggedBatch) -> None:
-    """Raises TrainingError, which names the first trajectory at fault, when a reward is not finite in float32."""
+    """Check that rewards are finite in float32. Raises TrainingError that names the first trajectory at fault."""
     bad = (~torch.isfinite(batch.rewards)).nonzero()[:, 0]
     if not len(bad):
         return

@@ -18,7 +18,7 @@ Kind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: Kind) -> Tensor:
-    """[T]: an estimate by token of KL(policy || reference), for tokens that the policy sampled.
+    """Estimate KL(policy || reference) by token, for tokens that the policy sampled: [T], from log-probs [T] float.
 
     With d = log p - log q (J. Schulman, "Approximating KL Divergence", 2020, http://joschu.net/blog/kl-approx.html):
     - kl, k1: d, unbiased; as a loss its expected gradient is 0, so it belongs in the reward
@@ -46,16 +46,20 @@ class KLController(Protocol):
     coef: float
 
     def update(self, kl: float, sequences: int) -> None:
-        """After a step: the mean KL it had, over so many sequences."""
+        """Adapt to a step whose mean KL over so many sequences was `kl`."""
 
-    def state_dict(self) -> dict[str, float]: ...
+    def state_dict(self) -> dict[str, float]:
+        """Return what a checkpoint holds of it."""
+        ...
 
-    def load_state_dict(self, state: dict[str, float]) -> None: ...
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Take over what `state_dict` returned."""
+        ...
 
 
 @dataclass(slots=True)
 class FixedKLController:
-    """Always `coef`, also after a checkpoint that had another."""
+    """Constant coefficient `coef`, also after a checkpoint that had another."""
 
     coef: float
 
@@ -71,7 +75,7 @@ class FixedKLController:
 
 @dataclass(slots=True)
 class AdaptiveKLController:
-    """Steers the KL towards `target` (arXiv:1909.08593, section 2.2):
+    """Coefficient that steers the KL towards `target` (arXiv:1909.08593, section 2.2).
 
     coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon.
     """
@@ -115,9 +119,9 @@ def apply_kl_to_rewards(batch: RaggedBatch, kind: Kind, coef: float) -> tuple[Ra
 
 
 def logprob_gap(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
-    """How far the trainer's log-probs are from the engine's for the same tokens of the same weights.
+    """Compare the trainer's log-probs with the engine's, for the same tokens of the same weights.
 
-    logprobs, rollout_logprobs [T], mask [T] bool. mean_abs and max_abs of the difference in nats, and kl: the k3
+    logprobs, rollout_logprobs [T] float32, mask [T] bool. mean_abs and max_abs of the difference in nats, and kl: the k3
     estimate of KL(engine || trainer), since the engine sampled. All 0 on an empty mask.
     """
     difference = torch.where(mask, logprobs - rollout_logprobs, 0.0).double()

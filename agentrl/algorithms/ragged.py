@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def segment_ids(offsets: Tensor) -> Tensor:
-    """[T] int64: the sequence that each token belongs to."""
+    """Index of the sequence that each token belongs to, [T] int64; offsets [N + 1] int64."""
     return torch.repeat_interleave(torch.arange(offsets.numel() - 1, device=offsets.device), offsets.diff())
 
 
 def segment_sum(values: Tensor, offsets: Tensor) -> Tensor:
-    """[N]: the sum of each sequence's entries of `values` [T], 0 for an empty one; differentiable.
+    """Sum `values` [T] float over each sequence: [N] of the same dtype, 0 for an empty one; differentiable.
 
     A reduction by segment rather than a scattered addition, so that a GPU repeats it bit for bit.
     """
@@ -20,7 +20,7 @@ def segment_sum(values: Tensor, offsets: Tensor) -> Tensor:
 
 
 def suffix_sums(values: Tensor, offsets: Tensor, discount: float) -> Tensor:
-    """[T] float64: y[t] = values[t] + discount * y[t + 1], started anew in every sequence.
+    """Compute y[t] = values[t] + discount * y[t + 1] [T] float64, started anew in every sequence; values [T] float.
 
     By doubling: after step k an entry covers the 2**k tokens from its own on, so a sequence of L tokens takes
     log2(L) passes over the whole batch in place of L.
@@ -40,17 +40,17 @@ def suffix_sums(values: Tensor, offsets: Tensor, discount: float) -> Tensor:
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Scalar: the sum of `values` [T] where `mask` [T] bool."""
+    """Sum `values` [T] float where `mask` [T] bool: scalar."""
     return torch.where(mask, values, 0.0).sum()
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Scalar: the mean of `values` [T] where `mask` [T] bool; 0 when the mask is empty."""
+    """Average `values` [T] float where `mask` [T] bool: scalar, 0 when the mask is empty."""
     return masked_sum(values, mask) / mask.sum().clamp(min=1)
 
 
 def masked_whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """[T]: `values` with mean 0 and unbiased variance 1 over `mask` [T] bool; 0 where it is False.
+    """Shift and scale `values` [T] float to mean 0 and unbiased variance 1 over `mask` [T] bool; 0 where it is False.
 
     (v - mean) / sqrt(var + 1e-8), computed in float64 so that equal values give 0 and not the rounding of their
     mean times 1e4. A single value has no variance and gives 0.

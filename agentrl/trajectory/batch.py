@@ -15,56 +15,60 @@ _SEQUENCE = {"kind": "sequence"}
 
 
 class Sequences(Protocol):
-    """Sequences whose tokens may be in another process: what is needed to plan with them, and a way to get some."""
+    """Sequences whose tokens may be in another process: numbers by sequence to plan with, and a way to fetch tokens."""
 
     @property
     def lengths(self) -> torch.Tensor:
-        """[N] int64, tokens"""
+        """Tokens of each sequence, [N] int64."""
         ...
 
     @property
     def group(self) -> torch.Tensor:
-        """[N] int64, index of the prompt"""
+        """Index of each sequence's prompt, [N] int64."""
         ...
 
     @property
     def policy_tokens(self) -> torch.Tensor:
-        """[N] int64, tokens that the policy sampled"""
+        """Tokens of each sequence that the policy sampled, [N] int64."""
         ...
 
     @property
     def policy(self) -> torch.Tensor:
-        """[N] int32, index in `policies` of the policy that sampled a sequence's tokens; -1 where none did"""
+        """Index in `policies` of the policy that sampled each sequence's tokens, [N] int32; -1 where none did."""
         ...
 
     @property
-    def policies(self) -> tuple[str, ...]: ...
+    def policies(self) -> tuple[str, ...]:
+        """Names of policies."""
+        ...
 
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """T, the tokens of all sequences."""
+        ...
 
     def __len__(self) -> int: ...
 
     def has(self, field: str) -> bool:
-        """Whether the optional field of `RaggedBatch` is there."""
+        """Say whether the optional field of `RaggedBatch` is there."""
         ...
 
     def select(self, indices: Sequence[int]) -> Self:
-        """The sequences `indices`, in that order."""
+        """Take the sequences `indices`, in that order."""
         ...
 
     def with_fields(self, **values: Any) -> Self:
-        """The same sequences with further fields, or others: what a worker group returned for them."""
+        """Return the same sequences with fields added or replaced: columns that a worker group computed for them."""
         ...
 
     def load(self) -> RaggedBatch:
-        """With all tokens, in this process."""
+        """Fetch all tokens into this process."""
         ...
 
 
 @dataclass(slots=True)
 class RaggedBatch:
-    """T tokens of N sequences. Legend: T tokens, N sequences.
+    """T tokens of N sequences in a row, without padding.
 
     A token field's entry t belongs to ids[t]: `logprobs[t]` is log p(ids[t] | the tokens before it in its sequence),
     so the first token of a sequence never carries one. `mask` is True where the policy sampled the token, and `version`
@@ -91,7 +95,7 @@ class RaggedBatch:
     advantages: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     images: Images | None = None
-    """Of all sequences; None where there are none."""
+    """The images of all sequences; None where there are none."""
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1
@@ -102,12 +106,12 @@ class RaggedBatch:
 
     @property
     def lengths(self) -> torch.Tensor:
-        """[N] int64"""
+        """Tokens of each sequence, [N] int64."""
         return self.offsets.diff()
 
     @property
     def policy_tokens(self) -> torch.Tensor:
-        """[N] int64: tokens that the policy sampled."""
+        """Tokens of each sequence that the policy sampled, [N] int64."""
         return torch.zeros(len(self), dtype=torch.int64).index_add_(0, self.sequence_ids(), self.mask.long())
 
     def has(self, field: str) -> bool:
@@ -145,7 +149,7 @@ class RaggedBatch:
 
     @staticmethod
     def concat(batches: Sequence[RaggedBatch]) -> RaggedBatch:
-        """The sequences of one batch after those of another. All must have the same optional fields; at least one."""
+        """Put the sequences of batches, at least one, after each other. All must have the same optional fields."""
         ends = torch.tensor([0, *(batch.num_tokens for batch in batches)]).cumsum(0).tolist()
         offsets = [batch.offsets[1:] + end for batch, end in zip(batches, ends, strict=False)]
         changes: dict[str, Any] = {"offsets": torch.cat([batches[0].offsets[:1], *offsets])}
@@ -157,7 +161,7 @@ class RaggedBatch:
         return replace(batches[0], **changes)
 
     def select(self, indices: Sequence[int]) -> RaggedBatch:
-        """The sequences `indices`, in that order."""
+        """Take the sequences `indices`, in that order; all columns go along."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         lengths = self.lengths[rows]
         offsets = torch.zeros(len(indices) + 1, dtype=torch.int64)
@@ -173,12 +177,12 @@ class RaggedBatch:
         return replace(self, **changes)
 
     def sequence_ids(self) -> torch.Tensor:
-        """[T] int64: which sequence each token belongs to."""
+        """Index of the sequence that each token belongs to, [T] int64."""
         return torch.repeat_interleave(torch.arange(len(self)), self.lengths)
 
 
 def token_places(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """[sum of lengths] int64: start, start + 1, ... of each sequence; starts and lengths [N] int64."""
+    """List start, start + 1, ... of each sequence: [sum of lengths] int64, from starts and lengths [N] int64."""
     before = lengths.cumsum(0) - lengths
     return torch.repeat_interleave(starts - before, lengths) + torch.arange(int(lengths.sum()))
 

@@ -15,7 +15,7 @@ from agentrl.trajectory.images import Images
 
 
 def from_trajectories(trajectories: Sequence[Trajectory], *, turn_reward_coef: float, first: int = 0) -> RaggedBatch:
-    """One sequence for every transcript that holds policy tokens, in order; empty when nothing is left.
+    """Make a batch with one sequence for every transcript that holds policy tokens, in order; it may be empty.
 
     Left out, never trained on as a zero: trajectories that FAILED, have no score or no policy token (see `left_out`),
     and transcripts without policy tokens. `group` is the trajectory's, `trajectory` its position in `trajectories`,
@@ -54,7 +54,7 @@ def from_trajectories(trajectories: Sequence[Trajectory], *, turn_reward_coef: f
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A sequence of the batch. The lists have one entry for each token of the transcript."""
+    """One sequence of the batch; the lists have an entry for each token of the transcript."""
 
     position: int
     group: int
@@ -78,7 +78,7 @@ def _rows(position: int, trajectory: Trajectory, turn_reward_coef: float) -> Ite
 
 
 def left_out(trajectories: Sequence[Trajectory | Outline]) -> dict[str, int]:
-    """How many trajectories `from_trajectories` leaves out, by cause: failed, unscored, no_policy_tokens."""
+    """Count the trajectories that `from_trajectories` leaves out, by cause: failed, unscored, no_policy_tokens."""
     counts = {"failed": 0, "unscored": 0, "no_policy_tokens": 0}
     for trajectory in trajectories:
         cause = exclusion(trajectory)
@@ -88,12 +88,12 @@ def left_out(trajectories: Sequence[Trajectory | Outline]) -> dict[str, int]:
 
 
 def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[float]]:
-    """A reward for every token of every transcript, each on a policy token. Their sum is `Outline.reward`.
+    """Give each token of every transcript its reward, 0 but on some policy tokens. Their sum is `Outline.reward`.
 
     The score is on the trajectory's last policy token, not on a tool answer behind it. A turn's reward, times
     `turn_reward_coef`, is on the last policy token before that turn's end: an assistant turn's own, or that of the
-    policy turn which an observed turn answers. One from before the policy wrote anything is on its first token. What
-    the score counts of turn rewards lies on their turns, and is left out at the end.
+    policy turn which an observed turn answers. One from before the policy wrote anything is on its first token. Turn
+    rewards that the score counts too lie on their turns, and are taken off at the end.
 
     Raises ValueError when there is no score or no policy token.
     """

@@ -15,20 +15,20 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Images:
-    """Legend: I images, P patches of all of them in a row, M places at which sequences hold one."""
+    """I images with P patches in a row, and the M places at which sequences hold one of them."""
 
     patches: npt.NDArray[np.float32]  # [P, D], as the model's image processor makes them
     grid: Ints  # [I, 3]: frames, rows and columns of patches
     tokens: Ints  # [I]: tokens that stand for each
     digests: tuple[bytes, ...]
-    """Of each image's content; equal only where the images are."""
+    """A hash of each image's content; equal only where the images are."""
     sequence: Ints  # [M], ascending
     start: Ints  # [M]: which token of its sequence is the image's first, ascending within a sequence
     image: Ints  # [M]: which of the images it is
 
     @staticmethod
     def of(sequences: Iterable[Sequence[PlacedImage]]) -> Images | None:
-        """Of the images of each sequence, in order; None when there are none."""
+        """Collect the images of each sequence, in order; None when there are none."""
         known: dict[bytes, int] = {}
         images: list[Image] = []
         places: list[tuple[int, int, int]] = []
@@ -53,11 +53,11 @@ class Images:
 
     @property
     def features(self) -> Ints:
-        """[I]: where each image's rows begin among the features of all, one row a token."""
+        """First row of each image among the features of all, [I] int64; a feature row stands for a token."""
         return np.cumsum(self.tokens) - self.tokens
 
     def select(self, rows: Sequence[int], size: int) -> Images | None:
-        """Those of the sequences `rows` of `size`, numbered anew in that order; None when they have none."""
+        """Take the images of the sequences `rows` of `size`, numbered anew in that order; None when there are none."""
         counts = np.bincount(self.sequence, minlength=size)
         firsts = np.cumsum(counts) - counts
         taken = [np.arange(firsts[row], firsts[row] + counts[row]) for row in rows]
@@ -69,7 +69,7 @@ class Images:
         return replace(self._only(used), sequence=sequence, start=self.start[chosen], image=image.astype(np.int64))
 
     def _only(self, used: Ints) -> Images:
-        """Only the images `used`, ascending; the places are left as they are."""
+        """Keep only the images `used` (ascending indices); the places stay as they are."""
         if len(used) == len(self.tokens):
             return self
         ends = np.cumsum(self.grid.prod(1))
@@ -84,7 +84,7 @@ class Images:
 
     @staticmethod
     def concat(parts: Sequence[tuple[Images | None, int]]) -> Images | None:
-        """Of batches one after the other, each with how many sequences it has; images that several have, once."""
+        """Join the images of batches, each with its number of sequences; an image that several have is stored once."""
         known: dict[bytes, int] = {}
         kept, places, before = [], [], 0
         for images, size in parts:

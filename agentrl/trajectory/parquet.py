@@ -117,10 +117,11 @@ def write_trajectories(
     share: tuple[int, int] = (1, 1),
     turn_reward_coef: float | None,
 ) -> Path:
-    """Write `dir/<split>_<step><part>.parquet` and return its path; of a `share` (number, count) its own file.
+    """Write `dir/<split>_<step><part>.parquet` and return its path.
 
-    Without `turn_reward_coef` no reward is in it: a reward model has yet to score, and `fill_rewards` comes after it.
-    Files that another number of workers wrote of the same are removed. Raises TrainingError on a full disk.
+    share: (number, count) of this worker among those that each write a file of their own. Without `turn_reward_coef`
+    the reward column is null: a reward model has yet to score, and `fill_rewards` comes after it. Files of the same
+    step that another number of workers wrote are removed. Raises TrainingError on a full disk.
     """
     stem, (number, count) = f"{split}_{step:06d}{part}", share
     names = [f"{stem}.{one}of{count}.parquet" for one in range(1, count + 1)] if count > 1 else [f"{stem}.parquet"]
@@ -136,7 +137,7 @@ def write_trajectories(
 
 
 def fill_rewards(path: Path, outlines: Sequence[Outline], turn_reward_coef: float) -> None:
-    """Write what a reward model made of trajectories, rewards and failures, into their file, in whose order they are.
+    """Write the reward model's rewards and failures into the file of the trajectories, which is in the same order.
 
     Raises DataError when it is not their file, TrainingError on a full disk.
     """
@@ -161,7 +162,7 @@ def fill_rewards(path: Path, outlines: Sequence[Outline], turn_reward_coef: floa
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """The trajectories of one file, in the order they were written. Raises DataError when it is not such a file."""
+    """Read the trajectories of one file, in the order they were written. Raises DataError when it is no such file."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
@@ -173,7 +174,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
 
 
 def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: float | None) -> dict[str, Any]:
-    """The values of SCHEMA's columns; see `write_trajectories`."""
+    """Values of SCHEMA's columns for one trajectory; see `write_trajectories`."""
     return {
         "step": step,
         "split": split,
@@ -253,7 +254,7 @@ def _call_row(turn: int, call: ToolCallRecord) -> dict[str, Any]:
 
 
 def from_row(row: dict[str, Any]) -> Trajectory:
-    """What `to_row` made a row of, without the pixels of images, which are not recorded."""
+    """Rebuild the trajectory of a row of `to_row`, without the pixels of images, which are not recorded."""
     turns = [Turn(**turn) for turn in row["turns"]]
     for call in row["calls"]:
         arguments = None if call["arguments"] is None else json.loads(call["arguments"])
@@ -304,7 +305,7 @@ def _text(text: str | None) -> str | None:
 
 
 def valid_unicode(text: str) -> str:
-    """`text` as it can be encoded in UTF-8: surrogate pairs joined, lone ones replaced."""
+    """Make `text` encodable in UTF-8: join surrogate pairs, replace lone ones."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats whose decoders run no other program and are used on images from anywhere."""
 MAX_PIXELS = 1 << 26
-"""More are refused before they are decoded: a file of kilobytes may hold them."""
+"""Larger images are refused before they are decoded: a file of kilobytes may hold them."""
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)
 _UPRIGHT = {
@@ -34,23 +34,23 @@ _UPRIGHT = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-"""What turns an image of an EXIF orientation upright."""
+"""Pillow's transposition that turns an image of an EXIF orientation upright."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image file. Equal where the files are."""
+    """An image file; two are equal where the files are."""
 
     data: bytes = field(repr=False)
     size: tuple[int, int] = field(init=False, compare=False)
-    """Width and height in pixels, as it is to be looked at."""
+    """Width and height in pixels, the right way up."""
     digest: bytes = field(init=False, compare=False, repr=False)
     _orientation: int = field(init=False, compare=False, repr=False)
-    """As in EXIF: 1 is upright."""
+    """EXIF orientation: 1 is upright."""
     _is_rgb: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Reads the header only. Raises DataError for what is no such file, or holds too many pixels."""
+        """Read the header only. Raises DataError for what is no such file, or holds too many pixels."""
         with _opened(self.data) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
@@ -66,11 +66,11 @@ class Picture:
         return f"<image {self.size[0]}x{self.size[1]} {self.digest.hex()}>"
 
     def plain(self) -> bytes:
-        """A file of the same pixels that every reader decodes to them: in RGB, and not to be turned."""
+        """Return a file of the same pixels that every reader decodes alike: in RGB, and not to be turned."""
         return self.data if self._is_rgb and self._orientation == 1 else png(self.decode())
 
     def decode(self) -> Pillow.Image:
-        """The pixels in RGB, the right way up. Raises DataError for a damaged file."""
+        """Decode the pixels to RGB, the right way up. Raises DataError for a damaged file."""
         with _opened(self.data) as image:
             try:
                 upright = pillow().Transpose[_UPRIGHT[self._orientation]] if self._orientation in _UPRIGHT else None
@@ -81,7 +81,7 @@ class Picture:
 
 
 def pillow() -> ModuleType:
-    """Pillow's module of images. Raises ConfigError where it is not installed."""
+    """Import Pillow's module `Image`. Raises ConfigError where it is not installed."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -101,7 +101,7 @@ def _opened(data: bytes) -> Pillow.Image:
 
 
 def as_picture(image: Any) -> Picture:
-    """A Picture of what a tool gives: one, the bytes of a file, or a Pillow image. Raises DataError."""
+    """Make a Picture of a Picture, the bytes of a file, or a Pillow image. Raises DataError."""
     if isinstance(image, Picture):
         return image
     if isinstance(image, bytes | bytearray | memoryview):
@@ -112,17 +112,19 @@ def as_picture(image: Any) -> Picture:
 
 
 def png(image: Pillow.Image) -> bytes:
+    """Encode the image as a PNG file."""
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
 
 
 def image_part(picture: Picture) -> dict[str, Any]:
+    """Make the part of a message's content that shows the picture."""
     return {"type": "image", "image": picture}
 
 
 def pictures_in(messages: Sequence[Message]) -> Iterator[Picture]:
-    """In the order in which they stand."""
+    """Yield the pictures of messages in the order in which they stand."""
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):
@@ -132,14 +134,14 @@ def pictures_in(messages: Sequence[Message]) -> Iterator[Picture]:
 
 
 def text_of(content: Any) -> str:
-    """A content for people and as plain text: each image is named."""
+    """Write a message's content as plain text, with a name for each image."""
     if not isinstance(content, list):
         return "" if content is None else str(content)
     return "".join(part.get("text") or str(part.get("image", "")) for part in content)
 
 
 def joined(content: Any, text: str, *, before: bool = False) -> Any:
-    """A content with `text` behind it, or before it."""
+    """Append `text` to a message's content, or put it before."""
     if not isinstance(content, list):
         return text + content if before else content + text
     part = {"type": "text", "text": text}

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 COUNTED = "counted_turn_reward"
-"""The name, among a scorer's further numbers, of the turn rewards that its score counts already: these are paid by the
-score, and not again beside it."""
+"""Name, among a scorer's further numbers, of the turn rewards that its score counts already: the score pays these, and
+they are not paid again beside it."""
 
 POLICY = "policy"
 """The name of the policy of a run that trains one."""
@@ -48,7 +48,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Which weights sampled the tokens [start, end) of a transcript (or, in a `Generation`, of its new ids)."""
+    """Version of the weights that sampled tokens [start, end) of a transcript (in a `Generation`: of its new ids)."""
 
     version: int
     start: int
@@ -65,7 +65,7 @@ class Image:
     tokens: int
     """How many tokens of the vocabulary's image token stand for it."""
     digest: bytes
-    """Of its content."""
+    """A hash of its content."""
     encoded: bytes
     """The file (PNG, JPEG, ...), for an engine that makes the patches itself."""
 
@@ -109,7 +109,7 @@ class Transcript:
         return sum(self.mask)
 
     def append_prompt(self, ids: Sequence[int], images: Sequence[PlacedImage] = ()) -> None:
-        """The first prompt and its images. Raises ValueError when something is there already or `ids` is empty."""
+        """Append the first prompt and its images. Raises ValueError when it is not the first, or `ids` is empty."""
         if self.ids:
             raise ValueError("append_prompt: the transcript already holds tokens; use append_observed")
         if not ids:
@@ -121,7 +121,7 @@ class Transcript:
     def append_sampled(
         self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[VersionSpan] | int
     ) -> None:
-        """Tokens the policy sampled. `versions` is one weight version, or spans relative to `ids` that cover it.
+        """Append tokens that the policy sampled. versions: one version, or spans relative to `ids` that cover it.
 
         Raises ValueError when the lengths do not agree or the spans do not cover the ids.
         """
@@ -142,14 +142,17 @@ class Transcript:
         self.versions.extend(VersionSpan(s.version, base + s.start, base + s.end) for s in spans if s.end > s.start)
 
     def append_observed(self, ids: Sequence[int], images: Sequence[PlacedImage] = ()) -> None:
-        """Tokens the policy did not sample: tool answers, user turns, template tokens. `images`: placed in `ids`."""
+        """Append tokens that the policy did not sample: tool answers, user turns, template tokens.
+
+        images: placed in `ids`. Raises ValueError without a prompt before.
+        """
         if not self.ids:
             raise ValueError("append_observed: there is no prompt yet")
         self._place(images, len(ids))
         self._append(ids, 0, [0.0] * len(ids))
 
     def _place(self, images: Sequence[PlacedImage], size: int) -> None:
-        """Note the images of `size` ids that are about to be appended."""
+        """Record the images of `size` ids that are about to be appended. Raises ValueError when one does not fit."""
         end = 0
         for one in images:
             if not end <= one.start <= one.start + one.image.tokens <= size:
@@ -165,7 +168,7 @@ class Transcript:
 
 @dataclass(slots=True)
 class ToolCallRecord:
-    """One tool call that the policy made and what came of it."""
+    """A tool call that the policy made, and its outcome."""
 
     name: str
     """The name the policy wrote; empty when none could be read."""
@@ -179,7 +182,7 @@ class ToolCallRecord:
     seconds: float = 0.0
     truncated: bool = False
     files: dict[str, str] = field(default_factory=dict)
-    """Path: base64. What the tool made for the reward function; not stored with the trajectory."""
+    """Files for the reward function, path: base64; not stored with the trajectory."""
 
 
 @dataclass(slots=True)
@@ -198,12 +201,12 @@ class Turn:
     reward: float | None = None
     """Turn reward from tools or an interaction; it belongs to the policy's tokens of this turn."""
     seconds: float = 0.0
-    """That the engine took for an assistant turn."""
+    """Time that the engine took for an assistant turn."""
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """What one run of an agent loop made of one sample."""
+    """The record of one run of an agent loop on one sample."""
 
     uid: str
     """Unique in the run."""
@@ -231,12 +234,12 @@ class Trajectory:
 
     @property
     def counted_turn_reward(self) -> float:
-        """The part of the turn rewards that the score counts already."""
+        """Sum of the turn rewards that the score counts already."""
         return self.score_extra.get(COUNTED, 0.0)
 
     @property
     def turn_reward(self) -> float:
-        """The sum of its turn rewards, without what the score counts already."""
+        """Sum of the turn rewards that the score does not count already."""
         return sum(self.turn_rewards) - self.counted_turn_reward
 
     @property
@@ -248,7 +251,7 @@ class Trajectory:
         return [call for turn in self.turns for call in turn.calls]
 
     def outline(self) -> Outline:
-        """The trajectory without its texts and tokens."""
+        """Summarise the trajectory without its texts and tokens."""
         return Outline(
             uid=self.uid,
             group=self.group,
@@ -272,7 +275,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a trajectory came to, in numbers: as large for a long one as for a short one."""
+    """Constant-size summary of a trajectory: no texts, no tokens."""
 
     uid: str
     group: int
@@ -293,13 +296,13 @@ class Outline:
     """Tokens after it, of all transcripts."""
     num_sampled: int
     model_reward: float = 0.0
-    """What a reward model adds to its reward."""
+    """Reward model's part of its reward."""
 
     def reward(self, turn_reward_coef: float) -> float | None:
-        """What it is trained on as a whole: score + turn_reward_coef * turn_reward + model_reward.
+        """Reward that it is trained on as a whole: score + turn_reward_coef * turn_reward + model_reward.
 
-        The sum of its tokens' rewards, before algorithm.use_kl_in_reward takes from each token. None where it is not
-        trained on (see `exclusion`).
+        The sum of its tokens' rewards, before algorithm.use_kl_in_reward subtracts from each token. None where it is
+        not trained on (see `exclusion`).
         """
         if self.score is None or exclusion(self) is not None:
             return None
@@ -307,7 +310,7 @@ class Outline:
 
 
 def exclusion(trajectory: Trajectory | Outline) -> str | None:
-    """Why a trajectory cannot be trained on: `failed`, `unscored`, `no_policy_tokens`; None when it can."""
+    """Reason that a trajectory cannot be trained on: `failed`, `unscored`, `no_policy_tokens`; None when it can."""
     if trajectory.status is Status.FAILED:
         return "failed"
     if trajectory.score is None:
