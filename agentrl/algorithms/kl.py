@@ -121,8 +121,8 @@ def apply_kl_to_rewards(batch: RaggedBatch, kind: Kind, coef: float) -> tuple[Ra
 def logprob_gap(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
     """Compare the trainer's log-probs with the engine's, for the same tokens of the same weights.
 
-    logprobs, rollout_logprobs [T] float32, mask [T] bool. mean_abs and max_abs of the difference in nats, and kl: the k3
-    estimate of KL(engine || trainer), since the engine sampled. All 0 on an empty mask.
+    logprobs, rollout_logprobs [T] float32, mask [T] bool. mean_abs and max_abs of the difference in nats, and kl: the
+    k3 estimate of KL(engine || trainer), since the engine sampled. All 0 on an empty mask.
     """
     difference = torch.where(mask, logprobs - rollout_logprobs, 0.0).double()
     k3 = kl_penalty(torch.zeros_like(difference), difference, "k3")

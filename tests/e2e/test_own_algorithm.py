@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.train import main
-from tests.e2e.conftest import command
+from tests.e2e.conftest import PROJECT, command
 
 Overrides = Callable[..., list[str]]
 
@@ -82,6 +82,21 @@ def own(tmp_path: Path) -> Path:
 def without_filter(overrides: list[str]) -> list[str]:
     """Overrides without that of a key which only estimators that compare groups have."""
     return [override for override in overrides if "filter_groups" not in override]
+
+
+def test_the_example_of_the_docs_trains(small_run: Overrides, tmp_path: Path) -> None:
+    page = (PROJECT / "docs" / "algorithms.md").read_text()
+    example = tmp_path / "own.py"
+    example.write_text(page.partition("```python\n")[2].partition("```")[0])
+    changes = [
+        f"algorithm.adv_estimator={example}:against_a_constant",
+        "algorithm.adv_options.reward=0.5",
+        f"{LOSS}.loss_mode={example}:where_unsure",
+    ]
+    overrides = small_run("trainer.total_training_steps=1", "data.val_files=null")
+    assert main([*without_filter(overrides), *changes]) == 0
+    step = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 < step["actor/unsure_frac"] <= 1 and step["actor/grad_norm"] > 0
 
 
 def test_a_step_is_trained(small_run: Overrides, own: Path, tmp_path: Path) -> None:
