@@ -1,185 +1,13 @@
-"""`python -m agentrl.generate data.path=... data.output_path=... model.path=...`: responses without training.
-
-Loops, tools, interactions, engines and records are those of training. Prompts run in batches; each finished batch is
-on the disk before the next begins, and the seeds of a prompt depend on its position alone, so that a run that was
-killed goes on to the same file.
-"""
+"""`python -m agentrl.generate data.path=... data.output_path=... model.path=...`: responses without training."""
 
 from __future__ import annotations
 
-import fnmatch
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from agentrl.config import load_config
-from agentrl.config.keys import flatten, leaf_keys
-from agentrl.config.load import config_to_dict
 from agentrl.config.sections.offline import GenerateConfig
-from agentrl.errors import TrainingError
-from agentrl.observe.display import Display
-from agentrl.offline.responses import InputRows, Parts, check_output
 from agentrl.system.command import exit_status
-from agentrl.trajectory import Status, Trajectory
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from agentrl.chat import Chat
-    from agentrl.data.dataset import ParquetDataset
-    from agentrl.rollouts.context import ContextParts
-    from agentrl.rollouts.contract import Rollouts
-    from agentrl.trajectory.sample import Sample
-
-ROLLOUT = "actor_rollout_ref.rollout"
-ADDED = (
-    "responses",
-    "response_status",
-    "response_failure",
-    "response_turns",
-    "response_tool_calls",
-    "response_tokens",
-    "response_score",
-    "trajectories",
-)
-"""Columns that are written beside those of the rows; the last two when they are asked for."""
-DECISIVE = (
-    "data.prompt_key",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "data.output_scores",
-    "data.output_trajectories",
-    "actor_rollout_ref.model.*",
-    *(f"{ROLLOUT}.{name}" for name in ("name", "n", "temperature", "top_p", "top_k", "do_sample", "multi_turn.*")),
-    f"{ROLLOUT}.agent.default_agent_loop",
-    f"{ROLLOUT}.agent.openai_proxy.*",
-    "custom_reward_function.*",
-    "trainer.seed",
-)
-"""Keys (patterns) that responses depend on: the rows of one file have the same values of them."""
-UNANSWERED = (Status.FAILED, Status.TIMEOUT, Status.ABORTED)
-"""No fault of the policy's: such a response is null."""
-
-
-def generate(config: GenerateConfig, display: Display) -> Path:
-    """The whole job; returns the file that was written. Raises UserError."""
-    check_output(Path(config.data.output_path))
-    # Imported late, so that --help and config errors do not wait for torch.
-    from agentrl.rollouts.context import build_tools, load_chat, open_data
-
-    chat = load_chat(config)
-    context = build_tools(config, chat, scored=config.data.output_scores)
-    data = open_data(config, config.data.path, config.data.max_samples, chat, context, display)
-    rows = InputRows(data.files, ADDED)
-    parts = Parts(Path(config.data.output_path), settings(config, data))
-    if parts.done:
-        display.note(f"{parts.folder}: {parts.done} of {len(data)} prompts are done")
-    if parts.done < len(data):
-        run(config, chat, context, data, rows, parts, display)
-    parts.publish()
-    display.note(f"{parts.output}: {len(data)} prompts with {config.actor_rollout_ref.rollout.n} responses each")
-    return parts.output
-
-
-def run(
-    config: GenerateConfig,
-    chat: Chat,
-    context: ContextParts,
-    data: ParquetDataset,
-    rows: InputRows,
-    parts: Parts,
-    display: Display,
-) -> None:
-    """Make what is missing of `parts`."""
-    from agentrl.rollouts.build import open_rollouts, send_first_weights
-    from agentrl.rollouts.context import show_first_prompts
-    from agentrl.runtime.device import resolve_device
-    from agentrl.runtime.ray.session import ray_session
-
-    show_first_prompts(chat, context, display)
-    device = resolve_device(config.trainer.device, display.warn)
-    workers = config.actor_rollout_ref.rollout.nnodes
-    with (
-        ray_session(config.ray_init, workers) if config.uses_ray else nullcontext(),
-        open_rollouts(config, device, chat, context, parts.folder, display) as rollouts,
-        display.stage("generate", total=len(data), done=parts.done) as stage,
-    ):
-        if config.actor_rollout_ref.rollout.server_urls is not None:
-            send_first_weights(config, rollouts, model_weights(config), display)
-        while parts.done < len(data):
-            end = min(parts.done + config.data.batch_size, len(data))
-            samples = [data[position] for position in range(parts.done, end)]
-            trajectories = respond(config, rollouts, samples, parts.done)
-            parts.add(with_responses(rows.take(samples), trajectories, config))
-            stage.advance(len(samples))
-
-
-def respond(config: GenerateConfig, rollouts: Rollouts, samples: Sequence[Sample], first: int) -> list[Trajectory]:
-    """The trajectories of all samples, n a sample, in order. Raises TrainingError when too many failed."""
-    from agentrl.rollouts.contract import responses
-
-    agent, greedy = config.actor_rollout_ref.rollout.agent, not config.actor_rollout_ref.rollout.do_sample
-    trajectories = rollouts.respond(responses(config, greedy=greedy), samples, first)
-    failed = [trajectory for trajectory in trajectories if trajectory.status in UNANSWERED]
-    if len(failed) > agent.max_failed_fraction * len(trajectories):
-        causes = sorted({trajectory.failure or trajectory.status for trajectory in failed})
-        raise TrainingError(
-            f"{len(failed)} of {len(trajectories)} trajectories of prompts {first} to {first + len(samples) - 1} "
-            f"failed, more than {ROLLOUT}.agent.max_failed_fraction allows. Causes: {'; '.join(causes[:5])}\n"
-            "What was done before is kept: the same command goes on"
-        )
-    return trajectories
-
-
-def with_responses(rows: pa.Table, trajectories: Sequence[Trajectory], config: GenerateConfig) -> pa.Table:
-    """The rows with the columns of ADDED: in each, a list with one value a response."""
-    import pyarrow as pa
-
-    from agentrl.reward.manager import SCORER_FAILED, turns_text
-    from agentrl.trajectory.parquet import SCHEMA, to_row, valid_unicode
-
-    record = pa.struct([field for field in SCHEMA if field.name not in ("step", "split")])
-
-    def text(trajectory: Trajectory) -> str | None:
-        is_answer = trajectory.status not in UNANSWERED or (trajectory.failure or "").startswith(SCORER_FAILED)
-        return valid_unicode(turns_text(trajectory)) if is_answer else None
-
-    columns: dict[str, tuple[pa.DataType, list[Any]]] = {
-        "responses": (pa.string(), [text(one) for one in trajectories]),
-        "response_status": (pa.string(), [one.status.value for one in trajectories]),
-        "response_failure": (pa.string(), [one.failure and valid_unicode(one.failure) for one in trajectories]),
-        "response_turns": (pa.int32(), [sum(turn.role == "assistant" for turn in one.turns) for one in trajectories]),
-        "response_tool_calls": (pa.int32(), [len(one.tool_calls) for one in trajectories]),
-        "response_tokens": (pa.int32(), [one.num_sampled for one in trajectories]),
-    }
-    if config.data.output_scores:
-        columns["response_score"] = (pa.float64(), [one.score for one in trajectories])
-    if config.data.output_trajectories:
-        columns["trajectories"] = (record, [to_row(one, 0, "generate", None) for one in trajectories])
-    each = config.actor_rollout_ref.rollout.n
-    for name, (kind, values) in columns.items():
-        lists = [values[start : start + each] for start in range(0, len(values), each)]
-        rows = rows.append_column(name, pa.array(lists, pa.list_(kind)))
-    return rows
-
-
-def settings(config: GenerateConfig, data: ParquetDataset) -> dict[str, Any]:
-    """What the rows of the file depend on."""
-    values = flatten(config_to_dict(config), leaf_keys(GenerateConfig))
-    decisive = {key: values[key] for key in values if any(fnmatch.fnmatchcase(key, pattern) for pattern in DECISIVE)}
-    return {"data.path": data.fingerprint, **decisive}
-
-
-def model_weights(config: GenerateConfig) -> Any:
-    """Those of the model's files, for servers that were started by somebody else."""
-    from agentrl.engines.weights import Weights
-    from agentrl.model.packed import load_model
-
-    model = config.actor_rollout_ref.model
-    loaded = load_model(model.path, dtype=model.dtype, trust_remote_code=model.trust_remote_code)
-    return Weights.of(loaded.named_parameters())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,6 +15,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         config = load_config(list(sys.argv[1:] if argv is None else argv), "generate", GenerateConfig)
+        # Imported late, so that --help and config errors wait for nothing.
+        from agentrl.observe.display import Display
+        from agentrl.offline.generate import generate
+
         with Display.create(f"generate · {config.data.output_path}") as display:
             generate(config, display)
 

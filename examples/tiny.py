@@ -22,7 +22,7 @@ from agentrl.errors import UserError
 from agentrl.observe.display import Display
 from agentrl.quickstart.assets import WarmUp, sft_config, write_untrained
 from agentrl.quickstart.tiny_policy import TinyShape
-from agentrl.sft import train_sft
+from agentrl.trainer.run_sft import train_sft
 from data_prep.files import write_json_lines, write_parquet
 from data_prep.made_up import Split, Task, World
 

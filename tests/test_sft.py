@@ -26,7 +26,8 @@ from agentrl.errors import DataError, WorkerDied
 from agentrl.model.scores import TokenScores
 from agentrl.observe.display import Display
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
-from agentrl.sft import main, train_sft
+from agentrl.sft import main
+from agentrl.trainer.run_sft import train_sft
 from agentrl.trainer.sft import batches
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.backend import Needs

@@ -56,11 +56,11 @@ def load_transcripts(
     that is longer than data.max_length tokens; and when no transcript is left. Raises ConfigError when the chat format
     would not show, or not learn, what transcripts like the first without and the first with tool calls say.
     """
-    reader = _RowReader(config, chat)
+    reader = _Tokenizer(config, chat)
     samples, too_long = [], 0
     for file in expand(files):
         for number, row in _rows(file, config):
-            sample = reader.sample(row, f"{file}, row {number} (the first is 0)")
+            sample = reader.sample(row, _place(file, number))
             if sample is None:
                 too_long += 1
             else:
@@ -69,6 +69,18 @@ def load_transcripts(
     if not samples:
         raise DataError(f"no transcript in {files}: {too_long} are longer than data.max_length={config.max_length}")
     return Transcripts(samples, too_long)
+
+
+def check_transcripts(files: str | Sequence[str], config: SFTDataConfig) -> None:
+    """Read every row without a tokenizer. Raises DataError, naming file, row and column, for no transcript."""
+    reader = _RowReader(config)
+    for file in expand(files):
+        for number, row in _rows(file, config):
+            reader.read(row, _place(file, number))
+
+
+def _place(file: str, number: int) -> str:
+    return f"{file}, row {number} (the first is 0)"
 
 
 def _rows(file: str, config: SFTDataConfig) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -93,20 +105,19 @@ def _rows(file: str, config: SFTDataConfig) -> Iterator[tuple[int, dict[str, Any
         raise DataError(f"{file}: expected a parquet file, but it cannot be read as one: {error}") from error
 
 
-class _RowReader:
-    """Converter of rows to samples; equal tool lists are parsed once."""
+class _Tokenizer:
+    """Converter of rows to samples."""
 
     def __init__(self, config: SFTDataConfig, chat: Chat) -> None:
         self._config = config
         self._chat = chat
-        self._tools: dict[str, list[ToolSchema]] = {}
+        self._reader = _RowReader(config)
         self._checked: set[bool] = set()
         """Kinds of transcripts that the chat format is known to write well: without calls (False), and with (True)."""
 
     def sample(self, row: dict[str, Any], where: str) -> SFTSample | None:
         """Tokenise a row; None for a transcript that is too long and may be skipped."""
-        messages = self._messages(row[self._config.messages_key], f"{where}, column {self._config.messages_key}")
-        tools = self._tools_of(row.get(self._config.tools_key), f"{where}, column {self._config.tools_key}")
+        messages, tools = self._reader.read(row, where)
         calls = any(message.get("tool_calls") for message in messages)
         if calls not in self._checked:
             training_check(self._chat, tools, calls=calls)
@@ -123,6 +134,19 @@ class _RowReader:
                 )
             return None
         return SFTSample(np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=np.bool_))
+
+
+class _RowReader:
+    """Converter of rows to messages and tools; equal tool lists are parsed once."""
+
+    def __init__(self, config: SFTDataConfig) -> None:
+        self._config = config
+        self._tools: dict[str, list[ToolSchema]] = {}
+
+    def read(self, row: dict[str, Any], where: str) -> tuple[list[Message], list[ToolSchema] | None]:
+        """Check a row. Raises DataError."""
+        messages = self._messages(row[self._config.messages_key], f"{where}, column {self._config.messages_key}")
+        return messages, self._tools_of(row.get(self._config.tools_key), f"{where}, column {self._config.tools_key}")
 
     def _messages(self, value: object, where: str) -> list[Message]:
         messages = without_nulls(_json(value, where) if isinstance(value, str) else value)

@@ -11,19 +11,19 @@ import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.sft import SFTConfig, SFTDataConfig, SFTModelConfig, SFTTrainerConfig
 from agentrl.config.sections.trainer import QuickstartConfig
 from agentrl.config.sections.training import Config
 from agentrl.observe.display import Display
-from agentrl.quickstart.tiny_policy import CHAT_TEMPLATE, TinyShape, build_model, train_tokenizer
-from agentrl.sft import train_sft
 from agentrl.system.config_files import configs_dir
+
+if TYPE_CHECKING:
+    from agentrl.quickstart.tiny_policy import TinyShape
 
 NAME = "quickstart"
 """What `data.train_files`, `data.val_files` and `actor_rollout_ref.model.path` say to mean these assets."""
@@ -33,16 +33,6 @@ POLICY = "warmed-up"
 """Not `policy`: that is what a run calls the one it has trained, should both be told to use one directory."""
 STAMP = "quickstart.json"
 """What data, and policy, were made with; written when they are whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuickstartAssets:
-    """Where everything lies."""
-
-    train_files: str
-    val_files: str
-    tool_config_path: str
-    model_path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +47,35 @@ class WarmUp:
     """Of AdamW, for embeddings and norms."""
 
 
-def with_quickstart(config: Config, display: Display) -> Config:
-    """The config with `quickstart` replaced by paths, everything there made first. Raises UserError."""
+def with_quickstart_data(config: Config, display: Display) -> Config:
+    """Make the rows where they are asked for, and name their files in the config. Raises UserError."""
     data, model, turns = config.data, config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.multi_turn
     if NAME not in (data.train_files, data.val_files, model.path):
         return config
-    assets = prepare(config, display)
+    directory = Path(config.quickstart.dir)
+    make_data(directory, config.quickstart, display)
     tree = config.model_dump()
     if data.train_files == NAME:
-        tree["data"]["train_files"] = assets.train_files
+        tree["data"]["train_files"] = str(directory / "train.parquet")
     if data.val_files == NAME:
-        tree["data"]["val_files"] = assets.val_files
-    if model.path == NAME:
-        tree["actor_rollout_ref"]["model"]["path"] = assets.model_path
+        tree["data"]["val_files"] = str(directory / "val.parquet")
     if turns.tool_config_path == str(configs_dir() / "tools" / "quickstart.yaml"):
-        tree["actor_rollout_ref"]["rollout"]["multi_turn"]["tool_config_path"] = assets.tool_config_path
+        tree["actor_rollout_ref"]["rollout"]["multi_turn"]["tool_config_path"] = str(directory / "tools.yaml")
     return Config.model_validate(tree)
 
 
-def prepare(config: Config, display: Display) -> QuickstartAssets:
-    """Make what is not yet in `quickstart.dir`, or was made with other keys. Raises UserError."""
-    keys = config.quickstart
-    directory = Path(keys.dir)
-    make_data(directory, keys, display)
-    if config.actor_rollout_ref.model.path == NAME:
-        make_policy(directory, keys, config.trainer.device, display)
-    return QuickstartAssets(
-        train_files=str(directory / "train.parquet"),
-        val_files=str(directory / "val.parquet"),
-        tool_config_path=str(directory / "tools.yaml"),
-        model_path=str(directory / POLICY),
-    )
+def with_quickstart_policy(config: Config, display: Display) -> Config:
+    """Make the warmed-up policy where it is asked for, of the rows that are made, and name it in the config.
+
+    Raises UserError.
+    """
+    if config.actor_rollout_ref.model.path != NAME:
+        return config
+    directory = Path(config.quickstart.dir)
+    make_policy(directory, config.quickstart, config.trainer.device, display)
+    tree = config.model_dump()
+    tree["actor_rollout_ref"]["model"]["path"] = str(directory / POLICY)
+    return Config.model_validate(tree)
 
 
 def make_data(directory: Path, keys: QuickstartConfig, display: Display) -> None:
@@ -100,6 +88,9 @@ def make_data(directory: Path, keys: QuickstartConfig, display: Display) -> None
 
 def make_policy(directory: Path, keys: QuickstartConfig, device: str, display: Display) -> None:
     """Tokenizer, random weights and warm-up; a policy that was made with the same keys is used again."""
+    from agentrl.quickstart.tiny_policy import TinyShape
+    from agentrl.trainer.run_sft import train_sft
+
     policy, warm_up = directory / POLICY, WarmUp()
     stamp = {"warm_up": asdict(warm_up), "data": json.loads((directory / STAMP).read_text(encoding="utf-8"))}
     if read_stamp(policy) == stamp:
@@ -124,6 +115,10 @@ def read_stamp(policy: Path) -> Any:
 
 def write_untrained(directory: Path, conversations: Path, seed: int, shape: TinyShape) -> None:
     """A tokenizer trained on the rendered conversations, and a model with random weights."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    from agentrl.quickstart.tiny_policy import CHAT_TEMPLATE, build_model, train_tokenizer
+
     rows = next(pq.ParquetFile(conversations).iter_batches(TOKENIZER_ROWS)).to_pylist()
     texts = render_jinja_template(
         conversations=[row["messages"] for row in rows], tools=json.loads(rows[0]["tools"]), chat_template=CHAT_TEMPLATE

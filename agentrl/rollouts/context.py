@@ -48,6 +48,10 @@ class ContextParts:
     examples: dict[str, Sample] = field(default_factory=dict)
     """The first row that was met of each loop."""
 
+    def bind(self, chat: Chat) -> None:
+        """Give tools the tokenizer by which their answers are cut."""
+        self.tools.bind(chat.encode, chat.decode, chat.vision.tokens_of if chat.vision is not None else None)
+
     async def start(self, run: str) -> None:
         """Reach what tools and interactions need, unless their answers are replayed. Raises ConfigError."""
         await self.tools.start(run)
@@ -89,8 +93,11 @@ def reading_of(chat: Chat, context: ContextParts) -> Reading:
     return Reading(chat.shown, {name: pattern for name, pattern in patterns.items() if pattern is not None})
 
 
-def build_tools(config: RolloutsConfig, chat: Chat, *, scored: bool = True) -> ContextParts:
-    """Load what the YAML files name, and the scorers where trajectories are to be scored."""
+def load_context(config: RolloutsConfig, *, scored: bool = True) -> ContextParts:
+    """Load what the YAML files name, and the scorers where trajectories are to be scored. Imports no torch.
+
+    Raises UserError. `ContextParts.bind` follows when the tokenizer is there.
+    """
     turns, agent = config.actor_rollout_ref.rollout.multi_turn, config.actor_rollout_ref.rollout.agent
     if agent.agent_loop_config_path is not None:
         load_agent_loops(agent.agent_loop_config_path)
@@ -105,7 +112,6 @@ def build_tools(config: RolloutsConfig, chat: Chat, *, scored: bool = True) -> C
         cassette=cassette,
     )
     tools.limit_run(config.tools.max_concurrent, config.tools.max_rate)
-    tools.bind(chat.encode, chat.decode, chat.vision.tokens_of if chat.vision is not None else None)
     interactions = load_interactions(turns.interaction_config_path)
     if cassette is not None:
         interactions = {name: RecordedInteraction(interaction, cassette) for name, interaction in interactions.items()}
@@ -124,15 +130,10 @@ def uses_reward_model(config: RolloutsConfig) -> bool:
     return isinstance(config, Config) and config.reward_model.enable
 
 
-def open_data(
-    config: RolloutsConfig,
-    files: str | list[str],
-    max_samples: int | None,
-    chat: Chat,
-    context: ContextParts,
-    display: Display,
+def open_rows(
+    config: RolloutsConfig, files: str | list[str], max_samples: int | None, context: ContextParts
 ) -> ParquetDataset:
-    """Open, check names, and leave out (or refuse) prompts that are too long."""
+    """Read the rows, and check them and the names in them. Imports no torch. Raises UserError."""
     data = ParquetDataset(
         files,
         prompt_key=config.data.prompt_key,
@@ -148,6 +149,13 @@ def open_data(
     )
     if context.reward is not None:
         context.reward.check(sources)
+    return data
+
+
+def fit_prompts(
+    data: ParquetDataset, config: RolloutsConfig, chat: Chat, context: ContextParts, display: Display
+) -> None:
+    """Render every prompt; leave out (or refuse) those that are too long. Raises DataError."""
 
     def length(sample: Sample) -> int:
         check_interaction(sample, context)
@@ -166,7 +174,6 @@ def open_data(
         display.note(
             f"{dropped} prompts longer than data.max_prompt_length={config.data.max_prompt_length} are left out"
         )
-    return data
 
 
 def check_interaction(sample: Sample, context: ContextParts) -> None:

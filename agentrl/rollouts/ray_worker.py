@@ -16,7 +16,7 @@ from typing import TypeVar
 import ray
 
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.rollouts.context import build_tools, load_chat
+from agentrl.rollouts.context import load_chat, load_context
 from agentrl.rollouts.contract import Task
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.runtime.ray.rank import Failure
@@ -83,7 +83,8 @@ class RolloutWorker:
         try:
             chat = load_chat(config)
             scored = getattr(config.data, "output_scores", True)
-            context = build_tools(config, chat, scored=scored)
+            context = load_context(config, scored=scored)
+            context.bind(chat)
             opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, share)
             self.rollouts = self.stack.enter_context(opened)
         except Exception as error:

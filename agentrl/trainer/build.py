@@ -7,43 +7,49 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
-from agentrl.chat import Chat
 from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config
 from agentrl.config.sections.trainer import RunConfig
-from agentrl.data.dataset import ParquetDataset
 from agentrl.data.loader import Loader
 from agentrl.errors import ConfigError
 from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
 from agentrl.rollouts.build import open_rollouts, send_first_weights
-from agentrl.rollouts.context import ContextParts, build_tools, load_chat, open_data, reading_of, show_first_prompts
+from agentrl.rollouts.context import (
+    fit_prompts,
+    load_chat,
+    reading_of,
+    show_first_prompts,
+)
 from agentrl.rollouts.source import TakingTurns
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import check_profile_steps
 from agentrl.runtime.ray.session import ray_session
 from agentrl.trainer.grpo import Trainer
+from agentrl.trainer.inputs import Inputs
 from agentrl.trainer.run_folder import RunFolder
 from agentrl.workers.roles import open_workers, processes
 
 
 @contextmanager
-def build(config: Config, display: Display, kind: type[Trainer] = Trainer) -> Iterator[Trainer]:
+def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] = Trainer) -> Iterator[Trainer]:
     """Check and make everything, cheapest checks first; free it at the end. `kind`: the class of the training loop.
 
     Raises UserError before the first step for whatever cannot work.
     """
     device = resolve_device(config.trainer.device, display.warn)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    chat = load_chat(config)
-    context_parts = build_tools(config, chat)
-    display.reading = reading_of(chat, context_parts)
-    train_data, val_data = build_data(config, chat, context_parts, display)
-    loader = Loader(train_data, config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed)
+    chat, context = load_chat(config), inputs.context
+    context.bind(chat)
+    display.reading = reading_of(chat, context)
+    for data in (inputs.train, inputs.validation):
+        if data is not None:
+            fit_prompts(data, config, chat, context, display)
+    loader = Loader(inputs.train, config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed)
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch
     check_profile_steps(config.trainer, total_steps)
-    show_first_prompts(chat, context_parts, display)
+    show_first_prompts(chat, context, display)
     store = open_store(config.trainer, display)
     folder = RunFolder(config, store, display)
     run_dir = folder.path
@@ -60,7 +66,7 @@ def build(config: Config, display: Display, kind: type[Trainer] = Trainer) -> It
         stack.callback(workers.executor.close)
         if rollout.name == "sglang" and rollout.server_urls is None:
             folder.clear()  # the servers' logs are in it
-        opened = open_rollouts(config, device, chat, context_parts, run_dir, display, workers.executor.nodes)
+        opened = open_rollouts(config, device, chat, context, run_dir, display, workers.executor.nodes)
         rollouts = stack.enter_context(opened)
         if rollout.server_urls is not None or model.lora_adapter_path is not None:
             send_first_weights(config, rollouts, workers.policy.weights(), display)
@@ -73,7 +79,7 @@ def build(config: Config, display: Display, kind: type[Trainer] = Trainer) -> It
             tracker=tracker,
             folder=folder,
             chat=chat,
-            validation=val_data,
+            validation=inputs.validation,
             total_steps=total_steps,
             display=display,
         )
@@ -107,16 +113,6 @@ def open_store(config: RunConfig, display: Display) -> ObjectStore | None:
             f"{steps}: name another folder, or remove them"
         )
     return store
-
-
-def build_data(
-    config: Config, chat: Chat, context: ContextParts, display: Display
-) -> tuple[ParquetDataset, ParquetDataset | None]:
-    """Training and validation data, every name in them checked, overlong prompts left out."""
-    train = open_data(config, config.data.train_files, config.data.train_max_samples, chat, context, display)
-    if config.data.val_files is None:
-        return train, None
-    return train, open_data(config, config.data.val_files, config.data.val_max_samples, chat, context, display)
 
 
 def build_kl_controller(config: Config) -> KLController | None:

@@ -39,10 +39,11 @@ from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import load_model
 from agentrl.observe.display import Display
-from agentrl.quickstart.assets import prepare
+from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trainer.build import build
 from agentrl.trainer.grpo import Trainer
+from agentrl.trainer.inputs import open_inputs
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.parquet import read_trajectories
 from agentrl.workers import PolicyWorker
@@ -222,7 +223,10 @@ def run(setting: Setting, policy: Path, assets: Path, folder: Path, steps: int) 
     """The run's folder, and the CPU-seconds of each step's stages, after a first step."""
     config = load_config(overrides(setting, policy, assets, folder, steps))
     found = []
-    with Display.create(setting.name) as display, build(config, display, CountingTrainer) as trainer:
+    with (
+        Display.create(setting.name) as display,
+        build(config, open_inputs(config), display, CountingTrainer) as trainer,
+    ):
         assert isinstance(trainer, CountingTrainer)
         for _ in range(steps + 1):
             trainer.cpu = {}
@@ -317,7 +321,8 @@ def main() -> None:
         work = Path(directory)
         config = Config.model_validate({"quickstart": {"dir": str(given.assets)}, "trainer": {"device": "cpu"}})
         with Display.create("quickstart") as display:
-            ready = Path(prepare(config, display).model_path)
+            made = with_quickstart_policy(with_quickstart_data(config, display), display)
+        ready = Path(made.actor_rollout_ref.model.path)
         policies = {False: make_tiny_policy(work / "larger", 1, shape=LARGER), True: ready}
         lines = ["| run | stage | CPU-seconds, foretold | seen | ratio |", "|---|---|---|---|---|"]
         measured = {}

@@ -32,7 +32,7 @@ from agentrl.config.sections.sft import SFTConfig, SFTDataConfig, SFTModelConfig
 from agentrl.observe.display import Display
 from agentrl.quickstart.assets import write_untrained
 from agentrl.quickstart.tiny_policy import TinyShape
-from agentrl.sft import train_sft
+from agentrl.trainer.run_sft import train_sft
 from agentrl.trajectory import Message
 from benchmarks.bounded_pip import pip
 from benchmarks.training.arithmetic_floor import Work, measure

@@ -21,6 +21,7 @@ from transformers.utils import logging
 from agentrl.config import load_config
 from agentrl.observe.display import Display
 from agentrl.trainer.build import build
+from agentrl.trainer.inputs import open_inputs
 from benchmarks.training.delayed_calculator import DelayedCalculator
 from data_prep.transcripts import TOOLS
 
@@ -42,7 +43,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(overrides(given, Path(folder)))
-        with Display.create("grpo_step") as display, build(config, display) as trainer:
+        with Display.create("grpo_step") as display, build(config, open_inputs(config), display) as trainer:
             while sys.stdin.readline():
                 cpu, wall = time.process_time(), time.perf_counter()
                 trainer.step += 1

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.chat import Chat
 from agentrl.config import Config, load_config
 from agentrl.observe.display import Display, PlainDisplay
-from agentrl.quickstart.assets import make_policy, with_quickstart
+from agentrl.quickstart.assets import make_policy, with_quickstart_data
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from data_prep.quickstart import Recipe, make
 
@@ -32,7 +32,7 @@ def config_in(directory: Path, *overrides: str) -> Config:
 def test_paths_take_the_place_of_quickstart(tmp_path: Path, display: Display) -> None:
     policy = make_tiny_policy(tmp_path / "tiny", seed=1)
     overrides = (f"actor_rollout_ref.model.path={policy}", "quickstart.train_rows=12", "quickstart.val_rows=3")
-    config = with_quickstart(config_in(tmp_path / "assets", *overrides), display)
+    config = with_quickstart_data(config_in(tmp_path / "assets", *overrides), display)
     assert config.data.train_files == str(tmp_path / "assets" / "train.parquet")
     assert config.data.val_files == str(tmp_path / "assets" / "val.parquet")
     assert config.actor_rollout_ref.model.path == str(policy)
@@ -47,7 +47,7 @@ def test_other_tools_than_the_quickstarts_are_kept(tmp_path: Path, display: Disp
         tmp_path, f"actor_rollout_ref.model.path={policy}", f"{TURNS}.tool_config_path=tools/calculator.yaml"
     )
     assert (
-        with_quickstart(config, display).actor_rollout_ref.rollout.multi_turn
+        with_quickstart_data(config, display).actor_rollout_ref.rollout.multi_turn
         == config.actor_rollout_ref.rollout.multi_turn
     )
 
@@ -55,7 +55,7 @@ def test_other_tools_than_the_quickstarts_are_kept(tmp_path: Path, display: Disp
 def test_a_config_without_quickstart_is_left_alone(tmp_path: Path, display: Display) -> None:
     (tmp_path / "train.parquet").write_bytes(b"")
     config = load_config([f"data.train_files={tmp_path}/train.parquet", f"actor_rollout_ref.model.path={tmp_path}"])
-    assert with_quickstart(config, display) is config
+    assert with_quickstart_data(config, display) is config
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.parquet"]
 
 

@@ -1,0 +1,27 @@
+"""Tools, loops, scorers and rows of a training, checked before torch is imported, which takes seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.config import Config
+from agentrl.data.dataset import ParquetDataset
+from agentrl.rollouts.context import ContextParts, load_context, open_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Whatever a user gives beside the config and the model."""
+
+    context: ContextParts
+    train: ParquetDataset
+    validation: ParquetDataset | None
+
+
+def open_inputs(config: Config) -> Inputs:
+    """Load code and rows. Raises UserError for the first that cannot be used."""
+    context, data = load_context(config), config.data
+    train = open_rows(config, data.train_files, data.train_max_samples, context)
+    if data.val_files is None:
+        return Inputs(context, train, None)
+    return Inputs(context, train, open_rows(config, data.val_files, data.val_max_samples, context))
