@@ -13,7 +13,6 @@ import jinja2
 
 from agentrl.agent_loop.base import Episode, Reply
 from agentrl.agent_loop.inline import InlineLoop, with_system
-from agentrl.agent_loop.registry import register
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
 from agentrl.chat import ParsedCall
 from agentrl.chat.message import parse_json
@@ -26,7 +25,6 @@ _ACTION = re.compile(r"^Action:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _INPUT = "Action Input:"
 
 
-@register("react")
 class ReactLoop(InlineLoop):
     """ReAct loop. The prompts are Jinja2 files; a subclass may name others in `prompts`."""
 

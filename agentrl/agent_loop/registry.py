@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from agentrl.agent_loop.base import AgentLoop
+from agentrl.config.registries import AGENT_LOOPS
 from agentrl.errors import ConfigError
-from agentrl.system.plugin import Entry, nearest, read_entries
+from agentrl.system.plugin import Entry, read_entries
+from agentrl.system.registry import configured, read_options
+from agentrl.system.targets import is_target, load_target
 from agentrl.trajectory.sample import AGENT_ALIASES
-
-_LOOPS: dict[str, type[AgentLoop]] = {}
 
 
 def register(name: str) -> Callable[[type[AgentLoop]], type[AgentLoop]]:
@@ -18,57 +20,54 @@ def register(name: str) -> Callable[[type[AgentLoop]], type[AgentLoop]]:
 
     Raises ValueError when the name is taken.
     """
-
-    def decorate(loop: type[AgentLoop]) -> type[AgentLoop]:
-        known = _LOOPS.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (loop.__module__, loop.__qualname__):
-            raise ValueError(f"agent loop {name!r} is already registered by {known.__module__}.{known.__qualname__}")
-        _LOOPS[name] = loop
-        return loop
-
-    return decorate
+    return AGENT_LOOPS.register(name)
 
 
 def agent_names() -> list[str]:
     """List all registered names, aliases not included."""
-    return sorted(_LOOPS)
+    return AGENT_LOOPS.names()
 
 
 def get_loop(name: str) -> type[AgentLoop]:
     """Return the loop of a name or alias. Raises ConfigError naming the known ones."""
-    name = AGENT_ALIASES.get(name, name)
-    if name not in _LOOPS:
-        raise ConfigError(
-            f"unknown agent loop {name!r}: registered are {', '.join(agent_names())}{nearest(name, _LOOPS)}"
-        )
-    return _LOOPS[name]
+    return AGENT_LOOPS.get(AGENT_ALIASES.get(name, name))
 
 
-def load_agent_loops(path: str | Path) -> list[str]:
-    """Register the loops of a YAML file: a list of `name` and `_target_` (`my.module.Loop`). Returns their names.
+def load_agent_loops(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Register the loops of a YAML file, and return the options of each by its name.
 
-    Raises ConfigError naming the file and the entry.
+    The file is a list of `name`, `_target_` (`my.module.Loop` or `path/to/file.py:Loop`) and, for a loop whose
+    constructor has them, `options`. Raises ConfigError naming the file and the entry.
     """
-    return [_load_entry(entry) for entry in read_entries(path, "agent_loops", bare=True)]
+    return dict(map(_load_entry, read_entries(path, "agent_loops", bare=True)))
 
 
-def _load_entry(entry: Entry) -> str:
-    entry.check_keys(("name", "_target_"))
-    name = entry.text("name")
-    loop = entry.load(entry.text("_target_"), AgentLoop)
+def _load_entry(entry: Entry) -> tuple[str, dict[str, Any]]:
+    entry.check_keys(("name", "_target_", "options"))
+    name, options = entry.text("name"), entry.mapping("options")
+    loop = _loop_of(entry)
+    read_options(loop, options, f"{entry.where}: options")
     try:
         register(name)(loop)
     except ValueError as error:
         raise entry.error(str(error)) from error
-    return name
+    return name, options
 
 
-def instantiate(names: Iterable[str]) -> dict[str, AgentLoop]:
-    """Make one loop object for each name. Raises ConfigError for a loop that cannot be made."""
+def _loop_of(entry: Entry) -> type[AgentLoop]:
+    target = entry.text("_target_")
+    found = load_target(target, entry.where) if is_target(target) else entry.load(target, AgentLoop)
+    if not (isinstance(found, type) and issubclass(found, AgentLoop)):
+        raise entry.error(f"{target} must be a subclass of agentrl.agent_loop.base.AgentLoop, found {found!r:.200}")
+    return found
+
+
+def instantiate(names: Iterable[str], options: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, AgentLoop]:
+    """Make one loop object for each name, with its `options`. Raises ConfigError for a loop that cannot be made."""
     loops = {}
     for name in dict.fromkeys(names):
         try:
-            loops[name] = get_loop(name)()
+            loops[name] = configured(get_loop(name), (options or {}).get(name, {}), f"agent loop {name!r}: options")()
         except ConfigError:
             raise
         except Exception as error:

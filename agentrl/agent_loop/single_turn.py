@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.outcome import status_of
-from agentrl.agent_loop.registry import register
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status
 from agentrl.trajectory.sample import Sample
 
 
-@register("single_turn")
 class SingleTurnLoop(AgentLoop):
     """Loop that generates once; no tools are offered."""
 

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from agentrl.agent_loop.base import Episode, Reply
 from agentrl.agent_loop.inline import InlineLoop, with_system
-from agentrl.agent_loop.registry import register
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
 from agentrl.chat import ParsedCall
 from agentrl.errors import ConfigError
@@ -119,7 +118,6 @@ def _said(episode: Episode, start: int, end: int) -> str:
     return chat.decode(ids)
 
 
-@register("search_r1")
 class SearchR1Loop(TaggedLoop):
     """Search-R1's tags, with any tool `search(query)`."""
 
@@ -132,7 +130,6 @@ class SearchR1Loop(TaggedLoop):
     )
 
 
-@register("retool")
 class ReToolLoop(TaggedLoop):
     """ReTool's tags, with any tool `code_interpreter(code)`."""
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.dialogue import Dialogue
 from agentrl.agent_loop.outcome import status_of
-from agentrl.agent_loop.registry import register
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST, answer_calls, open_tools
 from agentrl.tool import MALFORMED
 from agentrl.tool.session import ToolSession
 from agentrl.trajectory import Message, Status
 
 
-@register("tool_agent")
 class ToolAgentLoop(AgentLoop):
     """Loop of tool calls in the chat template's own format, and of user turns from an interaction."""
 

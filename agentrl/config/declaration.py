@@ -26,13 +26,16 @@ class Declaration:
     compares_group: bool = False
     """An estimator: advantages are relative to the other trajectories of the prompt, so that a group of equal rewards
     has none (see algorithm.filter_groups)."""
+    advantage_only: bool = False
+    """A policy loss: tokens whose advantage is 0 have no gradient, so that sequences of such tokens alone need not be
+    computed (see algorithm.filter_groups)."""
 
 
 def declare(
-    *columns: Extra, keys: tuple[str, ...] = (), compares_group: bool = False
+    *columns: Extra, keys: tuple[str, ...] = (), compares_group: bool = False, advantage_only: bool = False
 ) -> Callable[[Function], Function]:
     """Decorate an estimator or a policy loss with its `Declaration`; one without needs nothing more."""
-    declaration = Declaration(frozenset(columns), frozenset(keys), compares_group)
+    declaration = Declaration(frozenset(columns), frozenset(keys), compares_group, advantage_only)
 
     def decorate(function: Function) -> Function:
         function.declaration = declaration  # type: ignore[attr-defined]

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from agentrl.system.registry import Registry
 
 if TYPE_CHECKING:
+    from agentrl.agent_loop.base import AgentLoop
     from agentrl.algorithms.columns import Advantages, TokenLoss
     from agentrl.chat.formats.format import MakeFormat
     from agentrl.chat.formats.parsers import CallFormat
     from agentrl.engines.builder import EngineBuilder
+    from agentrl.observe.tracking import Sink
     from agentrl.workers.backend import PolicyBackendFactory
 
 ENGINES: Registry[EngineBuilder] = Registry(
@@ -61,3 +63,31 @@ POLICY_LOSSES: Registry[Callable[..., TokenLoss]] = Registry(
     functions=True,
 )
 """Functions from `LossColumns` to `TokenLoss`, which declare likewise."""
+AGENT_LOOPS: Registry[type[AgentLoop]] = Registry(
+    "agent loop",
+    "agent_name",
+    {
+        "openai_proxy": "agentrl.openai_api.agent_loop:OpenAIProxyLoop",
+        "react": "agentrl.agent_loop.react:ReactLoop",
+        "retool": "agentrl.agent_loop.tagged:ReToolLoop",
+        "search_r1": "agentrl.agent_loop.tagged:SearchR1Loop",
+        "single_turn": "agentrl.agent_loop.single_turn:SingleTurnLoop",
+        "tool_agent": "agentrl.agent_loop.tool_agent:ToolAgentLoop",
+    },
+    base="agentrl.agent_loop.base:AgentLoop",
+    targets=False,  # rows choose, and data sets come from anywhere
+)
+"""How the policy acts on a row. Users' own are named in the YAML of `rollout.agent.agent_loop_config_path`."""
+
+LOGGERS: Registry[type[Sink]] = Registry(
+    "logger",
+    "trainer.logger",
+    {
+        "console": "agentrl.observe.tracking:Console",
+        "jsonl": "agentrl.observe.tracking:JsonLines",
+        "tensorboard": "agentrl.observe.tracking:Tensorboard",
+        "wandb": "agentrl.observe.tracking:Wandb",
+    },
+    base="agentrl.observe.tracking:Sink",
+)
+"""Where the metrics of each step go."""

@@ -12,14 +12,21 @@ import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from agentrl.config import config_to_dict
+from agentrl.config.registries import LOGGERS
+from agentrl.config.section import Section
+from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.observe.display import Display
 from agentrl.system.publish import disk_full, is_disk_full, published
+from agentrl.system.registry import configured
+from agentrl.system.user_code import user_code
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -28,25 +35,65 @@ if TYPE_CHECKING:
 METRICS_FILE = "metrics.jsonl"
 
 
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """The run whose metrics are recorded."""
+
+    dir: Path
+    """Its folder, which may not exist yet."""
+    config: Mapping[str, Any]
+    """The whole config, as plain values."""
+    project: str
+    experiment: str
+
+
+class Sink(ABC):
+    """A logger: one place that metrics go to. Choose one of your own by `trainer.logger`.
+
+    It is made before the run has passed all of its checks: nothing is written before `write` or `truncate_after`.
+    """
+
+    def __init__(self, run: RunInfo) -> None:
+        """Raises ConfigError for a package that is not installed, say.
+
+        A parameter `options`, annotated with a pydantic model, is given what `trainer.logger_options` has for it.
+        """
+        self.run = run
+
+    @abstractmethod
+    def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Record the metrics of a step; None stands for a number that is not finite."""
+
+    @abstractmethod
+    def truncate_after(self, step: int) -> None:
+        """Forget the steps after `step`, which a resumed run does again; -1: all. Called once, before any `write`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what was begun; the run is over."""
+
+
 class Tracker:
-    """Sends each step's metrics to every logger named. `console` is the display's own work; nothing is done here."""
+    """Sends each step's metrics to every logger named."""
 
     def __init__(
-        self, names: Sequence[str], dir: Path, config: BaseModel, project: str, experiment: str, display: Display
+        self, names: Sequence[str], options: Mapping[str, Mapping[str, Any]], run: RunInfo, display: Display
     ) -> None:
-        """`names`: of console, jsonl, tensorboard, wandb. Writes nothing yet.
-
-        Raises ConfigError when a package is not installed.
-        """
+        """Make the loggers (`trainer.logger`, `trainer.logger_options`); they write nothing yet. Raises ConfigError."""
         self._display = display
         self._warned: set[str] = set()
-        self._sinks: list[Sink] = []
-        if "jsonl" in names:
-            self._sinks.append(JsonLines(dir / METRICS_FILE))
-        if "tensorboard" in names:
-            self._sinks.append(Tensorboard(dir / "tensorboard"))
-        if "wandb" in names:
-            self._sinks.append(Wandb(dir, config, project, experiment))
+        self._sinks: dict[str, Sink] = {}
+        for name in names:
+            key = f"trainer.logger_options.{name}"
+            make = configured(LOGGERS.get(name), options.get(name, {}), key)
+            with user_code(f"logger {name}", LOGGERS.get(name)):
+                self._sinks[name] = make(run)
+
+    @staticmethod
+    def of(trainer: RunConfig, dir: Path, config: Section, display: Display) -> Tracker:
+        """The loggers of a run in the folder `dir`, whose whole config is `config`. Raises ConfigError."""
+        run = RunInfo(dir, config_to_dict(config), trainer.project_name, trainer.experiment_name)
+        return Tracker(trainer.logger, trainer.logger_options, run, display)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Record one step. A number that is not finite is recorded as missing, with a warning the first time.
@@ -60,37 +107,39 @@ class Tracker:
             if clean[name] is None and name not in self._warned:
                 self._warned.add(name)
                 self._display.warn(f"step {step}: metric {name} is {number}; recorded as null")
-        for sink in self._sinks:
-            sink.write(step, clean)
+        for name, sink in self._sinks.items():
+            with user_code(f"logger {name}", sink.write):
+                sink.write(step, clean)
 
     def truncate_after(self, step: int) -> None:
         """Forget the steps after `step`: a resumed run does them again."""
-        for sink in self._sinks:
-            sink.truncate_after(step)
+        for name, sink in self._sinks.items():
+            with user_code(f"logger {name}", sink.truncate_after):
+                sink.truncate_after(step)
 
     def close(self) -> None:
-        for sink in self._sinks:
+        for sink in self._sinks.values():
             sink.close()
 
 
-class Sink(ABC):
-    """One place that metrics go to."""
+class Console(Sink):
+    """Each step on the terminal. The display, which the training loop tells of steps itself, does all of it."""
 
-    @abstractmethod
-    def write(self, step: int, metrics: Mapping[str, float | None]) -> None: ...
+    def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        return None
 
-    @abstractmethod
-    def truncate_after(self, step: int) -> None: ...
+    def truncate_after(self, step: int) -> None:
+        return None
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return None
 
 
 class JsonLines(Sink):
     """One JSON object a line: {"step": 3, "reward/mean": 0.5, ...}."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, run: RunInfo) -> None:
+        self._path = run.dir / METRICS_FILE
         self._is_whole = False
         """A last line that a kill has cut off is gone."""
 
@@ -131,12 +180,12 @@ class JsonLines(Sink):
 class Tensorboard(Sink):
     """Event files under `tensorboard/`."""
 
-    def __init__(self, dir: Path) -> None:
+    def __init__(self, run: RunInfo) -> None:
         try:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError as error:
             raise _missing("tensorboard") from error
-        self._dir = dir
+        self._dir = run.dir / "tensorboard"
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
 
@@ -157,15 +206,23 @@ class Tensorboard(Sink):
             self._writer.close()
 
 
+class WandbOptions(BaseModel):
+    """Keys of `trainer.logger_options.wandb`; `wandb.init` says what they do."""
+
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] = []
+
+
 class Wandb(Sink):
     """A wandb run; a resumed run goes on in the same one."""
 
-    def __init__(self, dir: Path, config: BaseModel, project: str, experiment: str) -> None:
+    def __init__(self, run: RunInfo, options: WandbOptions) -> None:
         try:
             import wandb  # noqa: F401
         except ImportError as error:
             raise _missing("wandb") from error
-        self._dir, self._config, self._project, self._experiment = dir, config, project, experiment
+        self._info, self._options = run, options
         self._run: Run | None = None
 
     def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
@@ -180,17 +237,21 @@ class Wandb(Sink):
         if self._run is None:
             import wandb
 
-            self._dir.mkdir(parents=True, exist_ok=True)
-            id_file = self._dir / "wandb_id"
+            info = self._info
+            info.dir.mkdir(parents=True, exist_ok=True)
+            id_file = info.dir / "wandb_id"
             run_id = id_file.read_text().strip() if id_file.exists() else uuid.uuid4().hex[:8]
             id_file.write_text(run_id)
             self._run = wandb.init(
-                project=self._project,
-                name=self._experiment,
-                dir=str(self._dir),
+                project=info.project,
+                name=info.experiment,
+                dir=str(info.dir),
                 id=run_id,
                 resume="allow",
-                config=self._config.model_dump(mode="json"),
+                config=dict(info.config),
+                entity=self._options.entity,
+                group=self._options.group,
+                tags=self._options.tags or None,
             )
         return self._run
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from agentrl.agent_loop.base import AgentLoop, Episode
-from agentrl.agent_loop.registry import register
 from agentrl.agent_loop.tool_calls import add_turn_reward
 from agentrl.errors import ConfigError
 from agentrl.tool import ToolSchema
@@ -29,8 +29,7 @@ AGENT_EXIT_SECONDS = 5.0
 """Seconds that a cancelled agent has to end."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
+class AgentOptions(BaseModel, frozen=True):
     """Agent to run: exactly one of `target` and `command` is set."""
 
     target: str | None = None
@@ -51,7 +50,6 @@ class AgentOptions:
         return CommandAgent(self.command or (), passed_on=self.pass_env)
 
 
-@register("openai_proxy")
 class OpenAIProxyLoop(AgentLoop):
     """Loop that runs the agent against a session of the endpoint.
 

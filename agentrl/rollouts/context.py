@@ -20,7 +20,6 @@ from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction.recorded import RecordedInteraction
 from agentrl.observe.display import Display
 from agentrl.observe.excerpt import Reading
-from agentrl.openai_api.agent_loop import AgentOptions, OpenAIProxyLoop
 from agentrl.reward import RewardManager
 from agentrl.system.cassette import Cassette
 from agentrl.system.user_code import await_user_code, user_code
@@ -99,8 +98,8 @@ def load_context(config: RolloutsConfig, *, scored: bool = True) -> ContextParts
     Raises UserError. `ContextParts.bind` follows when the tokenizer is there.
     """
     turns, agent = config.actor_rollout_ref.rollout.multi_turn, config.actor_rollout_ref.rollout.agent
-    if agent.agent_loop_config_path is not None:
-        load_agent_loops(agent.agent_loop_config_path)
+    path = agent.agent_loop_config_path
+    options = {} if path is None else load_agent_loops(path)
     cassette = None
     if config.tools.cassette is not None and config.tools.cassette_path is not None:
         cassette = Cassette(config.tools.cassette_path, config.tools.cassette)
@@ -119,9 +118,8 @@ def load_context(config: RolloutsConfig, *, scored: bool = True) -> ContextParts
     if scored:
         beside_model = uses_reward_model(config)
         reward = RewardManager(config.reward_model, config.custom_reward_function, beside_model=beside_model)
-    loops = instantiate(agent_names())
-    proxied = agent.openai_proxy
-    loops["openai_proxy"] = OpenAIProxyLoop(AgentOptions(proxied.target, proxied.command, proxied.pass_env))
+    options["openai_proxy"] = agent.openai_proxy.model_dump()
+    loops = instantiate(agent_names(), options)
     return ContextParts(loops, tools, interactions, reward)
 
 

@@ -54,9 +54,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     folder = RunFolder(config, store, display)
     run_dir = folder.path
 
-    tracker = Tracker(
-        config.trainer.logger, run_dir, config, config.trainer.project_name, config.trainer.experiment_name, display
-    )
+    tracker = Tracker.of(config.trainer, run_dir, config, display)
     with ExitStack() as stack:
         stack.callback(tracker.close)
         if config.uses_ray:

@@ -45,7 +45,7 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     check_profile_steps(trainer, total)
     store = open_store(trainer, display)
     folder = RunFolder(config, store, display)
-    tracker = Tracker(trainer.logger, out, config, trainer.project_name, trainer.experiment_name, display)
+    tracker = Tracker.of(trainer, out, config, display)
     with ExitStack() as stack:
         stack.callback(tracker.close)
         if config.uses_ray:

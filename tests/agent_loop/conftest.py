@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler, registry
+from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
 from agentrl.agent_loop.registry import agent_names, instantiate
 from agentrl.chat import Chat
+from agentrl.config.registries import AGENT_LOOPS
 from agentrl.engines.contract import SamplingParams
 from agentrl.interaction import Interaction
 from agentrl.quickstart.tiny_policy import make_tiny_policy
@@ -39,7 +40,7 @@ LIMITS = LoopLimits(
 @pytest.fixture(autouse=True)
 def no_loop_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it: other tests build runs with every registered loop."""
-    monkeypatch.setattr(registry, "_LOOPS", dict(registry._LOOPS))
+    monkeypatch.setattr(AGENT_LOOPS, "_registered", dict(AGENT_LOOPS._registered))
 
 
 @pytest.fixture(scope="session")

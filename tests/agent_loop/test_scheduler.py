@@ -144,7 +144,7 @@ def test_users_loops_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.syspath_prepend(tmp_path)
     good = tmp_path / "loops.yaml"
     good.write_text("- name: math_expression\n  _target_: my_loops.Math\n")
-    assert load_agent_loops(good) == ["math_expression"]
+    assert load_agent_loops(good) == {"math_expression": {}}
     assert "math_expression" in agent_names()
     (tmp_path / "broken_loops.py").write_text("1 / 0\n")
     for text, says in [
@@ -162,6 +162,35 @@ def test_users_loops_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigError, match="did you mean 'tool_agent'"):
         get_loop("tool_agnet")
     assert get_loop("react_agent") is get_loop("react")
+
+
+def test_a_users_loop_of_a_file_with_options(tmp_path: Path) -> None:
+    (tmp_path / "asking.py").write_text(
+        "from pydantic import BaseModel\nfrom agentrl.agent_loop import AgentLoop\n\n"
+        "class Options(BaseModel):\n    times: int = 2\n\n"
+        "class Asking(AgentLoop):\n    def __init__(self, options: Options):\n        self.options = options\n"
+        "    async def run(self, episode): ...\n"
+    )
+    entry = "- name: asking\n  _target_: ${yaml_dir}/asking.py:Asking\n"
+    (tmp_path / "loops.yaml").write_text(f"{entry}  options: {{times: 3}}\n")
+    loops = instantiate(["asking"], load_agent_loops(tmp_path / "loops.yaml"))
+    assert loops["asking"].options.times == 3  # type: ignore[attr-defined]
+    for text, says in [
+        (f"{entry}  options: {{tims: 3}}\n", r"agent_loops\[0\] \(asking\): options: unknown key 'tims'; did you mean"),
+        (f"{entry}  options: {{times: many}}\n", r"options: times: Input should be a valid integer.*found 'many'"),
+        (entry.replace(":Asking", ":Options"), r"must be a subclass of agentrl\.agent_loop\.base\.AgentLoop"),
+        (entry.replace(":Asking", ":Askin"), r"\(asking\): .*asking\.py has no 'Askin'; did you mean 'Asking'"),
+    ]:
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            load_agent_loops(tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize("name", ["os:system", "/tmp/evil.py:Loop", "agentrl.agent_loop.react:ReactLoop"])
+def test_a_row_names_registered_loops_only(name: str) -> None:
+    """Data sets come from anywhere: nothing that a row says is imported."""
+    with pytest.raises(ConfigError, match=r"agent_name: unknown agent loop .*known are openai_proxy, react.*"):
+        get_loop(name)
 
 
 def test_a_loop_that_cannot_be_made_is_one_message() -> None:

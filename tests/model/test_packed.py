@@ -83,9 +83,8 @@ def test_squared_probabilities_come_with_or_without_the_entropy() -> None:
     first = ids[: int(offsets[1])]
     expected = (model(first[None]).logits[0, :-1] / 0.7).softmax(-1).square().sum(-1)
     use_packed_attention(model)
-    chosen = {"temperature": 0.7, "with_squared_probs": True}
-    alone = token_logprobs(model, ids, offsets, **chosen)
-    both = token_logprobs(model, ids, offsets, with_entropy=True, **chosen)
+    alone = token_logprobs(model, ids, offsets, temperature=0.7, with_squared_probs=True)
+    both = token_logprobs(model, ids, offsets, temperature=0.7, with_entropy=True, with_squared_probs=True)
     assert alone.entropy is None and alone.squared_probs is not None and both.squared_probs is not None
     assert torch.equal(alone.squared_probs, both.squared_probs)
     assert torch.allclose(alone.logprobs, both.logprobs, atol=1e-6)

@@ -6,20 +6,23 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentrl.config import Config
-from agentrl.errors import ConfigError, DataError, TrainingError
+from agentrl.config import Config, load_config
+from agentrl.errors import CodeError, ConfigError, DataError, TrainingError
 from agentrl.observe.display import PlainDisplay
 from agentrl.observe.tracking import Tracker, read_metrics
 from tests.small_disk import small_disk_in
 
 
-def tracker(dir: Path, *names: str, output: io.StringIO | None = None) -> Tracker:
-    return Tracker(
-        names or ("console", "jsonl"), dir, Config(), "project", "run", PlainDisplay("run", output or io.StringIO())
-    )
+def tracker(
+    dir: Path, *names: str, output: io.StringIO | None = None, options: dict[str, dict[str, Any]] | None = None
+) -> Tracker:
+    keys = {"logger": list(names or ("console", "jsonl")), "logger_options": options or {}}
+    config = Config.model_validate({"trainer": keys})
+    return Tracker.of(config.trainer, dir, config, PlainDisplay("run", output or io.StringIO()))
 
 
 def test_one_object_a_line_with_the_step_first(tmp_path: Path) -> None:
@@ -130,6 +133,65 @@ def test_wandb_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # offline-run-<time>-<id>, and -1 behind it for a second one of the same second
     runs = {path.name.split("-")[3] for path in (tmp_path / "wandb").glob("offline-run-*")}
     assert runs == {(tmp_path / "wandb_id").read_text()}
+
+
+OPTIONS = "trainer.logger_options"
+OWN = """
+import json
+from pydantic import BaseModel
+from agentrl.observe.tracking import RunInfo, Sink
+
+class Options(BaseModel):
+    name: str = "own.txt"
+
+class Lines(Sink):
+    def __init__(self, run: RunInfo, options: Options):
+        self.path = run.dir / options.name
+        self.title = f"{run.project}/{run.experiment} {run.config['trainer']['total_epochs']}"
+
+    def write(self, step, metrics):
+        if step == 3:
+            raise KeyError("reward")
+        self.path.write_text(f"{self.title} {step} {json.dumps(dict(metrics))}")
+
+    def truncate_after(self, step):
+        self.path.unlink(missing_ok=True)
+
+    def close(self):
+        self.path.rename(self.path.with_suffix(".done"))
+"""
+
+
+def test_a_users_logger(tmp_path: Path) -> None:
+    file = tmp_path / "lines.py"
+    file.write_text(OWN)
+    name = f"{file}:Lines"
+    log = tracker(tmp_path, name, "jsonl", options={name: {"name": "mine.txt"}})
+    log.truncate_after(-1)
+    log.log({"a": math.inf}, 2)
+    assert (tmp_path / "mine.txt").read_text() == 'agentrl/quickstart 1 2 {"a": null}'
+    with pytest.raises(CodeError, match=r"logger .*lines\.py:Lines \(lines\.Lines\.write\): KeyError: 'reward'"):
+        log.log({"a": 1.0}, 3)
+    log.close()
+    assert (tmp_path / "mine.done").exists() and len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (["trainer.logger=[jsonl,wndb]"], r"trainer\.logger: unknown logger 'wndb'; did you mean 'wandb'\?; known are"),
+        (["trainer.logger=json:dumps"], r"trainer\.logger: expected a subclass of agentrl\.observe\.tracking\.Sink"),
+        (["trainer.logger=[wandb]", f"{OPTIONS}.wandb.entiti=x"], r"unknown key 'entiti'; did you mean 'entity'\?"),
+        ([f"{OPTIONS}.wandb.entity=x"], r"logger_options\.wandb has no effect: trainer\.logger=console,jsonl does not"),
+        ([f"{OPTIONS}.jsonl.file=x"], r"logger_options\.jsonl: file set, and .*JsonLines has no options"),
+    ],
+)
+def test_a_wrong_logger_or_option_is_told_with_the_config(keys: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(keys)
+    assert load_config(["trainer.logger=[wandb]", f"{OPTIONS}.wandb.tags=[a]"]).trainer.logger_options == {
+        "wandb": {"tags": ["a"]}
+    }
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_the_store_is_told_of_no_run_that_could_not_begin_here(tmp_path: Path) -
     display = PlainDisplay("run", io.StringIO())
     store = ObjectStore(f"file://{tmp_path}/store", warn=display.warn)
     folder = RunFolder(config, store, display)
-    tracker = Tracker(["jsonl"], tmp_path / "run", config, "p", "e", display)
+    tracker = Tracker.of(config.trainer, tmp_path / "run", config, display)
     checkpoints = CheckpointManager(tmp_path / "run" / "checkpoints", keep=None, fingerprint={}, store=store)
     (tmp_path / "run" / "config.yaml").mkdir(parents=True)
     with pytest.raises(ConfigError, match="cannot be written"):

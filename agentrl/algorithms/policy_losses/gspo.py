@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agentrl.config.sections.actor import ActorConfig
 
 
-@declare(keys=("clip_ratio", "clip_ratio_low", "clip_ratio_high"))
+@declare(keys=("clip_ratio", "clip_ratio_low", "clip_ratio_high"), advantage_only=True)
 def gspo(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     """GSPO with a ratio by sequence (arXiv:2507.18071, eq. 7), in its token form GSPO-token (eq. 13, 14).
 

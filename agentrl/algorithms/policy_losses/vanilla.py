@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agentrl.config.sections.actor import ActorConfig
 
 
-@declare(keys=("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
+@declare(keys=("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"), advantage_only=True)
 def vanilla(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     """PPO's clipped surrogate (arXiv:1707.06347, eq. 7) with separate bounds (DAPO, arXiv:2503.14476, eq. 10) and
     the dual clip for negative advantages (arXiv:1912.09729, "Dual-clip PPO").

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import itertools
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from agentrl.config.registries import ADVANTAGE_ESTIMATORS
-from agentrl.config.rules import ConflictsWith, Needs, OnlyWith, ReadBy
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS
+from agentrl.config.rules import ConflictsWith, Names, Needs, OnlyWith, Place, ReadBy, Values
 from agentrl.config.section import Section
+from agentrl.system.plugin import nearest
+
+
+class NamesLoggers(Names):
+    """The entries of the list are loggers, whose options stand under their names in `logger_options`."""
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        names, options_key = values.all[key], f"{place.section}.logger_options"
+        options = values.all[options_key]
+        unread = [
+            f"{options_key}.{name} has no effect: {key}={','.join(names)} does not name it{nearest(name, names)}"
+            for name in options
+            if name not in names
+        ]
+        found = (self.faults_of(name, key, options.get(name, {}), f"{options_key}.{name}") for name in names)
+        return [*itertools.chain.from_iterable(found), *unread]
+
 
 Loggers = Annotated[
-    list[Literal["console", "jsonl", "tensorboard", "wandb"]],
+    list[str],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    NamesLoggers(LOGGERS),
 ]
 
 
@@ -72,6 +91,9 @@ class RunConfig(JobConfig):
     total_training_steps: int | None = Field(None, gt=0)
     """null: as many as total_epochs gives."""
     logger: Loggers = ["console", "jsonl"]
+    """Where each step's metrics go; a class of your own is a subclass of agentrl.observe.tracking.Sink."""
+    logger_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of loggers, by their entries in logger; e.g. wandb: {entity: team, group: a, tags: [b]}."""
     save_freq: int = -1
     """Checkpoint every so many steps, and at the end; -1: only at the end."""
     test_freq: Annotated[int, OnlyWith("data.val_files")] = -1
