@@ -16,10 +16,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         config = load_config(list(sys.argv[1:] if argv is None else argv), "evaluate", EvaluateConfig)
         # Imported late, so that --help and config errors wait for nothing.
-        from agentrl.observe.display import Display
+        from agentrl.observe.open import open_display
         from agentrl.offline.evaluate import evaluate, print_table
 
-        with Display.create("evaluate") as display:
+        with open_display("evaluate") as display:
             summaries = evaluate(config, display)
         print_table(summaries)
 

@@ -16,10 +16,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         config = load_config(list(sys.argv[1:] if argv is None else argv), "generate", GenerateConfig)
         # Imported late, so that --help and config errors wait for nothing.
-        from agentrl.observe.display import Display
+        from agentrl.observe.open import open_display
         from agentrl.offline.generate import generate
 
-        with Display.create(f"generate · {config.data.output_path}") as display:
+        with open_display(f"generate · {config.data.output_path}") as display:
             generate(config, display)
 
     return exit_status(work)

@@ -18,10 +18,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         config = load_config(list(sys.argv[1:] if argv is None else argv), "sft", SFTConfig)
         # Imported late, so that --help and config errors wait for nothing.
-        from agentrl.observe.display import Display
+        from agentrl.observe.open import open_display
         from agentrl.trainer.run_sft import train_sft
 
-        with Display.create(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display:
+        with open_display(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display:
             train_sft(config, display)
 
     return exit_status(work)

@@ -15,10 +15,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         config = load_config(list(sys.argv[1:] if argv is None else argv))
         # Imported late, so that --help and config errors wait for nothing.
-        from agentrl.observe.display import Display
+        from agentrl.observe.open import open_display
         from agentrl.trainer.run import train
 
-        with Display.create(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display:
+        with open_display(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display:
             train(config, display)
 
     return exit_status(work)

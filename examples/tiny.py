@@ -19,7 +19,7 @@ from random import Random
 from typing import Any, Literal
 
 from agentrl.errors import UserError
-from agentrl.observe.display import Display
+from agentrl.observe.open import open_display
 from agentrl.quickstart.assets import WarmUp, sft_config, write_untrained
 from agentrl.quickstart.tiny_policy import TinyShape
 from agentrl.trainer.run_sft import train_sft
@@ -108,7 +108,7 @@ def make(recipe: Recipe, out: Path, seed: int, sizes: Sizes) -> None:
     warm_up = out / "warm-up"
     shutil.rmtree(warm_up, ignore_errors=True)
     write_untrained(warm_up / "untrained", out / "sft.parquet", seed, TinyShape())
-    with Display.create(f"warm-up · {recipe}") as display:
+    with open_display(f"warm-up · {recipe}") as display:
         train_sft(sft_config(out / "sft.parquet", warm_up, WarmUp(), seed, "cpu"), display)
     shutil.rmtree(out / "policy", ignore_errors=True)
     (warm_up / "policy").rename(out / "policy")

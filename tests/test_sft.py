@@ -24,7 +24,7 @@ from agentrl.config.sections.sft import SFTDataConfig
 from agentrl.data.sft import SFTSample, load_transcripts
 from agentrl.errors import DataError, WorkerDied
 from agentrl.model.scores import TokenScores
-from agentrl.observe.display import Display
+from agentrl.observe.open import open_display
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.sft import main
 from agentrl.trainer.run_sft import train_sft
@@ -283,7 +283,7 @@ def test_a_dead_worker_costs_what_came_after_the_checkpoint(
             raise WorkerDied("rank 1 died")
         return healthy(worker, batch, step)
 
-    with Display.create("test") as display:
+    with open_display("test") as display:
         train_sft(config("undisturbed"), display)
         monkeypatch.setattr(SupervisedWorker, "update", update)
         train_sft(config("disturbed", max_worker_restarts=1, save_freq=2), display)

@@ -38,7 +38,7 @@ from agentrl.config.sections.training import Config
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import load_model
-from agentrl.observe.display import Display
+from agentrl.observe.open import open_display
 from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trainer.build import build
@@ -224,7 +224,7 @@ def run(setting: Setting, policy: Path, assets: Path, folder: Path, steps: int) 
     config = load_config(overrides(setting, policy, assets, folder, steps))
     found = []
     with (
-        Display.create(setting.name) as display,
+        open_display(setting.name) as display,
         build(config, open_inputs(config), display, CountingTrainer) as trainer,
     ):
         assert isinstance(trainer, CountingTrainer)
@@ -320,7 +320,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         config = Config.model_validate({"quickstart": {"dir": str(given.assets)}, "trainer": {"device": "cpu"}})
-        with Display.create("quickstart") as display:
+        with open_display("quickstart") as display:
             made = with_quickstart_policy(with_quickstart_data(config, display), display)
         ready = Path(made.actor_rollout_ref.model.path)
         policies = {False: make_tiny_policy(work / "larger", 1, shape=LARGER), True: ready}

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from agentrl.chat import Chat
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.sft import SFTConfig, SFTDataConfig, SFTModelConfig, SFTTrainerConfig
-from agentrl.observe.display import Display
+from agentrl.observe.open import open_display
 from agentrl.quickstart.assets import write_untrained
 from agentrl.quickstart.tiny_policy import TinyShape
 from agentrl.trainer.run_sft import train_sft
@@ -87,7 +87,7 @@ def warmed_up_policy(folder: Path) -> Path:
         ),
         trainer=SFTTrainerConfig(default_local_dir=str(folder / "sft"), device="cpu", logger=[]),
     )
-    with Display.create("warm-up") as display:
+    with open_display("warm-up") as display:
         train_sft(config, display)
     return folder / "sft" / "policy"
 

@@ -19,7 +19,7 @@ import yaml
 from transformers.utils import logging
 
 from agentrl.config import load_config
-from agentrl.observe.display import Display
+from agentrl.observe.open import open_display
 from agentrl.trainer.build import build
 from agentrl.trainer.inputs import open_inputs
 from benchmarks.training.delayed_calculator import DelayedCalculator
@@ -43,7 +43,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(overrides(given, Path(folder)))
-        with Display.create("grpo_step") as display, build(config, open_inputs(config), display) as trainer:
+        with open_display("grpo_step") as display, build(config, open_inputs(config), display) as trainer:
             while sys.stdin.readline():
                 cpu, wall = time.process_time(), time.perf_counter()
                 trainer.step += 1

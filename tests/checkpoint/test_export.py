@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.checkpoint.export import export_policy
 from agentrl.errors import CheckpointError
-from agentrl.observe.display import Display
+from agentrl.observe.open import open_display
 
 
 def test_a_policy_that_was_written_elsewhere_takes_the_place_of_none(
@@ -22,7 +22,7 @@ def test_a_policy_that_was_written_elsewhere_takes_the_place_of_none(
     (folder / "config.json").write_text("older")
     chat: Any = SimpleNamespace(tokenizer=None, vision=None)
     with (
-        Display.create("test") as display,
+        open_display("test") as display,
         pytest.raises(CheckpointError, match=r"config\.json .*on a file system that all nodes share"),
     ):
         export_policy(lambda dir, tokenizer: None, chat, 3, folder, None, display)

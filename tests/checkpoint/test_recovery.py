@@ -10,7 +10,7 @@ from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.recovery import Continuation
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import WorkerDied
-from agentrl.observe.display import Display
+from agentrl.observe.open import open_display
 
 
 class DyingExecutor:
@@ -29,7 +29,7 @@ def test_deaths_in_the_middle_of_a_save_and_of_a_restart(tmp_path: Path) -> None
     checkpoints = CheckpointManager(tmp_path, keep=None, background=True)
     executor = DyingExecutor(tmp_path)
     went_back_to: list[Path | None] = []
-    with Display.create("test") as display:
+    with open_display("test") as display:
         config = RunConfig(max_worker_restarts=2)
         continuation = Continuation(config, executor.restart, checkpoints, display)
         assert continuation.begin(9, tmp_path / "policy") is None

@@ -19,7 +19,7 @@ from agentrl.checkpoint import remote as object_store
 from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.errors import CheckpointError, ConfigError
-from agentrl.observe.display import Display
+from agentrl.observe.open import open_display
 from agentrl.train import main
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_docs import commands, write_files
@@ -103,7 +103,7 @@ def test_the_newest_are_there_and_come_back(
     store = ObjectStore(url, warn=lambda text: None)
     assert store.steps() == [2, 3]
     elsewhere = make(url, "elsewhere")
-    with Display.create("test") as display:
+    with open_display("test") as display:
         elsewhere.fetch(display)
         elsewhere.fetch(display)  # there is nothing newer now
     path = elsewhere.latest()
@@ -115,7 +115,7 @@ def test_the_newest_are_there_and_come_back(
 
     save(elsewhere, 7)
     behind = make(url)  # has step 3 only
-    with Display.create("test") as display:
+    with open_display("test") as display:
         behind.fetch(display)
     assert behind.latest() == behind.dir / "step_000007"
 
@@ -128,7 +128,7 @@ def test_what_is_not_whole_is_passed_over(url: str, make: Callable[..., Checkpoi
     fs.pipe_file(f"{root}/checkpoints/step_000009/shard-1", b"x")
     warnings: list[str] = []
     elsewhere = make(url, "elsewhere", warnings)
-    with Display.create("test") as display:
+    with open_display("test") as display:
         elsewhere.fetch(display)
     assert elsewhere.latest() == tmp_path / "elsewhere" / "step_000001"
     assert len(warnings) == 1
@@ -151,7 +151,7 @@ def test_a_file_outside_is_never_written(url: str, make: Callable[..., Checkpoin
     record = json.loads(fs.cat_file(state))
     record["files"]["../../../escaped"] = {"bytes": 1, "crc32": "0"}
     fs.pipe_file(state, json.dumps(record).encode())
-    with Display.create("test") as display, pytest.raises(CheckpointError, match=r"names the file '\.\./\.\./\.\./esc"):
+    with open_display("test") as display, pytest.raises(CheckpointError, match=r"names the file '\.\./\.\./\.\./esc"):
         make(url, "elsewhere").fetch(display)
     assert not list(tmp_path.rglob("escaped"))
 
@@ -168,7 +168,7 @@ def test_a_store_that_is_down_costs_a_warning(
         save(manager, 2)
         assert len(warnings) == 1
         assert "step_000002 could not be uploaded" in warnings[0] and "It is intact here" in warnings[0]
-        with Display.create("test") as display, pytest.raises(CheckpointError, match="cannot be read"):
+        with open_display("test") as display, pytest.raises(CheckpointError, match="cannot be read"):
             make(url, "elsewhere").fetch(display)  # rather than to start anew
         policy = tmp_path / "policy"
         policy.mkdir()

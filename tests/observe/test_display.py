@@ -20,8 +20,9 @@ from rich.color import Color
 from rich.console import Console
 
 from agentrl.observe import terminal
-from agentrl.observe.display import STEP_COLUMNS, Column, Display, PlainDisplay, duration, score_columns, stage_seconds
+from agentrl.observe.display import STEP_COLUMNS, Column, Display, duration, score_columns, stage_seconds
 from agentrl.observe.excerpt import Reading
+from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.terminal import RichDisplay, sparkline
 from tests.trajectory.written import Writer, decode, tool_trajectory
 
@@ -183,7 +184,7 @@ def test_no_terminal_means_plain_lines() -> None:
         [
             sys.executable,
             "-c",
-            "from agentrl.observe.display import Display; print(type(Display.create('x')).__name__)",
+            "from agentrl.observe.open import open_display; print(type(open_display('x')).__name__)",
         ],
         capture_output=True,
         text=True,
@@ -197,7 +198,7 @@ def test_no_terminal_means_plain_lines() -> None:
     [("xterm", "utf-8", "RichDisplay"), ("dumb", "utf-8", "PlainDisplay"), ("xterm", "ascii", "PlainDisplay")],
 )
 def test_the_display_fits_the_terminal(term: str, encoding: str, kind: str) -> None:
-    code = "from agentrl.observe.display import Display; print(type(Display.create('x')).__name__)"
+    code = "from agentrl.observe.open import open_display; print(type(open_display('x')).__name__)"
     process, master = in_terminal(code, TERM=term, PYTHONIOENCODING=encoding)
     assert kind in read_all(master)
     assert process.wait() == 0
@@ -452,9 +453,9 @@ def read_all(master: int) -> str:
 
 LIVE = """
 import sys, time
-from agentrl.observe.display import Display
+from agentrl.observe.open import open_display
 
-with Display.create("run") as display, display.stage("train", total=100) as stage:
+with open_display("run") as display, display.stage("train", total=100) as stage:
     for step in range(100):
         time.sleep(0.02)
         stage.advance(1)

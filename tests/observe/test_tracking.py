@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.config import Config, load_config
 from agentrl.errors import CodeError, ConfigError, DataError, TrainingError
-from agentrl.observe.display import PlainDisplay
+from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.tracking import Tracker, read_metrics
 from tests.small_disk import small_disk_in
 

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.chat import Chat
 from agentrl.config import Config, load_config
-from agentrl.observe.display import Display, PlainDisplay
+from agentrl.observe.display import Display
+from agentrl.observe.plain import PlainDisplay
 from agentrl.quickstart.assets import make_policy, with_quickstart_data
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from data_prep.quickstart import Recipe, make

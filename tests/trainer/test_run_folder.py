@@ -13,7 +13,7 @@ from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config
 from agentrl.errors import ConfigError
-from agentrl.observe.display import PlainDisplay
+from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.tracking import Tracker
 from agentrl.train import main
 from agentrl.trainer.run_folder import RunFolder

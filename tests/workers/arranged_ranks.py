@@ -103,7 +103,7 @@ def train(name: str, trees: dict[str, Any], work: Path) -> None:
             metrics, run = trained(Config.model_validate(tree), batch)
             policy = run.policy
         assert (counters["stats"]["unique_graphs"] > 0) == (kind == "compiled")
-        weights = {key: tensor.clone() for key, tensor in policy.model.named_tensors(policy.learner.tensors)}
+        weights = {key: tensor.clone() for key, tensor in policy.backend.model.named_tensors(policy.backend.tensors)}
         if rank() == 0:
             (work / f"{name}-{kind}.json").write_text(json.dumps(metrics))
             save_file(weights, work / f"{name}-{kind}.safetensors")
@@ -114,7 +114,7 @@ def train(name: str, trees: dict[str, Any], work: Path) -> None:
                 if (work / saved).exists():
                     policy.load(work / saved)
                     expected = load_file(work / f"{saved}.safetensors")
-                    for key, tensor in policy.model.named_tensors(policy.learner.tensors):
+                    for key, tensor in policy.backend.model.named_tensors(policy.backend.tensors):
                         assert torch.equal(tensor, expected[key]), (saved, key)
 
 
