@@ -19,7 +19,7 @@ from agentrl.agent_loop.base import AgentLoop, Episode, LoopContext
 from agentrl.agent_loop.limits import seed_of
 from agentrl.engines.contract import RequestError, SamplingParams
 from agentrl.errors import CodeError, UserError
-from agentrl.reward import RewardManager
+from agentrl.reward import RewardManager, score_all
 from agentrl.system.numbers import finite, number_of
 from agentrl.system.quota import run_concurrently
 from agentrl.system.throttle import OncePerKey, ThrottledWarnings
@@ -52,6 +52,16 @@ class Request:
 
 
 @dataclass(slots=True)
+class _Group:
+    """The trajectories of one prompt."""
+
+    requests: list[Request] = field(default_factory=list)
+    ended: dict[str, Trajectory] = field(default_factory=dict)
+    """By the request's uid."""
+    scored: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
 class Scheduler:
     """Runner of trajectories with retries and scoring. `loops` maps agent names to loop objects."""
 
@@ -75,7 +85,12 @@ class Scheduler:
         Raises CodeError for the first error of a user's code, unless these are counted; all else is cancelled then.
         """
         places = asyncio.Semaphore(self.max_concurrent)
-        return await run_concurrently(self._run_one(request, places, on_end) for request in requests)
+        groups: dict[int, _Group] = {}
+        for request in requests:
+            groups.setdefault(request.group, _Group()).requests.append(request)
+        return await run_concurrently(
+            self._run_one(request, places, groups[request.group], on_end) for request in requests
+        )
 
     async def close(self) -> None:
         """Close the loops."""
@@ -87,18 +102,41 @@ class Scheduler:
         return dict(Counter(episode.waiting_for.split(" (")[0] for episode in self.running.values()).most_common())
 
     async def _run_one(
-        self, request: Request, places: asyncio.Semaphore, on_end: Callable[[Trajectory], None] | None
+        self,
+        request: Request,
+        places: asyncio.Semaphore,
+        group: _Group,
+        on_end: Callable[[Trajectory], None] | None,
     ) -> Trajectory:
         async with places:
             trajectory = await self._with_retries(request)
-        if self.reward is not None and trajectory.status not in (Status.FAILED, Status.TIMEOUT, Status.ABORTED):
-            try:
-                await self.reward.score(trajectory, request.sample)
-            except CodeError as error:
-                self._handle_code_error(error, request)
+        if self.reward is not None and self.reward.by_group:
+            await self._score_with_group(self.reward, request, trajectory, group)
+        elif self.reward is not None:
+            await self._score(self.reward, [trajectory], request)
         if on_end is not None:
             on_end(trajectory)
         return trajectory
+
+    async def _score_with_group(
+        self, reward: RewardManager, request: Request, trajectory: Trajectory, group: _Group
+    ) -> None:
+        """Score the whole group where this is its last trajectory to end; else wait until that is done."""
+        group.ended[request.uid] = trajectory
+        if len(group.ended) < len(group.requests):
+            await group.scored.wait()
+            return
+        try:
+            await self._score(reward, [group.ended[one.uid] for one in group.requests], request)
+        finally:
+            group.scored.set()
+
+    async def _score(self, reward: RewardManager, trajectories: Sequence[Trajectory], request: Request) -> None:
+        ended = [one for one in trajectories if one.status not in (Status.FAILED, Status.TIMEOUT, Status.ABORTED)]
+        try:
+            await score_all(reward, ended, request.sample)
+        except CodeError as error:
+            self._handle_code_error(error, request)
 
     async def _with_retries(self, request: Request) -> Trajectory:
         attempt = 0

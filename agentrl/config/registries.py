@@ -7,7 +7,7 @@ Nothing is imported from here before it is chosen.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentrl.system.registry import Registry
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agentrl.chat.formats.parsers import CallFormat
     from agentrl.engines.builder import EngineBuilder
     from agentrl.observe.tracking import Sink
+    from agentrl.reward.contract import RewardManager
     from agentrl.workers.backend import PolicyBackendFactory
 
 ENGINES: Registry[EngineBuilder] = Registry(
@@ -91,3 +92,28 @@ LOGGERS: Registry[type[Sink]] = Registry(
     base="agentrl.observe.tracking:Sink",
 )
 """Where the metrics of each step go."""
+
+SCORERS: Registry[Callable[..., Any]] = Registry(
+    "scorer",
+    "reward_model.scorers",
+    {
+        "code": "agentrl.reward.code:CodeJudge.compute_score",
+        "final_answer": "agentrl.reward.final_answer:compute_score",
+        "gsm8k": "agentrl.reward.gsm8k:compute_score",
+        "interaction": "agentrl.reward.interaction:compute_score",
+        "judge": "agentrl.reward.judge:ModelJudge.compute_score",
+        "math": "agentrl.reward.math:compute_score",
+        "search_qa": "agentrl.reward.search_qa:compute_score",
+    },
+)
+"""Functions that score a trajectory; see `agentrl.reward.scorer.ARGUMENTS`. `agentrl.reward.sources` has the data
+sources of ours; `code` and `judge` are methods of objects that ask servers, which the manager makes."""
+
+_NAIVE = "agentrl.reward.manager:NaiveRewardManager"
+REWARD_MANAGERS: Registry[type[RewardManager]] = Registry(
+    "reward manager",
+    "reward_model.reward_manager",
+    {"naive": _NAIVE, "prime": _NAIVE, "batch": _NAIVE},  # verl's names for ways to call the same scorers
+    base="agentrl.reward.contract:RewardManager",
+)
+"""What scores trajectories: one at a time, or all of a prompt."""

@@ -141,7 +141,6 @@ VERL_KEYS = (
     VerlKey(f"{ROLLOUT}.multi_turn.use_inference_chat_template", "sampled tokens are trained on as they are"),
     VerlKey(f"{ROLLOUT}.multi_turn.tokenization_sanity_check_mode", "sampled tokens are trained on as they are"),
     VerlKey("reward_model.model.input_tokenizer", "the reward model reads messages by its own tokenizer"),
-    VerlKey("reward_model.reward_manager", "every trajectory is scored as it ends", ("naive", "prime", "batch")),
     VerlKey("reward_model.launch_reward_fn_async", "scoring always runs beside generation"),
     VerlKey("reward_model.use_reward_loop", "scoring always runs beside generation"),
     VerlKey("algorithm.use_pf_ppo", "prompts are not re-weighted", OFF),

@@ -24,7 +24,7 @@ from agentrl.observe.excerpt import visible
 from agentrl.offline.responses import check_folder
 from agentrl.offline.scores import RUN, ResponseFiles, Responses, Scores, check_sources, score_chunk
 from agentrl.offline.summary import Summary
-from agentrl.reward import RewardManager
+from agentrl.reward import RewardManager, make_reward_manager
 from agentrl.reward.prompt_scores import PromptScores
 from agentrl.system.publish import published
 
@@ -38,7 +38,7 @@ def evaluate(config: EvaluateConfig, display: Display) -> dict[str, Summary]:
     if config.data.output_path is not None:
         check_folder(Path(config.data.output_path))
     rows = ResponseFiles(expand(config.data.path), config)
-    reward = RewardManager(config.reward_model, config.custom_reward_function)
+    reward = make_reward_manager(config.reward_model, config.custom_reward_function)
     check_sources(reward, rows.sources())
 
     def summary() -> Summary:

@@ -23,7 +23,8 @@ from agentrl.data.dataset import ParquetDataset
 from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
 from agentrl.offline.responses import InputRows, Parts, check_output
-from agentrl.reward.manager import SCORER_FAILED, turns_text
+from agentrl.reward.contract import SCORER_FAILED
+from agentrl.reward.manager import turns_text
 from agentrl.rollouts.context import (
     ContextParts,
     fit_prompts,

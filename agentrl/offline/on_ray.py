@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.offline.scores import RUN, Responses, Scores, score_chunk
-from agentrl.reward.manager import RewardManager
+from agentrl.reward import make_reward_manager
 from agentrl.runtime.ray.session import Surroundings, start_ray
 
 try:
@@ -47,7 +47,7 @@ def _score(chunk: list[Responses], config: EvaluateConfig, surroundings: Surroun
     surroundings.enter()
 
     async def work() -> list[Scores]:
-        reward = RewardManager(config.reward_model, config.custom_reward_function)
+        reward = make_reward_manager(config.reward_model, config.custom_reward_function)
         try:
             await reward.start(RUN)
             return await score_chunk(chunk, reward, count=config.data.on_code_error == "count")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.data.columns import is_struct, is_text
 from agentrl.data.rows import to_sample
 from agentrl.errors import CodeError, DataError, UserError
-from agentrl.reward.manager import RewardManager
+from agentrl.reward import RewardManager, score_all
 from agentrl.reward.scorer import Verdict
 from agentrl.system.quota import run_concurrently
 from agentrl.trajectory import Status, Trajectory, Turn
@@ -192,18 +193,20 @@ async def score_chunk(chunk: Sequence[Responses], reward: RewardManager, *, coun
 async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Scores:
     """What fails a scorer becomes a failure. Raises CodeError for an error of its code, unless to `count` it, too."""
 
-    async def score(trajectory: Trajectory) -> Verdict | None:
+    async def score(trajectories: Sequence[Trajectory]) -> list[Verdict | None]:
         try:
-            return await reward.score(trajectory, row.sample)
+            return await score_all(reward, trajectories, row.sample)
         except CodeError as error:
             if count:
-                return None
+                return [None] * len(trajectories)
             place = f"{row.sample.file}, row {row.sample.row} (the first is 0)"
             raise CodeError(f"{error}\n  in {place}\n{ADVICE}", error.place) from error
 
     trajectories = [trajectory_of(row, number) for number in range(len(row.texts))]
     answered = [one for one, text in zip(trajectories, row.texts, strict=True) if text is not None]
-    verdicts = dict(zip(map(id, answered), await run_concurrently(map(score, answered)), strict=True))
+    together = [answered] if reward.by_group else [[one] for one in answered]
+    scored = itertools.chain.from_iterable(await run_concurrently(map(score, together)))
+    verdicts = dict(zip(map(id, answered), scored, strict=True))
     found = [verdicts.get(id(one)) for one in trajectories]
     causes = ["no response" if id(one) not in verdicts else one.failure or "" for one in trajectories]
     return Scores(

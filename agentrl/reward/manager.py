@@ -1,31 +1,26 @@
-"""Scores each trajectory when it ends.
-
-A scorer that fails, or takes too long, fails that trajectory (status FAILED, never a zero reward). An error of the code
-of a user's scorer, which would come again, is raised, too.
-"""
+"""Scores each trajectory by the scorer of its data source, when it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import fnmatch
-import time
 from collections.abc import Iterable
 from typing import Any
 
-from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
-from agentrl.errors import CodeError, ConfigError, DataError
+from agentrl.config.registries import SCORERS
+from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig, ScorerConfig
+from agentrl.errors import ConfigError, DataError
 from agentrl.reward.code import CodeJudge
+from agentrl.reward.contract import RewardManager
 from agentrl.reward.judge import ModelJudge
 from agentrl.reward.scorer import Scorer, Verdict, load_function
-from agentrl.reward.sources import SOURCES, kind_of, ready_scorer
+from agentrl.reward.sources import INSTANT, SOURCES, kind_of, ready_scorer
 from agentrl.system.deadline import within
 from agentrl.system.metrics import Metrics
 from agentrl.system.plugin import nearest
-from agentrl.trajectory import Message, Status, Trajectory
+from agentrl.trajectory import Message, Trajectory
 from agentrl.trajectory.sample import Sample
 
-SCORER_FAILED = "scorer: "
-"""So begins the failure of a trajectory whose scorer failed."""
 NEEDED = {
     "code": "judged by running programs: start `python -m sandbox.server`, and name it with "
     "reward_model.sandbox_fusion.url=http://127.0.0.1:8080",
@@ -35,8 +30,8 @@ NEEDED = {
 """What scorers need that ask servers, by kind."""
 
 
-class RewardManager:
-    """The ready scorers by data source, or the user's one function in place of all of them."""
+class NaiveRewardManager(RewardManager):
+    """The ready scorers by data source, a user's for some of them, or a user's one function in place of all."""
 
     def __init__(
         self,
@@ -47,14 +42,15 @@ class RewardManager:
     ) -> None:
         """`beside_model`: a reward model scores, too; what has no scorer has a score of 0 then.
 
-        Raises ConfigError for a custom function that cannot be loaded or called, and for what servers need.
+        Raises ConfigError for a function that cannot be loaded or called, and for what servers need.
         """
-        self._config = config or RewardConfig()
-        self._beside_model = beside_model
+        super().__init__(config or RewardConfig(), custom or CustomRewardConfig(), beside_model=beside_model)
+        self._config, self._beside_model = self.config, beside_model
         self._custom: Scorer | None = None
-        if custom is not None and custom.path is not None:
-            where = f"custom_reward_function: {custom.path}: {custom.name}"
-            self._custom = Scorer.of(load_function(custom.path, custom.name), where, custom.reward_kwargs)
+        if self.custom.path is not None:
+            where = f"custom_reward_function: {self.custom.path}: {self.custom.name}"
+            function, key = load_function(self.custom.path, self.custom.name), "custom_reward_function.reward_kwargs"
+            self._custom = Scorer.of(function, where, self.custom.reward_kwargs, key=key)
         self._judges: dict[str, CodeJudge | ModelJudge] = {}
         if (sandbox := self._config.sandbox_fusion).url is not None:
             self._judges["code"] = CodeJudge(sandbox)
@@ -65,25 +61,27 @@ class RewardManager:
             kind: Scorer.of(judge.compute_score, kind, {}, max_concurrent=bounds[kind])
             for kind, judge in self._judges.items()
         }
+        self._own = {pattern: self._named(pattern, entry) for pattern, entry in self._config.scorers.items()}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._places: dict[int | None, asyncio.Semaphore] = {}
 
     def sources(self) -> list[str]:
-        """The data sources that ready scorers know; `*` stands for anything."""
-        return sorted(SOURCES)
+        """The data sources that scorers know; `*` stands for anything."""
+        return sorted({*self._own, *SOURCES})
 
     def check(self, data_sources: Iterable[str]) -> None:
         """Raises DataError for a data source that nothing scores, ConfigError for one that needs a server's URL."""
         if self._custom is not None:
             return
         for source in data_sources:
-            kind = self._kind(source)
-            if kind in NEEDED and kind not in self._judges:
-                raise ConfigError(f"data_source {source!r} is {NEEDED[kind]}")
-            if kind is None and not self._beside_model:
+            scorer = self._scorer(source)
+            if isinstance(scorer, str):
+                raise ConfigError(f"data_source {source!r} is {NEEDED[scorer]}")
+            if scorer is None and not self._beside_model:
                 raise DataError(
-                    f"data_source {source!r} has no scorer{nearest(source, SOURCES)}; known are "
-                    f"{', '.join(self.sources())}: set custom_reward_function.path to a file with your own"
+                    f"data_source {source!r} has no scorer{nearest(source, self.sources())}; known are "
+                    f"{', '.join(self.sources())}: name one of yours in reward_model.scorers, or set "
+                    "custom_reward_function.path to a file with a function for all rows"
                 )
 
     async def start(self, run: str) -> None:
@@ -103,35 +101,11 @@ class RewardManager:
         for judge in self._judges.values():
             await judge.close()
 
-    async def score(self, trajectory: Trajectory, sample: Sample) -> Verdict | None:
-        """Set `score` and `score_extra`, or status FAILED and `failure`. Failed trajectories are left as they are.
-
-        Returns the verdict, if there is one. Raises CodeError, when that is done, for an error of a user's scorer.
-        """
-        if trajectory.status is Status.FAILED:
-            return None
-        begun = time.perf_counter()
-        try:
-            verdict = await self._verdict(trajectory, sample)
-        except TimeoutError as error:
-            _fail(trajectory, str(error) or "TimeoutError")
-            return None
-        except CodeError as error:
-            _fail(trajectory, f"{type(error).__name__}: {error.summary}")
-            raise
-        except (Exception, SystemExit) as error:
-            _fail(trajectory, f"{type(error).__name__}: {error}")
-            return None
-        trajectory.score = verdict.score
-        trajectory.score_extra.update(verdict.extra)
-        trajectory.metrics["score_seconds"] = time.perf_counter() - begun
-        return verdict
-
-    async def _verdict(self, trajectory: Trajectory, sample: Sample) -> Verdict:
-        scorer = self._custom or self._ready(sample.data_source)
+    async def score(self, trajectory: Trajectory, sample: Sample) -> Verdict:
+        scorer = self._custom or self._scorer(sample.data_source)
         if scorer is None and self._beside_model:
             return Verdict(0.0, {})
-        if scorer is None:
+        if scorer is None or isinstance(scorer, str):
             raise LookupError(f"no scorer for data_source {sample.data_source!r}")
         arguments = {
             "data_source": sample.data_source,
@@ -151,15 +125,29 @@ class RewardManager:
                     raise TimeoutError(f"no score within reward_model.timeout={self._config.timeout:g} s") from error
                 raise
 
-    def _kind(self, data_source: str) -> str | None:
-        """Of its scorer; the judge's own patterns come first."""
+    def _scorer(self, data_source: str) -> Scorer | str | None:
+        """Find the scorer: a user's first, then the judge's own patterns. Its kind where a server's URL is missing."""
+        for pattern, scorer in self._own.items():
+            if fnmatch.fnmatchcase(data_source, pattern):
+                return scorer
         if any(fnmatch.fnmatchcase(data_source, pattern) for pattern in self._config.judge.data_sources):
-            return "judge"
-        return kind_of(data_source)
+            return self._asking.get("judge", "judge")
+        kind = kind_of(data_source)
+        if kind is None:
+            return None
+        return self._asking.get(kind, kind) if kind in NEEDED else ready_scorer(kind)
 
-    def _ready(self, data_source: str) -> Scorer | None:
-        kind = self._kind(data_source)
-        return None if kind is None else self._asking.get(kind) if kind in NEEDED else ready_scorer(kind)
+    def _named(self, pattern: str, entry: ScorerConfig) -> Scorer | str:
+        """The scorer of an entry of `reward_model.scorers`."""
+        key = f"reward_model.scorers.{pattern}"
+        if entry.name not in NEEDED:
+            function = SCORERS.get(entry.name, key)
+            in_loop = entry.name in INSTANT
+            return Scorer.of(function, f"{key}: {entry.name}", entry.kwargs, key=f"{key}.kwargs", in_loop=in_loop)
+        if entry.kwargs:
+            section = {"code": "sandbox_fusion", "judge": "judge"}[entry.name]
+            raise ConfigError(f"{key}.kwargs: {entry.name} takes none; its keys are reward_model.{section}.*")
+        return self._asking.get(entry.name, entry.name)
 
     def _place(self, scorer: Scorer) -> asyncio.Semaphore:
         """Among those of a scorer with a bound of its own, or of all others."""
@@ -193,9 +181,3 @@ def _text(message: Message) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return content or ""
-
-
-def _fail(trajectory: Trajectory, cause: str) -> None:
-    trajectory.status = Status.FAILED
-    trajectory.score = None
-    trajectory.failure = f"{SCORER_FAILED}{cause}"

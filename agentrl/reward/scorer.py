@@ -10,6 +10,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.system.numbers import finite
 from agentrl.system.plugin import nearest
+from agentrl.system.registry import options_model, read_options
 from agentrl.system.targets import load_file, member
 from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error, is_agentrl_code, user_code
@@ -48,15 +49,22 @@ class Scorer:
         where: str,
         kwargs: Mapping[str, Any],
         *,
+        key: str = "kwargs",
         in_loop: bool = False,
         max_concurrent: int | None = None,
     ) -> Scorer:
-        """`where` names the function in messages. Raises ConfigError when it cannot be called as a scorer."""
+        """`where` names the function in messages, and `key` the config key of `kwargs`.
+
+        A function with a parameter `options`, annotated with a pydantic model, is given kwargs as that. Raises
+        ConfigError when it cannot be called as a scorer.
+        """
+        if callable(function) and options_model(function) is not None:
+            kwargs = {"options": read_options(function, kwargs, key)}
         is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(type(function), "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
         threads = None if is_async or in_loop else DaemonThreads(f"scorer {where}")
-        accepts = _accepted(function, where, kwargs)
+        accepts = _accepted(function, where, kwargs, key)
         return Scorer(where, function, accepts, dict(kwargs), threads, is_async, max_concurrent)
 
     async def __call__(self, arguments: Mapping[str, Any]) -> Verdict:
@@ -105,7 +113,7 @@ def _finite(value: Any) -> float:
     return number
 
 
-def _accepted(function: Callable[..., Any], where: str, kwargs: Mapping[str, Any]) -> frozenset[str]:
+def _accepted(function: Callable[..., Any], where: str, kwargs: Mapping[str, Any], key: str) -> frozenset[str]:
     """Which of ARGUMENTS the function is called with. Raises ConfigError when no call can fit its signature."""
     if not callable(function) or isinstance(function, type):
         raise ConfigError(f"{where}: expected a function, found {function!r}")
@@ -117,15 +125,15 @@ def _accepted(function: Callable[..., Any], where: str, kwargs: Mapping[str, Any
     any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     for name in kwargs:
         if name in ARGUMENTS:
-            raise ConfigError(f"{what}: reward_kwargs may not set {name!r}, which every scorer is given")
+            raise ConfigError(f"{what}: {key} may not set {name!r}, which every scorer is given")
         if name not in names and not any_name:
-            raise ConfigError(f"{what}: reward_kwargs sets {name!r}{nearest(name, names)}, which is no parameter of it")
+            raise ConfigError(f"{what}: {key} sets {name!r}{nearest(name, names)}, which is no parameter of it")
     for parameter in parameters:
         needed = parameter.default is parameter.empty and parameter.kind in (*by_name, parameter.POSITIONAL_ONLY)
         if needed and (parameter.name not in (*ARGUMENTS, *kwargs) or parameter.kind not in by_name):
             raise ConfigError(
                 f"{what}: parameter {parameter.name!r}{nearest(parameter.name, ARGUMENTS)}; a scorer is given, by "
-                f"name, {', '.join(ARGUMENTS)}, and what custom_reward_function.reward_kwargs sets"
+                f"name, {', '.join(ARGUMENTS)}, and what {key} sets"
             )
     if not any_name and "solution_str" not in names and "trajectory" not in names:
         raise ConfigError(f"{what}: it must have the parameter solution_str (or trajectory)")

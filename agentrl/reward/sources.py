@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Callable
-from typing import Any
 
-from agentrl.reward import final_answer, gsm8k, interaction, math, search_qa
+from agentrl.config.registries import SCORERS
 from agentrl.reward.scorer import Scorer
 
-_INSTANT: dict[str, Callable[..., Any]] = {
-    "gsm8k": gsm8k.compute_score,
-    "final_answer": final_answer.compute_score,
-    "search_qa": search_qa.compute_score,
-    "interaction": interaction.compute_score,
-}
+INSTANT = ("final_answer", "gsm8k", "interaction", "search_qa")
+"""Ready scorers that take microseconds, and run in the event loop."""
 
 SOURCES: dict[str, str] = {
     "openai/gsm8k": "gsm8k",
@@ -50,7 +44,5 @@ def kind_of(data_source: str) -> str | None:
 
 @functools.cache
 def ready_scorer(kind: str) -> Scorer:
-    """Of every kind but `code` and `judge`, which ask servers: see `agentrl.reward.code` and `agentrl.reward.judge`."""
-    if kind == "math":
-        return Scorer.of(math.compute_score, "math", {})
-    return Scorer.of(_INSTANT[kind], kind, {}, in_loop=True)
+    """The scorer of any kind but `code` and `judge`, which ask servers; see `agentrl.reward.code` and `judge`."""
+    return Scorer.of(SCORERS.get(kind), kind, {}, in_loop=kind in INSTANT)

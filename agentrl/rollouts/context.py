@@ -20,7 +20,7 @@ from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction.recorded import RecordedInteraction
 from agentrl.observe.display import Display
 from agentrl.observe.excerpt import Reading
-from agentrl.reward import RewardManager
+from agentrl.reward import RewardManager, make_reward_manager
 from agentrl.system.cassette import Cassette
 from agentrl.system.user_code import await_user_code, user_code
 from agentrl.tool import ToolSchema
@@ -117,7 +117,7 @@ def load_context(config: RolloutsConfig, *, scored: bool = True) -> ContextParts
     reward = None
     if scored:
         beside_model = uses_reward_model(config)
-        reward = RewardManager(config.reward_model, config.custom_reward_function, beside_model=beside_model)
+        reward = make_reward_manager(config.reward_model, config.custom_reward_function, beside_model=beside_model)
     options["openai_proxy"] = agent.openai_proxy.model_dump()
     loops = instantiate(agent_names(), options)
     return ContextParts(loops, tools, interactions, reward)

@@ -24,7 +24,7 @@ from agentrl.chat import Chat
 from agentrl.config import Config
 from agentrl.engines.contract import FinishReason, Generation, SamplingParams
 from agentrl.quickstart.tiny_policy import make_tiny_policy
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import PlacedImage, Status, VersionSpan
 from agentrl.trajectory.sample import Sample
@@ -74,7 +74,7 @@ def build(chat: Chat, engine: Any, tools: list[Any], max_concurrent: int = 1024)
     return Scheduler(
         context=LoopContext(engine, chat, toolset, {}, LoopLimits.from_config(Config())),
         loops=instantiate(["tool_agent"]),
-        reward=RewardManager(),
+        reward=NaiveRewardManager(),
         max_concurrent=max_concurrent,
         trajectory_timeout=600,
         max_retries=0,

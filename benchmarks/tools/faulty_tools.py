@@ -33,7 +33,7 @@ from agentrl.agent_loop.registry import instantiate
 from agentrl.chat import Chat
 from agentrl.config import Config
 from agentrl.quickstart.tiny_policy import make_tiny_policy
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status, Trajectory
 from benchmarks.rollouts.runtime_overhead import InstantEngine, requests
@@ -122,7 +122,7 @@ def build(chat: Chat, url: str) -> Scheduler:
     return Scheduler(
         context=LoopContext(Scripted(chat), chat, tools, {}, LoopLimits.from_config(Config())),  # type: ignore[arg-type]
         loops=instantiate(["tool_agent"]),
-        reward=RewardManager(),
+        reward=NaiveRewardManager(),
         max_concurrent=4096,
         trajectory_timeout=600,
         max_retries=RETRIES,

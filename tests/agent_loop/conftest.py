@@ -17,7 +17,7 @@ from agentrl.config.registries import AGENT_LOOPS
 from agentrl.engines.contract import SamplingParams
 from agentrl.interaction import Interaction
 from agentrl.quickstart.tiny_policy import make_tiny_policy
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager
 from agentrl.tool import Tool
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Trajectory
@@ -113,7 +113,7 @@ def bench(chat: Chat) -> Callable[..., Bench]:
         scheduler = Scheduler(
             context=context,
             loops=instantiate(name for name in agent_names() if name != "openai_proxy"),
-            reward=RewardManager(),
+            reward=NaiveRewardManager(),
             max_concurrent=max_concurrent,
             trajectory_timeout=trajectory_timeout,
             max_retries=max_retries,

@@ -18,7 +18,7 @@ from agentrl.config.sections.reward import CustomRewardConfig
 from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, InfrastructureError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager
 from agentrl.tool import Tool, ToolResponse
 from agentrl.tool.toolset import MIN_FAILED_CALLS
 from agentrl.trajectory import Message, Status, Trajectory
@@ -447,9 +447,9 @@ async def test_a_broken_tool_with_on_error_fail_is_tried_again_and_told(bench: M
     assert (t.status, t.metrics["retries"], len(told)) == (Status.FAILED, 2, 1)
 
 
-def scorer(path: Path, body: str) -> RewardManager:
+def scorer(path: Path, body: str) -> NaiveRewardManager:
     (path / "mine.py").write_text(f"def compute_score(solution_str):\n    {body}\n")
-    return RewardManager(custom=CustomRewardConfig(path=str(path / "mine.py")))
+    return NaiveRewardManager(custom=CustomRewardConfig(path=str(path / "mine.py")))
 
 
 @pytest.mark.parametrize(

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.agent_loop import Request
 from agentrl.algorithms.advantages import compute_advantages
 from agentrl.config.sections.algorithm import AlgorithmConfig
-from agentrl.config.sections.reward import CustomRewardConfig
-from agentrl.engines.contract import SamplingParams
+from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
+from agentrl.engines.contract import EngineError, SamplingParams
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.observe.metrics import step_metrics
-from agentrl.reward import RewardManager
+from agentrl.reward import GroupRewardManager, NaiveRewardManager, Verdict
 from agentrl.tool import ErrorKind, Tool, ToolResponse
-from agentrl.trajectory import Message, Status
+from agentrl.trajectory import Message, Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories
+from agentrl.trajectory.sample import Sample
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.agent_loop.test_tool_agent import broken, check_record
 
@@ -63,7 +64,7 @@ async def test_turn_rewards_reach_the_reward_function(bench: MakeBench, tmp_path
         "def f(solution_str, extra_info):\n    return 10 * sum(extra_info['turn_rewards'])"
     )
     b = bench([call("paid"), call("paid"), "done"], [Paid()])
-    b.scheduler.reward = RewardManager(custom=CustomRewardConfig(path=str(tmp_path / "own.py"), name="f"))
+    b.scheduler.reward = NaiveRewardManager(custom=CustomRewardConfig(path=str(tmp_path / "own.py"), name="f"))
     (t,) = await b.run(sample())
     assert t.turn_rewards == [0.25, 0.25]
     assert t.score == 5.0
@@ -121,3 +122,25 @@ async def test_faults_of_tools_are_counted_by_tool_and_kind(bench: MakeBench) ->
         assert metrics[f"tool/error/{kind}"] == 1 / 3
     assert metrics["tool/malformed_rate"] == 2 / 3
     assert (metrics["tool/broken/calls"], metrics["tool/broken/error_rate"]) == (2, 1)
+
+
+async def test_a_group_is_scored_when_its_last_trajectory_has_ended(bench: Callable[..., Bench]) -> None:
+    """Users' managers that compare trajectories get all of a prompt at once, failures left out."""
+    asked: list[list[str]] = []
+
+    class Longest(GroupRewardManager):
+        async def score_group(self, trajectories: Sequence[Trajectory], sample: Sample) -> Sequence[Verdict]:
+            asked.append([one.uid for one in trajectories])
+            longest = max(len(one.turns[-1].text) for one in trajectories)
+            return [Verdict(float(len(one.turns[-1].text) == longest), {}) for one in trajectories]
+
+    def script(session: str, turn: int) -> str | Exception:
+        return EngineError("gone") if session.startswith("t/1.") else "x" * (1 + int(session[2]))
+
+    b = bench(script, max_concurrent=1, max_retries=0)
+    b.scheduler.reward = Longest(RewardConfig(), CustomRewardConfig(), beside_model=False)
+    ended: list[str] = []
+    trajectories = await b.scheduler.run(b.requests(sample("single_turn"), 4), lambda one: ended.append(one.uid))
+    assert asked == [["t/0", "t/2", "t/3"]]
+    assert [one.score for one in trajectories] == [0.0, None, 0.0, 1.0]
+    assert sorted(ended) == ["t/0", "t/1", "t/2", "t/3"]

@@ -13,7 +13,7 @@ import pytest
 from agentrl.config import Config
 from agentrl.config.sections.reward import RewardConfig, SandboxFusionConfig
 from agentrl.interaction import Interaction, InteractionResponse, load_interactions
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager
 from agentrl.trajectory import Message, Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.sample import Sample
@@ -90,7 +90,7 @@ async def test_a_right_answer_is_paid_once(
     sandbox: str,
 ) -> None:
     async with opened(case.file) as (name, interaction):
-        reward = RewardManager(RewardConfig(sandbox_fusion=SandboxFusionConfig(url=sandbox)))
+        reward = NaiveRewardManager(RewardConfig(sandbox_fusion=SandboxFusionConfig(url=sandbox)))
         for source in case.sources:
             rewards = []
             turns = len(case.right) + 1

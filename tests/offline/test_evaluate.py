@@ -16,7 +16,7 @@ from agentrl.config.sections.reward import CustomRewardConfig
 from agentrl.errors import CodeError
 from agentrl.evaluate import main
 from agentrl.offline.scores import Responses, score_chunk
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager
 from agentrl.system.targets import load_file
 from agentrl.trajectory import Status
 from agentrl.trajectory.parquet import SCHEMA, to_row
@@ -200,7 +200,7 @@ async def test_an_error_ends_the_scorers_beside_it_before_what_they_use_is_close
         "    finally:\n"
         "        running.remove(solution_str)\n"
     )
-    reward = RewardManager(custom=CustomRewardConfig(path=str(tmp_path / "mine.py")))
+    reward = NaiveRewardManager(custom=CustomRewardConfig(path=str(tmp_path / "mine.py")))
     row = Sample([], "x", "single_turn")
     chunk = [Responses(row, ["a", "b"], None), Responses(row, ["c", "bad"], None)]
     with pytest.raises(CodeError, match="KeyError"):

@@ -19,7 +19,7 @@ from aiohttp import web
 from agentrl.config.sections.reward import RewardConfig, SandboxFusionConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import RemoteRefused, RemoteUnavailable
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager, score_all
 from agentrl.reward.code import HARNESS, AssertTests, Case, CodeJudge, StdioTests, Tests, extract, same_output
 from agentrl.system.deadline import within
 from agentrl.trajectory import Status, Trajectory
@@ -241,11 +241,11 @@ async def test_a_server_that_refuses_or_is_not_there_gives_no_score(sandbox: str
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/run_code"
-    manager = RewardManager(RewardConfig(timeout=1.0, sandbox_fusion=SandboxFusionConfig(url=url, timeout=0.5)))
+    manager = NaiveRewardManager(RewardConfig(timeout=1.0, sandbox_fusion=SandboxFusionConfig(url=url, timeout=0.5)))
     truth = tests.model_dump_json()
     row = Sample([{"role": "user", "content": "?"}], "code/mbpp", "single_turn", ground_truth=truth)
     trajectory = Trajectory("t", 0, messages=[*row.prompt, {"role": "assistant", "content": "def f(): return 1"}])
-    await manager.score(trajectory, row)
+    await score_all(manager, [trajectory], row)
     await manager.close()
     assert (trajectory.status, trajectory.score) == (Status.FAILED, None)
     with pytest.raises(ConfigError, match=f"sandbox_fusion.url={url}: .*no connection.*python -m sandbox.server"):
@@ -261,7 +261,7 @@ async def test_a_server_that_refuses_or_is_not_there_gives_no_score(sandbox: str
 
 async def test_through_the_manager_many_at_once(sandbox: str) -> None:
     config = RewardConfig(sandbox_fusion=SandboxFusionConfig(url=sandbox, max_concurrent=3))
-    manager = RewardManager(config)
+    manager = NaiveRewardManager(config)
     manager.check(["code/humaneval", "code/mbpp", "code/stdio"])
     await manager.start("a run")
     truth = asserts("assert f(2) == 4").model_dump_json()
@@ -270,7 +270,7 @@ async def test_through_the_manager_many_at_once(sandbox: str) -> None:
     async def one(n: int) -> Trajectory:
         content = f"So:\n```python\ndef f(x):\n    return x + {n}\n```\nThat is it."
         trajectory = Trajectory("t", 0, messages=[*row.prompt, {"role": "assistant", "content": content}])
-        await manager.score(trajectory, row)
+        await score_all(manager, [trajectory], row)
         return trajectory
 
     trajectories = await asyncio.gather(*(one(n % 4) for n in range(12)))
@@ -298,10 +298,10 @@ async def test_a_queue_is_nobodys_time(monkeypatch: pytest.MonkeyPatch) -> None:
         server = FaultyServer(handlers)
         await server.start()
         sandbox = SandboxFusionConfig(url=server.url, timeout=0.2)
-        manager = RewardManager(RewardConfig(timeout=0.4, sandbox_fusion=sandbox))
+        manager = NaiveRewardManager(RewardConfig(timeout=0.4, sandbox_fusion=sandbox))
         trajectory = Trajectory("t", 0, messages=[{"role": "assistant", "content": "print(4)"}])
         begun = time.monotonic()
-        await manager.score(trajectory, Sample([], "code/x", "single_turn", ground_truth=truth))
+        await score_all(manager, [trajectory], Sample([], "code/x", "single_turn", ground_truth=truth))
         assert time.monotonic() - begun > 0.3
         await manager.close()
         await server.stop()
@@ -310,9 +310,9 @@ async def test_a_queue_is_nobodys_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_data_that_needs_a_sandbox_is_refused_without_one() -> None:
     with pytest.raises(ConfigError, match=r"'code/mbpp'.*sandbox.server.*reward_model.sandbox_fusion.url="):
-        RewardManager().check(["gsm8k", "code/mbpp"])
+        NaiveRewardManager().check(["gsm8k", "code/mbpp"])
     with pytest.raises(ConfigError, match=r"sandbox_fusion.url: expected http://HOST:PORT.*'localhost:8080'"):
-        RewardManager(RewardConfig(sandbox_fusion=SandboxFusionConfig(url="localhost:8080")))
+        NaiveRewardManager(RewardConfig(sandbox_fusion=SandboxFusionConfig(url="localhost:8080")))
 
 
 @pytest.mark.parametrize(

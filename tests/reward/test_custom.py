@@ -8,13 +8,13 @@ import pytest
 
 from agentrl.config.sections.reward import CustomRewardConfig
 from agentrl.errors import ConfigError
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager
 
 
-def manager(tmp_path: Path, text: str, **config: object) -> RewardManager:
+def manager(tmp_path: Path, text: str, **config: object) -> NaiveRewardManager:
     path = tmp_path / "my_reward.py"
     path.write_text(text)
-    return RewardManager(None, CustomRewardConfig.model_validate({"path": str(path), **config}))
+    return NaiveRewardManager(None, CustomRewardConfig.model_validate({"path": str(path), **config}))
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_refused_with_file_function_and_remedy(tmp_path: Path, text: str, config
 def test_files_that_cannot_be_loaded(tmp_path: Path, name: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(ConfigError, match=name):
-        RewardManager(None, CustomRewardConfig(path=str(tmp_path / name)))
+        NaiveRewardManager(None, CustomRewardConfig(path=str(tmp_path / name)))

@@ -13,7 +13,7 @@ import pytest
 from agentrl.chat import Chat
 from agentrl.config.sections.reward import JudgeConfig, RewardConfig
 from agentrl.errors import ConfigError
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager, score_all
 from agentrl.reward.judge import asked, read_verdict
 from agentrl.trajectory import Message, Status, Trajectory
 from agentrl.trajectory.sample import Sample
@@ -35,15 +35,15 @@ def verdict(score: Any) -> Handler:
     return answers(json.dumps({"reason": "so", "score": score}))
 
 
-def manager(url: str, timeout: float = 60.0, **config: Any) -> RewardManager:
+def manager(url: str, timeout: float = 60.0, **config: Any) -> NaiveRewardManager:
     judge = JudgeConfig(base_url=url, **{"model": "m", "timeout": timeout / 2, **config})
-    return RewardManager(RewardConfig(timeout=timeout, judge=judge))
+    return NaiveRewardManager(RewardConfig(timeout=timeout, judge=judge))
 
 
-async def scored(it: RewardManager, *messages: Message, source: str = "judge/x", close: bool = True) -> Trajectory:
+async def scored(it: NaiveRewardManager, *messages: Message, source: str = "judge/x", close: bool = True) -> Trajectory:
     row = Sample([QUESTION], source, "single_turn", ground_truth="4806 m", extra_info={"unit": "metres"})
     trajectory = Trajectory("t", 0, messages=[QUESTION, *(messages or (ANSWER,))])
-    await it.score(trajectory, row)
+    await score_all(it, [trajectory], row)
     if close:
         await it.close()
     return trajectory
@@ -198,7 +198,7 @@ async def test_faults_that_pass_cost_time_only_and_are_counted(server: Serve) ->
 
 async def test_mistakes_are_named_before_the_first_step(server: Serve, tmp_path: Path) -> None:  # noqa: F811
     with pytest.raises(ConfigError, match=r"data_source 'judge/x' is scored by a language model: .*judge\.base_url"):
-        RewardManager().check(["judge/x"])
+        NaiveRewardManager().check(["judge/x"])
     with pytest.raises(ConfigError, match=r"reward_model\.judge\.base_url: expected http://HOST:PORT/v1, found 'h:1'"):
         manager("h:1")
     (tmp_path / "bad.jinja2").write_text("{{ answer }}")

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.errors import CodeError, DataError
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager, score_all
 from agentrl.trajectory import Message, Status, Trajectory, Turn
 from agentrl.trajectory.sample import Sample
 
@@ -33,18 +33,18 @@ def sample(**changes: Any) -> Sample:
 
 
 async def scored(
-    messages: list[Message], row: Sample | None = None, manager: RewardManager | None = None, **changes: Any
+    messages: list[Message], row: Sample | None = None, manager: NaiveRewardManager | None = None, **changes: Any
 ) -> Trajectory:
     trajectory = Trajectory("t", 0, messages=messages, **changes)
-    await (manager or RewardManager()).score(trajectory, row or sample())
+    await score_all(manager or NaiveRewardManager(), [trajectory], row or sample())
     return trajectory
 
 
-def custom(tmp_path: Path, body: str, **config: Any) -> RewardManager:
+def custom(tmp_path: Path, body: str, **config: Any) -> NaiveRewardManager:
     path = tmp_path / "reward.py"
     path.write_text(body)
     custom_config = CustomRewardConfig(path=str(path), reward_kwargs=config.pop("reward_kwargs", {}))
-    return RewardManager(RewardConfig(**config), custom_config)
+    return NaiveRewardManager(RewardConfig(**config), custom_config)
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,19 @@ def custom(tmp_path: Path, body: str, **config: Any) -> RewardManager:
     ],
 )
 async def test_the_scorer_of_a_data_source(source: str, text: str, truth: Any, score: float) -> None:
-    RewardManager().check([source])
+    NaiveRewardManager().check([source])
     trajectory = await scored(said(text), sample(data_source=source, ground_truth=truth))
     assert (trajectory.score, trajectory.status, trajectory.failure) == (score, Status.COMPLETED, None)
 
 
 def test_an_unknown_data_source_is_refused_before_the_run() -> None:
     with pytest.raises(DataError, match=r"data_source 'openai/gsm8' has no scorer; did you mean 'openai/gsm8k'\?"):
-        RewardManager().check(["gsm8k", "openai/gsm8"])
-    assert {"openai/gsm8k", "aime*", "nq"} <= set(RewardManager().sources())
+        NaiveRewardManager().check(["gsm8k", "openai/gsm8"])
+    assert {"openai/gsm8k", "aime*", "nq"} <= set(NaiveRewardManager().sources())
 
 
 async def test_beside_a_reward_model_a_data_source_needs_no_scorer() -> None:
-    manager = RewardManager(beside_model=True)
+    manager = NaiveRewardManager(beside_model=True)
     manager.check(["gsm8k", "chat"])
     assert (await scored(said("#### 5"), sample(data_source="chat"), manager)).score == 0.0
     assert (await scored(said("#### 5"), sample(data_source="gsm8k"), manager)).score == 1.0
@@ -166,7 +166,7 @@ async def test_anything_else_is_an_error_of_the_function(tmp_path: Path, kind: s
     manager = custom(tmp_path, f"{kind} compute_score(solution_str): return {answer}")
     trajectory = Trajectory("t", 0, messages=said("x"))
     with pytest.raises(CodeError, match=says):
-        await manager.score(trajectory, sample())
+        await score_all(manager, [trajectory], sample())
     assert trajectory.status is Status.FAILED
     assert trajectory.score is None
     assert trajectory.failure is not None

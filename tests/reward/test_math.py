@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
-from agentrl.reward import RewardManager, math
+from agentrl.reward import NaiveRewardManager, math, score_all
 from agentrl.reward.math import MathJudges
 from agentrl.system.deadline import within
 from agentrl.trajectory import Trajectory
@@ -114,11 +114,11 @@ async def test_no_deadline_counts_the_queue_or_what_a_hostile_answer_takes(own: 
         "async def compute_score(solution_str, ground_truth):\n"
         "    return await ask('', solution_str, ground_truth)\n"
     )
-    manager = RewardManager(RewardConfig(timeout=0.1), CustomRewardConfig(path=str(path)) if own else None)
+    manager = NaiveRewardManager(RewardConfig(timeout=0.1), CustomRewardConfig(path=str(path)) if own else None)
 
     async def one(text: str) -> Trajectory:
         trajectory = Trajectory("t", 0, messages=[{"role": "assistant", "content": text}])
-        await manager.score(trajectory, Sample([], "math", "single_turn", ground_truth="3"))
+        await score_all(manager, [trajectory], Sample([], "math", "single_turn", ground_truth="3"))
         return trajectory
 
     ended = await asyncio.gather(*(one(text) for text in [HOSTILE["a tower of powers"], "so 3"] * 4))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.sections.reward import CustomRewardConfig
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager, score_all
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.system.targets import load_target
 from agentrl.trajectory import Trajectory
@@ -44,10 +44,10 @@ def ray_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 async def _scored(surroundings: Surroundings, name: str) -> tuple[str, float | None, str | None]:
     surroundings.enter()
-    reward = RewardManager(custom=CustomRewardConfig(path="mine.py", name=name))
+    reward = NaiveRewardManager(custom=CustomRewardConfig(path="mine.py", name=name))
     trajectory = Trajectory("t", 0, "any", "single_turn")
     try:
-        await reward.score(trajectory, Sample([], "any", "single_turn"))
+        await score_all(reward, [trajectory], Sample([], "any", "single_turn"))
     except Exception as error:
         return str(Path.cwd()), None, str(error)
     return str(Path.cwd()), trajectory.score, trajectory.failure
@@ -64,7 +64,7 @@ class Actor:
 def test_a_worker_without_the_file_runs_the_drivers_text(ray_elsewhere: Path) -> None:
     file = ray_elsewhere / "mine.py"
     file.write_text(SCORER)
-    RewardManager(custom=CustomRewardConfig(path="mine.py", name="half"))  # the driver loads what the config names
+    NaiveRewardManager(custom=CustomRewardConfig(path="mine.py", name="half"))  # the driver loads what the config names
     surroundings = Surroundings.here()
     file.unlink()
     gone = Surroundings(str(ray_elsewhere / "not on that machine"), surroundings.files)

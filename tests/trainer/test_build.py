@@ -10,7 +10,7 @@ import pytest
 from agentrl.config.sections.reward import RewardConfig, SandboxFusionConfig
 from agentrl.errors import ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager
 from agentrl.reward.code import CodeJudge
 from agentrl.rollouts.context import ContextParts
 from agentrl.tool import Tool, ToolResponse
@@ -41,7 +41,7 @@ class Closing(Tool):
 
 async def test_everything_is_closed_after_a_start_that_failed(caplog: pytest.LogCaptureFixture) -> None:
     nowhere = SandboxFusionConfig(url="http://127.0.0.1:1")
-    reward = RewardManager(RewardConfig(sandbox_fusion=nowhere))
+    reward = NaiveRewardManager(RewardConfig(sandbox_fusion=nowhere))
     tool = Closing(schema={"type": "function", "function": {"name": "x", "description": "", "parameters": {}}})
     parts = ContextParts({}, ToolSet.from_tools([tool]), {"careless": Careless({}, "careless")}, reward)
     judge = reward._judges["code"]

@@ -16,7 +16,7 @@ from agentrl.chat import Chat
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import hidden_states, load_model, token_logprobs
-from agentrl.reward import RewardManager
+from agentrl.reward import NaiveRewardManager
 from agentrl.tool import ToolResponse, tool
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Message, Status, Trajectory
@@ -67,7 +67,7 @@ async def run(engine: Any, chat: Chat, samples: list[Sample], n: int, tools: Too
     scheduler = Scheduler(
         context=LoopContext(engine, chat, tools, {}, LIMITS),
         loops={**instantiate(["tool_agent", "react"]), "looking": Looking()},
-        reward=RewardManager(),
+        reward=NaiveRewardManager(),
         max_concurrent=100,
         trajectory_timeout=60.0,
         max_retries=0,
@@ -170,7 +170,7 @@ async def drawn(chat: Chat, shape: str, agent_name: str = "tool_agent", **limits
     scheduler = Scheduler(
         context=LoopContext(engine, chat, tools, {}, context_limits),
         loops=instantiate(["tool_agent", "react"]),
-        reward=RewardManager(),
+        reward=NaiveRewardManager(),
         max_concurrent=1,
         trajectory_timeout=20.0,
         max_retries=0,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from agentrl.config.rules import NamesFile, Needs, OnlyWith
+from agentrl.config.registries import REWARD_MANAGERS, SCORERS
+from agentrl.config.rules import Names, NamesFile, Needs, OnlyWith, Place, Values
 from agentrl.config.section import Section
+from agentrl.errors import ConfigError
+from agentrl.system.registry import options_model, read_options
 
 SANDBOX = OnlyWith("url")
 JUDGE = OnlyWith("base_url")
@@ -58,8 +61,50 @@ class JudgeConfig(Section):
     """After which a request is given up and made again; below reward_model.timeout, which counts all of them."""
 
 
+class ScorerConfig(Section):
+    """An entry of `reward_model.scorers`; a text is its name."""
+
+    name: str
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def named(cls, value: Any) -> Any:
+        """Take a text for the name."""
+        return {"name": value} if isinstance(value, str) else value
+
+
+class NamesScorers(Names):
+    """The values of the mapping are scorers; their kwargs are options of functions that have a parameter `options`."""
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        found: list[str] = []
+        for pattern, entry in values.all[key].items():
+            at = f"{key}.{pattern}"
+            try:
+                function = self.registry.get(entry["name"], at)
+                if options_model(function) is not None:
+                    read_options(function, entry["kwargs"], f"{at}.kwargs")
+            except ConfigError as error:
+                found.append(str(error))
+        return found
+
+
 class RewardConfig(Section):
     """`reward_model.*`"""
+
+    reward_manager: Annotated[str, Names(REWARD_MANAGERS, options="reward_manager_options")] = "naive"
+    """What scores trajectories: naive, by the scorers of their data sources. One of your own is a subclass of
+    agentrl.reward.RewardManager or GroupRewardManager."""
+    reward_manager_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the reward manager."""
+    scorers: Annotated[
+        dict[str, ScorerConfig],
+        OnlyWith("custom_reward_function.path=null", because="a function of your own scores everything"),
+        NamesScorers(SCORERS),
+    ] = Field(default_factory=dict)
+    """Scorers by data source (* stands for anything), before ours; the first that fits holds. A name or target, or
+    {name: ..., kwargs: {...}}, e.g. {my/*: rewards.py:score}."""
 
     timeout: float = Field(60.0, gt=0)
     """Deadline of scoring one trajectory; waiting for one of max_concurrent places, for the sandbox's queue or for a
