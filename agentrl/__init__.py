@@ -1,3 +1,22 @@
 """agentrl: reinforcement learning for language-model agents that use tools over many turns."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentrl.train import train as train
+    from agentrl.train import training as training
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import `train` and `training` when they are first asked for: what only needs a part of the package, such as
+        a tool, must not wait for the config's libraries."""
+        if name not in ("train", "training"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module("agentrl.train")
+        return module if name == "train" else module.training  # the module is called as the function: see there
+
+
 __version__ = "0.1.0"

@@ -11,7 +11,7 @@ from agentrl.system.command import exit_status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the process's exit status (see `agentrl.system.command`)."""
+    """Evaluate, and return the process's exit status (see `agentrl.system.command`)."""
 
     def work() -> None:
         config = load_config(list(sys.argv[1:] if argv is None else argv), "evaluate", EvaluateConfig)

@@ -1,28 +1,103 @@
-"""`python -m agentrl.train [key=value ...]`: reinforcement learning of a tool-using policy, the main job."""
+"""`python -m agentrl.train [key=value ...]`: reinforcement learning of a tool-using policy, the main job.
+
+`agentrl.train(...)` is the same from Python, and `agentrl.training(...)` a step at a time.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from agentrl.config import load_config
+from agentrl.config import Config, load_config
+from agentrl.config.overrides import Overrides, as_config
 from agentrl.system.command import exit_status
+
+if TYPE_CHECKING:
+    from agentrl.agent_loop import AgentLoop
+    from agentrl.agent_loop.function import LoopFunction
+    from agentrl.interaction import Interaction
+    from agentrl.tool import Tool
+    from agentrl.trainer.run import TrainingRun
+
+
+def train(
+    config: Config | Overrides = (),
+    *,
+    loops: Mapping[str, AgentLoop | type[AgentLoop] | LoopFunction] | None = None,
+    tools: Sequence[Tool | Callable[..., Any]] = (),
+    interactions: Sequence[Interaction] = (),
+    reward: Callable[..., Any] | None = None,
+) -> dict[str, float]:
+    """Do the whole job: prepare, train, validate, export. Returns the last validation's metrics (empty without).
+
+    See `training` for the arguments and errors.
+    """
+    with training(config, loops=loops, tools=tools, interactions=interactions, reward=reward) as run:
+        for _ in run:
+            pass
+        return run.validation
+
+
+@contextmanager
+def training(
+    config: Config | Overrides = (),
+    *,
+    loops: Mapping[str, AgentLoop | type[AgentLoop] | LoopFunction] | None = None,
+    tools: Sequence[Tool | Callable[..., Any]] = (),
+    interactions: Sequence[Interaction] = (),
+    reward: Callable[..., Any] | None = None,
+) -> Iterator[TrainingRun]:
+    """Open a training, whose steps are done by iterating over it, and close it at the end.
+
+    Args:
+        config: a config; or overrides of `configs/train.yaml`: values by dotted key, or texts as on the command line.
+        loops: agent loops by name, beside the registered ones: a class, an object, or `async def loop(episode)`.
+        tools: tool objects and plain functions, beside those of multi_turn.tool_config_path.
+        interactions: beside those of multi_turn.interaction_config_path.
+        reward: a scoring function, in place of the scorers by data source.
+
+    Raises UserError, before the first step for whatever cannot work.
+    """
+    config = as_config(config)
+    # Imported late, so that --help and config errors wait for nothing.
+    from agentrl.observe.open import open_display
+    from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
+    from agentrl.rollouts.objects import UserObjects
+    from agentrl.trainer.inputs import open_inputs
+
+    objects = UserObjects(loops or {}, tools, interactions, reward)
+    with open_display(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display:
+        config = with_quickstart_data(config, display)
+        inputs = open_inputs(config, objects)
+        config = with_quickstart_policy(config, display)
+        # Imported later still: torch takes seconds, for which no mistake in tools or rows should wait.
+        from agentrl.trainer.build import build
+        from agentrl.trainer.run import TrainingRun
+
+        with build(config, inputs, display) as trainer, closing(TrainingRun(trainer)) as run:
+            yield run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the process's exit status (see `agentrl.system.command`)."""
+    """Train, and return the process's exit status (see `agentrl.system.command`)."""
+    return exit_status(lambda: train(load_config(list(sys.argv[1:] if argv is None else argv))))
 
-    def work() -> None:
-        config = load_config(list(sys.argv[1:] if argv is None else argv))
-        # Imported late, so that --help and config errors wait for nothing.
-        from agentrl.observe.open import open_display
-        from agentrl.trainer.run import train
 
-        with open_display(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display:
-            train(config, display)
+class CallableModule(ModuleType):
+    """This module, which can be called as the function of its name.
 
-    return exit_status(work)
+    `agentrl.train` must be both: `python -m agentrl.train` needs a module of that name, and users a function. Whoever
+    imports the module, anywhere, has Python set the package's attribute `train` to it, so a function there would be
+    hidden sooner or later. A module that can be called is never hidden by itself. Type checkers are shown the function.
+    """
 
+    __call__ = staticmethod(train)
+
+
+sys.modules[__name__].__class__ = CallableModule
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -74,6 +74,11 @@ class AgentLoop(ABC):
         data.max_prompt_length measures this prompt and the start-up check shows it.
         """
         return sample.prompt, tools
+
+    @property
+    def code(self) -> Callable[[Episode], Awaitable[None]]:
+        """What the user wrote of `run`, by which messages name the place of an error."""
+        return self.run
 
     @abstractmethod
     async def run(self, episode: Episode) -> None:

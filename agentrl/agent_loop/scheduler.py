@@ -191,7 +191,7 @@ class Scheduler:
         deadline = asyncio.timeout(self.trajectory_timeout)
         try:
             async with deadline:
-                await await_user_code(name, loop.run, lambda: loop.run(episode), passing=(RequestError,))
+                await await_user_code(name, loop.code, lambda: loop.run(episode), passing=(RequestError,))
         except TimeoutError as error:
             if not deadline.expired():
                 # A deadline of a single call (interaction): infrastructure, to be retried.
@@ -202,7 +202,7 @@ class Scheduler:
             )
         problem = _contract_violation(episode.trajectory)
         if problem is not None:
-            raise ValueError(problem) if is_agentrl_code(loop.run) else contract_error(name, loop.run, problem)
+            raise ValueError(problem) if is_agentrl_code(loop.code) else contract_error(name, loop.code, problem)
 
     def _handle_code_error(self, error: CodeError, request: Request) -> None:
         """Raise the error with the row that it was met in, or warn of it, once a place."""

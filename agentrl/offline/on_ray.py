@@ -22,7 +22,7 @@ AHEAD = 2
 
 
 def score_with_ray(chunks: Iterable[list[Responses]], config: EvaluateConfig) -> Iterator[list[Scores]]:
-    """The scores of all chunks, in order. Ray is started, or a cluster connected to, and left at the end.
+    """Yield the scores of all chunks, in order. Starts Ray, or connects to a cluster, and leaves it at the end.
 
     Raises ConfigError when the cluster does not answer, TrainingError when Ray's processes die.
     """
@@ -43,7 +43,7 @@ def score_with_ray(chunks: Iterable[list[Responses]], config: EvaluateConfig) ->
 
 
 def _score(chunk: list[Responses], config: EvaluateConfig, surroundings: Surroundings) -> list[Scores]:
-    """In a process of Ray."""
+    """Score one chunk, in a process of Ray."""
     surroundings.enter()
 
     async def work() -> list[Scores]:
@@ -58,7 +58,7 @@ def _score(chunk: list[Responses], config: EvaluateConfig, surroundings: Surroun
 
 
 def _next(running: list[ray.ObjectRef]) -> list[Scores]:
-    """The first of `running`, taken out: in the order of the rows, so that sums come out the same."""
+    """Pop and await the first of `running`: in the order of the rows, so that sums come out the same."""
     try:
         scores: list[Scores] = ray.get(running.pop(0))
     except RayTaskError as error:

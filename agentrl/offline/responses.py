@@ -26,10 +26,10 @@ SETTINGS = "settings.json"
 
 
 class InputRows:
-    """All columns of the rows that samples were made of, for samples in the order of their files."""
+    """Reader of all columns of the rows behind samples, which come in the order of their files."""
 
     def __init__(self, files: Sequence[str], added: Collection[str]) -> None:
-        """Raises DataError when the files' columns differ in type, or one has a name among `added`."""
+        """Read the schemas. Raises DataError when columns differ in type between files, or are named in `added`."""
         schemas = {file: pq.read_schema(file).remove_metadata() for file in files}
         self.schema = pa.schema([])
         for file, schema in schemas.items():
@@ -50,7 +50,7 @@ class InputRows:
         self._start = 0
 
     def take(self, samples: Sequence[Sample]) -> pa.Table:
-        """The rows of `samples`, none of which may be before one that was taken earlier."""
+        """Return the rows of `samples`, none of which may be before one that was taken earlier."""
         tables, chosen = [], list[int]()
         for sample in samples:
             if sample.file != self._file or not self._start <= sample.row < self._start + self._batch.num_rows:
@@ -83,10 +83,10 @@ class InputRows:
 
 
 class Parts:
-    """The parts of one file that is being made. `done` rows of it are there."""
+    """Parts of one output file that is being made; `done` counts the rows that are written."""
 
     def __init__(self, output: Path, settings: Mapping[str, Any]) -> None:
-        """`settings` are what the rows depend on: a file is continued with the same ones only.
+        """Find the parts that are there. A file is continued only with the same `settings`, on which its rows depend.
 
         Raises DataError when the file cannot be written, or its parts were made with other settings.
         """
@@ -140,14 +140,14 @@ class Parts:
 
 
 def check_output(output: Path) -> None:
-    """Raises DataError when the file is there already, or cannot be made."""
+    """Raise DataError when the file is there already, or cannot be made."""
     if output.exists():
         raise DataError(f"data.output_path: {output} exists already; move it away, or name another file")
     check_folder(output)
 
 
 def check_folder(output: Path) -> None:
-    """Raises DataError when no file can be made there."""
+    """Raise DataError when no file can be made there."""
     folder = next(folder for folder in output.absolute().parents if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise DataError(f"data.output_path: {output} cannot be written: {folder} is no folder that may be written to")

@@ -47,7 +47,7 @@ class Responses:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the scorer said of one row's responses."""
+    """Scores of one row's responses."""
 
     data_source: str
     scores: list[float | None]
@@ -62,7 +62,7 @@ class ResponseFiles:
     """The rows of parquet files, checked, a chunk at a time."""
 
     def __init__(self, files: Sequence[str], config: EvaluateConfig) -> None:
-        """Raises DataError for a file that cannot be read, or whose columns cannot be scored."""
+        """Check all files. Raises DataError for one that cannot be read, or whose columns cannot be scored."""
         self.files = files
         self.keys = config.data
         self.has_function = config.custom_reward_function.path is not None
@@ -78,7 +78,7 @@ class ResponseFiles:
             raise DataError(f"there is no row in {', '.join(files)}")
 
     def sources(self) -> dict[str, str]:
-        """Every data source, and where it first stands. Raises DataError for a row without one."""
+        """Return each data source with the place of its first row. Raises DataError for a row without one."""
         key, found = self.keys.data_source_key, dict[str, str]()
         for file, first, batch in self._batches([key]):
             if key not in batch.schema.names:
@@ -94,7 +94,7 @@ class ResponseFiles:
         return found
 
     def __iter__(self) -> Iterator[list[Responses]]:
-        """Raises DataError for a row whose records do not fit its responses."""
+        """Yield chunks of rows. Raises DataError for a row whose records do not fit its responses."""
         keys, index = self.keys, 0
         names = [keys.prompt_key, keys.response_key, keys.data_source_key, keys.reward_model_key]
         for file, first, batch in self._batches([*names, "extra_info", "agent_name", RECORDS]):
@@ -105,7 +105,7 @@ class ResponseFiles:
             yield chunk
 
     def _batches(self, columns: Sequence[str]) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-        """With the file and the number of its first row."""
+        """Yield record batches, each with its file and the number of its first row there."""
         for file in self.files:
             parquet, first = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False), 0
             known = [name for name in dict.fromkeys(columns) if name in parquet.schema_arrow.names]
@@ -172,12 +172,12 @@ class ResponseFiles:
 
 
 def messages(prompt: Any) -> list[dict[str, Any]]:
-    """The prompt's messages; a text is one of the user."""
+    """Return the prompt's messages; a text becomes a message of the user."""
     return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}] if prompt else []
 
 
 def check_sources(reward: RewardManager, sources: Mapping[str, str]) -> None:
-    """Raises UserError naming the first row of a data source that nothing scores."""
+    """Raise UserError, with the first row's place, for a data source that nothing scores."""
     for source, where in sources.items():
         try:
             reward.check([source])
@@ -186,12 +186,12 @@ def check_sources(reward: RewardManager, sources: Mapping[str, str]) -> None:
 
 
 async def score_chunk(chunk: Sequence[Responses], reward: RewardManager, *, count: bool) -> list[Scores]:
-    """The scores of all rows, as many at once as the reward manager lets run; see `score_row`."""
+    """Score all rows, as many at once as the reward manager lets run; see `score_row`."""
     return await run_concurrently(score_row(row, reward, count=count) for row in chunk)
 
 
 async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Scores:
-    """What fails a scorer becomes a failure. Raises CodeError for an error of its code, unless to `count` it, too."""
+    """Score one row's responses. Raises CodeError for an error of a scorer's code; with `count` it is a failure."""
 
     async def score(trajectories: Sequence[Trajectory]) -> list[Verdict | None]:
         try:
@@ -218,7 +218,7 @@ async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Sc
 
 
 def trajectory_of(row: Responses, number: int) -> Trajectory:
-    """The record of one response, or as much of it as its text says."""
+    """Make the trajectory of one response: its record, or what its text alone says."""
     if row.records is not None:
         record = from_row(dict(row.records[number]))
         # What failed and yet has a text failed when it was scored.

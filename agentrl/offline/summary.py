@@ -1,4 +1,4 @@
-"""What the scores of many responses come to, by data source, without keeping them."""
+"""Totals of the scores of many responses, by data source, without keeping them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CAUSE_LENGTH = 300
 
 @dataclass(slots=True)
 class Summary:
-    """The numbers of one data source. A row of which a response failed is judged by what is left."""
+    """Running totals of one data source. A row of which a response failed is judged by the others."""
 
     scores: PromptScores
     rows: int = 0
@@ -35,7 +35,7 @@ class Summary:
             self.causes[cause if cause in self.causes or len(self.causes) < CAUSES else "other causes"] += 1
 
     def numbers(self) -> dict[str, Any]:
-        """As they are written: mean, best@n, pass@k and the scorers' further numbers are means over rows."""
+        """Return the numbers as JSON values. Mean, best@n, pass@k and scorers' further numbers are means over rows."""
         scores = self.scores
         return {
             "rows": self.rows,

@@ -37,7 +37,7 @@ STAMP = "quickstart.json"
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """How the policy is warmed up. `format` is raised whenever the same values come to make another policy."""
+    """Hyperparameters of the warm-up. `format` is raised whenever the same values come to make another policy."""
 
     format: int = 1
     batch_size: int = 32
@@ -87,7 +87,7 @@ def make_data(directory: Path, keys: QuickstartConfig, display: Display) -> None
 
 
 def make_policy(directory: Path, keys: QuickstartConfig, device: str, display: Display) -> None:
-    """Tokenizer, random weights and warm-up; a policy that was made with the same keys is used again."""
+    """Make tokenizer, random weights and warm-up; a policy that was made with the same keys is used again."""
     from agentrl.quickstart.tiny_policy import TinyShape
     from agentrl.trainer.run_sft import train_sft
 
@@ -106,7 +106,7 @@ def make_policy(directory: Path, keys: QuickstartConfig, device: str, display: D
 
 
 def read_stamp(policy: Path) -> Any:
-    """What the policy was made with; None when it is not there."""
+    """Read the keys that the policy was made with; None when it is not there."""
     try:
         return json.loads((policy / STAMP).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -114,7 +114,7 @@ def read_stamp(policy: Path) -> Any:
 
 
 def write_untrained(directory: Path, conversations: Path, seed: int, shape: TinyShape) -> None:
-    """A tokenizer trained on the rendered conversations, and a model with random weights."""
+    """Write a tokenizer trained on the rendered conversations, and a model with random weights."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     from agentrl.quickstart.tiny_policy import CHAT_TEMPLATE, build_model, train_tokenizer
@@ -129,7 +129,7 @@ def write_untrained(directory: Path, conversations: Path, seed: int, shape: Tiny
 
 
 def sft_config(conversations: Path, out: Path, warm_up: WarmUp, seed: int, device: Any) -> SFTConfig:
-    """The conversations once, in the order of their file: solving first, going wrong last."""
+    """Configure supervised training once over the conversations, in the order of their file: flawed ones come last."""
     return SFTConfig(
         data=SFTDataConfig(train_files=str(conversations), train_batch_size=warm_up.batch_size, shuffle=False),
         model=SFTModelConfig(path=str(out / "untrained")),

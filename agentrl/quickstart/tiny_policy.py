@@ -108,7 +108,7 @@ def make_tiny_policy(directory: str | Path, seed: int, *, shape: TinyShape | Non
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
-    """A byte-level BPE of at most `vocab_size` entries, chat and tool markers included.
+    """Train a byte-level BPE of at most `vocab_size` entries, chat and tool markers included.
 
     Every digit is a token, and so are all 256 bytes: any text can be encoded, and a number has the same tokens
     wherever it stands. Capitalised words never swallow the space before them, so that a name has the same tokens in
@@ -137,7 +137,7 @@ def _pre_tokenizer() -> PreTokenizer:
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase, shape: TinyShape, seed: int) -> PreTrainedModel:
-    """A Qwen3 model in float32 with weights drawn from `seed`; the global random state is left as it was."""
+    """Build a float32 Qwen3 model with weights drawn from `seed`; the global random state is left as it was."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from agentrl.config.registries import SCORERS
@@ -38,9 +38,15 @@ class NaiveRewardManager(RewardManager):
         config: RewardConfig | None = None,
         custom: CustomRewardConfig | None = None,
         *,
+        function: Callable[..., Any] | None = None,
         beside_model: bool = False,
     ) -> None:
-        """`beside_model`: a reward model scores, too; what has no scorer has a score of 0 then.
+        """Load the scorers.
+
+        Args:
+            custom: names a function that scores everything.
+            function: such a function itself.
+            beside_model: a reward model scores, too; what has no scorer has a score of 0 then.
 
         Raises ConfigError for a function that cannot be loaded or called, and for what servers need.
         """
@@ -49,8 +55,13 @@ class NaiveRewardManager(RewardManager):
         self._custom: Scorer | None = None
         if self.custom.path is not None:
             where = f"custom_reward_function: {self.custom.path}: {self.custom.name}"
-            function, key = load_function(self.custom.path, self.custom.name), "custom_reward_function.reward_kwargs"
-            self._custom = Scorer.of(function, where, self.custom.reward_kwargs, key=key)
+            if function is not None:
+                raise ConfigError(f"{where}: a reward function is given as an object, too; keep one of them")
+            loaded, key = load_function(self.custom.path, self.custom.name), "custom_reward_function.reward_kwargs"
+            self._custom = Scorer.of(loaded, where, self.custom.reward_kwargs, key=key)
+        if function is not None:
+            where = f"reward {getattr(function, '__name__', function)}"
+            self._custom = Scorer.of(function, where, self.custom.reward_kwargs)
         self._judges: dict[str, CodeJudge | ModelJudge] = {}
         if (sandbox := self._config.sandbox_fusion).url is not None:
             self._judges["code"] = CodeJudge(sandbox)

@@ -38,7 +38,9 @@ def open_rollouts(
     from agentrl.rollouts.ray import RayRollouts  # Ray is an extra
 
     separate = config.actor_rollout_ref.rollout.nnodes > 0
-    with closing(RayRollouts(config, device, run_dir, display, None if separate else nodes)) as workers:
+    with closing(
+        RayRollouts(config, device, run_dir, display, None if separate else nodes, context.objects)
+    ) as workers:
         yield workers
 
 

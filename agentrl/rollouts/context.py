@@ -6,21 +6,23 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from agentrl.agent_loop import AgentLoop, agent_names, load_agent_loops
+from agentrl.agent_loop.function import as_loop
 from agentrl.agent_loop.registry import instantiate
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
 from agentrl.config import Config
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.data.dataset import ParquetDataset
-from agentrl.errors import DataError
+from agentrl.errors import ConfigError, DataError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction.recorded import RecordedInteraction
 from agentrl.observe.display import Display
 from agentrl.observe.excerpt import Reading
 from agentrl.reward import RewardManager, make_reward_manager
+from agentrl.reward.manager import NaiveRewardManager
+from agentrl.rollouts.objects import UserObjects
 from agentrl.system.cassette import Cassette
 from agentrl.system.user_code import await_user_code, user_code
 from agentrl.tool import ToolSchema
@@ -29,21 +31,20 @@ from agentrl.trajectory import Message
 from agentrl.trajectory.picture import pictures_in
 from agentrl.trajectory.sample import Sample
 
-if TYPE_CHECKING:
-    pass
-
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ContextParts:
-    """What rows name: loops, tools, interactions and scorers."""
+    """Loops, tools, interactions and scorers of a run, which rows name."""
 
     loops: dict[str, AgentLoop]
     tools: ToolSet
     interactions: dict[str, Interaction]
     reward: RewardManager | None
     """None: nothing is scored."""
+    objects: UserObjects = field(default_factory=UserObjects)
+    """Those of the above that were given as objects, as they were given."""
     examples: dict[str, Sample] = field(default_factory=dict)
     """The first row that was met of each loop."""
 
@@ -70,12 +71,12 @@ class ContextParts:
 
 
 def run_name(config: RolloutsConfig) -> str:
-    """By which servers know the run."""
+    """Return the name by which servers know the run."""
     return config.tools.client_id or f"{config.trainer.project_name}/{config.trainer.experiment_name}"
 
 
 def load_chat(config: RolloutsConfig) -> Chat:
-    """Tokenizer, template and parser of the model. Raises ConfigError."""
+    """Load tokenizer, template and parser of the model. Raises ConfigError."""
     model = config.actor_rollout_ref.model
     return Chat.from_pretrained(
         model.path,
@@ -87,16 +88,17 @@ def load_chat(config: RolloutsConfig) -> Chat:
 
 
 def reading_of(chat: Chat, context: ContextParts) -> Reading:
-    """How the display reads trajectories: tool calls as each loop writes them, else as the chat format does."""
+    """Say how the display reads tool calls in text: as each loop writes them, else as the chat format does."""
     patterns = {name: loop.calls or chat.format.shown for name, loop in context.loops.items()}
     return Reading(chat.shown, {name: pattern for name, pattern in patterns.items() if pattern is not None})
 
 
-def load_context(config: RolloutsConfig, *, scored: bool = True) -> ContextParts:
-    """Load what the YAML files name, and the scorers where trajectories are to be scored. Imports no torch.
+def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, scored: bool = True) -> ContextParts:
+    """Load what the YAML files name, beside `objects`, and the scorers where trajectories are to be scored.
 
-    Raises UserError. `ContextParts.bind` follows when the tokenizer is there.
+    Imports no torch. Raises UserError. `ContextParts.bind` follows when the tokenizer is there.
     """
+    objects = objects or UserObjects()
     turns, agent = config.actor_rollout_ref.rollout.multi_turn, config.actor_rollout_ref.rollout.agent
     path = agent.agent_loop_config_path
     options = {} if path is None else load_agent_loops(path)
@@ -109,22 +111,46 @@ def load_context(config: RolloutsConfig, *, scored: bool = True) -> ContextParts
         max_response_tokens=turns.max_tool_response_length,
         truncate_side=turns.tool_response_truncate_side,
         cassette=cassette,
+        further=objects.tools,
     )
     tools.limit_run(config.tools.max_concurrent, config.tools.max_rate)
     interactions = load_interactions(turns.interaction_config_path)
+    for interaction in objects.interactions:
+        if interaction.name in interactions:
+            raise ConfigError(f"two interactions are called {interaction.name!r}: give one of them another name")
+        interactions[interaction.name] = interaction
     if cassette is not None:
         interactions = {name: RecordedInteraction(interaction, cassette) for name, interaction in interactions.items()}
     reward = None
     if scored:
-        beside_model = uses_reward_model(config)
-        reward = make_reward_manager(config.reward_model, config.custom_reward_function, beside_model=beside_model)
+        reward = load_reward(config, objects)
     options["openai_proxy"] = agent.openai_proxy.model_dump()
     loops = instantiate(agent_names(), options)
-    return ContextParts(loops, tools, interactions, reward)
+    for name, given in objects.loops.items():
+        if name in loops:
+            raise ConfigError(f"agent loop {name!r} is registered already: give yours another name")
+        loops[name] = as_loop(name, given)
+    return ContextParts(loops, tools, interactions, reward, objects)
+
+
+def load_reward(config: RolloutsConfig, objects: UserObjects) -> RewardManager:
+    """Make the reward manager that the config names, or the naive one around a scoring function of `objects`.
+
+    Raises ConfigError.
+    """
+    keys, custom, beside_model = config.reward_model, config.custom_reward_function, uses_reward_model(config)
+    if objects.reward is None:
+        return make_reward_manager(keys, custom, beside_model=beside_model)
+    if keys.reward_manager != "naive":
+        raise ConfigError(
+            f"reward_model.reward_manager={keys.reward_manager} takes no reward function that is given as an object: "
+            "leave one of them out"
+        )
+    return NaiveRewardManager(keys, custom, function=objects.reward, beside_model=beside_model)
 
 
 def uses_reward_model(config: RolloutsConfig) -> bool:
-    """Say whether a reward model scores beside the scorers, which only a training has."""
+    """Return True if a reward model scores beside the scorers, which only a training has."""
     return isinstance(config, Config) and config.reward_model.enable
 
 
@@ -175,7 +201,7 @@ def fit_prompts(
 
 
 def check_interaction(sample: Sample, context: ContextParts) -> None:
-    """Raises DataError for an interaction that the row's loop would not ask, or arguments that it does not take."""
+    """Raise DataError for an interaction that the row's loop would not ask, or arguments that it does not take."""
     kwargs = dict(sample.interaction_kwargs)
     if not kwargs:
         return
@@ -191,20 +217,20 @@ def check_interaction(sample: Sample, context: ContextParts) -> None:
 
 
 def check_images(sample: Sample, context: ContextParts) -> None:
-    """Raises DataError for images under a loop that does not show them."""
+    """Raise DataError for images under a loop that does not show them."""
     if not context.loops[sample.agent_name].takes_images and any(pictures_in(sample.prompt)):
         raise DataError(f"it has images, and agent_name={sample.agent_name} shows none")
 
 
 def first_prompt(sample: Sample, context: ContextParts) -> tuple[list[Message], list[ToolSchema]]:
-    """What the row's loop begins with."""
+    """Return the messages and the tools of the first prompt that the row's loop makes."""
     loop = context.loops[sample.agent_name]
     with user_code(f"agent loop {sample.agent_name}", loop.first_prompt, passing=(ValueError,)):
         return loop.first_prompt(sample, context.tools.schemas)
 
 
 def show_first_prompts(chat: Chat, context: ContextParts, display: Display) -> None:
-    """The start-up check, by loop: print a rendered prompt; fail when tools, parser and template do not fit."""
+    """Run each loop's start-up check: print a rendered prompt; raise where tools, parser and template do not fit."""
     for name, sample in context.examples.items():
         with user_code(f"agent loop {name}", context.loops[name].check):
             context.loops[name].check()

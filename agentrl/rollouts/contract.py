@@ -27,7 +27,7 @@ GREEDY = SamplingParams(1, temperature=0.0)
 
 
 class Progress(Protocol):
-    """A stretch of work that tells how far it is."""
+    """A stretch of work whose progress is shown."""
 
     def advance(self, count: int = 1) -> None:
         """Count `count` more units as done. Safe from any thread."""
@@ -35,7 +35,7 @@ class Progress(Protocol):
 
 
 class Audience(Protocol):
-    """Who is told how rollouts go on: the display, or in another process what passes it on to the display."""
+    """Receiver of progress, notes and warnings: the display, or in another process a relay to it."""
 
     def stage(self, name: str, total: int | None = None) -> AbstractContextManager[Progress]:
         """Enter a stage of `total` units."""
@@ -103,7 +103,7 @@ def _sampled(keys: RolloutConfig | ValKwargs) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What a task's trajectories came to."""
+    """Result of a task: its trajectories in outline, and batches of their tokens."""
 
     outlines: list[Outline]
     """All of them, in the order of the prompts, those of a prompt together."""

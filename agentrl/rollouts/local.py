@@ -71,7 +71,7 @@ def open_local_rollouts(
 
 
 def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
-    """What makes the reward model's input, if there is one. Raises ConfigError."""
+    """Load what makes the reward model's input; None without a reward model. Raises ConfigError."""
     if not isinstance(config, Config) or not uses_reward_model(config):
         return None
     scoring = config.reward_model
@@ -148,7 +148,7 @@ class LocalRollouts:
         return self.loop.run(self._run_all(requests, task.name))
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """Write what the reward model made of rewards into the files of a rollout, whose outlines these are."""
+        """See `Rollouts.fill_rewards`."""
         done = 0
         for path, count in files:
             if path.exists():
@@ -185,7 +185,7 @@ class LocalRollouts:
             self.loop.call_soon(task.cancel)
 
     def revive(self) -> None:
-        """Nothing can die here but the run itself."""
+        """Do nothing: in one process nothing can die but the run itself."""
 
     async def _take_metrics(self) -> Metrics:
         """See `Rollouts.metrics`; a coroutine, since users' tools and interactions are bound to the loop's thread."""
@@ -200,7 +200,7 @@ class LocalRollouts:
         return metrics
 
     def _meet(self, error: CodeError) -> None:
-        """Raise it, or tell it, once a place; see `rollout.agent.on_code_error`."""
+        """Raise an error of a user's code, or warn of it once a place; see `rollout.agent.on_code_error`."""
         if self.config.actor_rollout_ref.rollout.agent.on_code_error == "error":
             raise error
         if self._once(error.place or error.summary):
@@ -245,7 +245,7 @@ class LocalRollouts:
         return trajectories
 
     async def _watch(self, ended: Callable[[], int], title: str) -> None:
-        """Say what a stalled rollout waits for."""
+        """Warn, whenever no trajectory ended for a while, of what the running ones wait for."""
         before = -1
         while True:
             await asyncio.sleep(STALL_SECONDS)

@@ -19,10 +19,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import SyncReport, Weights
-from agentrl.errors import WorkerDied
+from agentrl.errors import ConfigError, WorkerDied
 from agentrl.observe.display import Display, Stage
 from agentrl.rollouts.contract import Rollout, Task
 from agentrl.rollouts.local import LocalRollouts
+from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.ray_worker import News, RolloutPart, RolloutWorker, Work, run_part
 from agentrl.runtime.ray.pool import WeightReader, placed, raised
 from agentrl.runtime.ray.rank import Failure
@@ -49,10 +50,24 @@ class RayRollouts:
     """
 
     def __init__(
-        self, config: RolloutsConfig, device: str, run_dir: Path, display: Display, nodes: Sequence[str] | None
+        self,
+        config: RolloutsConfig,
+        device: str,
+        run_dir: Path,
+        display: Display,
+        nodes: Sequence[str] | None,
+        objects: UserObjects,
     ) -> None:
         """Raises ConfigError when the cluster has no room, and whatever keeps a worker from starting."""
         self.config, self.device, self.run_dir, self.display = config, device, run_dir.absolute(), display
+        try:
+            self._objects = ray.put(objects)
+        except Exception as error:  # whatever an object's own pickling raises
+            raise ConfigError(
+                "loops, tools, interactions and the reward function are copied to Ray's workers, and one of them "
+                f"cannot be pickled: {type(error).__name__}: {error}\nHave it open what it needs in its start(run), or "
+                "name it in the config, so that each worker makes its own"
+            ) from error
         self.needs_weights = False
         """See `Rollouts.needs_weights`."""
         self._restarts = config.trainer.max_worker_restarts
@@ -166,7 +181,7 @@ class RayRollouts:
         return [answers[number] for number in range(len(works))]
 
     def _stop(self, running: Mapping[Any, int]) -> None:
-        """End the work of those that still do it."""
+        """Cancel the work of the workers that still do it, and wait for them."""
         for number in running.values():
             self._actors[number].stop.remote()
         if running:
@@ -233,7 +248,7 @@ class RayRollouts:
         """Ask a worker to start its engine and tools; the call."""
         count = len(self._places)
         part = part_of(self.config, number, count)
-        return self._actors[number].open.remote(part, self.device, self.run_dir, (number + 1, count))
+        return self._actors[number].open.remote(part, self.device, self.run_dir, (number + 1, count), self._objects)
 
     def _actor(self, number: int) -> Any:
         variables = {
@@ -246,7 +261,7 @@ class RayRollouts:
         return options.remote(Surroundings.here())
 
     def _placed(self, nodes: Sequence[str] | None) -> list[dict[str, Any]]:
-        """Ray's options of each worker."""
+        """Return Ray's placement options for each worker. Raises ConfigError when the cluster has no room."""
         if nodes is not None:
             # Where the ranks have all CPUs of a machine, a worker that asks for one would be waited for for ever.
             return [
@@ -292,7 +307,7 @@ def joined(parts: Sequence[RolloutPart]) -> Rollout:
 
 
 def part_of(config: RolloutsConfig, number: int, count: int) -> RolloutsConfig:
-    """The config of one of `count` workers: its share of the servers, and of what is limited for the whole run."""
+    """Return the config of one of `count` workers, with its share of the servers and of the run's limits."""
 
     def share(limit: Any) -> Any:
         return limit if limit is None else limit / count if isinstance(limit, float) else -(-limit // count)

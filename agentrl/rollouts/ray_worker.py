@@ -19,6 +19,7 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.rollouts.context import load_chat, load_context
 from agentrl.rollouts.contract import Task
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
+from agentrl.rollouts.objects import UserObjects
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import Index, put_batch
@@ -32,7 +33,7 @@ Work = Callable[[LocalRollouts], T]
 
 @dataclass(slots=True)
 class News:
-    """What a worker has to tell since it was last asked."""
+    """Notes, warnings and progress of a worker since the driver last asked."""
 
     notes: list[str]
     warnings: list[str]
@@ -41,7 +42,7 @@ class News:
 
 
 class Relay:
-    """In a rollout worker: keeps what is meant for the display until the driver asks for it."""
+    """`Audience` in a rollout worker: keeps what is meant for the display until the driver asks for it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -78,12 +79,14 @@ class RolloutWorker:
         self.stack = ExitStack()
         self.rollouts: LocalRollouts
 
-    def open(self, config: RolloutsConfig, device: str, run_dir: Path, share: tuple[int, int]) -> Failure | None:
+    def open(
+        self, config: RolloutsConfig, device: str, run_dir: Path, share: tuple[int, int], objects: UserObjects
+    ) -> Failure | None:
         """Start engine and tools."""
         try:
             chat = load_chat(config)
             scored = getattr(config.data, "output_scores", True)
-            context = load_context(config, scored=scored)
+            context = load_context(config, objects, scored=scored)
             context.bind(chat)
             opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, share)
             self.rollouts = self.stack.enter_context(opened)

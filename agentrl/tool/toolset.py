@@ -111,8 +111,11 @@ class ToolSet:
         max_response_tokens: int = 1024,
         truncate_side: Side = "middle",
         cassette: Cassette | None = None,
+        further: Sequence[Tool | Callable[..., Any]] = (),
     ) -> ToolSet:
         """Load the tools of a YAML file (None: no tools), looked for in the working directory, else in `configs/`.
+
+        `further` are tool objects and plain functions that come behind those of the file.
 
             tools:
               - class_name: tools.calculator.CalculatorTool
@@ -132,6 +135,8 @@ class ToolSet:
                     toolset._add(tool, defaults)
                 except ConfigError as error:
                     raise entry.error(str(error)) from error
+        for item in further:
+            toolset._add(item if isinstance(item, Tool) else tool_of_function(item, {}), defaults)
         return toolset
 
     @property

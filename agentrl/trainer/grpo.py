@@ -30,7 +30,7 @@ that were not skipped; a number that has nothing to be taken over is left out:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -90,37 +90,33 @@ class Trainer:
         self.step = 0
         self.continuation = Continuation(config.trainer, workers.executor.restart, checkpoints, display)
         self.seconds: Metrics = {}
+        self.validated: Metrics = {}
+        """Metrics of the last validation; empty before the first."""
         self.first = self.state()
 
-    def fit(self) -> Metrics:
-        """Train and return the last validation's metrics (empty without validation)."""
+    def steps(self) -> Generator[Metrics, None, None]:
+        """Resume, validate if asked, train to the last step, and export the policy. Yields each step's metrics.
+
+        Closing the generator between two steps waits for the checkpoints that are being written.
+        """
         config, total = self.config.trainer, self.total_steps
-        validation: Metrics = {}
         self.resume()
         if config.val_only or (self.step == 0 and config.val_before_train):
-            validation = self.validate_first()
-            self.log(validation)
+            self.validated = self.validate_first()
+            self.log(self.validated)
         if config.val_only:
-            return validation
+            return
         with self.display.stage("train", total=total, done=self.step) as stage:
             while True:
-                done = self.step
+                done, metrics = self.step, None
                 try:
                     if done == total:
                         self.checkpoints.settle()
                         self.export()
-                        return validation
-                    self.step += 1
-                    metrics = self.train_step()
-                    if due(config.test_freq, self.step, total):
-                        validation = self.validate()
-                        metrics |= validation
-                    if "console" in config.logger:
-                        self.display.step(self.step, total, metrics)
-                    self.log(metrics)
-                    self.checkpoints.settle(wait=False)
-                    if due(config.save_freq, self.step, total):
-                        self.save()
+                        contents = "metrics.jsonl, reward.png, trajectories/, checkpoints/ and policy/"
+                        self.display.note(f"done: {self.dir} holds {contents}")
+                        return
+                    metrics = self.next_step()
                 except WorkerDied as death:
                     self.go_back(death)
                 except Exception:
@@ -128,6 +124,29 @@ class Trainer:
                         self.checkpoints.settle()
                     raise
                 stage.advance(self.step - done)
+                if metrics is None:
+                    continue
+                try:
+                    yield metrics
+                except GeneratorExit:
+                    self.checkpoints.settle()
+                    raise
+
+    def next_step(self) -> Metrics:
+        """Train one step; validate, show, log and save as far as it is due."""
+        config, total = self.config.trainer, self.total_steps
+        self.step += 1
+        metrics = self.train_step()
+        if due(config.test_freq, self.step, total):
+            self.validated = self.validate()
+            metrics |= self.validated
+        if "console" in config.logger:
+            self.display.step(self.step, total, metrics)
+        self.log(metrics)
+        self.checkpoints.settle(wait=False)
+        if due(config.save_freq, self.step, total):
+            self.save()
+        return metrics
 
     def validate_first(self) -> Metrics:
         """Validate before any step; by new workers when some die."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from agentrl.config import Config
 from agentrl.data.dataset import ParquetDataset
 from agentrl.rollouts.context import ContextParts, load_context, open_rows
+from agentrl.rollouts.objects import UserObjects
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +19,9 @@ class Inputs:
     validation: ParquetDataset | None
 
 
-def open_inputs(config: Config) -> Inputs:
-    """Load code and rows. Raises UserError for the first that cannot be used."""
-    context, data = load_context(config), config.data
+def open_inputs(config: Config, objects: UserObjects | None = None) -> Inputs:
+    """Load code, beside what is given as `objects`, and rows. Raises UserError for the first that cannot be used."""
+    context, data = load_context(config, objects), config.data
     train = open_rows(config, data.train_files, data.train_max_samples, context)
     if data.val_files is None:
         return Inputs(context, train, None)

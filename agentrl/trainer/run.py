@@ -1,25 +1,53 @@
-"""A whole run of reinforcement learning: prepare, check, build, train."""
+"""A training that its caller drives, a step at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 from agentrl.config import Config
-from agentrl.observe.display import Display
-from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
-from agentrl.trainer.inputs import open_inputs
+from agentrl.trainer.grpo import Trainer
 
 
-def train(config: Config, display: Display) -> dict[str, float]:
-    """Make what is `quickstart`, check what the user gave, train, validate. Returns the last validation's metrics.
+class TrainingRun:
+    """An open training. Iterating trains: each item is the metrics of the step that was just done.
 
-    Raises UserError.
+    An iteration that was left goes on with the next one. What follows the last step (the policy is exported) happens
+    when the iteration is exhausted; a run that is closed before continues, later, from its newest checkpoint.
     """
-    config = with_quickstart_data(config, display)
-    inputs = open_inputs(config)
-    config = with_quickstart_policy(config, display)
-    # Imported late: torch takes seconds, for which no mistake in tools or rows should wait.
-    from agentrl.trainer.build import build
 
-    with build(config, inputs, display) as trainer:
-        metrics = trainer.fit()
-        display.note(f"done: {trainer.dir} holds metrics.jsonl, reward.png, trajectories/, checkpoints/ and policy/")
-    return metrics
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._steps = trainer.steps()
+
+    @property
+    def config(self) -> Config:
+        """The config, with the paths of what was made for the quickstart."""
+        return self._trainer.config
+
+    @property
+    def dir(self) -> Path:
+        """The run's folder."""
+        return self._trainer.dir
+
+    @property
+    def step(self) -> int:
+        """Steps done, those before a resume included; 0 before the first, and until the iteration begins."""
+        return self._trainer.step
+
+    @property
+    def total_steps(self) -> int:
+        """The step after which the run ends."""
+        return self._trainer.total_steps
+
+    @property
+    def validation(self) -> dict[str, float]:
+        """Metrics of the last validation; empty before the first."""
+        return self._trainer.validated
+
+    def __iter__(self) -> Iterator[dict[str, float]]:
+        return self._steps
+
+    def close(self) -> None:
+        """Wait for checkpoints that are being written. Iterating ends here."""
+        self._steps.close()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 
-from tests.e2e.conftest import PROJECT
 from tests.e2e.test_train import lines
+from tests.forked import ForkedPython
 
 LOOP = '''
 import asyncio
@@ -42,6 +42,17 @@ class Waiting(AgentLoop):
 '''
 
 
+SCRIPT = """
+import signal
+import sys
+
+from agentrl.train import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+sys.exit(main())
+"""
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("number", "status", "hangs"),
@@ -51,41 +62,34 @@ def test_a_run_is_ended(
     small_run: Callable[..., list[str]], tmp_path: Path, number: signal.Signals, status: int, hangs: bool
 ) -> None:
     (tmp_path / "waiting.py").write_text(LOOP)
+    (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "loops.yaml").write_text("- {name: waiting, _target_: waiting.Waiting}\n")
     if hangs:
         (tmp_path / "hang").touch()
+    rows = [{"prompt": [{"role": "user", "content": f"What is {n} + 2?"}], "data_source": "x"} for n in range(8)]
+    pq.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     agent = "actor_rollout_ref.rollout.agent"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "agentrl.train"),
-            *small_run("data.val_files=null", f"{agent}.agent_loop_config_path={tmp_path}/loops.yaml"),
-            f"{agent}.default_agent_loop=waiting",
-        ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{PROJECT}:{tmp_path}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored by jobs in the background
-    )
+    keys = [f"data.train_files={tmp_path}/rows.parquet", "actor_rollout_ref.rollout.multi_turn.tool_config_path=null"]
+    keys += [f"{agent}.agent_loop_config_path={tmp_path}/loops.yaml", f"{agent}.default_agent_loop=waiting"]
+    run = ForkedPython([tmp_path / "train.py", *small_run("data.val_files=null", *keys)], tmp_path)
+    pid = run.process.pid
+    assert pid is not None
 
     def until(file: str) -> None:
+        ends = time.monotonic() + 100
         while not (tmp_path / file).exists():
-            assert process.poll() is None, process.communicate()
+            assert run.process.is_alive() and time.monotonic() < ends, run.wait(0)
             time.sleep(0.05)
 
-    try:
-        until("begun")
-        process.send_signal(number)
-        until("ended")
-        if hangs:
-            process.send_signal(number)
-        _, stderr = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == status, stderr
-    assert "the same command goes on from the last checkpoint" in stderr and "Traceback" not in stderr
-    run = tmp_path / "run"
-    assert [line["step"] for line in lines(run)] == [1]
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000001"]
-    assert [path.name for path in (run / "trajectories").iterdir()] == ["train_000001.parquet"]
+    until("begun")
+    os.kill(pid, number)
+    until("ended")
+    if hangs:
+        os.kill(pid, number)
+    done = run.wait(100)
+    assert done.returncode == status, done.stderr
+    assert "the same command goes on from the last checkpoint" in done.stderr and "Traceback" not in done.stderr
+    folder = tmp_path / "run"
+    assert lines(folder)[-1]["step"] == 1
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000001"]
+    assert [path.name for path in (folder / "trajectories").iterdir()] == ["train_000001.parquet"]

@@ -1,0 +1,51 @@
+"""A config from Python values, by the same overrides as on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentrl.config.load import load_config
+from agentrl.config.sections.training import Config
+from agentrl.errors import ConfigError
+
+Value = str | int | float | bool | Path | Sequence["Value"] | Mapping[str, "Value"] | None
+"""What a key can be set to."""
+Overrides = Mapping[str, Value] | Sequence[str]
+"""Values by dotted key, {"trainer.seed": 2}, or arguments of a command line, ["trainer.seed=2"]."""
+
+
+def as_config(given: Config | Overrides) -> Config:
+    """Return a config as it is, or load that of training with overrides.
+
+    Raises ConfigError as `load_config`, and for a value of a type that no key has.
+    """
+    if isinstance(given, Config):
+        return given
+    if isinstance(given, Mapping):
+        return load_config([f"{key}={_text(key, value)}" for key, value in given.items()])
+    return load_config(list(given))
+
+
+def _text(key: str, value: Value) -> str:
+    """The value in Hydra's grammar of overrides."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str() | Path():
+            # Quoted, so that no character means anything; before a quote, backslashes are doubled.
+            text = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), str(value))
+            return f"'{text}'"
+        case Mapping():
+            return "{" + ",".join(f"{name}:{_text(key, inner)}" for name, inner in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ",".join(_text(key, inner) for inner in value) + "]"
+    raise ConfigError(
+        f"{key}: expected text, a path, a number, a bool, None, a list or a mapping of such; "
+        f"found {value!r:.100} of type {type(value).__name__}"
+    )

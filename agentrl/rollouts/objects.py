@@ -1,0 +1,27 @@
+"""What a Python script gives a run as objects, where a command line names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.agent_loop import AgentLoop
+from agentrl.agent_loop.function import LoopFunction
+from agentrl.interaction import Interaction
+from agentrl.tool import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class UserObjects:
+    """Loops, tools, interactions and a scorer that stand beside those that the config names.
+
+    Under Ray each rollout worker has copies of them (pickled by value where they are of a notebook or script).
+    """
+
+    loops: Mapping[str, AgentLoop | type[AgentLoop] | LoopFunction] = field(default_factory=dict)
+    """By the name that rows (`agent_name`) and rollout.agent.default_agent_loop have for them."""
+    tools: Sequence[Tool | Callable[..., Any]] = ()
+    interactions: Sequence[Interaction] = ()
+    reward: Callable[..., Any] | None = None
+    """Scores every trajectory, in place of the scorers by data source; see docs/rewards.md."""

@@ -1,0 +1,237 @@
+"""Training from Python: as documented, a step at a time, with objects, and beside a running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+import agentrl
+import agentrl.train
+from agentrl.agent_loop import AgentLoop, Episode
+from agentrl.agent_loop.function import FunctionLoop, as_loop
+from agentrl.config.overrides import _text, as_config
+from agentrl.errors import CodeError, ConfigError
+from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.trajectory import Status
+from agentrl.trajectory.parquet import read_trajectories
+from tests.e2e.conftest import PROJECT
+from tests.e2e.test_docs import blocks
+from tests.e2e.test_train import lines
+from tests.forked import forked
+
+SMALL = {
+    "data.train_batch_size": 4,
+    "data.max_prompt_length": 400,
+    "data.max_response_length": 24,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
+    "actor_rollout_ref.rollout.n": 2,
+    "trainer.total_training_steps": 2,
+}
+
+
+def test_the_module_and_the_function_have_one_name() -> None:
+    """Whoever imports the module hides nothing, whatever was imported first; importing the package loads no torch."""
+    module: Any = importlib.import_module("agentrl.train")
+    assert callable(module) and agentrl.training is module.training and agentrl.train is module
+    program = (
+        "import sys, agentrl\n"
+        "assert not {'torch', 'hydra', 'agentrl.train'} & set(sys.modules)\n"
+        "first = agentrl.train\n"
+        "import agentrl.train\n"
+        "from agentrl.train import main, train\n"
+        "assert callable(first) and agentrl.train is first and 'torch' not in sys.modules\n"
+        "try:\n    agentrl.train({'no.such': 1})\n"
+        "except agentrl.errors.ConfigError as error:\n    assert 'no.such' in str(error)\n"
+        "else:\n    sys.exit('no error')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            None,
+            True,
+            3,
+            -1.5,
+            1e-7,
+            "",
+            "plain",
+            "null",
+            "a b",
+            "it's",
+            "back\\slash",
+            "\\",
+            "\\'",
+            "${x}",
+            "a=b,c",
+            "ä",
+        ),
+        *(["a", 1], [], {"a": 1, "b": ["x", None]}, "[1, 2]", Path("/a/b c")),
+    ],
+)
+def test_values_are_read_as_they_were_written(value: Any) -> None:
+    override = OverridesParser.create().parse_override(f"key={_text('key', value)}")
+    read = override.value()
+
+    def plain(value: Any) -> Any:
+        return [plain(one) for one in value] if isinstance(value, list) else getattr(value, "text", value)
+
+    assert plain(read) == (str(value) if isinstance(value, Path) else value)
+
+
+def test_a_config_comes_from_a_mapping_a_command_line_or_a_config() -> None:
+    by_mapping = as_config({"trainer.seed": 5, "algorithm": "ppo", "data.val_files": None})
+    assert by_mapping == as_config(["trainer.seed=5", "algorithm=ppo", "data.val_files=null"])
+    assert as_config(by_mapping) is by_mapping
+    assert by_mapping.trainer.seed == 5 and by_mapping.algorithm.adv_estimator == "gae"
+    with pytest.raises(ConfigError, match=r"trainer.seed: expected text.*of type object"):
+        as_config({"trainer.seed": object()})  # type: ignore[dict-item]
+
+
+def test_the_documented_script_trains(policy_dir: Path, tmp_path: Path) -> None:
+    _, script = blocks("docs/python.md", "python")
+    for key, value in {"data.train_batch_size": 4, "actor_rollout_ref.actor.ppo_mini_batch_size": 4}.items():
+        assert f'"{key}": 16' in script
+        script = script.replace(f'"{key}": 16', f'"{key}": {value}')
+    more = {key: value for key, value in SMALL.items() if f'"{key}"' not in script}
+    script = script.replace('"trainer.total_training_steps": 20', '"trainer.total_training_steps": 2')
+    script = script.replace("config = {", f"config = {{**{json.dumps(more)},")
+    (tmp_path / "adding.py").write_text(script)
+    done = forked([tmp_path / "adding.py", policy_dir], tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "step 1 of 2: reward " in done.stdout and "step 2 of 2: reward " in done.stdout
+    run = tmp_path / "runs" / "adding"
+    assert lines(run)[-1]["step"] == 2 and (run / "policy" / "model.safetensors").exists()
+    written = [one for file in (run / "trajectories").glob("train_*") for one in read_trajectories(file)]
+    again = [one for one in written if one.agent_name == "second_try"]
+    assert again and any("Answer with a number." in str(one.messages) for one in again)
+
+
+@pytest.fixture
+def keys(policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    monkeypatch.chdir(tmp_path)
+
+    def given(loop: str, **row: Any) -> dict[str, Any]:
+        rows = [
+            {
+                "prompt": [{"role": "user", "content": f"What is {n} + 2?"}],
+                "data_source": "x",
+                "agent_name": loop,
+                **row,
+            }
+            for n in range(8)
+        ]
+        pq.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+        files = {"data.train_files": tmp_path / "rows.parquet", "data.val_files": tmp_path / "rows.parquet"}
+        policy = {"actor_rollout_ref.model.path": policy_dir, "trainer.default_local_dir": tmp_path / "run"}
+        return {**SMALL, **files, **policy, "data.val_max_samples": 2}
+
+    return given
+
+
+def varied(solution_str: str) -> float:
+    return len(solution_str) % 7 / 7
+
+
+async def one_turn(episode: Episode) -> None:
+    episode.start(episode.sample.prompt)
+    await episode.generate()
+    episode.finish(Status.COMPLETED)
+
+
+def test_steps_beside_a_running_event_loop_that_are_left_and_gone_on_with(keys: Callable[..., Any]) -> None:
+    """As in a notebook: its kernel runs an event loop in the main thread."""
+
+    async def cells() -> list[int]:
+        steps = []
+        config = {**keys("mine"), "trainer.total_training_steps": 3}
+        with agentrl.training(config, loops={"mine": one_turn}, reward=varied) as run:
+            assert (run.step, run.total_steps, run.validation) == (0, 3, {})
+            first = next(iter(run))
+            assert first["score/mean"] >= 0 and "val/score_greedy" in run.validation
+            steps.append(run.step)
+            for _ in run:
+                steps.append(run.step)
+                break
+            assert run.dir.name == "run" and not (run.dir / "policy").exists()
+        with agentrl.training(config, loops={"mine": one_turn}, reward=varied) as run:
+            steps += [run.step for _ in run]
+        assert (run.dir / "policy" / "model.safetensors").exists()
+        return steps
+
+    assert asyncio.run(cells())[-1] == 3
+
+
+class Partner(Interaction):
+    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None: ...
+
+    async def generate_response(self, instance_id: str, messages: list[Any]) -> InteractionResponse:
+        return InteractionResponse(True, "well done", score=0.5)
+
+
+def test_interactions_and_tools_are_given_as_objects(keys: Callable[..., Any], tmp_path: Path) -> None:
+    config = keys("tool_agent", extra_info={"interaction_kwargs": {"name": "partner"}})
+    config |= {"trainer.total_training_steps": 1, "data.val_files": None}
+    assert agentrl.train(config, interactions=[Partner({}, "partner")], reward=varied) == {}
+    step = lines(tmp_path / "run")[-1]
+    assert step["reward/mean"] != step["score/mean"], "turns were rewarded"
+
+
+def test_an_error_of_a_loop_function_names_its_place(keys: Callable[..., Any]) -> None:
+    async def careless(episode: Episode) -> None:
+        episode.start(episode.sample.prompt)
+        await episode.generate()
+        raise TypeError("no such thing")
+
+    with pytest.raises(CodeError, match=rf"agent loop mine .*TypeError: no such thing\n  {__file__}:\d+ in careless"):
+        agentrl.train(keys("mine"), loops={"mine": careless}, reward=varied)
+
+
+def test_objects_that_cannot_be_used_are_refused_before_anything_is_made(
+    keys: Callable[..., Any], tmp_path: Path
+) -> None:
+    def no_coroutine(episode: Episode) -> None: ...
+
+    class Needy(AgentLoop):
+        def __init__(self, needed: int) -> None: ...
+
+        async def run(self, episode: Episode) -> None: ...
+
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("agent loop 'tool_agent' is registered already", {"loops": {"tool_agent": one_turn}}),
+        (r"agent loop 'x': expected a subclass .*no_coroutine", {"loops": {"x": no_coroutine}}),
+        (r"agent loop 'x' cannot be made: TypeError", {"loops": {"x": Needy}}),
+        ("two tools are called 'add'", {"tools": [add, add]}),
+        ("two interactions are called 'p'", {"interactions": [Partner({}, "p"), Partner({}, "p")]}),
+        ("reward .*expected a function", {"reward": 3}),
+    ]
+    for message, objects in refused:
+        with pytest.raises(ConfigError, match=message):
+            agentrl.train(keys("single_turn"), **{"reward": varied, **objects})
+    assert not (tmp_path / "run").exists()
+    needy = Needy(1)
+    assert as_loop("x", needy) is needy and isinstance(as_loop("x", one_turn), FunctionLoop)
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
