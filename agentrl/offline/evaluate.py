@@ -26,6 +26,7 @@ from agentrl.offline.scores import RUN, ResponseFiles, Responses, Scores, check_
 from agentrl.offline.summary import Summary
 from agentrl.reward import RewardManager, make_reward_manager
 from agentrl.reward.prompt_scores import PromptScores
+from agentrl.system.json_value import JSON
 from agentrl.system.publish import published
 
 ALL = "all"
@@ -99,8 +100,9 @@ def table_of(summaries: Mapping[str, Summary]) -> Table:
     return table
 
 
-def cell_text(value: float | int | None) -> str:
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+def cell_text(value: JSON) -> str:
+    """Format a number of `Summary.numbers`; `-` where it has none."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else "-"
 
 
 def write(path: Path, summaries: Mapping[str, Summary]) -> None:

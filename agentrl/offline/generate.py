@@ -11,7 +11,7 @@ import fnmatch
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -33,11 +33,13 @@ from agentrl.rollouts.context import (
     open_rows,
     show_first_prompts,
 )
+from agentrl.system.json_value import JSON
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.parquet import SCHEMA, to_row, valid_unicode
 from agentrl.trajectory.sample import Sample
 
 if TYPE_CHECKING:
+    from agentrl.engines.weights import Weights
     from agentrl.rollouts.contract import Rollouts
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -98,7 +100,7 @@ def run(
     parts: Parts,
     display: Display,
 ) -> None:
-    """Make what is missing of `parts`."""
+    """Generate, batch by batch, the rows that `parts` lacks."""
     # Imported late: torch takes seconds, for which no mistake in tools or rows should wait.
     from agentrl.rollouts.build import open_rollouts, send_first_weights
     from agentrl.runtime.device import resolve_device
@@ -123,7 +125,7 @@ def run(
 
 
 def respond(config: GenerateConfig, rollouts: Rollouts, samples: Sequence[Sample], first: int) -> list[Trajectory]:
-    """The trajectories of all samples, n a sample, in order. Raises TrainingError when too many failed."""
+    """Run the trajectories of all samples, n a sample, in order. Raises TrainingError when too many failed."""
     from agentrl.rollouts.contract import responses
 
     agent, greedy = config.actor_rollout_ref.rollout.agent, not config.actor_rollout_ref.rollout.do_sample
@@ -140,15 +142,20 @@ def respond(config: GenerateConfig, rollouts: Rollouts, samples: Sequence[Sample
 
 
 def with_responses(rows: pa.Table, trajectories: Sequence[Trajectory], config: GenerateConfig) -> pa.Table:
-    """The rows with the columns of ADDED: in each, a list with one value a response."""
-    record = pa.struct([field for field in SCHEMA if field.name not in ("step", "split")])
+    """Append the columns of ADDED to the rows: in each, a list with one value a response."""
+    each = config.actor_rollout_ref.rollout.n
+    for name, (kind, values) in added_columns(trajectories, config).items():
+        lists = [values[start : start + each] for start in range(0, len(values), each)]
+        rows = rows.append_column(name, pa.array(lists, pa.list_(kind)))
+    return rows
 
-    def text(trajectory: Trajectory) -> str | None:
-        is_answer = trajectory.status not in UNANSWERED or (trajectory.failure or "").startswith(SCORER_FAILED)
-        return valid_unicode(turns_text(trajectory)) if is_answer else None
 
-    columns: dict[str, tuple[pa.DataType, list[Any]]] = {
-        "responses": (pa.string(), [text(one) for one in trajectories]),
+def added_columns(
+    trajectories: Sequence[Trajectory], config: GenerateConfig
+) -> dict[str, tuple[pa.DataType, Sequence[JSON]]]:
+    """Return type and values (one a trajectory) of each column of ADDED that is asked for."""
+    columns: dict[str, tuple[pa.DataType, Sequence[JSON]]] = {
+        "responses": (pa.string(), [response_text(one) for one in trajectories]),
         "response_status": (pa.string(), [one.status.value for one in trajectories]),
         "response_failure": (pa.string(), [one.failure and valid_unicode(one.failure) for one in trajectories]),
         "response_turns": (pa.int32(), [sum(turn.role == "assistant" for turn in one.turns) for one in trajectories]),
@@ -158,23 +165,26 @@ def with_responses(rows: pa.Table, trajectories: Sequence[Trajectory], config: G
     if config.data.output_scores:
         columns["response_score"] = (pa.float64(), [one.score for one in trajectories])
     if config.data.output_trajectories:
+        record = pa.struct([field for field in SCHEMA if field.name not in ("step", "split")])
         columns["trajectories"] = (record, [to_row(one, 0, "generate", None) for one in trajectories])
-    each = config.actor_rollout_ref.rollout.n
-    for name, (kind, values) in columns.items():
-        lists = [values[start : start + each] for start in range(0, len(values), each)]
-        rows = rows.append_column(name, pa.array(lists, pa.list_(kind)))
-    return rows
+    return columns
 
 
-def settings(config: GenerateConfig, data: ParquetDataset) -> dict[str, Any]:
-    """What the rows of the file depend on."""
+def response_text(trajectory: Trajectory) -> str | None:
+    """Return what the policy wrote; None where no fault of its own kept it from answering."""
+    is_answer = trajectory.status not in UNANSWERED or (trajectory.failure or "").startswith(SCORER_FAILED)
+    return valid_unicode(turns_text(trajectory)) if is_answer else None
+
+
+def settings(config: GenerateConfig, data: ParquetDataset) -> dict[str, JSON]:
+    """Return the data and the keys that the rows of the file depend on."""
     values = flatten(config_to_dict(config), leaf_keys(GenerateConfig))
     decisive = {key: values[key] for key in values if any(fnmatch.fnmatchcase(key, pattern) for pattern in DECISIVE)}
     return {"data.path": data.fingerprint, **decisive}
 
 
-def model_weights(config: GenerateConfig) -> Any:
-    """Those of the model's files, for servers that were started by somebody else."""
+def model_weights(config: GenerateConfig) -> Weights:
+    """Load the weights of the model's files, for servers that were started by somebody else."""
     from agentrl.engines.weights import Weights
     from agentrl.model.packed import load_model
 

@@ -11,12 +11,12 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
+from agentrl.system.json_value import JSON
 from agentrl.system.publish import published
 from agentrl.trajectory.sample import Sample
 
@@ -85,7 +85,7 @@ class InputRows:
 class Parts:
     """Parts of one output file that is being made; `done` counts the rows that are written."""
 
-    def __init__(self, output: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, output: Path, settings: Mapping[str, JSON]) -> None:
         """Find the parts that are there. A file is continued only with the same `settings`, on which its rows depend.
 
         Raises DataError when the file cannot be written, or its parts were made with other settings.

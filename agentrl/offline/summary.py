@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from agentrl.offline.scores import Scores
 from agentrl.reward.prompt_scores import PromptScores
+from agentrl.system.json_value import JSON
 
 CAUSES = 100
 """Different causes of failures that are told apart; the rest count as one."""
@@ -34,7 +34,7 @@ class Summary:
             cause = cause[:CAUSE_LENGTH]
             self.causes[cause if cause in self.causes or len(self.causes) < CAUSES else "other causes"] += 1
 
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, JSON]:
         """Return the numbers as JSON values. Mean, best@n, pass@k and scorers' further numbers are means over rows."""
         scores = self.scores
         return {

@@ -11,16 +11,17 @@ import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.sft import SFTConfig, SFTDataConfig, SFTModelConfig, SFTTrainerConfig
-from agentrl.config.sections.trainer import QuickstartConfig
+from agentrl.config.sections.trainer import Device, QuickstartConfig
 from agentrl.config.sections.training import Config
 from agentrl.observe.display import Display
 from agentrl.system.config_files import configs_dir
+from agentrl.system.json_value import JSON
 
 if TYPE_CHECKING:
     from agentrl.quickstart.tiny_policy import TinyShape
@@ -86,7 +87,7 @@ def make_data(directory: Path, keys: QuickstartConfig, display: Display) -> None
         module.make(directory, recipe, display.note)
 
 
-def make_policy(directory: Path, keys: QuickstartConfig, device: str, display: Display) -> None:
+def make_policy(directory: Path, keys: QuickstartConfig, device: Device, display: Display) -> None:
     """Make tokenizer, random weights and warm-up; a policy that was made with the same keys is used again."""
     from agentrl.quickstart.tiny_policy import TinyShape
     from agentrl.trainer.run_sft import train_sft
@@ -105,10 +106,11 @@ def make_policy(directory: Path, keys: QuickstartConfig, device: str, display: D
     (making / "policy").rename(policy)
 
 
-def read_stamp(policy: Path) -> Any:
+def read_stamp(policy: Path) -> JSON:
     """Read the keys that the policy was made with; None when it is not there."""
     try:
-        return json.loads((policy / STAMP).read_text(encoding="utf-8"))
+        stamp: JSON = json.loads((policy / STAMP).read_text(encoding="utf-8"))
+        return stamp
     except (OSError, ValueError):
         return None
 
@@ -128,7 +130,7 @@ def write_untrained(directory: Path, conversations: Path, seed: int, shape: Tiny
     tokenizer.save_pretrained(directory)
 
 
-def sft_config(conversations: Path, out: Path, warm_up: WarmUp, seed: int, device: Any) -> SFTConfig:
+def sft_config(conversations: Path, out: Path, warm_up: WarmUp, seed: int, device: Device) -> SFTConfig:
     """Configure supervised training once over the conversations, in the order of their file: flawed ones come last."""
     return SFTConfig(
         data=SFTDataConfig(train_files=str(conversations), train_batch_size=warm_up.batch_size, shuffle=False),

@@ -51,10 +51,13 @@ class CheckpointConfig(Section):
     """Go on with the next step when the weights are copied to host memory, and write them meanwhile."""
 
 
+Device = Literal["auto", "cpu", "cuda"]
+
+
 class JobConfig(Section):
     """`trainer.*` of everything that runs a model."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     max_worker_restarts: Annotated[int, RAY] = Field(0, ge=0)
     """How often a run goes on by itself after a rank died, from its newest checkpoint with new ranks, and as often with
     a new rollout worker after one died; 0: it ends, and the same command goes on."""
