@@ -1,4 +1,4 @@
-"""The trained policy in Hugging Face format, and which step of a run it is of."""
+"""Export the trained policy in Hugging Face format, with the step that it is of."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def export_policy(
 
 
 def exported_step(folder: Path) -> int | None:
-    """The step that the exported policy is of; None when there is none."""
+    """Read how many steps the exported policy was trained for; None when there is none."""
     file = folder / STEP_FILE
     return int(file.read_text()) if file.exists() else None

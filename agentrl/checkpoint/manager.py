@@ -37,7 +37,7 @@ Writer = Callable[[Path], Finish | None]
 
 @dataclass(slots=True)
 class _Save:
-    """One that is going on."""
+    """A save that is going on."""
 
     step: int
     partial: Path
@@ -70,7 +70,7 @@ class CheckpointManager:
         self.background = background
         self.store = store
         self.published = False
-        """Whether a save of this process is there."""
+        """True when a save of this process is published."""
         self.fingerprint: dict[str, Any] = json.loads(json.dumps(dict(fingerprint or {})))
         self._warn = warn
         self._going_on: _Save | None = None

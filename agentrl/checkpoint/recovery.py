@@ -24,7 +24,7 @@ class Continuation:
         self._begun_from: Path | None = None
 
     def begin(self, last_step: int | None, policy: Path) -> Path | None:
-        """The checkpoint that `resume_mode` asks for, if there is one.
+        """Choose the checkpoint that `resume_mode` asks for, if there is one.
 
         Args:
             last_step: where the run ends; None: it trains nothing.
@@ -51,7 +51,7 @@ class Continuation:
         return path
 
     def after(self, death: WorkerDied, go_back_to: Callable[[Path | None], None]) -> WorkerDied:
-        """New workers, which `go_back_to` gives what this process saved last, or began from (None: from the start).
+        """Make new workers, and have `go_back_to` load what this process saved last or began from (None: the start).
 
         Returns the last death, of those of new workers, too. Raises it when the run has gone on often enough.
         """

@@ -80,14 +80,14 @@ class ObjectStore:
             ) from error
 
     def steps(self) -> list[int]:
-        """Those of the whole checkpoints, in ascending order. Raises CheckpointError when the store does not answer."""
+        """List the steps of the whole checkpoints, ascending. Raises CheckpointError when the store does not answer."""
         try:
             return sorted(step for step, path in self._folders().items() if self._try(self._fs.exists, _state(path)))
         except Exception as error:
             raise CheckpointError(f"{self.url} cannot be read: {_said(error)}") from error
 
     def upload(self, checkpoint: Path, step: int, keep: int | None) -> None:
-        """The checkpoint of `step`, then remove those that are too old or of later steps. Warns when it fails."""
+        """Upload the checkpoint of `step`, then remove too old ones and those of later steps. Warns when it fails."""
         try:
             for found, path in self._folders().items():
                 if found > step:
@@ -104,14 +104,14 @@ class ObjectStore:
             )
 
     def upload_policy(self, policy: Path, last: str) -> None:
-        """The exported policy; its file `last` comes last. Warns when it fails."""
+        """Upload the exported policy, its file `last` last. Warns when it fails."""
         try:
             self._put_folder(policy, f"{self._root}/policy", last)
         except Exception as error:
             self._warn(f"{policy} could not be uploaded to {self.url}: {_said(error)}. Copy it by hand")
 
     def download(self, step: int, into: Path, display: Display) -> None:
-        """The checkpoint of `step` into the folder `into`. Raises CheckpointError."""
+        """Download the checkpoint of `step` into the folder `into`. Raises CheckpointError."""
         name = name_of(step)
         there = f"{self._root}/checkpoints/{name}"
         try:
@@ -182,7 +182,7 @@ class ObjectStore:
 
 
 class _Megabytes(fsspec.Callback):
-    """Tells a stage of bytes that arrived, from any thread."""
+    """Progress of a transfer: advances a stage by the megabytes that arrived, from any thread."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()

@@ -83,7 +83,7 @@ class WorkerState:
         return [shard.name, _STATE] if rank() == 0 else [shard.name]
 
     def finish(self, *, wait: bool = True) -> bool:
-        """Whether the last save's files are written. Raises what writing them raised."""
+        """Return true when the last save's files are written. Raises what writing them raised."""
         if self._writing is None:
             return True
         if not (wait or self._writing.done()):
@@ -112,7 +112,7 @@ class WorkerState:
         self._optim.load_state(loaded)
 
     def _staged(self, name: str, piece: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory. Memory that was used before is filled several times faster than new pages."""
+        """Copy a tensor [...] to host memory that was used before: it is filled several times faster than new pages."""
         buffer = self._host.get(name)
         if buffer is None or (buffer.shape, buffer.dtype) != (piece.shape, piece.dtype):
             buffer = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=piece.is_cuda)
@@ -120,7 +120,7 @@ class WorkerState:
         return buffer.copy_(piece, non_blocking=True)
 
     def _read(self, directory: Path, mark: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Weights and optimizer state as they are to be here, by name."""
+        """Read weights and optimizer state, by name, sharded as they are here."""
         described = _read_description(directory)
         missing = _first_missing(directory)
         if missing is not None:
@@ -164,7 +164,7 @@ class WorkerState:
 
 
 def all_seen(directory: Path, files: Sequence[str], *, wait: bool = True) -> bool:
-    """Whether the driver can see `files`, which ranks have written into `directory`.
+    """Return true when the driver sees `files`, which ranks have written into `directory`.
 
     Raises CheckpointError when it waits, and some do not appear within SEEN_WITHIN seconds.
     """
@@ -182,7 +182,7 @@ def all_seen(directory: Path, files: Sequence[str], *, wait: bool = True) -> boo
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, list[int]]]:
-    """What this rank writes: name, local tensor, its place. Ranks that hold the same pieces take turns."""
+    """List what this rank writes: (name, local tensor [...], its offset). Ranks with the same pieces take turns."""
     held: list[tuple[str, torch.Tensor, list[int]]] = []
     starts = []
     for name, tensor in tensors.items():
@@ -224,7 +224,7 @@ def _write(
 
 
 def _device(param: torch.Tensor) -> torch.device:
-    """Where the ranks talk."""
+    """Device of the ranks' collective calls."""
     return torch.device(param.device_mesh.device_type) if isinstance(param, DTensor) else param.device
 
 
@@ -260,7 +260,7 @@ def _shard_name(rank: int, ranks: int) -> str:
 
 
 def _broken(directory: Path, error: Exception) -> CheckpointError:
-    """Names the first shard that cannot be opened."""
+    """Make the error for a checkpoint that cannot be read; it names the first shard that cannot be opened."""
     for path in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(path, "pt"):

@@ -29,7 +29,7 @@ class Column:
     style: str
     """Format spec of the value."""
     importance: int
-    """Where there is no room for all columns, those with the smallest importance are left out."""
+    """Columns with the smallest importance are left out where there is no room for all."""
 
     def text(self, metrics: Mapping[str, float]) -> str | None:
         """The formatted value, or None when the metrics do not hold it."""
@@ -162,7 +162,7 @@ class Display(ABC):
         self.reading: Reading | None = None
         """Needed before `trajectory`."""
         self.stages: list[Stage] = []
-        """Those running, outermost first."""
+        """Running stages, outermost first."""
         self.lock = RLock()
 
     def stage(self, name: str, total: int | None = None, done: int = 0) -> Stage:

@@ -110,7 +110,7 @@ def _split_calls(text: str, turn: Turn | None, calls: re.Pattern[str] | None) ->
 
 
 def headline(trajectory: Trajectory) -> str:
-    """What became of the trajectory, in one line."""
+    """Sum up in one line how the trajectory ended."""
     parts = [trajectory.data_source, trajectory.agent_name, str(trajectory.status)]
     if trajectory.failure:
         parts.append(trajectory.failure)

@@ -171,7 +171,7 @@ def _rewards(trajectories: Sequence[Outline], coef: float) -> Metrics:
 
 
 def _equal(rewards: Sequence[float]) -> bool:
-    """Whether a group's rewards are all the same, as `Groups.equal` of the estimators has it."""
+    """Return true where a group's rewards are all the same, as `Groups.equal` of the estimators does."""
     high, low = max(rewards), min(rewards)
     return high - low <= EQUAL * max(abs(high), abs(low))
 
@@ -207,21 +207,32 @@ def _tools(by_trajectory: Sequence[Sequence[ToolCallRecord]]) -> Metrics:
         "tool/truncated_rate": _mean(call.truncated for call in calls),
         "tool/seconds_mean": _mean(seconds),
         "tool/seconds_p99": percentile(seconds, 0.99),
+        **_errors("tool", calls),
     }
-    for kind, count in Counter(call.error for call in calls if call.error).items():
-        metrics[f"tool/error/{kind}"] = count / len(calls)
     # What the policy made up must not become a metric's name.
     known = [call for call in calls if call.name and call.error not in (ErrorKind.UNKNOWN_TOOL, ErrorKind.PARSE)]
     for name, members in _by(known, lambda call: call.name).items():
-        metrics[f"tool/{name}/calls"] = float(len(members))
-        metrics[f"tool/{name}/error_rate"] = _mean(call.error is not None for call in members)
-        for kind, count in Counter(call.error for call in members if call.error).items():
-            metrics[f"tool/{name}/error/{kind}"] = count / len(members)
-        seconds = sorted(call.seconds for call in members)
-        metrics[f"tool/{name}/seconds_mean"] = _mean(seconds)
-        metrics[f"tool/{name}/seconds_p50"] = percentile(seconds, 0.5)
-        metrics[f"tool/{name}/seconds_p99"] = percentile(seconds, 0.99)
+        metrics |= _tool(f"tool/{name}", members)
     return metrics
+
+
+def _tool(prefix: str, calls: Sequence[ToolCallRecord]) -> Metrics:
+    """Measure the calls of one tool."""
+    seconds = sorted(call.seconds for call in calls)
+    return {
+        f"{prefix}/calls": float(len(calls)),
+        f"{prefix}/error_rate": _mean(call.error is not None for call in calls),
+        **_errors(prefix, calls),
+        f"{prefix}/seconds_mean": _mean(seconds),
+        f"{prefix}/seconds_p50": percentile(seconds, 0.5),
+        f"{prefix}/seconds_p99": percentile(seconds, 0.99),
+    }
+
+
+def _errors(prefix: str, calls: Sequence[ToolCallRecord]) -> Metrics:
+    """Count each kind of error as a fraction of the calls."""
+    kinds = Counter(call.error for call in calls if call.error)
+    return {f"{prefix}/error/{kind}": count / len(calls) for kind, count in kinds.items()}
 
 
 def _endings(trajectories: Sequence[Outline]) -> Metrics:

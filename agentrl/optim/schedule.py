@@ -8,7 +8,7 @@ from agentrl.config.sections.optim import OptimConfig
 
 
 def lr_factor(config: OptimConfig, step: int, total_steps: int) -> float:
-    """What the learning rates are multiplied by at `step` of `total_steps`, both counted from 1.
+    """Factor of the learning rates at `step` of `total_steps`, both counted from 1.
 
     Warm-up rises in `lr_warmup_steps` equal parts and reaches 1 at the step after them (step s: s / (warmup + 1)), so
     no step is spent at rate 0. From there constant stays at 1, linear and cosine fall so that they would reach

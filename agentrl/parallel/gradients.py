@@ -1,4 +1,4 @@
-"""The gradients of one optimizer step, whatever is sharded over what: added up, measured, clipped."""
+"""Add up, measure and clip the gradients of one optimizer step, however parameters are sharded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.parallel.collectives import full
 
 
 def by_mesh(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """`params` in groups of those that are sharded over the same mesh, which torch's fused operations need."""
+    """Group `params` by the mesh that they are sharded over, as torch's fused operations need."""
     groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
     for param in params:
         groups[param.device_mesh if isinstance(param, DTensor) else None].append(param)
@@ -35,18 +35,18 @@ def add_up(params: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
 
 
 def total_norm(params: Iterable[nn.Parameter]) -> torch.Tensor:
-    """The norm of all gradients together, a scalar, on every rank."""
+    """Compute the norm of all gradients together: a scalar, the same on every rank."""
     groups = by_mesh(param for param in params if param.grad is not None)
     norms = [full(get_total_norm([param.grad for param in group if param.grad is not None])) for group in groups]
     return torch.stack(norms).norm()
 
 
 def clip(params: Iterable[nn.Parameter], limit: float, norm: torch.Tensor) -> None:
-    """Scale all gradients so that their norm, which is `norm`, is at most `limit`. In place."""
+    """Scale all gradients so that their norm, the scalar `norm`, is at most `limit`. In place."""
     for group in by_mesh(params):
         clip_grads_with_norm_(group, limit, norm)
 
 
 def _local(param: nn.Parameter) -> torch.Tensor | None:
-    """This rank's part of the gradient."""
+    """Return this rank's part of the gradient [...]."""
     return param.grad.to_local() if isinstance(param.grad, DTensor) else param.grad

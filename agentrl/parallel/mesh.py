@@ -15,7 +15,7 @@ from agentrl.parallel.collectives import all_sum, rank, world_size
 
 
 class Mesh:
-    """Where this rank stands, and the groups that it works with. Every rank must make it at the same time."""
+    """This rank's place among the others, and its process groups. Every rank must make it at the same time."""
 
     def __init__(self, parallel: Parallel, device: str | torch.device) -> None:
         """Raises ConfigError when the ranks cannot be arranged so."""
@@ -27,15 +27,15 @@ class Mesh:
         """Ranks, or blocks of them, that work on sequences of their own."""
         self.data_rank, in_block = divmod(rank(), parallel.copies)
         self.first = in_block == 0
-        """Whether this rank speaks for its block, whose ranks all see the same tokens."""
+        """True on the rank that speaks for its block, whose ranks all see the same tokens."""
         self.averaged = self.data * parallel.sequence
         """Ranks over which FSDP averages the gradients."""
         self.sequence: dist.ProcessGroup | None = None
         """The ranks that split each micro-batch's tokens with this one."""
         self.fsdp: DeviceMesh | None = None
-        """What parameters are sharded over (last dimension), and replicated over (first of two)."""
+        """Mesh over which parameters are sharded (last dimension) and replicated (first of two)."""
         self.tensor: DeviceMesh | None = None
-        """What matrices are split over."""
+        """Mesh over which matrices are split."""
         if ranks == 1:
             return
         shards = parallel.shards or self.averaged
@@ -52,7 +52,7 @@ class Mesh:
             _wait_as_long_as_all(group, torch.device(device))
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of `values` over the blocks, on every rank."""
+        """Add up `values` [...] over the blocks, on every rank."""
         return all_sum(values if self.first else torch.zeros_like(values))
 
 

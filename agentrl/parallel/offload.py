@@ -1,4 +1,4 @@
-"""Memory of a device for others: what a role needs only while it works lies in host memory in between."""
+"""Offloading: parameters and optimizer state lie in host memory while their role does not work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Offload:
 
 
 def give_back(device: torch.device) -> None:
-    """Let others have what torch keeps of a GPU's memory for later use: a server on the same GPU, when it wakes."""
+    """Free the GPU memory that torch keeps for later use, for a server on the same GPU that wakes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -75,7 +75,7 @@ def at_work(method: Callable[Concatenate[Worker, P], R]) -> Callable[Concatenate
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: torch.device | None) -> None:
-    """Move what `optimizer` remembers to `device`, or, with None, to where each parameter is. Step counts stay."""
+    """Move the optimizer's state to `device`, or, with None, to each parameter's device. Step counts stay."""
     for param, state in optimizer.state.items():
         for key, value in state.items():
             if value.ndim:
@@ -83,7 +83,7 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device | None) ->
 
 
 def offloading(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that checkpoints a layer, whose saved input then lies in host memory until the backward pass."""
+    """Wrap a function that checkpoints a layer: the saved input lies in host memory until the backward pass."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         # Page-locked memory is what CUDA copies fast from.

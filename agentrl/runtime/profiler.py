@@ -31,15 +31,15 @@ ALLOCATIONS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A stage that is to be profiled."""
+    """Where the profiles of one stage are written."""
 
     directory: Path
-    """Of the step."""
+    """Folder of the step's profiles."""
     stage: str
 
 
 def profile_of(trainer: RunConfig, run_dir: Path, step: int, stage: str) -> Profile | None:
-    """How the config wants a stage of a step to be profiled; None: not at all."""
+    """Make the profile of a step's stage; None where the config asks for none."""
     if step not in (trainer.profile_steps or ()) or stage not in STAGES:
         return None
     return Profile(run_dir.absolute() / "profile" / f"step_{step:06d}", stage)
@@ -54,7 +54,7 @@ def check_profile_steps(trainer: RunConfig, total_steps: int) -> None:
 
 @contextmanager
 def profiled(profile: Profile | None, rank: int) -> Iterator[None]:
-    """Write what this process does inside the block, if there is a `profile`:
+    """Profile what this process does inside the block, if there is a `profile`:
 
     - `rank<n>_<stage>.json.gz`: when every operator and kernel ran, for https://ui.perfetto.dev or chrome://tracing;
     - `rank<n>_<stage>.txt`: the operators with the most time;

@@ -39,7 +39,7 @@ class RankWeights:
     """One rank's part in reading a model's weights."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Those of the whole model, by their names in checkpoints; the same on every rank."""
+    """Shapes of the whole model's tensors by their names in checkpoints; the same on every rank."""
     read: Callable[[], Iterator[tuple[str, torch.Tensor | None]]]
     """Reads all tensors of `shapes`, whole, in an order that is the same on every rank.
 

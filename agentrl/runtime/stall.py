@@ -34,12 +34,12 @@ LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a thread is."""
+    """The place in the code that a thread has reached."""
 
     line: str
     """The innermost line that is no library's, e.g. `agentrl/parallel/shard.py:58`, and its text."""
     inside: str
-    """What that line calls, e.g. `json.loads`, if that is Python's; empty: the thread is in the line itself."""
+    """Python function that the line calls, e.g. `json.loads`; empty: the thread is in the line itself."""
     collective: str
     """The call of torch.distributed in which it waits for other ranks, e.g. `all_reduce`; empty: in none."""
 
@@ -50,14 +50,14 @@ class Position:
 
 
 def position_of(frame: FrameType) -> Position:
-    """Where the thread is whose innermost Python frame is `frame`."""
+    """Find the position of the thread whose innermost Python frame is `frame`."""
     frames = [found for found, _ in traceback.walk_stack(frame)]
     own = next((index for index, found in enumerate(frames) if _is_own(found)), len(frames) - 1)
     return Position(_line(frames[own]), _function(frames[own - 1]) if own else "", _collective(frames[:own]))
 
 
 def report(positions: Mapping[int, Position], silent: Mapping[int, str], answered: Sequence[int] = ()) -> str:
-    """Where the ranks are that a call has not ended on.
+    """Say in one sentence where the ranks are that a call has not ended on.
 
     `positions`: those that say where they are. `silent`: those that do not, and what is known of them. The last are
     named first, then those outside of collective calls, those that wait in one, and those that have `answered`.
@@ -86,7 +86,7 @@ def ranks_named(ranks: Sequence[int]) -> str:
 
 
 class Stall:
-    """When to say that a call takes long (every `period` seconds), and when it has taken too long (after `limit`).
+    """Clock of one call: tells when to say that it takes long (every `period` seconds), and when it is over (`limit`).
 
     None: never.
     """
@@ -106,7 +106,7 @@ class Stall:
         return self._limit is not None and self.seconds >= self._limit
 
     def due(self) -> bool:
-        """Whether it is to be said now; counts as said."""
+        """Return true once a period, when it is time to say that the call takes long."""
         if self._period is None or self.seconds < (self._said + 1) * self._period:
             return False
         self._said = int(self.seconds // self._period)

@@ -1,4 +1,4 @@
-"""Everything a training is made of, built and checked from its config before the first step."""
+"""Build and check everything that a training is made of from its config, before the first step."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
 
 
 def build_checkpoints(config: Config, run_dir: Path, store: ObjectStore | None, display: Display) -> CheckpointManager:
-    """The run's checkpoints, in `run_dir` and, with a `store`, there."""
+    """Make the manager of the run's checkpoints, in `run_dir` and, with a `store`, there."""
     return CheckpointManager(
         run_dir / "checkpoints",
         keep=config.trainer.max_actor_ckpt_to_keep,
@@ -96,7 +96,7 @@ def build_checkpoints(config: Config, run_dir: Path, store: ObjectStore | None, 
 
 
 def open_store(config: RunConfig, display: Display) -> ObjectStore | None:
-    """Where checkpoints are uploaded to.
+    """Open the object store that checkpoints are uploaded to; None without trainer.default_remote_dir.
 
     Raises ConfigError when nothing can be written there, or when a run that starts anew would mix with an older one.
     """
@@ -114,7 +114,7 @@ def open_store(config: RunConfig, display: Display) -> ObjectStore | None:
 
 
 def build_kl_controller(config: Config) -> KLController | None:
-    """The KL coefficient of the reward; None without KL in the reward."""
+    """Make what steers the KL coefficient of the reward; None without KL in the reward."""
     ctrl = config.algorithm.kl_ctrl
     if not config.algorithm.use_kl_in_reward:
         return None

@@ -157,7 +157,7 @@ class Trainer:
                 self.go_back(death)
 
     def go_back(self, death: WorkerDied) -> None:
-        """After a worker died: new workers, and what the newest checkpoint holds.
+        """After a worker died, make new workers and load the newest checkpoint.
 
         Raises WorkerDied when the run has gone on often enough.
         """
@@ -172,7 +172,7 @@ class Trainer:
         self.display.warn(f"{death}; new workers go on after step {self.step}")
 
     def begin_again(self) -> None:
-        """Everything as it was when this process began from no checkpoint, with workers that are new."""
+        """Restore the state in which this process began from no checkpoint, with workers that are new."""
         self.step = 0
         self.source.load_state(self.first)
         if self.kl_controller is not None:
@@ -180,7 +180,7 @@ class Trainer:
         self.source.publish(self.workers.policy.weights(), 0)
 
     def train_step(self) -> Metrics:
-        """One step: rollouts, log-probs, advantages, update, weights to the engine."""
+        """Take one step: rollouts, log-probs, advantages, update, weights to the engine."""
         algorithm = self.config.algorithm
         workers = self.workers
         metrics = {name: spent for name, spent in self.seconds.items() if name == "time/save"}  # after the step before
@@ -238,7 +238,7 @@ class Trainer:
         return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
 
     def update(self, batch: Sequences, zero_advantage: list[int]) -> tuple[bool, Metrics]:
-        """Critic, and policy after the critic's warm-up; whether the policy has new weights.
+        """Update critic, and policy after the critic's warm-up. Returns (the policy has new weights, metrics).
 
         zero_advantage: sequences that the policy need not go over where they teach it nothing.
         """
@@ -254,7 +254,7 @@ class Trainer:
         return updated, metrics
 
     def publish(self) -> Metrics:
-        """The policy's weights to the engine."""
+        """Give the policy's weights to the engine."""
         with self.timed("sync_weights"):
             report = self.source.publish(self.workers.policy.weights(), self.step)
         return {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
@@ -283,7 +283,7 @@ class Trainer:
         return metrics | {"time/validation": self.seconds["time/validation"]}
 
     def log(self, metrics: Metrics) -> None:
-        """One line of metrics a step, and the plot whenever validation is in it."""
+        """Log the step's metrics, and draw the plot whenever validation is in them."""
         self.tracker.log(metrics, self.step)
         if any(name.startswith("val/") for name in metrics):
             plot(self.dir / "metrics.jsonl", self.dir / "reward.png", self.config.trainer.experiment_name)
@@ -293,7 +293,7 @@ class Trainer:
             self.display.trajectory(trajectory, f"{split}, step {self.step}")
 
     def save(self) -> None:
-        """A checkpoint of everything a continued run needs, published now or, in the background, when it is written."""
+        """Save everything that a continued run needs; published now or, in the background, when it is written."""
         groups: dict[str, TrainableGroup] = {"policy": self.workers.policy}
         if self.workers.critic is not None:
             groups["critic"] = self.workers.critic
@@ -303,14 +303,14 @@ class Trainer:
             self.checkpoints.save(self.step, writers, self.state() | {"config": config_to_dict(self.config)})
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the workers."""
+        """Collect what a checkpoint holds beside the workers."""
         state: dict[str, Any] = {"step": self.step, **self.source.state()}
         if self.kl_controller is not None:
             state["kl_controller"] = self.kl_controller.state_dict()
         return state
 
     def load(self, path: Path) -> None:
-        """Workers, data order, step and engine as the checkpoint has them. Raises CheckpointError."""
+        """Restore workers, data order, step and engine from a checkpoint. Raises CheckpointError."""
         state = self.checkpoints.load(path)
         self.workers.policy.load(path / "policy")
         if self.workers.critic is not None:
@@ -335,7 +335,7 @@ class Trainer:
         self.folder.begin(self.tracker, self.checkpoints, after)
 
     def export(self) -> None:
-        """The policy in Hugging Face format, whole or not at all."""
+        """Export the policy in Hugging Face format, whole or not at all."""
         export = self.workers.policy.export
         export_policy(export, self.chat, self.step, self.dir / "policy", self.checkpoints.store, self.display)
 
@@ -353,5 +353,5 @@ class Trainer:
 
 
 def due(frequency: int, step: int, total: int) -> bool:
-    """Every `frequency` steps, and at the last one; -1: only there."""
+    """Return true every `frequency` steps, and at the last one; -1: only there."""
     return step == total or (frequency > 0 and step % frequency == 0)

@@ -45,7 +45,7 @@ def with_model_scores(
 
 
 def with_model_score(outline: Outline, score: float, coef: float) -> Outline:
-    """`outline` with what the reward model's score adds to its reward, or FAILED where it cannot be added."""
+    """Add the reward model's score to the outline's reward; FAILED where it cannot be added."""
     if not fits_float32(score) or not fits_float32(coef * score):
         failure = f"{SCORE}: its score of this {outline.data_source} conversation is {score}, no finite number"
         return replace(outline, status=Status.FAILED, score=None, failure=failure)
@@ -53,13 +53,13 @@ def with_model_score(outline: Outline, score: float, coef: float) -> Outline:
 
 
 def scores_by_trajectory(batch: RaggedBatch) -> tuple[dict[str, torch.Tensor], dict[int, float]]:
-    """No columns, and each trajectory's score: the reward at the end of its sequence."""
+    """Return (no columns, {trajectory: its score, the reward at the end of its sequence})."""
     ends = batch.rewards[batch.offsets[1:] - 1].tolist()
     return {}, dict(zip(batch.trajectory.tolist(), ends, strict=True))
 
 
 def trained_on(executor: Executor, rollout: Rollout, outlines: list[Outline]) -> Sequences:
-    """The rollout's batch without the trajectories that FAILED by `outlines`, which `with_model_scores` gave."""
+    """Leave out of the rollout's batch the trajectories that FAILED only in `outlines`, by `with_model_scores`."""
     assert rollout.batch is not None
     failed = {
         number
@@ -73,5 +73,5 @@ def trained_on(executor: Executor, rollout: Rollout, outlines: list[Outline]) ->
 
 
 def trajectories_of(batch: RaggedBatch) -> tuple[dict[str, torch.Tensor], list[int]]:
-    """No columns, and the trajectory of each sequence."""
+    """Return (no columns, the trajectory of each sequence)."""
     return {}, batch.trajectory.tolist()

@@ -92,7 +92,7 @@ class SupervisedTrainer:
                     raise
 
     def train_step(self) -> Metrics:
-        """The next step: an update, and validation and a checkpoint where they are due."""
+        """Take the next step: an update, and validation and a checkpoint where they are due."""
         began = time.perf_counter()
         batch = to_batch(next(self.batches))
         self.step += 1
@@ -126,7 +126,7 @@ class SupervisedTrainer:
             self.display.note(f"resumed from {path} (step {self.step})")
 
     def load(self, path: Path | None) -> None:
-        """Everything as a checkpoint has it; None: as it is at the start, where new workers are."""
+        """Restore a checkpoint; None: the start, where new workers are."""
         self.step = 0
         if path is not None:
             self.step = self.checkpoints.load(path)["step"]
@@ -134,7 +134,7 @@ class SupervisedTrainer:
         self.batches = batches(self.config, self.train, self.step)
 
     def go_back(self, death: WorkerDied) -> None:
-        """After a worker died: new workers, and what this process saved last, or began with.
+        """After a worker died, make new workers and load what this process saved last, or began with.
 
         Raises WorkerDied when the run has gone on often enough.
         """
@@ -143,13 +143,13 @@ class SupervisedTrainer:
         self.display.warn(f"{death}; new workers go on after step {self.step}")
 
     def export(self) -> None:
-        """The policy in Hugging Face format, whole or not at all. Raises TrainingError when the disk is full."""
+        """Export the policy in Hugging Face format, whole or not at all. Raises TrainingError when the disk is full."""
         export, store = self.policy.export, self.checkpoints.store
         export_policy(export, self.chat, self.step, self.dir / POLICY, store, self.display)
 
 
 def order_of(config: SFTConfig, samples: Sequence[SFTSample]) -> dict[str, Any]:
-    """What decides which transcripts each step takes, by the config's keys."""
+    """Fingerprint of the order of the data: what decides which transcripts each step takes, by the config's keys."""
     checksum = 0
     for sample in samples:
         checksum = zlib.crc32(sample.mask.tobytes(), zlib.crc32(sample.ids.tobytes(), checksum))
@@ -162,13 +162,14 @@ def order_of(config: SFTConfig, samples: Sequence[SFTSample]) -> dict[str, Any]:
 
 
 def steps_per_epoch(config: SFTConfig, samples: Sequence[SFTSample]) -> int:
-    """The last batch of an epoch may be smaller: no transcript is left out."""
+    """Count the batches of an epoch; the last may be smaller, so that no transcript is left out."""
     return -(-len(samples) // config.data.train_batch_size)
 
 
 def batches(config: SFTConfig, samples: Sequence[SFTSample], done: int = 0) -> Iterator[list[SFTSample]]:
-    """The batches after the first `done`, epoch after epoch: each shuffled anew by (data.seed, epoch), or all in the
-    order of the files.
+    """Yield the batches after the first `done`, epoch after epoch.
+
+    Each epoch is shuffled anew by (data.seed, epoch), or all are in the order of the files.
     """
     size = config.data.train_batch_size
     first, within = divmod(done, steps_per_epoch(config, samples))

@@ -1,4 +1,4 @@
-"""Validation: the whole validation set, sampled and greedy."""
+"""Validate on the whole validation set, sampled and greedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training algorithms ask of a model that learns, and nothing of how it is held, sharded or stepped.
+"""The interface between training algorithms and the models that learn, however these are held, sharded or stepped.
 
 A policy worker plans mini-batches, names the loss and reads the metrics; its backend runs forward passes and takes
 optimizer steps. `actor_rollout_ref.actor.strategy` names it (`agentrl.config.registries.POLICY_BACKENDS`).
@@ -41,7 +41,7 @@ The share is divided by what was counted over the whole mini-batch, so shares si
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch(Generic[Found]):
-    """What one optimizer step is taken on."""
+    """The sequences and the loss of one optimizer step."""
 
     where: str
     """Names it in messages."""
@@ -50,12 +50,12 @@ class MiniBatch(Generic[Found]):
     loss: Loss[Found]
     """A pure function, called for each micro-batch of a rank's share."""
     needs: Needs = frozenset()
-    """What `loss` reads beside log-probs."""
+    """Scores that `loss` reads beside log-probs."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     sums: dict[str, float]
     """The loss function's sums over all micro-batches and ranks (none or 0 without any), and always `loss`."""
@@ -99,7 +99,7 @@ class Backend(Protocol[Found]):
         ...
 
     def finish_save(self, *, wait: bool) -> bool:
-        """Whether this rank's files of the last save are on the disk. Raises what writing them raised."""
+        """Return true when this rank's files of the last save are on the disk. Raises what writing them raised."""
         ...
 
     def load(self, dir: Path) -> None:
@@ -160,7 +160,7 @@ class PolicySettings(Settings):
     """How a policy learns, and how it is scored."""
 
     seed: int
-    """Of the start of adapters."""
+    """Seed of the adapters' start."""
     temperature: float = 1.0
     """Log-probs are of softmax(logits / temperature)."""
     log_prob_max_tokens: int | None = None

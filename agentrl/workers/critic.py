@@ -87,7 +87,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         return report.metrics("critic", {"vf_loss": "loss"}, {"clip_frac": "clipped", "value_mean": "values"})
 
     def _loss(self, scale: LossScale) -> Loss[torch.Tensor]:
-        """The loss of a mini-batch, divided by the denominators of `scale`."""
+        """Make the loss of a mini-batch, divided by the denominators of `scale`."""
 
         def loss(values: torch.Tensor, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             assert micro.values is not None and micro.returns is not None

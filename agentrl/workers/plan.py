@@ -1,4 +1,4 @@
-"""Which sequences are updated together: mini-batches (one optimizer step each) and micro-batches (one forward each).
+"""Plan which sequences are updated together: mini-batches (an optimizer step each), micro-batches (a forward each).
 
 Both follow from the batch and a seed alone, so every rank makes the same plan and a resumed run repeats it.
 """
@@ -14,7 +14,7 @@ from agentrl.trajectory.batch import Sequences, split_by_tokens
 
 
 def update_plan(group: torch.Tensor, prompts: int, epochs: int, shuffle_key: str | None) -> list[tuple[str, list[int]]]:
-    """The optimizer steps of one update: where each stands, for messages, and its sequences. See `mini_batches`."""
+    """Plan the optimizer steps of one update: (place, for messages; sequence indices) of each. See `mini_batches`."""
     steps = []
     for epoch in range(1, epochs + 1):
         plan = mini_batches(group, prompts, None if shuffle_key is None else f"{shuffle_key}/{epoch}")
@@ -24,7 +24,7 @@ def update_plan(group: torch.Tensor, prompts: int, epochs: int, shuffle_key: str
 
 
 def mini_batches(group: torch.Tensor, prompts: int, shuffle_key: str | None) -> list[list[int]]:
-    """Sequence indices of each mini-batch; all sequences of a prompt go together.
+    """Split sequences into mini-batches, given as sequence indices; all sequences of a prompt go together.
 
     Args:
         group: [N] int64, the prompt of each sequence.
@@ -42,7 +42,7 @@ def mini_batches(group: torch.Tensor, prompts: int, shuffle_key: str | None) -> 
 
 
 def micro_batches(batch: Sequences, max_tokens: int) -> list[list[int]]:
-    """Sequence indices of each micro-batch of at most `max_tokens` tokens; a longer sequence goes alone.
+    """Split sequences into micro-batches of at most `max_tokens` tokens; a longer sequence goes alone.
 
     The sequences of a prompt stay together where they fit, because what they share is computed once.
     """
@@ -55,7 +55,7 @@ def micro_batches(batch: Sequences, max_tokens: int) -> list[list[int]]:
 
 
 def with_policy_tokens(batch: Sequences) -> list[int]:
-    """The sequences that have a policy token."""
+    """Return the indices of the sequences that have a policy token."""
     return batch.policy_tokens.nonzero()[:, 0].tolist()
 
 

@@ -176,7 +176,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         return needs | ENTROPY if self.config.entropy_coeff != 0 else needs
 
     def _loss(self, scale: LossScale) -> Loss[TokenScores]:
-        """The loss of a mini-batch, divided by the denominators of `scale`."""
+        """Make the loss of a mini-batch, divided by the denominators of `scale`."""
         config = self.config
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -30,7 +30,7 @@ class ScoreModel(nn.Module):
         self.score = classifier.score
 
     def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """ids [T], offsets [N + 1] -> [T] float32: each sequence's score at its last token, 0 elsewhere."""
+        """Score ids [T] int64, offsets [N + 1] int64: [T] float32, the score at each sequence's last token, else 0."""
         last = offsets[1:].to(ids.device) - 1
         hidden = hidden_states(self.base, ids, offsets)
         scores = self.score(hidden.index_select(0, last))[:, 0].float()
@@ -64,7 +64,7 @@ class RewardModelWorker:
 
 
 def open_classifier(config: ScoreModelConfig, dtype: str, device: str | torch.device) -> PreTrainedModel:
-    """The classifier, on packed attention; on several ranks without its weights (see `read_weights`).
+    """Load the classifier, on packed attention; on several ranks without its weights (see `read_weights`).
 
     Raises ConfigError.
     """

@@ -98,7 +98,7 @@ def further_scores(config: Config) -> list[Score]:
 
 
 def policy_is_reference(config: Config) -> bool:
-    """Whether the policy without its adapters is what the reference would load."""
+    """Return true where the policy without its adapters is what the reference would load."""
     return config.actor_rollout_ref.model.lora_rank > 0 and config.actor_rollout_ref.ref.path is None
 
 

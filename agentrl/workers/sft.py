@@ -66,7 +66,7 @@ class SupervisedWorker(TrainableWorker[TokenScores]):
 
 
 def to_batch(samples: Sequence[SFTSample]) -> RaggedBatch:
-    """Transcripts as a batch: the mask marks what is learnt, each transcript is a prompt of its own."""
+    """Make a batch of transcripts: the mask marks what is learnt, each transcript is a prompt of its own."""
     ids = torch.from_numpy(np.concatenate([sample.ids for sample in samples]).astype(np.int64))
     offsets = np.cumsum([0, *(len(sample.ids) for sample in samples)])
     return RaggedBatch.unsampled(

@@ -1,4 +1,4 @@
-"""What all workers that train share: optimizer steps that may be skipped, saving and loading.
+"""The base of all workers that train: optimizer steps that may be skipped, saving and loading.
 
 A mini-batch whose loss or gradient is not finite is skipped: weights and optimizer state stay as they were, and the
 training goes on. It ends when every mini-batch of a role was skipped in MAX_SKIPPED training steps in a row; a run that
@@ -33,16 +33,17 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """What the optimizer steps of one training step did."""
+    """Result of the optimizer steps of one training step."""
 
     taken: list[StepReport]
     skipped: int
     """Mini-batches whose loss or gradient was not finite."""
 
     def metrics(self, role: str, terms: Mapping[str, str], by_token: Mapping[str, str]) -> dict[str, float]:
-        """<role>/skipped_updates; and of the optimizer steps that were taken, where there are any, the means of
-        <role>/grad_norm and <role>/lr, the means of the sums that `terms` names (metric: sum), and the sums that
-        `by_token` names divided by the sum `tokens`, where there are any tokens.
+        """Reduce to <role>/skipped_updates and, over the steps taken, the means of <role>/grad_norm and <role>/lr.
+
+        terms: further means, {metric: sum of the loss function}. by_token: sums divided by the sum `tokens`, named
+        alike. Metrics that there is nothing to be taken over for are left out.
         """
         found = {"skipped_updates": float(self.skipped)}
         if self.taken:
@@ -75,7 +76,7 @@ class TrainableWorker(Generic[Found]):
         return self._learner.save(Path(dir), background=background)
 
     def finish_save(self, *, wait: bool = True) -> bool:
-        """Whether this rank's files of the last save are on the disk. Raises what writing them raised."""
+        """Return true when this rank's files of the last save are on the disk. Raises what writing them raised."""
         return self._learner.finish_save(wait=wait)
 
     def load(self, dir: Path) -> None:

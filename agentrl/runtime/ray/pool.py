@@ -54,7 +54,7 @@ class RankPool:
         self.pool, self.device = pool, device
         self.patience = Patience()
         self.profile: Profile | None = None
-        """Of the calls that follow."""
+        """Profile of the calls that follow; None: none."""
         self.places: list[Place] = []
         self._groups: list[PlacementGroup] = []
         self._actors: list[Any] = []
@@ -150,37 +150,13 @@ class RankPool:
 def collect(
     calls: Sequence[Any], what: str, watch: CallWatch | None = None, *, abandon: Callable[[], None] = lambda: None
 ) -> list[Any]:
-    """The ranks' answers in their order, watched by `watch` until they are there.
+    """Wait for the ranks' answers, and return them in the order of the ranks; `watch` is looked at meanwhile.
 
     Raises what the first rank that failed raised, and WorkerDied when one is gone; after `abandon()` where some have
     not answered and never will, since they wait for the one that failed.
     """
     ranks = len(calls)
-    answers: dict[int, Any] = {}
-    waiting = {call: rank for rank, call in enumerate(calls)}
-    ends: float | None = None
-    death: WorkerDied | None = None
-    while waiting and death is None:
-        timeout = None if watch is None else watch.next()
-        if ends is not None:
-            timeout = max(0.0, ends - time.monotonic())
-        done, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout)
-        if done:
-            rank = waiting.pop(done[0])
-            try:
-                answers[rank] = ray.get(done[0])
-            except GONE as error:
-                death = WorkerDied(f"rank {rank} of {ranks} died in {what}: {death_of(error)}")
-                continue
-            if isinstance(answers[rank], Failure) and ends is None:
-                ends = time.monotonic() + GRACE
-        elif watch is None or ends is not None:
-            break
-        else:
-            try:
-                watch.look(sorted(waiting.values()))
-            except WorkerDied as end:
-                death = end
+    answers, death = _answers(calls, what, watch)
     if len(answers) < ranks:
         abandon()
     if death is not None:
@@ -191,9 +167,40 @@ def collect(
     return [answers[rank] for rank in range(ranks)]
 
 
+def _answers(calls: Sequence[Any], what: str, watch: CallWatch | None) -> tuple[dict[int, Any], WorkerDied | None]:
+    """Wait for answers until all are there, a rank is gone, or the others have had GRACE seconds after a failure.
+
+    Returns the answers by rank, and the death of the rank that is gone.
+    """
+    answers: dict[int, Any] = {}
+    waiting = {call: rank for rank, call in enumerate(calls)}
+    ends: float | None = None
+    while waiting:
+        timeout = None if watch is None else watch.next()
+        if ends is not None:
+            timeout = max(0.0, ends - time.monotonic())
+        done, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout)
+        if done:
+            rank = waiting.pop(done[0])
+            try:
+                answers[rank] = ray.get(done[0])
+            except GONE as error:
+                return answers, WorkerDied(f"rank {rank} of {len(calls)} died in {what}: {death_of(error)}")
+            if isinstance(answers[rank], Failure) and ends is None:
+                ends = time.monotonic() + GRACE
+        elif watch is None or ends is not None:
+            break
+        else:
+            try:
+                watch.look(sorted(waiting.values()))
+            except WorkerDied as death:
+                return answers, death
+    return answers, None
+
+
 @dataclass(frozen=True, slots=True)
 class WeightReader:
-    """Reads a role's weights from its ranks, in any process of the cluster, some at a time."""
+    """Reads a role's weights from its ranks, in any process of the cluster, about READ_ELEMENTS at a time."""
 
     actors: tuple[Any, ...]
     role: str
@@ -248,7 +255,7 @@ def raised(failure: Failure, where: str) -> UserError:
 
 
 def _environment(nodes: int, per_node: int) -> dict[str, str]:
-    """Of a rank's process: its share of the cores; and ranks on one machine do not use the network."""
+    """Environment of a rank's process: its share of the cores; loopback where all ranks are on one machine."""
     variables = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // per_node)), "OMP_WAIT_POLICY": "PASSIVE"}
     if nodes == 1:
         variables |= {"AGENTRL_RENDEZVOUS_HOST": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -38,7 +38,7 @@ HELD_FOR = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception as it travels: what is the user's to mend by its class and message, anything else whole."""
+    """An exception as it travels: a UserError by its class and message, anything else with its traceback."""
 
     kind: str
     message: str
@@ -55,7 +55,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank runs."""
+    """The process and machine of a rank."""
 
     pid: int
     node: str
@@ -77,7 +77,7 @@ class Rank:
         self._thread: int | None = None
 
     def address(self) -> str:
-        """Where the process group may meet: this machine, a port that is free now."""
+        """Return an address for the process group to meet at: this machine, a port that is free now."""
         host = os.environ.get("AGENTRL_RENDEZVOUS_HOST") or socket.gethostbyname(socket.gethostname())
         with socket.socket() as free:
             free.bind((host, 0))
@@ -99,7 +99,7 @@ class Rank:
 
     @ray.method(concurrency_group="watch")
     def where(self) -> Position | None:
-        """Where the thread of all other methods is; None: it has not begun."""
+        """Return the position of the thread that runs all other methods; None: it has not begun."""
         frame = None if self._thread is None else sys._current_frames().get(self._thread)
         return None if frame is None else position_of(frame)
 
@@ -161,7 +161,7 @@ class Rank:
             return Failure.of(error)
 
     def reserve(self, reader: str) -> bool:
-        """Weights are read by one reader at a time. Asked of the first rank."""
+        """Give `reader` its turn, if no other reader has it. Asked of the first rank."""
         if self._reader not in (None, reader) and time.monotonic() - self._taken < HELD_FOR:
             return False
         self._reader, self._taken = reader, time.monotonic()
@@ -172,7 +172,7 @@ class Rank:
             self._reader = None
 
     def ready(self) -> None:
-        """Answers when what was asked before is done."""
+        """Do nothing, after all that was asked before."""
 
     def begin_reading(self, role: str, reader: str) -> None:
         """Begin with the first tensor of what the last `weights` kept."""

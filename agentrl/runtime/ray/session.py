@@ -44,7 +44,7 @@ def ray_session(config: RayInitConfig, processes: int) -> Iterator[None]:
 
 
 def _write_timeline(file: Path) -> None:
-    """Warns where it cannot be written: a run does not fail of it, and an error that ended one is the one to tell."""
+    """Write Ray's timeline; warn where that fails, so that it neither ends a run nor hides the error that did."""
     import ray
 
     try:
@@ -79,7 +79,7 @@ def start_ray(address: str | None, num_cpus: int | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a process of Ray takes over from the driver before anything that a config names is loaded in it."""
+    """State of the driver that a process of Ray takes over before it loads anything that a config names."""
 
     folder: str
     """Working directory, for relative paths of the config."""
@@ -88,7 +88,7 @@ class Surroundings:
 
     @staticmethod
     def here() -> Surroundings:
-        """Those of this process, the driver."""
+        """Take the surroundings of this process, the driver."""
         return Surroundings(str(Path.cwd()), loaded_files())
 
     def enter(self) -> None:
@@ -120,7 +120,7 @@ def check_reachable(address: str) -> None:
 
 
 def death_of(error: Exception) -> str:
-    """What Ray says of a process that is gone, in one line: the first, or the last where it could not start."""
+    """Take one line of Ray's error about a process that is gone: the first, or the last where it could not start."""
     said = first_line(error)
     if "its creation task" in said:
         return f"its process could not start: {str(error).strip().splitlines()[-1].strip()}"

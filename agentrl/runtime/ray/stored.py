@@ -52,7 +52,7 @@ class Column:
 
     pieces: tuple[Piece, ...]
     place: int = 0
-    """Where the pieces hold [tokens, k]: which of the k."""
+    """Index of the column in pieces of shape [tokens, k]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class StoredBatch:
     policy: torch.Tensor  # [N] int32, index in `policies`, -1 where no policy sampled
     policies: tuple[str, ...]
     fields: frozenset[str]
-    """Those that were stored, and those of `columns`."""
+    """Names of the stored columns and of `columns`."""
     batches: tuple[Piece, ...]
     columns: Mapping[str, Column]
 
     @staticmethod
     def of(pieces: Iterable[Index]) -> StoredBatch:
-        """Of what `put_batch` returned, one after the other."""
+        """Join batches, given what `put_batch` returned for each, one after the other."""
         index = list(pieces)
         ends = np.cumsum([0, *(len(one.lengths) for one in index)])
         rows = [torch.arange(start, start + len(one.lengths)) for start, one in zip(ends, index, strict=False)]
@@ -166,7 +166,10 @@ def put_column(values: torch.Tensor, batch: RaggedBatch) -> Any:
 
 
 def _found(pieces: Iterable[Piece], wanted: torch.Tensor) -> list[tuple[Arrays, torch.Tensor, torch.Tensor]]:
-    """What has some of the `wanted` sequences: the arrays, which of theirs, and their places among the wanted."""
+    """Fetch the pieces that have some of the `wanted` sequences [N] int64.
+
+    Returns, for each, its arrays, which rows of it are wanted, and their places among the wanted (both [n] int64).
+    """
     matches = []
     order = wanted.argsort()
     for piece in pieces:
@@ -179,7 +182,7 @@ def _found(pieces: Iterable[Piece], wanted: torch.Tensor) -> list[tuple[Arrays, 
 
 
 def _view(arrays: Arrays) -> RaggedBatch:
-    """Without a copy. What is in the store cannot be written to, and torch would warn of that."""
+    """View arrays as a batch, without a copy. The store is read-only, which torch would warn of."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         tensors: dict[str, Any] = {

@@ -56,7 +56,7 @@ class CallWatch:
         logger.warning("%s", told)
 
     def _ask(self, ranks: Sequence[int]) -> tuple[dict[int, Position], dict[int, str]]:
-        """Where ranks are; and of those that do not say it in time, what is known of them."""
+        """Ask ranks where they are. Returns positions, and what is known of each rank that does not say it in time."""
         asked = {rank: self._actors[rank].where.remote() for rank in ranks}
         said, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=SAYS_WITHIN)
         positions: dict[int, Position] = {}
