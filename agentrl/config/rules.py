@@ -135,24 +135,27 @@ class ReadBy(OnlyWith):
     Built-in ones are named, so that none is imported, and torch with it, to judge a key.
 
     Args:
-        built_in: "adv_estimator=gae or rloo".
+        registries: of the algorithms that may read it; their `key` is where the config names one.
+        conditions: "adv_estimator=gae or rloo", and others that are enough.
         declares: says whether a declaration means this key.
     """
 
-    def __init__(self, registry: Registry[Any], built_in: str, declares: Callable[[Declaration], bool]) -> None:
-        super().__init__(built_in)
-        self.registry, self.declares = registry, declares
+    def __init__(
+        self, registries: Sequence[Registry[Any]], *conditions: str, declares: Callable[[Declaration], bool]
+    ) -> None:
+        super().__init__(*conditions)
+        self.registries, self.declares = registries, declares
 
     def _needed(self, place: Place) -> str:
-        return f"{super()._needed(place)}, or another that declares it"
+        return f"{super()._needed(place)}, or an algorithm of yours that declares it"
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         """See `Rule.faults`. A choice that does not exist is told at its own key."""
         found = super().faults(key, values, place)
-        for choice, _ in self._found(place) if found else ():
-            name = values.all[choice]
+        for registry in self.registries if found else ():
+            name = values.all[registry.key]
             try:
-                if not self.registry.is_built_in(name) and self.declares(declaration_of(self.registry.get(name))):
+                if not registry.is_built_in(name) and self.declares(declaration_of(registry.get(name))):
                     return []
             except ConfigError:
                 return []

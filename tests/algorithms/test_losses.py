@@ -13,6 +13,7 @@ from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.algorithms.policy_loss import MicroLoss, actor_loss
 from agentrl.algorithms.ragged import segment_sum
 from agentrl.algorithms.value_loss import value_loss
+from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import POLICY_LOSSES
 from tests.algorithms.batches import micro_loss
 
@@ -54,6 +55,16 @@ def test_statistics_are_of_policy_tokens_with_advantage() -> None:
     mask, offsets = torch.tensor([False, True, True, True]), torch.tensor([0, 4])
     found = micro_loss("vanilla", new, old, torch.tensor([1.0, 1.0, 0.0, 1.0]), mask, offsets)
     assert [found.tokens.item(), found.sums["ppo_kl"].item()] == pytest.approx([2, 0.1])
+
+
+@pytest.mark.parametrize("mode", POLICY_LOSSES.names())
+def test_a_token_without_advantage_has_no_gradient_if_the_loss_declares_so(mode: str) -> None:
+    assert declaration_of(POLICY_LOSSES.get(mode)).advantage_only
+    new = torch.tensor([-1.0, -0.5, -2.0, -0.1], requires_grad=True)
+    mask, advantages = torch.tensor([False, True, True, True]), torch.tensor([0.0, 0.0, 1.0, 0.0])
+    micro_loss(mode, new, torch.full((4,), -1.0), advantages, mask, torch.tensor([0, 4])).by_token.sum().backward()
+    assert new.grad is not None
+    assert new.grad[[1, 3]].eq(0).all() and new.grad[2] != 0
 
 
 def test_gspo_has_no_dual_clip() -> None:

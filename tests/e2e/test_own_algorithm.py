@@ -109,6 +109,7 @@ def test_a_step_is_trained(small_run: Overrides, own: Path, tmp_path: Path) -> N
         f"{LOSS}.options.weight=0.5",
         "actor_rollout_ref.actor.clip_ratio=0.3",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=8000",
     ]
     assert main([*one_step, *given, *losses]) == 0
     step = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agentrl.config.registries import POLICY_BACKENDS, POLICY_LOSSES
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_BACKENDS, POLICY_LOSSES
 from agentrl.config.rules import ConflictsWith, Names, OnlyWith, ReadBy
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import KLType, LossAggMode, PolicyLossConfig
@@ -20,7 +20,9 @@ from agentrl.config.sections.trainer import CheckpointConfig
 
 def clips(name: str) -> ReadBy:
     """Make the rule of one of the clip bounds."""
-    return ReadBy(POLICY_LOSSES, "policy_loss.loss_mode=vanilla or gspo", lambda declared: name in declared.keys)
+    return ReadBy(
+        (POLICY_LOSSES,), "policy_loss.loss_mode=vanilla or gspo", declares=lambda declared: name in declared.keys
+    )
 
 
 class ActorConfig(Section):
@@ -50,7 +52,9 @@ class ActorConfig(Section):
     """The ratio is clipped from above at 1 + this; null: 0.2."""
     clip_ratio_c: Annotated[
         float,
-        ReadBy(POLICY_LOSSES, "policy_loss.loss_mode=vanilla", lambda declared: "clip_ratio_c" in declared.keys),
+        ReadBy(
+            (POLICY_LOSSES,), "policy_loss.loss_mode=vanilla", declares=lambda declared: "clip_ratio_c" in declared.keys
+        ),
     ] = Field(3.0, gt=1)
     """Dual-clip bound for negative advantages (arXiv:1912.09729)."""
     loss_agg_mode: LossAggMode = "token-mean"
@@ -111,7 +115,15 @@ class ActorRolloutRefConfig(PolicyConfig):
     model: ModelConfig = ModelConfig()
     actor: ActorConfig = ActorConfig()
     rollout: TrainingRolloutConfig = TrainingRolloutConfig()
-    ref: Annotated[RefConfig, OnlyWith("actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true")] = RefConfig()
+    ref: Annotated[
+        RefConfig,
+        ReadBy(
+            (ADVANTAGE_ESTIMATORS, POLICY_LOSSES),
+            "actor.use_kl_loss=true",
+            "algorithm.use_kl_in_reward=true",
+            declares=lambda declared: "ref_logprobs" in declared.columns,
+        ),
+    ] = RefConfig()
 
     @property
     def ref_parallel(self) -> Parallel:

@@ -41,9 +41,9 @@ class FilterGroupsConfig(Section):
     enable: Annotated[
         bool,
         ReadBy(
-            ADVANTAGE_ESTIMATORS,
+            (ADVANTAGE_ESTIMATORS,),
             "algorithm.adv_estimator=grpo or grpo_turn or rloo or opo",
-            lambda declared: declared.compares_group,
+            declares=lambda declared: declared.compares_group,
         ),
     ] = True
     """Save the policy's update the work on sequences without advantage, as those of groups whose rewards are all equal.
@@ -60,20 +60,22 @@ class AlgorithmConfig(Section):
     gamma: Annotated[
         float,
         ReadBy(
-            ADVANTAGE_ESTIMATORS, "adv_estimator=gae or reinforce_plus_plus", lambda declared: "gamma" in declared.keys
+            (ADVANTAGE_ESTIMATORS,),
+            "adv_estimator=gae or reinforce_plus_plus",
+            declares=lambda declared: "gamma" in declared.keys,
         ),
     ] = Field(1.0, ge=0, le=1)
     """Discount of the rewards of later tokens."""
     lam: Annotated[
-        float, ReadBy(ADVANTAGE_ESTIMATORS, "adv_estimator=gae", lambda declared: "lam" in declared.keys)
+        float, ReadBy((ADVANTAGE_ESTIMATORS,), "adv_estimator=gae", declares=lambda declared: "lam" in declared.keys)
     ] = Field(1.0, ge=0, le=1)
     """Lambda of generalised advantage estimation (arXiv:1506.02438)."""
     norm_adv_by_std_in_grpo: Annotated[
         bool,
         ReadBy(
-            ADVANTAGE_ESTIMATORS,
+            (ADVANTAGE_ESTIMATORS,),
             "adv_estimator=grpo or grpo_turn",
-            lambda declared: "norm_adv_by_std_in_grpo" in declared.keys,
+            declares=lambda declared: "norm_adv_by_std_in_grpo" in declared.keys,
         ),
     ] = True
     """False: Dr. GRPO (arXiv:2503.20783)."""

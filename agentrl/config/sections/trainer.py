@@ -119,7 +119,12 @@ class TrainerConfig(RunConfig, RolloutsTrainerConfig):
     """Validate the policy of the checkpoint that is resumed from, or of the start, and train nothing."""
     max_actor_ckpt_to_keep: int | None = Field(2, gt=0)
     critic_warmup: Annotated[
-        int, ReadBy(ADVANTAGE_ESTIMATORS, "algorithm.adv_estimator=gae", lambda declared: "values" in declared.columns)
+        int,
+        ReadBy(
+            (ADVANTAGE_ESTIMATORS,),
+            "algorithm.adv_estimator=gae",
+            declares=lambda declared: "values" in declared.columns,
+        ),
     ] = Field(0, ge=0)
     """Steps in which only the critic learns."""
     save_trajectories: Literal["all", "val", "none"] = "all"

@@ -21,7 +21,11 @@ class Config(RolloutsConfig):
     actor_rollout_ref: ActorRolloutRefConfig = ActorRolloutRefConfig()
     critic: Annotated[
         CriticConfig,
-        ReadBy(ADVANTAGE_ESTIMATORS, "algorithm.adv_estimator=gae", lambda declared: "values" in declared.columns),
+        ReadBy(
+            (ADVANTAGE_ESTIMATORS,),
+            "algorithm.adv_estimator=gae",
+            declares=lambda declared: "values" in declared.columns,
+        ),
     ] = CriticConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
