@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agentrl.algorithms.columns import Advantages, TokenLoss
     from agentrl.chat.formats.format import MakeFormat
     from agentrl.chat.formats.parsers import CallFormat
+    from agentrl.data.sampler import Sampler
     from agentrl.engines.builder import EngineBuilder
     from agentrl.observe.tracking import Sink
     from agentrl.reward.contract import RewardManager
@@ -117,3 +118,11 @@ REWARD_MANAGERS: Registry[type[RewardManager]] = Registry(
     base="agentrl.reward.contract:RewardManager",
 )
 """What scores trajectories: one at a time, or all of a prompt."""
+
+SAMPLERS: Registry[type[Sampler]] = Registry(
+    "sampler",
+    "data.sampler.name",
+    {"sequential": "agentrl.data.sampler:Sequential", "shuffled": "agentrl.data.sampler:Shuffled"},
+    base="agentrl.data.sampler:Sampler",
+)
+"""The order in which a training takes its rows."""

@@ -7,6 +7,7 @@ import glob
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,23 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.data.columns import BadValue, bad_rows, names_in
+from agentrl.data.contract import UNKNOWN_HINT, Dataset, unknown_name
 from agentrl.data.rows import to_sample
 from agentrl.data.store import ROW_NUMBER, RowReader, RowStore
-from agentrl.errors import CodeError, DataError, UserError
-from agentrl.system.plugin import nearest
+from agentrl.errors import DataError
 from agentrl.trajectory.sample import AGENT_ALIASES, Sample
 
-Progress = Callable[[int], object]
-"""Callback with the number of rows just done."""
 
-UNKNOWN_HINT = {
-    "agent_name": "Register the loop (actor_rollout_ref.rollout.agent.agent_loop_config_path) or mend the row",
-    "tools_kwargs": "Configure the tool (actor_rollout_ref.rollout.multi_turn.tool_config_path) or mend the row",
-    "interaction_kwargs": "Configure it (actor_rollout_ref.rollout.multi_turn.interaction_config_path) or mend the row",
-}
-
-
-class ParquetDataset:
+class ParquetDataset(Dataset):
     """Rows of many files, in the order of the files. `ds[i]` decodes one row; memory does not grow with the files.
 
     `skipped` counts rows left out by on_bad_row=skip. Positions are those of the rows that are left.
@@ -49,12 +41,10 @@ class ParquetDataset:
         on_bad_row: Literal["error", "skip"] = "error",
     ) -> None:
         """Read all files once. Raises DataError for a file or (with on_bad_row=error) a row that cannot be used."""
+        super().__init__(expand(files), on_bad_row)
         self.prompt_key = prompt_key
         self.image_key = image_key
         self.default_agent_loop = default_agent_loop
-        self.on_bad_row = on_bad_row
-        self.skipped = 0
-        self.files = expand(files)
         self._names: dict[str, dict[str, str]] = {kind: {} for kind in ("data_source", *UNKNOWN_HINT)}
         """Place of the first row of each name, by column."""
         self._stores: list[RowStore] = []
@@ -69,10 +59,7 @@ class ParquetDataset:
         if total == 0:
             skipped = f" ({self.skipped} rows were skipped)" if self.skipped else ""
             raise DataError(f"the data set is empty: no row in {', '.join(self.files)}{skipped}")
-        self._kept: npt.NDArray[np.int64] = np.arange(total)
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        self._kept = np.arange(total)
 
     def __getitem__(self, position: int) -> Sample:
         """Decode the row at a position. Raises IndexError past the end, and DataError for an image that cannot be
@@ -85,9 +72,6 @@ class ParquetDataset:
             return self._sample(row, index, store.file)
         except DataError as error:
             raise DataError(f"{place(store.file, row)}: {error}") from error
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (self[position] for position in range(len(self)))
 
     @property
     def fingerprint(self) -> str:
@@ -115,42 +99,6 @@ class ParquetDataset:
         if unknown:
             self._leave_out(self._rows_naming(unknown))
         return sorted(self._names["data_source"])
-
-    def filter_overlong(
-        self, length: Callable[[Sample], int], limit: int, *, refuse: bool = False, progress: Progress | None = None
-    ) -> int:
-        """Leave out the rows whose prompt is longer than `limit` tokens; returns how many.
-
-        `length` renders a sample's prompt and counts its tokens. Raises DataError naming the first such row when
-        `refuse` is true, and for a row that `length` refuses by a DataError or cannot render (left out with
-        on_bad_row=skip).
-        """
-        overlong, unusable = [], []
-        for index, row, file in self._stream():
-            try:
-                tokens = length(self._sample(row, index, file))
-            except CodeError as error:  # not the row's fault, so not left out with on_bad_row=skip
-                raise CodeError(f"{error}\n  in {place(file, row)}", error.place) from error
-            except (ValueError, TypeError, LookupError, RuntimeError, UserError) as error:
-                if self.on_bad_row == "error":
-                    problem = str(error) if isinstance(error, DataError) else f"the prompt cannot be rendered: {error}"
-                    raise DataError(f"{place(file, row)}: {problem}") from error
-                unusable.append(index)
-                tokens = 0
-            if tokens > limit:
-                if refuse:
-                    raise DataError(
-                        f"{place(file, row)}: the prompt is {tokens} tokens long, data.max_prompt_length is {limit}. "
-                        "Raise it, or leave such rows out with data.filter_overlong_prompts=true"
-                    )
-                overlong.append(index)
-            if progress is not None:
-                progress(1)
-        self.skipped += len(unusable)
-        self._kept = np.setdiff1d(self._kept, overlong + unusable, assume_unique=True)
-        if not len(self):
-            raise DataError(f"every prompt is longer than data.max_prompt_length={limit} tokens: nothing is left")
-        return len(overlong)
 
     def _read(self, file: str, room: int | None) -> RowStore:
         reader, store = RowReader(file, self.prompt_key, self.image_key), RowStore(file)
@@ -198,12 +146,9 @@ class ParquetDataset:
             start += batch.num_rows
         return np.unique(np.concatenate(found))
 
-    def _leave_out(self, indices: npt.NDArray[np.int64]) -> None:
-        left = np.setdiff1d(self._kept, indices, assume_unique=True)
-        self.skipped += len(self) - len(left)
-        self._kept = left
-        if not len(self):
-            raise DataError(f"no row of {', '.join(self.files)} names only known loops, tools and interactions")
+    def _rows(self) -> Iterator[tuple[int, str, Callable[[], Sample]]]:
+        for index, row, file in self._stream():
+            yield index, place(file, row), partial(self._sample, row, index, file)
 
     def _stream(self) -> Iterator[tuple[int, dict[str, Any], str]]:
         """Iterate over all kept rows with their indices and files, decoded a batch at a time."""
@@ -249,9 +194,3 @@ def expand(files: str | Sequence[str]) -> list[str]:
 def place(file: str, row: dict[str, Any]) -> str:
     """Name a row in messages: its file and number."""
     return f"{file}, row {row[ROW_NUMBER]} (the first is 0)"
-
-
-def unknown_name(kind: str, name: str, place: str, known: Collection[str]) -> str:
-    """Write the message for a name that nothing is registered under."""
-    listed = ", ".join(known) or "none"
-    return f"{place}, column {kind}: unknown name {name!r}{nearest(name, known)}; known: {listed}. {UNKNOWN_HINT[kind]}"

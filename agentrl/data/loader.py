@@ -1,101 +1,88 @@
-"""Batches of samples, endlessly over shuffled epochs, from a position that can be saved and restored exactly."""
+"""Batches of samples, endlessly, from a position that can be saved and restored exactly."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
-import numpy as np
-import numpy.typing as npt
-
-from agentrl.data.dataset import ParquetDataset
+from agentrl.config.registries import SAMPLERS
+from agentrl.config.sections.data import DataConfig
+from agentrl.data.contract import Dataset
+from agentrl.data.sampler import Sampler
 from agentrl.errors import DataError
+from agentrl.system.registry import configured
+from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory.sample import Sample
 
 
 class LoaderState(TypedDict):
-    """Position of a loader in its data, and what its order was made of."""
+    """Position of a loader in its data, as JSON."""
 
-    epoch: int
-    position: int
-    seed: int
-    shuffle: bool
+    sampler: str
+    """Name of the sampler's class."""
+    state: Mapping[str, Any]
+    """The sampler's own."""
     fingerprint: str
 
 
 class Loader:
-    """Endless iterator over batches of `batch_size` samples.
+    """Endless iterator over batches of samples, in the order of a sampler."""
 
-    Each epoch is a new order, made of `seed` and the epoch's number alone; what is left of an epoch when it is less
-    than a batch is dropped.
-    """
-
-    def __init__(self, dataset: ParquetDataset, batch_size: int, *, shuffle: bool = True, seed: int = 1) -> None:
-        """Begin with the first epoch. Raises DataError when the data set is smaller than a batch."""
-        if batch_size > len(dataset):
-            raise DataError(
-                f"data.train_batch_size={batch_size} is more than the {len(dataset)} rows of the data set "
-                f"({', '.join(dataset.files)}); make it at most that"
-            )
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.epoch = 0
-        """Epochs finished before the next batch, or just finished with the last."""
-        self._position = 0
-        self._order = self._order_of(0)
+    def __init__(self, dataset: Dataset, sampler: Sampler) -> None:
+        self.dataset, self.sampler = dataset, sampler
+        self._what = f"sampler {type(sampler).__name__}"
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of batches an epoch."""
-        return len(self.dataset) // self.batch_size
+        return self.sampler.steps_per_epoch
 
     def __iter__(self) -> Loader:
         return self
 
     def __next__(self) -> list[Sample]:
-        if self._position + self.batch_size > len(self.dataset):
-            self.epoch += 1
-            self._position = 0
-            self._order = self._order_of(self.epoch)
-        positions = self._order[self._position : self._position + self.batch_size]
-        self._position += self.batch_size
-        return [self.dataset[int(position)] for position in positions]
+        """Raises CodeError for a user's sampler that gives anything but a batch of row indices."""
+        with user_code(self._what, self.sampler.next_batch):
+            indices = list(self.sampler.next_batch())
+        size, rows = self.sampler.batch_size, len(self.dataset)
+        if len(indices) != size or not all(0 <= index < rows for index in indices):
+            raise contract_error(
+                self._what,
+                self.sampler.next_batch,
+                f"it must give {size} indices from 0 to {rows - 1}, found {len(indices)}: {indices!r:.200}",
+            )
+        return [self.dataset[index] for index in indices]
 
     def state_dict(self) -> LoaderState:
         """Return the position, as JSON."""
-        return {
-            "epoch": self.epoch,
-            "position": self._position,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "fingerprint": self.dataset.fingerprint,
-        }
+        with user_code(self._what, self.sampler.state_dict):
+            state = self.sampler.state_dict()
+        return LoaderState(sampler=type(self.sampler).__name__, state=state, fingerprint=self.dataset.fingerprint)
 
     def load_state_dict(self, state: LoaderState) -> None:
         """Go on where the state was taken. Raises DataError when it belongs to other data or another order."""
-        now = self.state_dict()
-        if state["fingerprint"] != now["fingerprint"]:
+        if state["fingerprint"] != self.dataset.fingerprint:
             raise DataError(
                 "the checkpoint was made with other data: the files, their rows or the rows left out have changed. "
                 "Give the data it was made with, or start anew with trainer.resume_mode=disable"
             )
-        for key, saved, found in (("seed", state["seed"], self.seed), ("shuffle", state["shuffle"], self.shuffle)):
-            if saved != found:
-                raise DataError(
-                    f"the checkpoint's order of the data was made with data.{key}={saved}, found data.{key}={found}; "
-                    "set it back, or start anew with trainer.resume_mode=disable"
-                )
-        self.epoch, self._position = state["epoch"], state["position"]
-        self._order = self._order_of(self.epoch)
+        name = type(self.sampler).__name__
+        if (made_by := state.get("sampler")) != name:
+            raise DataError(
+                f"the checkpoint's order of the data was made by the sampler {made_by}, found {name}: set "
+                "data.sampler.name or data.shuffle back, or start anew with trainer.resume_mode=disable"
+            )
+        with user_code(self._what, self.sampler.load_state_dict):
+            self.sampler.load_state_dict(state["state"])
 
-    def _order_of(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the positions of all rows in the epoch's order: [rows] int64.
 
-        Made of Philox's raw numbers, which are the same in every version of numpy, so that a resumed run repeats
-        exactly.
-        """
-        if not self.shuffle:
-            return np.arange(len(self.dataset))
-        bits = np.random.Philox(np.random.SeedSequence([self.seed, epoch]))
-        return np.argsort(bits.random_raw(len(self.dataset)), kind="stable")
+def make_loader(dataset: Dataset, config: DataConfig) -> Loader:
+    """The loader of a training. Raises DataError when the data set is smaller than a batch, ConfigError."""
+    if config.train_batch_size > len(dataset):
+        raise DataError(
+            f"data.train_batch_size={config.train_batch_size} is more than the {len(dataset)} rows of the data set "
+            f"({', '.join(dataset.files)}); make it at most that"
+        )
+    name = config.sampler.name or ("shuffled" if config.shuffle else "sequential")
+    make = configured(SAMPLERS.get(name), config.sampler.options, "data.sampler.options")
+    with user_code(f"sampler {name}", SAMPLERS.get(name)):
+        return Loader(dataset, make(dataset, config.train_batch_size, config.seed))

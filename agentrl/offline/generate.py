@@ -19,7 +19,7 @@ from agentrl.chat import Chat
 from agentrl.config.keys import flatten, leaf_keys
 from agentrl.config.load import config_to_dict
 from agentrl.config.sections.offline import GenerateConfig
-from agentrl.data.dataset import ParquetDataset
+from agentrl.data.contract import Dataset
 from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
 from agentrl.offline.responses import InputRows, Parts, check_output
@@ -95,7 +95,7 @@ def run(
     config: GenerateConfig,
     chat: Chat,
     context: ContextParts,
-    data: ParquetDataset,
+    data: Dataset,
     rows: InputRows,
     parts: Parts,
     display: Display,
@@ -176,7 +176,7 @@ def response_text(trajectory: Trajectory) -> str | None:
     return valid_unicode(turns_text(trajectory)) if is_answer else None
 
 
-def settings(config: GenerateConfig, data: ParquetDataset) -> dict[str, JSON]:
+def settings(config: GenerateConfig, data: Dataset) -> dict[str, JSON]:
     """Return the data and the keys that the rows of the file depend on."""
     values = flatten(config_to_dict(config), leaf_keys(GenerateConfig))
     decisive = {key: values[key] for key in values if any(fnmatch.fnmatchcase(key, pattern) for pattern in DECISIVE)}

@@ -13,8 +13,11 @@ from agentrl.agent_loop.registry import instantiate
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
 from agentrl.config import Config
+from agentrl.config.sections.data import DataConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
+from agentrl.data.contract import Dataset
 from agentrl.data.dataset import ParquetDataset
+from agentrl.data.own import load_own
 from agentrl.errors import ConfigError, DataError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction.recorded import RecordedInteraction
@@ -156,16 +159,22 @@ def uses_reward_model(config: RolloutsConfig) -> bool:
 
 def open_rows(
     config: RolloutsConfig, files: str | list[str], max_samples: int | None, context: ContextParts
-) -> ParquetDataset:
+) -> Dataset:
     """Read the rows, and check them and the names in them. Imports no torch. Raises UserError."""
-    data = ParquetDataset(
-        files,
-        prompt_key=config.data.prompt_key,
-        image_key=config.data.image_key,
-        default_agent_loop=config.actor_rollout_ref.rollout.agent.default_agent_loop,
-        max_samples=max_samples,
-        on_bad_row=config.data.on_bad_row,
-    )
+    loop, on_bad_row = config.actor_rollout_ref.rollout.agent.default_agent_loop, config.data.on_bad_row
+    data: Dataset
+    if isinstance(config.data, DataConfig) and config.data.custom_cls.path is not None:
+        custom = config.data.custom_cls
+        data = load_own(custom, files, default_agent_loop=loop, max_samples=max_samples, on_bad_row=on_bad_row)
+    else:
+        data = ParquetDataset(
+            files,
+            prompt_key=config.data.prompt_key,
+            image_key=config.data.image_key,
+            default_agent_loop=loop,
+            max_samples=max_samples,
+            on_bad_row=on_bad_row,
+        )
     sources = data.check(
         agent_names=list(context.loops),
         tool_names=context.tools.names,
@@ -176,9 +185,7 @@ def open_rows(
     return data
 
 
-def fit_prompts(
-    data: ParquetDataset, config: RolloutsConfig, chat: Chat, context: ContextParts, display: Display
-) -> None:
+def fit_prompts(data: Dataset, config: RolloutsConfig, chat: Chat, context: ContextParts, display: Display) -> None:
     """Render every prompt; leave out (or refuse) those that are too long. Raises DataError."""
 
     def length(sample: Sample) -> int:

@@ -11,7 +11,7 @@ from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config
 from agentrl.config.sections.trainer import RunConfig
-from agentrl.data.loader import Loader
+from agentrl.data.loader import make_loader
 from agentrl.errors import ConfigError
 from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
@@ -46,7 +46,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     for data in (inputs.train, inputs.validation):
         if data is not None:
             fit_prompts(data, config, chat, context, display)
-    loader = Loader(inputs.train, config.data.train_batch_size, shuffle=config.data.shuffle, seed=config.data.seed)
+    loader = make_loader(inputs.train, config.data)
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch
     check_profile_steps(config.trainer, total_steps)
     show_first_prompts(chat, context, display)

@@ -44,7 +44,7 @@ from agentrl.checkpoint.export import export_policy
 from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.recovery import Continuation
 from agentrl.config import Config, config_to_dict
-from agentrl.data.dataset import ParquetDataset
+from agentrl.data.contract import Dataset
 from agentrl.errors import TrainingError, WorkerDied
 from agentrl.observe.display import Display
 from agentrl.observe.metrics import step_metrics
@@ -78,7 +78,7 @@ class Trainer:
         tracker: Tracker,
         folder: RunFolder,
         chat: Chat,
-        validation: ParquetDataset | None,
+        validation: Dataset | None,
         total_steps: int,
         display: Display,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.config import Config
-from agentrl.data.dataset import ParquetDataset
+from agentrl.data.contract import Dataset
 from agentrl.rollouts.context import ContextParts, load_context, open_rows
 from agentrl.rollouts.objects import UserObjects
 
@@ -15,8 +15,8 @@ class Inputs:
     """Whatever a user gives beside the config and the model."""
 
     context: ContextParts
-    train: ParquetDataset
-    validation: ParquetDataset | None
+    train: Dataset
+    validation: Dataset | None
 
 
 def open_inputs(config: Config, objects: UserObjects | None = None) -> Inputs:

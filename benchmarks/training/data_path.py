@@ -80,14 +80,15 @@ def write_rows(file: Path, rows: int) -> None:
 def ours(file: Path, count: int) -> dict[str, float]:
     from agentrl.data.dataset import ParquetDataset
     from agentrl.data.loader import Loader
+    from agentrl.data.sampler import Shuffled
 
     begin = time.perf_counter()
     dataset = ParquetDataset(str(file))
     opened = time.perf_counter()
     dataset.check(agent_names=["tool_agent"], tool_names=["calculator"], interaction_names=[])
     checked = time.perf_counter()
-    loader = Loader(dataset, min(100, len(dataset)))
-    for _ in range(count // loader.batch_size):
+    loader = Loader(dataset, Shuffled(dataset, min(100, len(dataset)), seed=1))
+    for _ in range(count // loader.sampler.batch_size):
         next(loader)
     read = count / (time.perf_counter() - checked)
     return {"open_s": opened - begin, "check_s": checked - opened, "shuffled_rows_per_s": read}

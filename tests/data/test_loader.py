@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.config import load_config
+from agentrl.config.sections.data import DataConfig
 from agentrl.data.dataset import ParquetDataset
-from agentrl.data.loader import Loader
-from agentrl.errors import DataError
+from agentrl.data.loader import Loader, make_loader
+from agentrl.errors import CodeError, ConfigError, DataError
 from tests.data.test_dataset import row, tokens, write
 
 
@@ -21,32 +23,36 @@ def ten(tmp_path_factory: pytest.TempPathFactory) -> ParquetDataset:
     return ParquetDataset(write(tmp_path_factory.mktemp("data") / "a.parquet", [row(i) for i in range(10)]))
 
 
+def loader_of(data: ParquetDataset, batch: int, *, shuffle: bool = True, seed: int = 1) -> Loader:
+    return make_loader(data, DataConfig(train_batch_size=batch, shuffle=shuffle, seed=seed))
+
+
 def take(loader: Loader, count: int) -> list[list[int]]:
     return [[sample.index for sample in next(loader)] for _ in range(count)]
 
 
 def test_an_epoch_holds_every_row_once(ten: ParquetDataset) -> None:
-    loader = Loader(ten, 5, seed=3)
+    loader = loader_of(ten, 5, seed=3)
     first, second = list(chain(*take(loader, 2))), list(chain(*take(loader, 2)))
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second and first != list(range(10))
 
 
 def test_what_is_less_than_a_batch_is_dropped(ten: ParquetDataset) -> None:
-    loader = Loader(ten, 4, shuffle=False)
+    loader = loader_of(ten, 4, shuffle=False)
     assert loader.steps_per_epoch == 2
     assert take(loader, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
-    assert loader.epoch == 1
+    assert loader.state_dict()["state"]["epoch"] == 1
 
 
 def test_the_order_depends_on_the_seed_alone(ten: ParquetDataset) -> None:
-    assert take(Loader(ten, 5, seed=1), 6) == take(Loader(ten, 5, seed=1), 6)
-    assert take(Loader(ten, 5, seed=1), 6) != take(Loader(ten, 5, seed=2), 6)
+    assert take(loader_of(ten, 5, seed=1), 6) == take(loader_of(ten, 5, seed=1), 6)
+    assert take(loader_of(ten, 5, seed=1), 6) != take(loader_of(ten, 5, seed=2), 6)
 
 
 def test_the_order_is_the_same_in_every_version(ten: ParquetDataset) -> None:
     """A resumed run may have newer packages; these numbers may never change."""
-    assert take(Loader(ten, 10, seed=1), 2) == [
+    assert take(loader_of(ten, 10, seed=1), 2) == [
         [2, 0, 1, 4, 5, 6, 7, 8, 3, 9],
         [7, 1, 6, 9, 3, 5, 0, 8, 2, 4],
     ]
@@ -57,35 +63,103 @@ def test_the_order_is_the_same_in_every_version(ten: ParquetDataset) -> None:
 def test_a_restored_loader_goes_on_exactly(
     ten: ParquetDataset, steps: int, batch: int, seed: int, shuffle: bool
 ) -> None:
-    loader = Loader(ten, batch, seed=seed, shuffle=shuffle)
+    loader = loader_of(ten, batch, seed=seed, shuffle=shuffle)
     take(loader, steps)
     state = json.loads(json.dumps(loader.state_dict()))
-    restored = Loader(ten, batch, seed=seed, shuffle=shuffle)
+    restored = loader_of(ten, batch, seed=seed, shuffle=shuffle)
     restored.load_state_dict(state)
-    assert restored.epoch == loader.epoch
+    assert restored.state_dict() == loader.state_dict()
     assert take(restored, 5) == take(loader, 5)
 
 
 def test_a_state_of_other_data_is_refused(ten: ParquetDataset, tmp_path: Path) -> None:
-    state = Loader(ten, 2).state_dict()
+    state = loader_of(ten, 2).state_dict()
     longer = ParquetDataset(write(tmp_path / "a.parquet", [row(i) for i in range(11)]))
     with pytest.raises(DataError, match="made with other data"):
-        Loader(longer, 2).load_state_dict(state)
+        loader_of(longer, 2).load_state_dict(state)
     moved = ParquetDataset(write(tmp_path / "b.parquet", [row(i) for i in range(10)]))
-    Loader(moved, 2).load_state_dict(state)
+    loader_of(moved, 2).load_state_dict(state)
     moved.filter_overlong(tokens, 8)
     with pytest.raises(DataError, match="made with other data"):
-        Loader(moved, 2).load_state_dict(state)
+        loader_of(moved, 2).load_state_dict(state)
 
 
-@pytest.mark.parametrize(("seed", "shuffle", "key"), [(2, True, "seed=1"), (1, False, "shuffle=True")])
+@pytest.mark.parametrize(
+    ("seed", "shuffle", "key"),
+    [(2, True, "made with data.seed=1"), (1, False, "made by the sampler Shuffled, found Sequential")],
+)
 def test_a_state_of_another_order_is_refused(ten: ParquetDataset, seed: int, shuffle: bool, key: str) -> None:
-    state = Loader(ten, 2, seed=1, shuffle=True).state_dict()
-    with pytest.raises(DataError, match=f"was made with data.{key}"):
-        Loader(ten, 2, seed=seed, shuffle=shuffle).load_state_dict(state)
+    state = loader_of(ten, 2, seed=1, shuffle=True).state_dict()
+    with pytest.raises(DataError, match=f"was {key}"):
+        loader_of(ten, 2, seed=seed, shuffle=shuffle).load_state_dict(state)
 
 
 def test_a_batch_larger_than_the_data_is_refused(ten: ParquetDataset) -> None:
-    assert len(next(Loader(ten, 10))) == 10
+    assert len(next(loader_of(ten, 10))) == 10
     with pytest.raises(DataError, match=r"train_batch_size=11 is more than the 10 rows"):
-        Loader(ten, 11)
+        loader_of(ten, 11)
+
+
+CURRICULUM = """
+from pydantic import BaseModel
+from agentrl.data.sampler import Sampler
+
+class Options(BaseModel):
+    stride: int = 1
+
+class Strided(Sampler):
+    def __init__(self, data, batch_size, seed, options: Options):
+        super().__init__(data, batch_size, seed)
+        self.at, self.stride = 0, options.stride
+
+    def next_batch(self):
+        batch = [(self.at + n * self.stride) % len(self.data) for n in range(self.batch_size)]
+        self.at += 1
+        return batch
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+class Wild(Strided):
+    def next_batch(self):
+        return [99] * self.batch_size
+"""
+
+
+def test_a_users_sampler_is_gone_on_with(ten: ParquetDataset, tmp_path: Path) -> None:
+    file = tmp_path / "curriculum.py"
+    file.write_text(CURRICULUM)
+
+    def own(name: str) -> Loader:
+        sampler = {"name": f"{file}:{name}", "options": {"stride": 3}}
+        return make_loader(ten, DataConfig.model_validate({"train_batch_size": 4, "sampler": sampler}))
+
+    loader = own("Strided")
+    assert take(loader, 2) == [[0, 3, 6, 9], [1, 4, 7, 0]]
+    state = json.loads(json.dumps(loader.state_dict()))
+    restored = own("Strided")
+    restored.load_state_dict(state)
+    assert take(restored, 3) == take(loader, 3)
+    with pytest.raises(CodeError, match=r"sampler Wild .*next_batch\): it must give 4 indices from 0 to 9"):
+        next(own("Wild"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (["data.sampler.name=shufled"], r"data\.sampler\.name: unknown sampler 'shufled'; did you mean 'shuffled'"),
+        (["data.sampler.name=FILE:Strided", "data.sampler.options.strid=2"], r"sampler\.options: unknown key 'strid'"),
+        (["data.sampler.name=sequential", "data.shuffle=true"], r"data\.shuffle=true has no effect"),
+        (["data.custom_cls.path=FILE:Stride"], r"data\.custom_cls\.path: .* has no 'Stride'; did you mean 'Strided'"),
+        (["data.custom_cls.path=FILE", "data.custom_cls.name=Stride"], r"has no 'Stride'; did you mean 'Strided'"),
+        (["data.custom_cls.path=FILE:Strided", "data.custom_cls.options.size=2"], r"options: unknown key 'size'"),
+    ],
+)
+def test_wrong_choices_are_told_with_the_config(tmp_path: Path, keys: list[str], says: str) -> None:
+    file = tmp_path / "curriculum.py"
+    file.write_text(CURRICULUM)
+    with pytest.raises(ConfigError, match=says):
+        load_config([key.replace("FILE", str(file)) for key in keys])

@@ -2,14 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl.config.rules import OnlyWith
+from agentrl.config.registries import SAMPLERS
+from agentrl.config.rules import Names, OnlyWith, Place, Rule, Values
 from agentrl.config.section import Section
+from agentrl.errors import ConfigError
+from agentrl.system.registry import read_options
+from agentrl.system.targets import load_target
 
 VALIDATION = OnlyWith("data.val_files")
+
+
+class SamplerConfig(Section):
+    """`data.sampler.*`"""
+
+    name: Annotated[str | None, Names(SAMPLERS, options="options")] = None
+    """The order of the rows; null: shuffled or sequential, as data.shuffle says. One of your own is a subclass of
+    agentrl.data.sampler.Sampler."""
+    options: Annotated[dict[str, Any], OnlyWith("name")] = Field(default_factory=dict)
+    """Options of the sampler."""
+
+
+class NamesDataset(Rule):
+    """The value names, alone or with `name`, a class that takes `options`."""
+
+    def text(self, place: Place) -> str:
+        return ""
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        path, name, options = (values.all[f"{place.section}.{one}"] for one in ("path", "name", "options"))
+        if path is None:
+            return []
+        try:
+            found = load_target(CustomDatasetConfig(path=path, name=name).target, key)
+            read_options(found, options, f"{place.section}.options")
+        except ConfigError as error:
+            return [str(error)]
+        return []
+
+
+class CustomDatasetConfig(Section):
+    """`data.custom_cls.*`"""
+
+    path: Annotated[str | None, NamesDataset()] = None
+    """A data set class of your own (see agentrl.data.own.Samples), which is made with the names under train_files or
+    val_files: path/to/file.py:Class, package.module:Class, or a Python file whose class `name` names."""
+    name: Annotated[str | None, OnlyWith("path")] = None
+    """The class, where path is only a file."""
+    options: Annotated[dict[str, Any], OnlyWith("path")] = Field(default_factory=dict)
+    """Options of the class."""
+
+    @property
+    def target(self) -> str:
+        """`path/to/file.py:Class` or `package.module:Class`; only with path."""
+        return f"{self.path}:{self.name}" if self.name is not None else str(self.path)
 
 
 class RowsConfig(Section):
@@ -45,6 +94,9 @@ class DataConfig(RowsConfig):
     """Use only the first so many rows."""
     val_max_samples: Annotated[int | None, VALIDATION] = Field(None, gt=0)
     """The same for validation."""
-    shuffle: bool = True
+    custom_cls: CustomDatasetConfig = CustomDatasetConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    shuffle: Annotated[bool, OnlyWith("sampler.name=null")] = True
+    """A new random order in each epoch; false: the order of the files."""
     seed: int = Field(1, ge=0)
     """Seed of the data order."""

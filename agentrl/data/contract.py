@@ -1,0 +1,114 @@
+"""What a run asks of its data set."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import CodeError, DataError, UserError
+from agentrl.system.plugin import nearest
+from agentrl.trajectory.sample import Sample
+
+Progress = Callable[[int], Any]
+"""Called with the number of rows just done."""
+
+UNKNOWN_HINT = {
+    "agent_name": "Register the loop (actor_rollout_ref.rollout.agent.agent_loop_config_path) or mend the row",
+    "tools_kwargs": "Configure the tool (actor_rollout_ref.rollout.multi_turn.tool_config_path) or mend the row",
+    "interaction_kwargs": "Configure it (actor_rollout_ref.rollout.multi_turn.interaction_config_path) or mend the row",
+}
+
+
+class Dataset(ABC):
+    """A fixed sequence of samples, of which some may be left out. `skipped` counts those by on_bad_row=skip.
+
+    Positions are those of the samples that are left; an index counts all.
+    """
+
+    def __init__(self, files: Sequence[str], on_bad_row: Literal["error", "skip"]) -> None:
+        self.files = list(files)
+        self.on_bad_row = on_bad_row
+        self.skipped = 0
+        self._kept: npt.NDArray[np.int64] = np.arange(0)
+        """[len(self)] int64, the indices of the samples that are left."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self[position] for position in range(len(self)))
+
+    @abstractmethod
+    def __getitem__(self, position: int) -> Sample:
+        """Raises IndexError past the end, and DataError for a sample that cannot be read."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Changes when the samples change, or when other ones are left out."""
+
+    @abstractmethod
+    def check(
+        self, *, agent_names: Collection[str], tool_names: Collection[str], interaction_names: Collection[str]
+    ) -> list[str]:
+        """Check that every name that rows use is known. Returns the data sources.
+
+        Raises DataError naming the first row of an unknown name; with on_bad_row=skip its rows are left out instead.
+        """
+
+    @abstractmethod
+    def _rows(self) -> Iterator[tuple[int, str, Callable[[], Sample]]]:
+        """(index, place for messages, how the sample is made) of all samples that are left."""
+
+    def filter_overlong(
+        self, length: Callable[[Sample], int], limit: int, *, refuse: bool = False, progress: Progress | None = None
+    ) -> int:
+        """Leave out the rows whose prompt is longer than `limit` tokens; returns how many.
+
+        `length` renders a sample's prompt and counts its tokens. Raises DataError naming the first such row when
+        `refuse` is true, and for a row that `length` refuses by a DataError or cannot render (left out with
+        on_bad_row=skip).
+        """
+        overlong, unusable = [], []
+        for index, place, make in self._rows():
+            try:
+                tokens = length(make())
+            except CodeError as error:  # not the row's fault, so not left out with on_bad_row=skip
+                raise CodeError(f"{error}\n  in {place}", error.place) from error
+            except (ValueError, TypeError, LookupError, RuntimeError, UserError) as error:
+                if self.on_bad_row == "error":
+                    problem = str(error) if isinstance(error, DataError) else f"the prompt cannot be rendered: {error}"
+                    raise DataError(f"{place}: {problem}") from error
+                unusable.append(index)
+                tokens = 0
+            if tokens > limit:
+                if refuse:
+                    raise DataError(
+                        f"{place}: the prompt is {tokens} tokens long, data.max_prompt_length is {limit}. "
+                        "Raise it, or leave such rows out with data.filter_overlong_prompts=true"
+                    )
+                overlong.append(index)
+            if progress is not None:
+                progress(1)
+        self.skipped += len(unusable)
+        self._kept = np.setdiff1d(self._kept, overlong + unusable, assume_unique=True)
+        if not len(self):
+            raise DataError(f"every prompt is longer than data.max_prompt_length={limit} tokens: nothing is left")
+        return len(overlong)
+
+    def _leave_out(self, indices: npt.NDArray[np.int64]) -> None:
+        left = np.setdiff1d(self._kept, indices, assume_unique=True)
+        self.skipped += len(self) - len(left)
+        self._kept = left
+        if not len(self):
+            raise DataError(f"no row of {', '.join(self.files)} names only known loops, tools and interactions")
+
+
+def unknown_name(kind: str, name: str, place: str, known: Collection[str]) -> str:
+    """Write the message for a name that nothing is registered under."""
+    listed = ", ".join(known) or "none"
+    return f"{place}, column {kind}: unknown name {name!r}{nearest(name, known)}; known: {listed}. {UNKNOWN_HINT[kind]}"

@@ -1,0 +1,144 @@
+"""A data set class of a user's own (`data.custom_cls`) as the data set of a run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from agentrl.config.sections.data import CustomDatasetConfig
+from agentrl.data.contract import Dataset, unknown_name
+from agentrl.errors import ConfigError, DataError
+from agentrl.system.registry import configured
+from agentrl.system.targets import load_target
+from agentrl.system.user_code import contract_error, user_code
+from agentrl.trajectory.sample import AGENT_ALIASES, Sample
+
+
+class Samples(Protocol):
+    """What a user's class gives: samples by index, always the same.
+
+    It is made with the names under data.train_files (or val_files), a list of text, and, where it has a parameter
+    `options` that a pydantic model annotates, with `data.custom_cls.options`.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Sample:
+        """Return a sample; an empty `agent_name` means the default loop. Raises DataError for one that is bad."""
+        ...
+
+
+class OwnDataset(Dataset):
+    """Samples of a user's class, checked."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        files: Sequence[str],
+        *,
+        default_agent_loop: str = "single_turn",
+        max_samples: int | None = None,
+        on_bad_row: Literal["error", "skip"] = "error",
+    ) -> None:
+        """Raises DataError when there is no sample."""
+        super().__init__(files, on_bad_row)
+        self._samples, self._default_agent_loop = samples, default_agent_loop
+        self._what = f"data set {type(samples).__name__}"
+        with user_code(self._what, samples.__len__):
+            count = len(samples)
+        self._kept = np.arange(count if max_samples is None else min(count, max_samples))
+        if not len(self):
+            raise DataError(f"the data set is empty: {self._what} of {', '.join(files)} has no sample")
+
+    def __getitem__(self, position: int) -> Sample:
+        return self._sample(int(self._kept[position]))
+
+    @property
+    def fingerprint(self) -> str:
+        text = repr((self._digest, hashlib.sha256(self._kept.tobytes()).hexdigest()))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def _digest(self) -> str:
+        """Over the samples that are left when it is first asked for."""
+        digest = hashlib.sha256()
+        for sample in self:
+            digest.update(repr(sample).encode())
+        return digest.hexdigest()
+
+    def check(
+        self, *, agent_names: Collection[str], tool_names: Collection[str], interaction_names: Collection[str]
+    ) -> list[str]:
+        known = {"agent_name": agent_names, "tools_kwargs": tool_names, "interaction_kwargs": interaction_names}
+        sources, bad = set(), []
+        for index, place, make in self._rows():
+            try:
+                sample = make()
+                self._check_names(sample, place, known)
+            except DataError:
+                if self.on_bad_row == "error":
+                    raise
+                bad.append(index)
+            else:
+                sources.add(sample.data_source)
+        if bad:
+            self._leave_out(np.array(bad))
+        return sorted(sources)
+
+    def _check_names(self, sample: Sample, place: str, known: dict[str, Collection[str]]) -> None:
+        interaction = sample.interaction_kwargs.get("name")
+        named = {
+            "agent_name": [sample.agent_name],
+            "tools_kwargs": list(sample.tools_kwargs),
+            "interaction_kwargs": [str(interaction)] if sample.interaction_kwargs else [],
+        }
+        for kind, names in named.items():
+            for name in names:
+                if name not in known[kind]:
+                    raise DataError(unknown_name(kind, name, place, known[kind]))
+
+    def _rows(self) -> Iterator[tuple[int, str, Callable[[], Sample]]]:
+        for index in map(int, self._kept):
+            yield index, f"{self._what}, sample {index}", partial(self._sample, index)
+
+    def _sample(self, index: int) -> Sample:
+        with user_code(self._what, self._samples.__getitem__):
+            sample: Any = self._samples[index]
+        if not isinstance(sample, Sample):
+            raise contract_error(
+                self._what, self._samples.__getitem__, f"it must give Sample objects, found {sample!r:.200}"
+            )
+        agent = sample.agent_name or self._default_agent_loop
+        file, row = (sample.file, sample.row) if sample.file else (self._what, index)
+        return replace(sample, agent_name=AGENT_ALIASES.get(agent, agent), index=index, file=file, row=row)
+
+
+def load_own(
+    custom: CustomDatasetConfig,
+    files: str | Sequence[str],
+    *,
+    default_agent_loop: str,
+    max_samples: int | None,
+    on_bad_row: Literal["error", "skip"],
+) -> OwnDataset:
+    """The data set of `data.custom_cls`. Raises UserError."""
+    names = [files] if isinstance(files, str) else list(files)
+    found = load_target(custom.target, "data.custom_cls.path")
+    with user_code(f"data set {custom.target}", found):
+        samples = configured(found, custom.options, "data.custom_cls.options")(names)
+    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+        raise ConfigError(
+            f"data.custom_cls: {custom.target} must have __len__ and __getitem__ (agentrl.data.own.Samples)"
+        )
+    return OwnDataset(
+        samples,
+        names,
+        default_agent_loop=default_agent_loop,
+        max_samples=max_samples,
+        on_bad_row=on_bad_row,
+    )
