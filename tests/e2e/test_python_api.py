@@ -185,7 +185,8 @@ class Partner(Interaction):
 
 def test_interactions_and_tools_are_given_as_objects(keys: Callable[..., Any], tmp_path: Path) -> None:
     config = keys("tool_agent", extra_info={"interaction_kwargs": {"name": "partner"}})
-    config |= {"trainer.total_training_steps": 1, "data.val_files": None, "data.val_max_samples": -1}
+    config |= {"trainer.total_training_steps": 1, "data.val_files": None}
+    del config["data.val_max_samples"]
     assert agentrl.train(config, interactions=[Partner({}, "partner")], reward=varied) == {}
     step = lines(tmp_path / "run")[-1]
     assert step["reward/mean"] != step["score/mean"], "turns were rewarded"
