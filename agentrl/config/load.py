@@ -95,42 +95,50 @@ class Keys:
 
 
 def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
-    """Let Hydra put YAML files and overrides together. The quickstart's recipes are left out where they do not apply.
+    """Let Hydra put YAML files and overrides together.
 
     Raises ConfigError for a file that is not there and for an override that cannot be read.
     """
+    folder = folder_of(command)
+    overrides = [Override.parse(text, folder, schema) for text in command.overrides]
+    texts = [override.text for override in overrides if override.text is not None]
+    tree, own = compose_trees(folder, command.config_name, texts, schema)
+    typed = [override.key for override in overrides]
+    deleted = [override.deletes for override in overrides if override.deletes is not None]
+    known = known_by(schema)
+    values = {key: value for key, value in flat(tree, known).items() if not is_at(key, deleted)}
+    mine = {key: value for key, value in flat(own, known).items() if key in values}
+    if values.pop(EVERY_KEY, False):
+        default = flatten(defaults(schema), leaf_keys(schema))
+        mine = {key: value for key, value in mine.items() if value != default.get(key, MISSING) or is_at(key, typed)}
+    return Keys(values, mine.keys(), typed, [override.fault for override in overrides if override.fault is not None])
+
+
+def folder_of(command: CommandLine) -> Path:
+    """The folder of the YAML file to start from. Raises ConfigError where the file is not there."""
     folder = command.config_path.expanduser().resolve() if command.config_path is not None else configs_dir()
     if not (folder / f"{command.config_name.removesuffix('.yaml')}.yaml").is_file():
         known = sorted({path.stem for place in {folder, configs_dir()} for path in place.glob("*.yaml")})
         raise ConfigError(f"--config-name {command.config_name}: no such file in {folder}; known: {', '.join(known)}")
-    overrides = [Override.parse(text, folder, schema) for text in command.overrides]
-    texts = [override.text for override in overrides if override.text is not None]
-    tree = hydra_compose(folder, command.config_name, texts)
+    return folder
+
+
+def compose_trees(folder: Path, name: str, texts: list[str], schema: type[Section]) -> tuple[DictConfig, DictConfig]:
+    """Returns the tree with the quickstart's recipes that apply, and the one without any, which is the user's own."""
+    tree = hydra_compose(folder, name, texts)
     chosen = tree.hydra.runtime.choices
     recipes = [
         group
         for group in RECIPES
         if chosen.get(group) == "quickstart" and not any(text.startswith(f"{group}=") for text in texts)
     ]
-    own = hydra_compose(folder, command.config_name, [*texts, *(f"~{group}" for group in recipes)])
+    if not recipes:
+        return tree, tree
+    own = hydra_compose(folder, name, [*texts, *(f"~{group}" for group in recipes)])
     dropped = [group for group in recipes if not applies(RECIPES[group], own, schema)]
-    if dropped:
-        tree = hydra_compose(folder, command.config_name, [*texts, *(f"~{group}" for group in dropped)])
-    known_keys = known_by(schema)
-    values, mine = flat(tree, known_keys), flat(own, known_keys)
-    for override in overrides:
-        if override.deletes is not None:
-            values = {key: value for key, value in values.items() if not is_at(key, override.deletes)}
-    typed = [override.key for override in overrides]
-    if values.pop(EVERY_KEY, False):
-        default = flatten(defaults(schema), leaf_keys(schema))
-        mine = {
-            key: value
-            for key, value in mine.items()
-            if value != default.get(key, MISSING) or any(is_at(key, one) for one in typed)
-        }
-    faults = [override.fault for override in overrides if override.fault is not None]
-    return Keys(values, mine.keys() & values.keys(), typed, faults)
+    if dropped == recipes:
+        return own, own
+    return (hydra_compose(folder, name, [*texts, *(f"~{group}" for group in dropped)]) if dropped else tree), own
 
 
 def hydra_compose(folder: Path, name: str, overrides: list[str]) -> DictConfig:
@@ -157,9 +165,9 @@ def flat(tree: DictConfig, leaves: Mapping[str, Any]) -> dict[str, Any]:
     return flatten(OmegaConf.to_container(given, resolve=False), leaves)  # type: ignore[arg-type]
 
 
-def is_at(key: str, place: str) -> bool:
-    """Say whether `place` is the key, or a section around it."""
-    return key == place or key.startswith(f"{place}.")
+def is_at(key: str, places: Collection[str]) -> bool:
+    """Say whether the key, or a section around it, is among `places`."""
+    return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +231,7 @@ def faults_of_names(keys: Keys, schema: type[Section]) -> list[str]:
                 found.append(no_section(key, value, known))
         elif key not in known:
             unknown[key] = value
-        elif key not in leaves and any(is_at(key, one) for one in keys.typed):
+        elif key not in leaves and is_at(key, keys.typed):
             near = nearest(key, leaves, 1)
             found.append(
                 f"{key}={value} has no effect: only training reads it"
