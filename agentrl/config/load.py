@@ -108,10 +108,15 @@ def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
     known = known_by(schema)
     values = {key: value for key, value in flat(tree, known).items() if not is_at(key, deleted)}
     mine = {key: value for key, value in flat(own, known).items() if key in values}
-    if values.pop(EVERY_KEY, False):
-        default = flatten(defaults(schema), leaf_keys(schema))
-        mine = {key: value for key, value in mine.items() if value != default.get(key, MISSING) or is_at(key, typed)}
-    return Keys(values, mine.keys(), typed, [override.fault for override in overrides if override.fault is not None])
+    given = set_of(mine, schema, typed) if values.pop(EVERY_KEY, False) else mine.keys()
+    return Keys(values, given, typed, [override.fault for override in overrides if override.fault is not None])
+
+
+def set_of(values: Mapping[str, Any], schema: type[Section], typed: Collection[str]) -> set[str]:
+    """The keys that count as given where a file holds every key: others than the default, and those on the command
+    line."""
+    default = flatten(defaults(schema), leaf_keys(schema))
+    return {key for key, value in values.items() if value != default.get(key, MISSING) or is_at(key, typed)}
 
 
 def folder_of(command: CommandLine) -> Path:

@@ -30,7 +30,7 @@ def test_a_section_takes_no_value(text: str) -> None:
 
 
 def test_about_two_hundred_keys() -> None:
-    assert 100 < len(leaf_keys(Config)) <= 205
+    assert 100 < len(leaf_keys(Config)) <= 215
 
 
 def test_defaults_stand_in_the_schema_alone() -> None:
@@ -55,6 +55,33 @@ def test_generate_takes_short_keys() -> None:
     assert config.data.max_prompt_length == 512, "what suits the quickstart's policy suits no other"
     with pytest.raises(ConfigError, match=r"did you mean actor_rollout_ref\.rollout\.temperature"):
         load_config([*given, "rollout.temperatur=1"], "generate", GenerateConfig)
+
+
+def test_generate_takes_the_yaml_of_a_training(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "defaults: [train, _self_]\n"
+        "data: {train_files: x.parquet, train_batch_size: 8}\n"
+        "actor_rollout_ref: {model: {path: m, lora_rank: 8}, actor: {use_kl_loss: true}}\n"
+        "trainer: {nnodes: 2}\n"
+    )
+    argv = ["--config-path", str(tmp_path), "--config-name", "job", "data.path=a", "data.output_path=b"]
+    config = load_config(argv, "generate", GenerateConfig)
+    assert config.actor_rollout_ref.model.path == "m"
+    assert config.actor_rollout_ref.rollout.multi_turn.tool_config_path is None, "no recipe is for generating"
+    with pytest.raises(ConfigError, match=r"trainer\.nnodes=2 has no effect: only training reads it; did you mean a"):
+        load_config([*argv, "trainer.nnodes=2"], "generate", GenerateConfig)
+    with pytest.raises(ConfigError, match=r"unknown key trainer\.nodes; did you mean actor"):
+        load_config([*argv, "trainer.nodes=2"], "generate", GenerateConfig)
+
+
+def test_keys_of_a_file_with_every_key_count_where_they_are_no_defaults(tmp_path: Path) -> None:
+    write_config(load_config([]), tmp_path / "config.yaml")
+    argv = ["--config-path", str(tmp_path), "--config-name", "config"]
+    assert load_config([*argv, "algorithm.norm_adv_by_std_in_grpo=false"]).algorithm.lam == 1.0
+    assert "algorithm.lam=1.0 has no effect" in refused(*argv, "algorithm.lam=1.0")
+    assert "algorithm.norm_adv_by_std_in_grpo=false has no effect" in refused(
+        *argv, "algorithm.norm_adv_by_std_in_grpo=false", "algorithm.adv_estimator=rloo"
+    )
 
 
 def test_without_arguments_it_is_the_quickstart() -> None:

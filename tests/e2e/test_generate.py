@@ -165,7 +165,12 @@ def test_bad_input_writes_nothing(
     fails(arguments(f"data.path={again}"), capsys, "again.parquet", "column responses")
     fails(arguments(f"data.output_path={again}/out.parquet"), capsys, "data.output_path", "again.parquet is no folder")
     fails(arguments("rollout.do_sample=false"), capsys, "do_sample=false conflicts", "rollout.n=3")
-    fails(arguments("model.path=quickstart"), capsys, "model.path must be given")
+    fails(
+        arguments("model.path=quickstart"),
+        capsys,
+        "model.path: expected a model that is there",
+        "runs/quickstart/policy",
+    )
     fails(arguments("rollout.temprature=2"), capsys, "unknown key", "actor_rollout_ref.rollout.temperature")
     fails(arguments("data.max_prompt_length=3"), capsys, "data.max_prompt_length=3")
     assert set(tmp_path.rglob("*")) == before

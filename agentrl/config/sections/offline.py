@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from agentrl.config.section import Section
 from agentrl.config.sections.data import RowsConfig
@@ -35,10 +35,17 @@ class GenerateDataConfig(RowsConfig):
     ids, mask, log-probs."""
 
 
+def no_quickstart(path: str) -> str:
+    """Refuse the policy that training makes for itself. Raises ValueError."""
+    if path == "quickstart":
+        raise ValueError("a model that is there")
+    return path
+
+
 class GenerateModelConfig(PlainModelConfig):
     """`actor_rollout_ref.model.*` of `python -m agentrl.generate`."""
 
-    path: str
+    path: Annotated[str, AfterValidator(no_quickstart)]
     """A Hugging Face model directory or name, e.g. runs/quickstart/policy."""
     lora_adapter_path: None = None
     """A whole model is wanted: name one with its adapters merged, as runs write it into policy/, and set this key to
