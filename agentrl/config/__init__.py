@@ -1,4 +1,4 @@
-"""The config: keys and defaults in `schema`, values in the YAML files of `configs/`. Importable without torch."""
+"""The config: keys, defaults and rules in `sections`, choices and recipes in `configs/`. Importable without torch."""
 
 from agentrl.config.load import config_to_dict, load_config, write_config
 from agentrl.config.sections.actor import ActorConfig, ActorRolloutRefConfig, CriticConfig, RefConfig

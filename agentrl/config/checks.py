@@ -20,7 +20,7 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 
 def check(config: Section, given: Collection[str]) -> None:
-    """Raises ConfigError with a line for each key that conflicts, can have no effect, or does not fit with the others.
+    """Raise ConfigError with a line for each key that conflicts, can have no effect, or does not fit with the others.
 
     Args:
         given: the keys that the user gave.
@@ -31,7 +31,7 @@ def check(config: Section, given: Collection[str]) -> None:
 
 
 def check_rules(config: Section, given: Collection[str]) -> Iterator[str]:
-    """The rules that keys declare; of those by which a key has no effect, the outermost."""
+    """Yield the faults by the rules that keys declare; where several deny a key its effect, the outermost rule's."""
     keys, leaves = all_keys(type(config)), leaf_keys(type(config))
     found, default = flatten(config.model_dump(mode="json"), leaves), flatten(defaults(type(config)), leaves)
     values = Values(found, {key for key in given if key in found and (found[key] or found[key] != default[key])})
@@ -48,7 +48,7 @@ def check_rules(config: Section, given: Collection[str]) -> Iterator[str]:
 
 
 def check_together(config: Section) -> Iterator[str]:
-    """What spans sections."""
+    """Yield the faults that span sections."""
     if isinstance(config, RolloutsConfig):
         yield from check_context(config)
         yield from check_servers(config)
@@ -65,7 +65,7 @@ def check_together(config: Section) -> Iterator[str]:
 
 
 def check_context(config: RolloutsConfig) -> Iterator[str]:
-    """The engine's context must hold the longest prompt and response."""
+    """Check that the engine's context holds the longest prompt and response."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     needed = data.max_prompt_length + data.max_response_length
     if rollout.max_model_len is not None and rollout.max_model_len < needed:
@@ -77,7 +77,7 @@ def check_context(config: RolloutsConfig) -> Iterator[str]:
 
 
 def check_servers(config: RolloutsConfig) -> Iterator[str]:
-    """Each rollout worker needs a server of its own; servers that are started need SGLang."""
+    """Check that each rollout worker has a server, and that SGLang is there for servers that are started."""
     rollout, workers = config.actor_rollout_ref.rollout, config.rollout_workers
     if rollout.server_urls is not None and len(rollout.server_urls) < workers:
         yield (
@@ -102,14 +102,14 @@ def is_installed(package: str) -> bool:
 
 
 def check_cassette(config: RolloutsConfig) -> Iterator[str]:
-    """A cassette is one file, which one process writes."""
+    """Check that one process writes the cassette, which is one file."""
     workers = config.rollout_workers
     if config.tools.cassette is not None and workers > 1:
         yield f"tools.cassette={config.tools.cassette} is one file, and there are {workers} rollout workers"
 
 
 def check_scorer_timeouts(config: RolloutsConfig | EvaluateConfig) -> Iterator[str]:
-    """Servers that scorers ask must answer within the deadline of scoring."""
+    """Check that servers which scorers ask have to answer within the deadline of scoring."""
     reward = config.reward_model
     for section, url, timeout in (
         ("sandbox_fusion", reward.sandbox_fusion.url, reward.sandbox_fusion.timeout),
@@ -123,7 +123,7 @@ def check_scorer_timeouts(config: RolloutsConfig | EvaluateConfig) -> Iterator[s
 
 
 def check_batches(config: Config) -> Iterator[str]:
-    """Mini-batches must divide the batch."""
+    """Check that mini-batches divide the batch."""
     batch = config.data.train_batch_size
     minis = {
         f"{ACTOR}.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
@@ -140,7 +140,7 @@ def check_batches(config: Config) -> Iterator[str]:
 
 
 def check_validation(config: Config) -> Iterator[str]:
-    """Validation data must be validated in one way at least."""
+    """Check that validation data is validated in one way at least."""
     val = config.actor_rollout_ref.rollout.val_kwargs
     if config.data.val_files is not None and not (val.do_sample or val.greedy):
         yield (
@@ -150,7 +150,7 @@ def check_validation(config: Config) -> Iterator[str]:
 
 
 def check_parallel(config: Config | SFTConfig) -> Iterator[str]:
-    """The ranks of each role must be arranged as its keys say, adapters and compiled layers among them."""
+    """Check that the ranks of each role can be arranged as its keys say, with adapters and compiled layers."""
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     if isinstance(config, SFTConfig):
         yield from config.parallel.faults(ranks, "", "model.fsdp_config")
@@ -170,7 +170,7 @@ def check_parallel(config: Config | SFTConfig) -> Iterator[str]:
 
 
 def check_adapters(model: ModelConfig, section: str, parallel: Parallel, fsdp_config: str) -> Iterator[str]:
-    """Adapters are not split by tensor parallelism."""
+    """Check that no adapters would have to be split by tensor parallelism."""
     if model.lora_rank and parallel.tensor > 1:
         yield (
             f"{fsdp_config}.tensor_parallel_size={parallel.tensor} conflicts with {section}.lora_rank="
@@ -179,7 +179,7 @@ def check_adapters(model: ModelConfig, section: str, parallel: Parallel, fsdp_co
 
 
 def check_greedy(config: GenerateConfig) -> Iterator[str]:
-    """Greedily there is one response to a prompt."""
+    """Check that one response to a prompt is asked for where it is greedy."""
     rollout = config.actor_rollout_ref.rollout
     if not rollout.do_sample and rollout.n > 1:
         yield (

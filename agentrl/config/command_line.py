@@ -134,7 +134,7 @@ def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Secti
 
 
 def help_text(schema: type[Section]) -> str:
-    """What the command does, its flags, and the keys that matter most."""
+    """Describe the command, its flags, and the keys that matter most."""
     leaves = leaf_keys(schema)
     lines = [HELP[schema], "Overrides:", GRAMMAR, "Flags:"]
     lines += [

@@ -37,7 +37,7 @@ it. These keys of `python -m agentrl.train` are read:
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Write the whole page, in Markdown."""
     generate, training = all_keys(GenerateConfig), all_keys(Config)
     tables = [
         _table("python -m agentrl.train", Config, training),
@@ -54,7 +54,7 @@ def page() -> str:
 
 
 def _table(title: str, schema: type[Section], shown_keys: Mapping[str, Key], before: str = "") -> list[str]:
-    """One line for each of `shown_keys`, which are those of the schema or some of them."""
+    """Write a table with a line for each of `shown_keys`, all keys of the schema or some."""
     keys, default = all_keys(schema), flatten(defaults(schema), leaf_keys(schema))
     return [
         f"## `{title}`",
@@ -71,7 +71,7 @@ def _table(title: str, schema: type[Section], shown_keys: Mapping[str, Key], bef
 
 
 def _listed(paths: Iterable[str]) -> str:
-    """One line a section, with the keys directly in it."""
+    """Write a list with a line for each section and the keys directly in it."""
     sections: dict[str, list[str]] = {}
     for path in paths:
         section, _, name = path.rpartition(".")
@@ -80,7 +80,7 @@ def _listed(paths: Iterable[str]) -> str:
 
 
 def _text(key: Key, keys: Collection[str]) -> str:
-    """What the key does, and its rules; those of the sections around it first."""
+    """Describe a key: its own text, then its rules, those of the sections around it first."""
     rules = [rule.text(Place(section, keys)) for rule, section in key.rules]
     return " ".join(f"{key.field.description or ''} {' '.join(rules)}".split())
 

@@ -18,7 +18,7 @@ MISSING = "???"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of a schema."""
+    """A key of a schema, with its rules."""
 
     field: FieldInfo
     rules: tuple[tuple[Rule, str], ...]
@@ -27,7 +27,7 @@ class Key:
 
 
 def all_keys(schema: type[Section], section: str = "", rules: tuple[tuple[Rule, str], ...] = ()) -> dict[str, Key]:
-    """Every key of the schema by its dotted path."""
+    """Map the dotted path of every key of the schema to the key."""
     found: dict[str, Key] = {}
     for name, field in schema.model_fields.items():
         path = f"{section}.{name}" if section else name
@@ -41,12 +41,12 @@ def all_keys(schema: type[Section], section: str = "", rules: tuple[tuple[Rule, 
 
 
 def leaf_keys(schema: type[Section]) -> dict[str, FieldInfo]:
-    """The field of every key of the schema by its dotted path."""
+    """Map the dotted path of every key of the schema to its field."""
     return {path: key.field for path, key in all_keys(schema).items()}
 
 
 def defaults(schema: type[Section]) -> dict[str, Any]:
-    """The schema's defaults as a tree of plain values; `???` where a value must be given."""
+    """Return the schema's defaults as a tree of plain values; `???` where a value must be given."""
     tree: dict[str, Any] = {}
     for name, field in schema.model_fields.items():
         default = field.get_default(call_default_factory=True)
@@ -62,7 +62,7 @@ def defaults(schema: type[Section]) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any], leaves: Mapping[str, FieldInfo], prefix: str = "") -> dict[str, Any]:
-    """The tree's values by dotted path. A key whose value is a mapping by its schema (kwargs) stays whole."""
+    """Flatten a tree to values by dotted path. A key whose value is a mapping by its schema (kwargs) stays whole."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
@@ -74,7 +74,7 @@ def flatten(tree: Mapping[str, Any], leaves: Mapping[str, FieldInfo], prefix: st
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of values by dotted path."""
+    """Build the tree of values by dotted path; the inverse of `flatten`."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, name = key.split(".")
@@ -91,7 +91,7 @@ def holds_mapping(field: FieldInfo | None) -> bool:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names most like `name`, best first; for dotted names those whose last part is like it, too."""
+    """Find the known names most like `name`, best first; for dotted names those whose last part is like it, too."""
     names = list(known)
     last = name.rpartition(".")[2]
     by_last: dict[str, list[str]] = {}

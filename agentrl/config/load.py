@@ -1,4 +1,4 @@
-"""From the command line and the YAML files to a checked config."""
+"""Loading: from the command line and YAML files to a checked config."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load_config(
     config_name: str = "train",
     schema: type[SchemaT] = Config,  # type: ignore[assignment]
 ) -> SchemaT:
-    """The config of `configs/<config_name>.yaml` with the overrides and flags of a command line.
+    """Load `configs/<config_name>.yaml` with the overrides and flags of a command line.
 
     `--help` and `--cfg job` print and raise SystemExit(0). Raises ConfigError with a line for each wrong key: first for
     keys that do not exist and for values of the wrong kind, then for keys that do not fit together.
@@ -65,12 +65,12 @@ def load_config(
 
 
 def config_to_dict(config: Section) -> dict[str, Any]:
-    """Plain values, ready for YAML and JSON."""
+    """Convert a config to plain values, ready for YAML and JSON."""
     return config.model_dump(mode="json")
 
 
 def config_to_yaml(config: Section) -> str:
-    """YAML with every key, which loads as the same config."""
+    """Convert a config to YAML with every key, which loads as the same config."""
     return OmegaConf.to_yaml({EVERY_KEY: True, **config_to_dict(config)})
 
 
@@ -113,14 +113,14 @@ def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
 
 
 def set_of(values: Mapping[str, Any], schema: type[Section], typed: Collection[str]) -> set[str]:
-    """The keys that count as given where a file holds every key: others than the default, and those on the command
-    line."""
+    """Find the keys that count as given where a file holds every key: those that differ from the default, and those
+    on the command line."""
     default = flatten(defaults(schema), leaf_keys(schema))
     return {key for key, value in values.items() if value != default.get(key, MISSING) or is_at(key, typed)}
 
 
 def folder_of(command: CommandLine) -> Path:
-    """The folder of the YAML file to start from. Raises ConfigError where the file is not there."""
+    """Find the folder of the YAML file to start from. Raises ConfigError where the file is not there."""
     folder = command.config_path.expanduser().resolve() if command.config_path is not None else configs_dir()
     if not (folder / f"{command.config_name.removesuffix('.yaml')}.yaml").is_file():
         known = sorted({path.stem for place in {folder, configs_dir()} for path in place.glob("*.yaml")})
@@ -129,7 +129,7 @@ def folder_of(command: CommandLine) -> Path:
 
 
 def compose_trees(folder: Path, name: str, texts: list[str], schema: type[Section]) -> tuple[DictConfig, DictConfig]:
-    """Returns the tree with the quickstart's recipes that apply, and the one without any, which is the user's own."""
+    """Compose the tree with the quickstart's recipes that apply, and the one without any, which is the user's own."""
     tree = hydra_compose(folder, name, texts)
     chosen = tree.hydra.runtime.choices
     recipes = [
@@ -147,7 +147,7 @@ def compose_trees(folder: Path, name: str, texts: list[str], schema: type[Sectio
 
 
 def hydra_compose(folder: Path, name: str, overrides: list[str]) -> DictConfig:
-    """The tree of one YAML file, those it builds on, and overrides, with Hydra's own section `hydra`."""
+    """Compose one YAML file, those it builds on, and overrides; the tree has Hydra's own section `hydra`, too."""
     with initialize_config_dir(str(folder), version_base="1.3"):
         ours = f"hydra.searchpath=[file://{configs_dir()}]"
         return compose(name, overrides=[ours, *overrides], return_hydra_config=True)
@@ -160,12 +160,12 @@ def applies(key: str, own: DictConfig, schema: type[Section]) -> bool:
 
 
 def known_by(schema: type[Section]) -> dict[str, Any]:
-    """The fields of all keys that may stand in a YAML file, those that are not read included."""
+    """Map the keys that may stand in a YAML file, those that are not read included, to their fields."""
     return (leaf_keys(schema.ignored) if schema.ignored is not None else {}) | leaf_keys(schema)
 
 
 def flat(tree: DictConfig, leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a tree that Hydra made, by dotted path."""
+    """Flatten a tree that Hydra made to values by dotted path."""
     given = OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
     return flatten(OmegaConf.to_container(given, resolve=False), leaves)  # type: ignore[arg-type]
 
@@ -188,7 +188,7 @@ class Override:
 
     @staticmethod
     def parse(text: str, folder: Path, schema: type[Section]) -> Override:
-        """Raises ConfigError and Hydra's errors for what cannot be read."""
+        """Read one override. Raises ConfigError and Hydra's errors for one that cannot be read."""
         text = long_key(text, schema)
         override = OverridesParser.create().parse_override(text)
         if override.is_sweep_override():
@@ -207,7 +207,7 @@ class Override:
 
 
 def long_key(text: str, schema: type[Section]) -> str:
-    """The override with its key in full, where the schema takes a short one for it."""
+    """Write an override with its key in full, where the schema takes a short one for it."""
     key = text.lstrip("+~")
     for short, long in schema.short_keys.items():
         if key.startswith(short):
@@ -216,7 +216,7 @@ def long_key(text: str, schema: type[Section]) -> str:
 
 
 def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
-    """The schema's defaults with the values of `keys` over them. Raises ConfigError as `load_config` does."""
+    """Make the config of the schema's defaults and `keys`. Raises ConfigError as `load_config` does."""
     values = resolve(keys, schema)
     config = validate(values, schema, [*keys.faults, *faults_of_names(keys, schema)])
     check(config, keys.given)
@@ -227,7 +227,7 @@ def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
 
 
 def faults_of_names(keys: Keys, schema: type[Section]) -> list[str]:
-    """Messages for keys that do not exist or are not read. Accepted keys of verl are told by a note."""
+    """Write the messages for keys that do not exist or are not read; log a note for each accepted key of verl."""
     leaves, known, found = leaf_keys(schema), known_by(schema), []
     unknown = {}
     for key, value in keys.values.items():
@@ -249,7 +249,7 @@ def faults_of_names(keys: Keys, schema: type[Section]) -> list[str]:
 
 
 def resolve(keys: Keys, schema: type[Section]) -> dict[str, Any]:
-    """The values of the schema's keys by dotted path, interpolations resolved; without those that must be given."""
+    """Return the values of the schema's keys by dotted path, interpolations resolved, without those still missing."""
     leaves, known = leaf_keys(schema), known_by(schema)
     tree = OmegaConf.create(defaults(schema.ignored) if schema.ignored is not None else {})
     for key, value in {**flatten(defaults(schema), leaves), **keys.values}.items():
@@ -265,13 +265,13 @@ def is_section(key: str, leaves: Mapping[str, Any]) -> bool:
 
 
 def no_section(section: str, value: Any, leaves: Mapping[str, Any]) -> str:
-    """The message for a section that has a value."""
+    """Write the message for a section that has a value."""
     first = next(leaf for leaf in leaves if leaf.startswith(f"{section}."))
     return f"{section}: expected keys under it, e.g. {first}, found {value!r}"
 
 
 def unknown_keys(strangers: list[str], known: list[str]) -> str:
-    """The message for keys that do not exist."""
+    """Write the message for keys that do not exist."""
     lines = []
     for key in strangers:
         near = nearest(key, known)
@@ -280,7 +280,7 @@ def unknown_keys(strangers: list[str], known: list[str]) -> str:
 
 
 def validate(values: Mapping[str, Any], schema: type[SchemaT], faults: Sequence[str] = ()) -> SchemaT:
-    """Types and ranges. Raises ConfigError with `faults` and a line for each key: what was expected, what was found."""
+    """Check types and ranges. Raises ConfigError with `faults` and a line for each wrong value."""
     lines = list(faults)
     try:
         config = schema.model_validate(nested(values))
@@ -292,7 +292,7 @@ def validate(values: Mapping[str, Any], schema: type[SchemaT], faults: Sequence[
 
 
 def explain(error: ValidationError, schema: type[Section]) -> list[str]:
-    """One line a key that has a wrong value, and one for all that are missing."""
+    """Write a line for each key with a wrong value, and one for all that are missing."""
     leaves = leaf_keys(schema)
     expected: dict[str, list[str]] = {}
     found: dict[str, Any] = {}

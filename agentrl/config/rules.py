@@ -29,7 +29,7 @@ class Place:
     keys: Collection[str]
 
     def find(self, name: str) -> str | None:
-        """The full path of the key that `name` means here; None where this config has no such key."""
+        """Find the full path of the key that `name` means here; None where this config has no such key."""
         parts = self.section.split(".") if self.section else []
         paths = (".".join([*parts[:count], name]) for count in range(len(parts), -1, -1))
         return next((path for path in paths if path in self.keys), None)
@@ -49,11 +49,11 @@ class Rule(ABC):
 
     @abstractmethod
     def text(self, place: Place) -> str:
-        """The rule as a sentence for the page of keys; empty where it does not apply to this config."""
+        """Write the rule as a sentence for the page of keys; empty where it does not apply to this config."""
 
     @abstractmethod
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        """What the user has to be told about `key`."""
+        """Write the messages for `key`; empty where it keeps the rule."""
 
 
 _CONDITION = re.compile(r"([\w.]+)(?:=(.+)| above (\d+))?")
@@ -69,7 +69,7 @@ class Condition:
 
     @staticmethod
     def parse(text: str) -> Condition:
-        """Raises ValueError for another form."""
+        """Read a condition. Raises ValueError for another form."""
         match = _CONDITION.fullmatch(text)
         if match is None:
             raise ValueError(f"expected key, key=value or key above number, found {text!r}")
@@ -87,7 +87,7 @@ class Condition:
         return value is not None if self.above is None else value > self.above
 
     def text(self, key: str) -> str:
-        """The condition with the key's full path."""
+        """Write the condition with the key's full path."""
         if self.values is not None:
             return f"{key}={' or '.join(map(shown, self.values))}"
         return key if self.above is None else f"{key} above {self.above}"
@@ -253,7 +253,7 @@ class Names(Rule):
         return [fault for name in names for fault in self.faults_of(name, key, options, options_key or "")]
 
     def faults_of(self, name: str, key: str, options: Mapping[str, Any] = {}, options_key: str = "") -> list[str]:
-        """What the registry has to say of one name."""
+        """Write the message for one name, if the registry refuses it."""
         try:
             self.registry.check(name, options, key, options_key)
         except ConfigError as error:
@@ -262,5 +262,5 @@ class Names(Rule):
 
 
 def shown(value: Any) -> str:
-    """The value as a user writes it."""
+    """Write a value as a user does."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

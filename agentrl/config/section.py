@@ -1,4 +1,4 @@
-"""The base class of every group of config keys."""
+"""Base class of every group of config keys."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Every config key, its type, its default and what it does, by section. Importable without torch."""
+"""Config keys by section: type, default, rules, description. Importable without torch."""

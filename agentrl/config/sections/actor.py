@@ -33,6 +33,7 @@ class ActorConfig(Section):
     ppo_mini_batch_size: int = Field(16, gt=0)
     """Prompts an optimizer step; must divide data.train_batch_size."""
     ppo_epochs: int = Field(1, gt=0)
+    """Passes over each batch."""
     ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
     """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
     result."""
@@ -58,11 +59,18 @@ class ActorConfig(Section):
     ] = Field(3.0, gt=1)
     """Dual-clip bound for negative advantages (arXiv:1912.09729)."""
     loss_agg_mode: LossAggMode = "token-mean"
+    """Average of the loss: over all tokens, or per sequence (their sum, their mean, or their sum divided by
+    data.max_response_length) and then over sequences."""
     entropy_coeff: float = 0.0
+    """Weight of the entropy bonus in the loss."""
     use_kl_loss: bool = False
+    """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: Annotated[float, OnlyWith("use_kl_loss=true")] = Field(0.001, ge=0)
+    """Weight of that KL divergence."""
     kl_loss_type: Annotated[KLType, OnlyWith("use_kl_loss=true")] = "low_var_kl"
+    """Estimator of that KL divergence: k1 (kl), k2 (mse), k3 (low_var_kl), abs."""
     grad_clip: float = Field(1.0, gt=0)
+    """Largest norm of the gradient; a larger one is scaled down."""
     shuffle: bool = True
     """Shuffle the prompts over the mini-batches."""
     freeze_vision_tower: bool = False
@@ -78,6 +86,7 @@ class ActorConfig(Section):
 
     @property
     def parallel(self) -> Parallel:
+        """Arrangement of the ranks."""
         return Parallel.of(self.ulysses_sequence_parallel_size, self.fsdp_config)
 
     @property
@@ -104,6 +113,7 @@ class RefConfig(Section):
     path: str | None = None
     """Model of the reference policy; null: actor_rollout_ref.model.path."""
     log_prob_max_token_len_per_gpu: Annotated[int, OWN_REFERENCE] = Field(16384, gt=0)
+    """Tokens a micro-batch of the reference's log-prob pass; changes memory, never the result."""
     ulysses_sequence_parallel_size: Annotated[int | None, OWN_REFERENCE, RANKS] = Field(None, gt=0)
     """null: the actor's."""
     fsdp_config: Annotated[FSDPConfig, OWN_REFERENCE] = FSDPConfig()
@@ -127,6 +137,7 @@ class ActorRolloutRefConfig(PolicyConfig):
 
     @property
     def ref_parallel(self) -> Parallel:
+        """Arrangement of the reference's ranks."""
         sequence = self.ref.ulysses_sequence_parallel_size or self.actor.ulysses_sequence_parallel_size
         return Parallel.of(sequence, self.ref.fsdp_config)
 
@@ -147,9 +158,14 @@ class CriticConfig(Section):
     ppo_epochs: int | None = Field(None, gt=0)
     """null: the actor's."""
     ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
+    """As the actor's."""
     cliprange_value: float = Field(0.5, gt=0)
+    """Values may move by so much from those before the update; the loss takes the worse of clipped and
+    unclipped."""
     loss_agg_mode: LossAggMode = "token-mean"
+    """As the actor's."""
     grad_clip: float = Field(1.0, gt=0)
+    """As the actor's."""
     ulysses_sequence_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)
     """As the actor's."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
@@ -157,4 +173,5 @@ class CriticConfig(Section):
 
     @property
     def parallel(self) -> Parallel:
+        """Arrangement of the ranks."""
         return Parallel.of(self.ulysses_sequence_parallel_size, self.model.fsdp_config)

@@ -27,7 +27,9 @@ class KLCtrlConfig(Section):
     """`algorithm.kl_ctrl.*`"""
 
     type: Literal["fixed", "adaptive"] = "fixed"
+    """fixed: kl_coef as it is; adaptive: steered towards target_kl."""
     kl_coef: float = Field(0.001, ge=0)
+    """Weight of the KL divergence in the reward; with type=adaptive its start."""
     horizon: Annotated[int, OnlyWith("type=adaptive")] = Field(10000, gt=0)
     """adaptive: each step multiplies kl_coef by 1 + clip(kl / target_kl - 1, -0.2, 0.2) * sequences / horizon
     (arXiv:1909.08593)."""
@@ -46,7 +48,7 @@ class FilterGroupsConfig(Section):
             declares=lambda declared: declared.compares_group,
         ),
     ] = True
-    """Save the policy's update the work on sequences without advantage, as those of groups whose rewards are all equal.
+    """Skip the policy's update on sequences without advantage, such as groups whose rewards are all equal.
     It changes no weight: mini-batches, denominators and the number of optimizer steps are those of the whole batch, and
     with KL loss or entropy bonus nothing is left out. No prompts are sampled anew in their place (DAPO)."""
 
@@ -55,6 +57,7 @@ class AlgorithmConfig(Section):
     """`algorithm.*`"""
 
     adv_estimator: Annotated[str, Names(ADVANTAGE_ESTIMATORS, options="adv_options")] = "grpo"
+    """Estimator of the advantages."""
     adv_options: dict[str, Any] = Field(default_factory=dict)
     """Options of an estimator of yours that takes some."""
     gamma: Annotated[
@@ -80,6 +83,7 @@ class AlgorithmConfig(Section):
     ] = True
     """False: Dr. GRPO (arXiv:2503.20783)."""
     use_kl_in_reward: bool = False
+    """Subtract the KL divergence from the reference policy from the rewards of the tokens."""
     kl_penalty: Annotated[KLType, OnlyWith("use_kl_in_reward=true")] = "kl"
     """Estimator of the KL divergence."""
     kl_ctrl: Annotated[KLCtrlConfig, OnlyWith("use_kl_in_reward=true")] = KLCtrlConfig()

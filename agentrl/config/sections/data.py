@@ -62,7 +62,7 @@ class CustomDatasetConfig(Section):
 
 
 class RowsConfig(Section):
-    """`data.*`: how prompts are read, and how long they and what follows may be."""
+    """`data.*`: reading of prompts, and lengths of prompts and responses."""
 
     prompt_key: str = "prompt"
     """The column that holds the messages."""

@@ -14,13 +14,14 @@ WITH_LORA = OnlyWith("lora_rank above 0")
 
 
 class PlainModelConfig(Section):
-    """`actor_rollout_ref.model.*`: what trajectories read of it."""
+    """`actor_rollout_ref.model.*`, as far as running trajectories reads it."""
 
     path: str = "quickstart"
     """A Hugging Face model directory or name; `quickstart` makes and warms up the tiny policy first."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Parameter type of policy, reference and engine."""
     trust_remote_code: bool = False
+    """Run Python code that lies with the model."""
     chat_template: Annotated[str | None, NamesFile()] = None
     """A Jinja file that replaces the tokenizer's chat template."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

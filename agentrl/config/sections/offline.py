@@ -1,4 +1,4 @@
-"""The keys of what is done without training: `python -m agentrl.generate` and `python -m agentrl.evaluate`."""
+"""Keys of the jobs without training: `python -m agentrl.generate` and `python -m agentrl.evaluate`."""
 
 from __future__ import annotations
 

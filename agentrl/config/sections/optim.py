@@ -16,12 +16,17 @@ class OptimConfig(Section):
     name: Literal["adamw", "muon"] = "adamw"
     """muon: matrices by Muon at `lr`, everything else by AdamW at `adamw_lr`."""
     lr: float = Field(1e-6, gt=0)
+    """Learning rate."""
     adamw_lr: Annotated[float | None, OnlyWith("name=muon")] = Field(None, gt=0)
+    """Learning rate of AdamW beside Muon; null: `lr`."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of AdamW's first and second moments."""
     weight_decay: float = Field(0.01, ge=0)
+    """Decoupled weight decay."""
     lr_warmup_steps: int = Field(0, ge=0)
     """Steps in which the rate rises to `lr`. The whole schedule counts the training steps in which the role learns: the
     policy's begins after trainer.critic_warmup."""
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
+    """Course of the learning rate after the warm-up."""
     min_lr_ratio: Annotated[float, OnlyWith("lr_scheduler_type=cosine or linear")] = Field(0.0, ge=0, le=1)
     """Where cosine and linear end, as a fraction of `lr`."""

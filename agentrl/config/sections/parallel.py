@@ -1,4 +1,4 @@
-"""How the ranks of one role share its work: keys, and the sizes that follow from them. Importable without torch."""
+"""Keys for how the ranks of one role share its work, and the sizes that follow from them. Importable without torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class FSDPConfig(Section):
     """`*.fsdp_config.*`"""
 
     fsdp_size: Annotated[Literal[-1] | Annotated[int, Field(gt=0)], RANKS] = -1
-    """Ranks that hold the parameters between them; the next so many hold the same (hybrid sharding). -1: all ranks. Not
-    counted are the ranks of tensor_parallel_size, which split what each of these holds."""
+    """Ranks over which the parameters are sharded; the next group of so many holds a copy (hybrid sharding). -1: all
+    ranks. The ranks of tensor_parallel_size are not counted: they split each shard further."""
     tensor_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)
     """Ranks that split each layer's matrices, and attention by heads. Not with LoRA."""
 
@@ -54,7 +54,7 @@ class Parallel:
 
     @staticmethod
     def of(sequence: int, fsdp: FSDPConfig) -> Parallel:
-        """What a role's keys ask for."""
+        """Read a role's keys."""
         return Parallel(sequence, fsdp.tensor_parallel_size, None if fsdp.fsdp_size == -1 else fsdp.fsdp_size)
 
     def faults(self, ranks: int, section: str, fsdp_config: str = "fsdp_config") -> Iterator[str]:
@@ -72,7 +72,7 @@ class Parallel:
             )
 
     def check_heads(self, queries: int, keys: int) -> None:
-        """Raises ConfigError when a model's attention heads cannot be handed out over the ranks."""
+        """Raise ConfigError when a model's attention heads cannot be handed out over the ranks."""
         if self.tensor > 1 and (queries % self.tensor or keys % self.tensor):
             raise ConfigError(
                 f"fsdp_config.tensor_parallel_size={self.tensor} must divide the model's {queries} attention heads and "

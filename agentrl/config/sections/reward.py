@@ -20,7 +20,7 @@ OWN = OnlyWith("path")
 
 
 class SandboxFusionConfig(Section):
-    """`reward_model.sandbox_fusion.*`: where programs are run that a scorer judges (data sources `code/*`)."""
+    """`reward_model.sandbox_fusion.*`: the server that runs programs which a scorer judges (data sources `code/*`)."""
 
     url: str | None = None
     """A server that speaks SandboxFusion's API, e.g. http://127.0.0.1:8080 for `python -m sandbox.server`."""
@@ -58,7 +58,8 @@ class JudgeConfig(Section):
     max_concurrent: Annotated[int, JUDGE] = Field(32, gt=0)
     """Trajectories judged at once."""
     timeout: Annotated[float, JUDGE] = Field(30.0, gt=0)
-    """After which a request is given up and made again; below reward_model.timeout, which counts all of them."""
+    """Seconds after which a request is given up and made again; below reward_model.timeout, which counts all of
+    them."""
 
 
 class ScorerConfig(Section):
@@ -124,6 +125,7 @@ class ScoreModelConfig(Section):
     path: str | None = None
     """A sequence classification model with one label, in Hugging Face format."""
     trust_remote_code: bool = False
+    """Run Python code that lies with the model."""
     coef: float = 1.0
     """Weight of its score beside that of the scorer."""
 
@@ -154,3 +156,4 @@ class CustomRewardConfig(Section):
     name: Annotated[str, OWN] = "compute_score"
     """The function's name in that file."""
     reward_kwargs: Annotated[dict[str, Any], OWN] = Field(default_factory=dict)
+    """Further arguments of the function, by name."""

@@ -21,7 +21,7 @@ STARTED = OnlyWith("server_urls=null", because="servers that run already have th
 
 
 def is_server_url(url: str) -> bool:
-    """http(s), a host, perhaps a port and a path."""
+    """Say whether a text is a URL of a server: http(s), a host, perhaps a port and a path."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname and parts.port != 0) and "?" not in url
@@ -30,7 +30,7 @@ def is_server_url(url: str) -> bool:
 
 
 def server_urls(urls: list[str]) -> list[str]:
-    """Without a slash at the end. Raises ValueError for no URL, for one that is none, and for one that comes twice."""
+    """Strip slashes at the end. Raises ValueError for no URL, for one that is none, and for one that comes twice."""
     urls = [url.rstrip("/") for url in urls]
     if not urls or not all(map(is_server_url, urls)):
         raise ValueError("URLs such as http://host:30000, at least one")
@@ -40,7 +40,7 @@ def server_urls(urls: list[str]) -> list[str]:
 
 
 def callable_target(target: str) -> str:
-    """Raises ValueError for what does not name a function."""
+    """Check that a text names a function. Raises ValueError."""
     if not is_target(target):
         raise ValueError("package.module:function or path/to/file.py:function")
     return target
@@ -79,6 +79,7 @@ class MultiTurnConfig(Section):
     tokenizer's own template (hermes, qwen3_coder, glm, deepseek_v3, minimax, mistral, llama3_json, none), or a format
     of your own as package.module:object or path/to/file.py:object."""
     max_assistant_turns: int = Field(8, gt=0)
+    """Assistant turns after which a trajectory ends."""
     max_user_turns: Annotated[int, OnlyWith("interaction_config_path")] = Field(8, ge=0)
     """Answers of an interaction that the policy is shown; the next one ends the trajectory."""
     max_tokens_per_turn: int | None = Field(None, gt=0)
@@ -144,8 +145,11 @@ class ValKwargs(Section):
     greedy: bool = True
     """Validate greedily too (one trajectory a prompt)."""
     temperature: Annotated[float, SAMPLED] = Field(1.0, gt=0)
+    """Sampling temperature of validation."""
     top_p: Annotated[float, SAMPLED] = Field(1.0, gt=0, le=1)
+    """Nucleus sampling of validation."""
     top_k: Annotated[int, SAMPLED] = Field(-1, ge=-1)
+    """Sample from so many most likely tokens in validation; -1: all."""
 
 
 class EngineKwargs(Section):
@@ -156,7 +160,7 @@ class EngineKwargs(Section):
 
 
 class RolloutConfig(Section):
-    """`actor_rollout_ref.rollout.*`: what running trajectories reads of it."""
+    """`actor_rollout_ref.rollout.*`, as far as running trajectories reads it."""
 
     name: Annotated[str, Names(ENGINES)] = "embedded"
     """embedded: generates inside the trainer's process, for small models; sglang: SGLang servers, for all others.
@@ -165,8 +169,11 @@ class RolloutConfig(Section):
     """Trajectories a prompt. Group estimators compare them: one that is left alone, as the others failed, teaches
     nothing. With 1 they take the reward itself."""
     temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; log-probs are of softmax(logits / temperature)."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling: the most likely tokens up to this probability; 1: all."""
     top_k: int = Field(-1, ge=-1)
+    """Sample from so many most likely tokens; -1: all."""
     max_model_len: int | None = Field(None, gt=0)
     """Longest context; null: data.max_prompt_length + data.max_response_length."""
     max_num_seqs: int = Field(256, gt=0)
@@ -188,9 +195,9 @@ class RolloutConfig(Section):
     """SGLang servers that run already and are attached to, e.g. [http://node1:30000,http://node2:30000]; null: servers
     are started. They must serve the policy's model."""
     server_start_timeout: Annotated[float, SGLANG] = Field(600.0, gt=0)
-    """Until a server answers after it was started or attached to."""
+    """Seconds until a server must answer after it was started or attached to."""
     health_check_interval: Annotated[float, SGLANG] = Field(10.0, gt=0)
-    """Between two health checks of an SGLang server."""
+    """Seconds between two health checks of an SGLang server."""
     max_server_restarts: Annotated[int, SGLANG, STARTED] = Field(3, ge=0)
     """Restarts of one server within half an hour: one that dies once more stays dead, and the others go on; 0: a dead
     server is not started again."""

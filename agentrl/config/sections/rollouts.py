@@ -15,7 +15,7 @@ from agentrl.config.sections.trainer import RAY, RayInitConfig, RolloutsTrainerC
 
 
 class PolicyConfig(Section):
-    """`actor_rollout_ref.*`: what running trajectories reads of it."""
+    """`actor_rollout_ref.*`, as far as running trajectories reads it."""
 
     model: PlainModelConfig = PlainModelConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -40,7 +40,7 @@ class RolloutsConfig(Section):
 
     @property
     def rollout_workers(self) -> int:
-        """Processes that run trajectories: with Ray one on each machine that generates."""
+        """Number of processes that run trajectories: with Ray one on each machine that generates."""
         return self.actor_rollout_ref.rollout.nnodes or 1
 
     @property

@@ -21,20 +21,26 @@ class SFTDataConfig(Section):
     """`data.*` of `python -m agentrl.sft`."""
 
     train_files: str | list[str]
+    """Parquet files or glob patterns."""
     val_files: str | list[str] | None = None
+    """The same for validation; null: no validation."""
     messages_key: str = "messages"
+    """Column with the messages of a transcript, as a list or in JSON text."""
     tools_key: str = "tools"
     """Column with the tools of a transcript, as OpenAI schemas in JSON text; may be absent."""
     train_batch_size: int = Field(32, gt=0)
     """Transcripts an optimizer step."""
     max_length: int = Field(2048, gt=0)
+    """Tokens of a transcript."""
     truncation: Literal["error", "skip"] = "error"
     """What to do with a longer transcript."""
     max_token_len_per_gpu: int = Field(16384, gt=0)
     """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
     result."""
     shuffle: bool = True
+    """Draw the transcripts in a shuffled order; false: as in the files."""
     seed: int = Field(1, ge=0)
+    """Seed of the data order."""
 
 
 class SFTModelConfig(ModelConfig):
@@ -51,6 +57,7 @@ class SFTTrainerConfig(RunConfig):
     save_freq: int = -1
     """Checkpoint every so many steps, and at the end; -1: never, and the same command starts anew."""
     max_ckpt_to_keep: Annotated[int | None, SAVED] = Field(2, gt=0)
+    """Checkpoints that are kept, newest first; null: all."""
     checkpoint: Annotated[CheckpointConfig, SAVED] = CheckpointConfig()
 
 
@@ -63,6 +70,7 @@ class SFTConfig(Section):
     """As `actor_rollout_ref.rollout.multi_turn.format`."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
     grad_clip: float = Field(1.0, gt=0)
+    """Largest norm of the gradient; a larger one is scaled down."""
     ulysses_sequence_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     trainer: SFTTrainerConfig = SFTTrainerConfig()
@@ -70,7 +78,7 @@ class SFTConfig(Section):
 
     @property
     def parallel(self) -> Parallel:
-        """How the ranks share the work."""
+        """Arrangement of the ranks."""
         return Parallel.of(self.ulysses_sequence_parallel_size, self.model.fsdp_config)
 
     @property

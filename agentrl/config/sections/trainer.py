@@ -58,6 +58,7 @@ class JobConfig(Section):
     """`trainer.*` of everything that runs a model."""
 
     device: Device = "auto"
+    """auto: cuda where there is a GPU, else cpu."""
     max_worker_restarts: Annotated[int, RAY] = Field(0, ge=0)
     """How often a run goes on by itself after a rank died, from its newest checkpoint with new ranks, and as often with
     a new rollout worker after one died; 0: it ends, and the same command goes on."""
@@ -68,7 +69,7 @@ class JobConfig(Section):
 
 
 class RolloutsTrainerConfig(JobConfig):
-    """`trainer.*`: what running trajectories reads of it."""
+    """`trainer.*`, as far as running trajectories reads it."""
 
     seed: int = Field(1, ge=0)
     """Seed of sampling and of mini-batch order. With the same seed, data and machine a run repeats exactly."""
@@ -91,6 +92,7 @@ class RunConfig(JobConfig):
     """A folder in an object store, as fsspec names it (s3://bucket/run, gs://..., hdfs://..., file:///...): checkpoints
     and the exported policy are uploaded to it, and a run without them in default_local_dir goes on from there."""
     total_epochs: Annotated[int, OnlyWith("total_training_steps=null")] = Field(1, gt=0)
+    """Passes over the training data."""
     total_training_steps: int | None = Field(None, gt=0)
     """null: as many as total_epochs gives."""
     logger: Loggers = ["console", "jsonl"]
@@ -115,9 +117,11 @@ class TrainerConfig(RunConfig, RolloutsTrainerConfig):
     """`trainer.*` of reinforcement learning."""
 
     val_before_train: bool = True
+    """Validate before the first step, too."""
     val_only: Annotated[bool, Needs("data.val_files")] = False
     """Validate the policy of the checkpoint that is resumed from, or of the start, and train nothing."""
     max_actor_ckpt_to_keep: int | None = Field(2, gt=0)
+    """Checkpoints that are kept, newest first; null: all."""
     critic_warmup: Annotated[
         int,
         ReadBy(
@@ -128,6 +132,7 @@ class TrainerConfig(RunConfig, RolloutsTrainerConfig):
     ] = Field(0, ge=0)
     """Steps in which only the critic learns."""
     save_trajectories: Literal["all", "val", "none"] = "all"
+    """Trajectories that are written to trajectories/: all, those of validation, or none."""
     show_trajectory_freq: int = 10
     """Show one whole trajectory every so many steps; -1: never."""
 
@@ -149,5 +154,8 @@ class QuickstartConfig(Section):
     dir: str = "runs/quickstart-assets"
     """Where data, tokenizer and warmed-up policy are made; found there, they are used again if made with these keys."""
     seed: int = Field(1, ge=0)
+    """Seed of data and policy."""
     train_rows: int = Field(2048, gt=0)
+    """Rows of the training data."""
     val_rows: int = Field(96, gt=0)
+    """Rows of the validation data."""

@@ -37,7 +37,7 @@ class Config(RolloutsConfig):
 
     @property
     def rollout_workers(self) -> int:
-        """Processes that run trajectories: with Ray one on each machine that generates."""
+        """Number of processes that run trajectories: with Ray one on each machine that generates."""
         return self.actor_rollout_ref.rollout.nnodes or self.trainer.nnodes
 
     @property
