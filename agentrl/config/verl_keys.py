@@ -48,11 +48,7 @@ VERL_KEYS = (
     VerlKey("data.trust_remote_code", f"use {MODEL}.trust_remote_code", OFF),
     VerlKey("data.tool_config_path", f"use {ROLLOUT}.multi_turn.tool_config_path", (None,)),
     VerlKey("data.apply_chat_template_kwargs", f"use {MODEL}.chat_template_kwargs", ({}, None)),
-<<<<<<< HEAD
-    VerlKey("data.sampler.class_*", "use data.sampler.name, path/to/file.py:Class", (None,)),
-=======
     VerlKey("data.sampler.class_*", "use data.sampler.name=path/to/file.py:Class", (None,)),
->>>>>>> 987c9c6 (verl's sampler keys beside ours)
     VerlKey("*.use_shm", "models and data are read from their own place", OFF),
     VerlKey("actor_rollout_ref.hybrid_engine", "policy and engine always work in turn", (True,)),
     VerlKey("actor_rollout_ref.nccl_timeout", "a call of the workers may take two hours"),
