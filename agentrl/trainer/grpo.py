@@ -30,14 +30,14 @@ that were not skipped; a number that has nothing to be taken over is left out:
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms.declared import declared_by_estimator
-from agentrl.algorithms.estimate import estimate
+from agentrl.algorithms.estimate import Estimate, estimate
 from agentrl.algorithms.kl import KLController
 from agentrl.chat import Chat
 from agentrl.checkpoint.export import export_policy
@@ -220,12 +220,8 @@ class Trainer:
                 batch = workers.critic.values(batch)
 
         with self.timed("advantages"):
-            n, controller = self.config.actor_rollout_ref.rollout.n, self.kl_controller
-            kl_coef = None if controller is None else controller.coef
-            batch, found = workers.executor.compute(estimate, batch, algorithm, n, kl_coef, further_rewards)
+            batch, found = self.estimate(batch, further_rewards)
         metrics |= found.metrics
-        if controller is not None:
-            controller.update(found.kl, len(batch))
         filtered = algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
         updated = False
         if len(batch):
@@ -236,6 +232,16 @@ class Trainer:
 
         seconds = time.perf_counter() - began
         return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
+
+    def estimate(self, batch: Sequences, further_rewards: Mapping[int, float] | None) -> tuple[Sequences, Estimate]:
+        """Add advantages, returns and rewards to the batch (see `estimate`), and steer the KL's coefficient."""
+        n, controller = self.config.actor_rollout_ref.rollout.n, self.kl_controller
+        kl_coef = None if controller is None else controller.coef
+        compute = self.workers.executor.compute
+        batch, found = compute(estimate, batch, self.config.algorithm, n, kl_coef, further_rewards)
+        if controller is not None:
+            controller.update(found.kl, len(batch))
+        return batch, found
 
     def update(self, batch: Sequences, zero_advantage: list[int]) -> tuple[bool, Metrics]:
         """Update critic, and policy after the critic's warm-up. Returns (the policy has new weights, metrics).
