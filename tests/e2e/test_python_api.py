@@ -180,16 +180,19 @@ class Partner(Interaction):
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None: ...
 
     async def generate_response(self, instance_id: str, messages: list[Any]) -> InteractionResponse:
-        return InteractionResponse(True, "well done", score=0.5)
+        return InteractionResponse(True, "")
+
+    async def open_dialogue(self, instance_id: str, messages: list[Any]) -> str:
+        return "Be brief."
 
 
-def test_interactions_and_tools_are_given_as_objects(keys: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_interaction_is_given_as_an_object(keys: Callable[..., Any], tmp_path: Path) -> None:
     config = keys("tool_agent", extra_info={"interaction_kwargs": {"name": "partner"}})
     config |= {"trainer.total_training_steps": 1, "data.val_files": None}
     del config["data.val_max_samples"]
     assert agentrl.train(config, interactions=[Partner({}, "partner")], reward=varied) == {}
-    step = lines(tmp_path / "run")[-1]
-    assert step["reward/mean"] != step["score/mean"], "turns were rewarded"
+    written = read_trajectories(tmp_path / "run" / "trajectories" / "train_000001.parquet")
+    assert len(written) == 8 and all("Be brief." in str(one.messages[0]["content"]) for one in written)
 
 
 def test_an_error_of_a_loop_function_names_its_place(keys: Callable[..., Any]) -> None:
