@@ -3,6 +3,7 @@
 from agentrl.agent_loop.base import AgentLoop, Episode, LoopContext, Reply
 from agentrl.agent_loop.inline import InlineLoop
 from agentrl.agent_loop.limits import LoopLimits
+from agentrl.agent_loop.observer import TurnObserver
 from agentrl.agent_loop.react import ReactLoop
 from agentrl.agent_loop.registry import agent_names, get_loop, load_agent_loops, register
 from agentrl.agent_loop.scheduler import Request, Scheduler
@@ -26,6 +27,7 @@ __all__ = [
     "Tag",
     "TaggedLoop",
     "ToolAgentLoop",
+    "TurnObserver",
     "agent_names",
     "get_loop",
     "load_agent_loops",

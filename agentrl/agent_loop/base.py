@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
+from agentrl.agent_loop.observer import Observers
 from agentrl.chat import AssistantMessage, Chat, Drift
 from agentrl.engines.contract import EngineError, FinishReason, Generation, RequestError, RolloutEngine, SamplingParams
 from agentrl.errors import DataError, UserError
@@ -36,6 +37,7 @@ class LoopContext:
     tools: ToolSet
     interactions: dict[str, Interaction]
     limits: LoopLimits
+    observers: Observers = field(default_factory=Observers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ class Episode:
             finish_reason=generation.finish_reason.kind,
             seconds=self.generate_seconds - before,
         )
-        self.trajectory.turns.append(turn)
+        self._add_turn(turn)
         self.assistant_turns += 1
         self._add_messages([message.to_message()])
         return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
@@ -278,10 +280,12 @@ class Episode:
             text += CUT_MARKER
         start = len(self.transcript)
         self.transcript.append_observed(ids, images)
-        self.trajectory.turns.append(
-            Turn(role=role, text=text, transcript=self.index, start=start, end=len(self.transcript))
-        )
+        self._add_turn(Turn(role=role, text=text, transcript=self.index, start=start, end=len(self.transcript)))
         return not cut and self.budget_left > 0
+
+    def _add_turn(self, turn: Turn) -> None:
+        self.trajectory.turns.append(turn)
+        self.context.observers.on_turn(self.trajectory, turn)
 
     def _add_messages(self, messages: Sequence[Message]) -> None:
         self.messages.extend(messages)

@@ -35,6 +35,12 @@ ADVICE = (
     "count them with actor_rollout_ref.rollout.agent.on_code_error=count. For what may pass (a server that is gone) "
     "raise agentrl.errors.InfrastructureError"
 )
+LEFT_OUT = "Such trajectories are left out, and counted under failure/ in the metrics"
+OBSERVER_ADVICE = (
+    "Mend it and start the same command again, or go on without what the observer misses with "
+    "actor_rollout_ref.rollout.agent.on_code_error=count"
+)
+NOT_OBSERVED = "The observer missed this; the trajectory is kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +99,10 @@ class Scheduler:
         )
 
     async def close(self) -> None:
-        """Close the loops."""
+        """Close the loops and the turn observers."""
         for loop in self.loops.values():
             await loop.close()
+        self.context.observers.close()
 
     def waiting_for(self) -> dict[str, int]:
         """Count the running trajectories by what they wait for, most frequent first."""
@@ -114,6 +121,9 @@ class Scheduler:
             await self._score_with_group(self.reward, request, trajectory, group)
         elif self.reward is not None:
             await self._score(self.reward, [trajectory], request)
+        self.context.observers.on_end(trajectory)
+        if (error := self.context.observers.take_error(request.uid)) is not None:
+            self._handle_code_error(error, request, OBSERVER_ADVICE, NOT_OBSERVED)
         if on_end is not None:
             on_end(trajectory)
         return trajectory
@@ -155,7 +165,7 @@ class Scheduler:
         code.
         """
         sample = request.sample
-        trajectory = Trajectory(request.uid, request.group, sample.data_source, sample.agent_name)
+        trajectory = Trajectory(request.uid, request.group, sample.data_source, sample.agent_name, attempt=attempt)
         trajectory.status = Status.FAILED  # until the loop says how it ended
         episode = Episode(
             context=self.context,
@@ -204,14 +214,17 @@ class Scheduler:
         if problem is not None:
             raise ValueError(problem) if is_agentrl_code(loop.code) else contract_error(name, loop.code, problem)
 
-    def _handle_code_error(self, error: CodeError, request: Request) -> None:
-        """Raise the error with the row that it was met in, or warn of it, once a place."""
+    def _handle_code_error(
+        self, error: CodeError, request: Request, advice: str = ADVICE, outcome: str = LEFT_OUT
+    ) -> None:
+        """Raise the error with the row that it was met in and `advice`, or warn of it and its `outcome`, once a
+        place."""
         sample = request.sample
         met = f"{error}\n  in {sample.file}, row {sample.row} (the first is 0), trajectory {request.uid}"
         if self.on_code_error == "error":
-            raise CodeError(f"{met}\n{ADVICE}", error.place) from error
+            raise CodeError(f"{met}\n{advice}", error.place) from error
         if self._is_new_place(error.place or error.summary):
-            self.warn(f"{met}\n  Such trajectories are left out, and counted under failure/ in the metrics")
+            self.warn(f"{met}\n  {outcome}")
 
 
 def _contract_violation(trajectory: Trajectory) -> str | None:

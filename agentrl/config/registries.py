@@ -13,6 +13,7 @@ from agentrl.system.registry import Registry
 
 if TYPE_CHECKING:
     from agentrl.agent_loop.base import AgentLoop
+    from agentrl.agent_loop.observer import TurnObserver
     from agentrl.algorithms.columns import Advantages, TokenLoss
     from agentrl.chat.formats.format import MakeFormat
     from agentrl.chat.formats.parsers import CallFormat
@@ -80,6 +81,14 @@ AGENT_LOOPS: Registry[type[AgentLoop]] = Registry(
     targets=False,  # rows choose, and data sets come from anywhere
 )
 """How the policy acts on a row. Users' own are named in the YAML of `rollout.agent.agent_loop_config_path`."""
+
+TURN_OBSERVERS: Registry[type[TurnObserver]] = Registry(
+    "turn observer",
+    "actor_rollout_ref.rollout.agent.observers",
+    {},
+    base="agentrl.agent_loop.observer:TurnObserver",
+)
+"""What sees each turn of a trajectory as it is recorded."""
 
 LOGGERS: Registry[type[Sink]] = Registry(
     "logger",

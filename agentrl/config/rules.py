@@ -242,8 +242,10 @@ class Names(Rule):
         self.registry, self.options = registry, options
 
     def text(self, place: Place) -> str:
-        yours = ", or one of yours as package.module:object or path/to/file.py:object"
-        return f"One of {', '.join(self.registry.names())}{yours if self.registry.takes_targets else ''}."
+        yours = "of yours as package.module:object or path/to/file.py:object"
+        if not self.registry.names():
+            return f"Ones {yours}."
+        return f"One of {', '.join(self.registry.names())}{f', or one {yours}' if self.registry.takes_targets else ''}."
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         value = values.all[key]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
+from agentrl.agent_loop.observer import Observers
 from agentrl.chat import Chat
 from agentrl.config import Config
 from agentrl.config.registries import ENGINES
@@ -48,6 +49,7 @@ def open_local_rollouts(
     with ExitStack() as stack:
         loop = stack.enter_context(LoopThread("rollouts", torch_state()))
         limits = LoopLimits.from_config(config)
+        observers = Observers.load(agent.observers, run_dir)
         setting = EngineSetting(config, device, limits.max_model_len, run_dir, chat.decode, audience)
         engine = ENGINES.get(config.actor_rollout_ref.rollout.name)(setting, loop)
         stack.callback(lambda: loop.run(engine.close()))
@@ -55,7 +57,7 @@ def open_local_rollouts(
         with audience.stage("reach tools"):
             loop.run(context.start(run_name(config)))
         scheduler = Scheduler(
-            context=LoopContext(engine, chat, context.tools, context.interactions, limits),
+            context=LoopContext(engine, chat, context.tools, context.interactions, limits, observers),
             loops=context.loops,
             reward=context.reward,
             max_concurrent=agent.max_concurrent,

@@ -104,7 +104,7 @@ class Registry(Generic[T]):
         )
         raise ConfigError(
             f"{key}: unknown {self.what} {name!r}{nearest(name, self.names())}; known are "
-            f"{', '.join(self.names())}{yours}"
+            f"{_listed(self.names())}{yours}"
         )
 
     def _owner(self, name: str) -> str:

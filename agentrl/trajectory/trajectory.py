@@ -227,6 +227,8 @@ class Trajectory:
     """Further numbers from the scorer (e.g. exact match, F1); averaged as metrics."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Counts and seconds that the loop measured: generate_seconds, tool_seconds, drift counts, retries."""
+    attempt: int = 0
+    """Number of this try, the first is 0; those before it failed, and nothing of them is in this record."""
 
     @property
     def turn_rewards(self) -> list[float]:

@@ -138,7 +138,10 @@ def test_every_link_and_picture_of_the_documents_is_there() -> None:
         ),
         (
             {"agent_name": "ask_twice"},
-            ["actor_rollout_ref.rollout.agent.agent_loop_config_path=my_loops.yaml"],
+            [
+                "actor_rollout_ref.rollout.agent.agent_loop_config_path=my_loops.yaml",
+                "actor_rollout_ref.rollout.agent.observers=[my_journal.py:Journal]",
+            ],
         ),
         (
             {"agent_name": "calc"},
@@ -148,7 +151,7 @@ def test_every_link_and_picture_of_the_documents_is_there() -> None:
             ],
         ),
     ],
-    ids=["tool class", "agent loop", "tags"],
+    ids=["tool class", "agent loop and observer", "tags"],
 )
 def test_the_examples_of_docs_tools_run(
     small_run: Overrides, tmp_path: Path, row: dict[str, object], keys: list[str]
@@ -167,6 +170,8 @@ def test_the_examples_of_docs_tools_run(
     metrics = lines(tmp_path / "run")[-1]
     assert metrics["left_out/failed"] == 0
     assert metrics["turns/mean"] == (2.0 if "ask_twice" in str(row) else 1.0)
+    seen = "".join(file.read_text() for file in (tmp_path / "run").glob("turns.*.jsonl"))
+    assert ("Are you sure?" in seen) == ("my_journal" in str(keys))
 
 
 async def test_the_page_of_remote_tools_tool_asks_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from agentrl.config.registries import CALL_FORMATS, ENGINES
+from agentrl.config.registries import CALL_FORMATS, ENGINES, TURN_OBSERVERS
 from agentrl.config.rules import ConflictsWith, Names, NamesFile, NotAmong, OnlyWith, Place, Values
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
@@ -132,6 +132,11 @@ class AgentConfig(Section):
     trajectory out and count it. The sample that is left is biased then."""
     max_failed_fraction: float = Field(0.5, ge=0, le=1)
     """A step stops the run when a larger part of its trajectories failed or passed the deadline."""
+    observers: Annotated[
+        list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Names(TURN_OBSERVERS)
+    ] = []
+    """What sees each turn as it is recorded, e.g. to keep a journal: subclasses of agentrl.agent_loop.TurnObserver, one
+    object a process. An error of one ends the run; with on_code_error=count it only misses that turn."""
     openai_proxy: OpenAIProxyConfig = OpenAIProxyConfig()
 
 

@@ -1,0 +1,100 @@
+"""Turn observers: users' code that sees each turn of a running trajectory, e.g. to keep a journal."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agentrl.config.registries import TURN_OBSERVERS
+from agentrl.errors import CodeError, ConfigError
+from agentrl.system.user_code import code_error
+from agentrl.trajectory import Trajectory, Turn
+
+
+class TurnObserver(ABC):
+    """Base class of a turn observer. Choose one of your own by `actor_rollout_ref.rollout.agent.observers`.
+
+    One object sees all trajectories of its process; under Ray each rollout worker is one. It is called on the event
+    loop on which the trajectories run, and nothing else goes on there meanwhile: it must be quick. It must change
+    nothing that it is given.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        """`run_dir`: folder of the run, which may not exist yet and which all rollout workers share."""
+        self.run_dir = run_dir
+
+    @abstractmethod
+    def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
+        """See a turn that was just appended to `trajectory.turns`: the policy's, or an observed one (tool, user).
+
+        Calls and rewards of an assistant turn are added to it later, and loops with tags set its text anew. A try that
+        fails is followed by another with the same `trajectory.uid` and the next `trajectory.attempt`, whose turns begin
+        anew.
+        """
+
+    def on_end(self, trajectory: Trajectory) -> None:  # noqa: B027 - for journals of turns nothing
+        """See a trajectory that ended, with its status and score: once for each `uid`, its last try.
+
+        It is not called for trajectories that are cancelled because the run ends.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most observers hold nothing
+        """Free what the observer opened, at the end of the run."""
+
+
+class Observers:
+    """The turn observers of this process.
+
+    Their errors are kept until the scheduler asks for them: raised at once, they would pass through the agent loop,
+    which may catch them.
+    """
+
+    def __init__(self, observers: Sequence[TurnObserver] = ()) -> None:
+        self._observers = tuple(observers)
+        self._errors: dict[str, CodeError] = {}
+
+    @staticmethod
+    def load(targets: Sequence[str], run_dir: Path) -> Observers:
+        """Make one observer for each target. Raises ConfigError for `async` methods, CodeError where making fails."""
+        observers = []
+        for target in targets:
+            found = TURN_OBSERVERS.get(target)
+            for method in (found.on_turn, found.on_end):
+                if inspect.iscoroutinefunction(method):
+                    raise ConfigError(
+                        f"{TURN_OBSERVERS.key}: {target}.{method.__name__} must be a plain function (`def`), found "
+                        "`async def`: observers are called on the event loop, and not awaited"
+                    )
+            try:
+                observers.append(found(run_dir))
+            except (Exception, SystemExit) as error:
+                raise code_error("turn observer", error, found) from error
+        return Observers(observers)
+
+    def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
+        """Show every observer a turn that was just appended."""
+        for observer in self._observers:
+            self._call(trajectory.uid, observer.on_turn, trajectory, turn)
+
+    def on_end(self, trajectory: Trajectory) -> None:
+        """Show every observer a trajectory that ended."""
+        for observer in self._observers:
+            self._call(trajectory.uid, observer.on_end, trajectory)
+
+    def take_error(self, uid: str) -> CodeError | None:
+        """Return the first error that an observer of the trajectory `uid` raised since the last call, and forget it."""
+        return self._errors.pop(uid, None)
+
+    def close(self) -> None:
+        """Close every observer."""
+        for observer in self._observers:
+            observer.close()
+
+    def _call(self, uid: str, method: Callable[..., None], *seen: Trajectory | Turn) -> None:
+        try:
+            method(*seen)
+        except (Exception, SystemExit) as error:
+            # No fault of the infrastructure, whatever its class: another try of the trajectory would not mend it.
+            self._errors.setdefault(uid, code_error("turn observer", error, method))

@@ -1,0 +1,144 @@
+"""A user's observer sees each turn as it is recorded, and its errors are its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.agent_loop import TurnObserver
+from agentrl.agent_loop.observer import Observers
+from agentrl.engines.contract import EngineError
+from agentrl.errors import CodeError, ConfigError
+from agentrl.trajectory import Status, Trajectory, Turn
+from tests.agent_loop.conftest import Bench, call, sample
+from tests.config.loading import load
+
+MakeBench = Callable[..., Bench]
+KEY = "actor_rollout_ref.rollout.agent.observers"
+PAGE = Path(__file__).parents[2] / "docs" / "tools.md"
+
+
+def add(a: int, b: int) -> str:
+    """Adds.
+
+    Args:
+        a: one number
+        b: another
+    """
+    return str(a + b)
+
+
+def watched(b: Bench, observers: Observers) -> Bench:
+    b.scheduler.context = replace(b.scheduler.context, observers=observers)
+    return b
+
+
+async def test_the_pages_journal_has_the_turns_of_every_try_in_order(
+    bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = re.findall(r"^```python\n(# my_journal\.py\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_journal.py").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    config = load(f"{KEY}=my_journal.py:Journal")
+
+    def script(session: str, turn: int) -> str | Exception:
+        if session == "t/1.0" and turn == 1:
+            return EngineError("gone")
+        return call("add", a=2, b=3) if turn == 0 else "#### 5"
+
+    observers = Observers.load(config.actor_rollout_ref.rollout.agent.observers, tmp_path / "run")
+    b = watched(bench(script, [add]), observers)
+    trajectories = await b.run(sample(), n=3)
+    await b.scheduler.close()
+
+    (file,) = (tmp_path / "run").iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for trajectory, attempt in zip(trajectories, (0, 1, 0), strict=True):
+        assert trajectory.attempt == attempt == trajectory.metrics["retries"]
+        seen = [line for line in lines if line["uid"] == trajectory.uid and line["attempt"] == attempt]
+        assert [(line["role"], line["text"]) for line in seen[:-1]] == [
+            (one.role, one.text) for one in trajectory.turns
+        ]
+        assert [line["role"] for line in seen[:-1]] == ["assistant", "tool", "assistant"]
+        assert (seen[-1]["status"], seen[-1]["score"]) == ("completed", 1.0)
+    lost = [line.get("role") for line in lines if (line["uid"], line["attempt"]) == ("t/1", 0)]
+    assert lost == ["assistant", "tool"], "the try that failed was seen as far as it went, and has no end"
+
+
+class Failing(TurnObserver):
+    """Fails as its test says; OSErrors elsewhere are faults that are tried again."""
+
+    def __init__(self, fails: str, error: Exception) -> None:
+        self.fails, self.error = fails, error
+        self.ended: list[str] = []
+
+    def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
+        if self.fails == "on_turn" and trajectory.uid == "t/1":
+            raise self.error
+
+    def on_end(self, trajectory: Trajectory) -> None:
+        self.ended.append(trajectory.uid)
+        if self.fails == "on_end" and trajectory.uid == "t/1":
+            raise self.error
+
+
+@pytest.mark.parametrize("fails", ["on_turn", "on_end"])
+@pytest.mark.parametrize("error", [KeyError("x"), OSError(28, "No space left on device")])
+async def test_an_observers_error_ends_the_run_or_is_told_once(bench: MakeBench, fails: str, error: Exception) -> None:
+    b = watched(bench(["#### 5"]), Observers([Failing(fails, error)]))
+    with pytest.raises(CodeError) as told:
+        await b.run(sample(row=7), n=3)
+    text = str(told.value)
+    assert text.startswith(f"turn observer (tests.agent_loop.test_observer.Failing.{fails}): {type(error).__name__}: ")
+    assert __file__ in text and "test.parquet, row 7 (the first is 0), trajectory t/1" in text
+    assert "on_code_error=count" in text
+
+    observer = Failing(fails, error)
+    b = watched(bench(lambda session, turn: "#### 5"), Observers([observer]))
+    told_once: list[str] = []
+    b.scheduler.on_code_error, b.scheduler.warn = "count", told_once.append
+    for trajectory in [*await b.run(sample(), n=3), *await b.run(sample(), n=3)]:
+        assert (trajectory.status, trajectory.score) == (Status.COMPLETED, 1.0)
+    assert len(told_once) == 1 and "The observer missed this; the trajectory is kept" in told_once[0]
+    assert sorted(observer.ended) == sorted(["t/0", "t/1", "t/2"] * 2)
+    assert b.engine.released.count("t/1.0") == 2 and "t/1.1" not in b.engine.released
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("journal", "unknown turn observer 'journal'; known are none, or name one of yours as package"),
+        ("nowhere.py:Journal", "no such file: .*nowhere.py"),
+        ("agentrl.agent_loop:TurnObservr", "has no 'TurnObservr'; did you mean 'TurnObserver'"),
+        ("json:dumps", "expected a subclass of agentrl.agent_loop.observer.TurnObserver as turn observer"),
+    ],
+)
+def test_an_unknown_observer_is_refused_by_the_config(target: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"{KEY}.*{says}"):
+        load(f"{KEY}=[{target}]")
+
+
+def test_one_that_cannot_be_made_is_told_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "seeing.py").write_text(
+        "from agentrl.agent_loop import TurnObserver\n"
+        "class Late(TurnObserver):\n"
+        "    async def on_turn(self, trajectory, turn): ...\n"
+        "class Broken(TurnObserver):\n"
+        "    def __init__(self, run_dir):\n"
+        "        run_dir.opn()\n"
+        "    def on_turn(self, trajectory, turn): ...\n"
+    )
+
+    def made(name: str) -> Any:
+        return Observers.load([f"{tmp_path}/seeing.py:{name}"], tmp_path)
+
+    with pytest.raises(ConfigError, match=r"seeing.py:Late.on_turn must be a plain function \(`def`\)"):
+        made("Late")
+    with pytest.raises(CodeError, match=r"turn observer \(seeing.Broken\): AttributeError.*\n.*seeing.py:6"):
+        made("Broken")
