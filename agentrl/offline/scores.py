@@ -192,21 +192,11 @@ async def score_chunk(chunk: Sequence[Responses], reward: RewardManager, *, coun
 
 async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Scores:
     """Score one row's responses. Raises CodeError for an error of a scorer's code; with `count` it is a failure."""
-
-    async def score(trajectories: Sequence[Trajectory]) -> list[Verdict | None]:
-        try:
-            return await score_all(reward, trajectories, row.sample)
-        except CodeError as error:
-            if count:
-                return [None] * len(trajectories)
-            place = f"{row.sample.file}, row {row.sample.row} (the first is 0)"
-            raise CodeError(f"{error}\n  in {place}\n{ADVICE}", error.place) from error
-
     trajectories = [trajectory_of(row, number) for number in range(len(row.texts))]
     answered = [one for one, text in zip(trajectories, row.texts, strict=True) if text is not None]
     together = [answered] if reward.by_group else [[one] for one in answered]
-    scored = itertools.chain.from_iterable(await run_concurrently(map(score, together)))
-    verdicts = dict(zip(map(id, answered), scored, strict=True))
+    scored = await run_concurrently(_verdicts(one, row, reward, count=count) for one in together)
+    verdicts = dict(zip(map(id, answered), itertools.chain.from_iterable(scored), strict=True))
     found = [verdicts.get(id(one)) for one in trajectories]
     causes = ["no response" if id(one) not in verdicts else one.failure or "" for one in trajectories]
     return Scores(
@@ -215,6 +205,18 @@ async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Sc
         extras=[verdict.extra for verdict in found if verdict is not None],
         failures=[cause for cause, verdict in zip(causes, found, strict=True) if verdict is None],
     )
+
+
+async def _verdicts(
+    trajectories: Sequence[Trajectory], row: Responses, reward: RewardManager, *, count: bool
+) -> list[Verdict | None]:
+    try:
+        return await score_all(reward, trajectories, row.sample)
+    except CodeError as error:
+        if count:
+            return [None] * len(trajectories)
+        place = f"{row.sample.file}, row {row.sample.row} (the first is 0)"
+        raise CodeError(f"{error}\n  in {place}\n{ADVICE}", error.place) from error
 
 
 def trajectory_of(row: Responses, number: int) -> Trajectory:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import command
 
 MINE = """
@@ -82,6 +84,7 @@ class Questions(Sink):
 """
 
 
+@pytest.mark.timeout(360)
 def test_a_run_of_own_parts_is_gone_on_with(small_run: Callable[..., list[str]], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "loops.yaml").write_text("- name: once\n  _target_: mine.py:Once\n")
