@@ -21,11 +21,10 @@ from agentrl.errors import DataError, UserError
 from agentrl.interaction import Interaction
 from agentrl.tool import ToolSchema
 from agentrl.tool.toolset import ToolSet
+from agentrl.tool.truncation import fit_budget
 from agentrl.trajectory import Message, PlacedImage, Status, Trajectory, Transcript, Turn
 from agentrl.trajectory.picture import text_of
 from agentrl.trajectory.sample import Sample
-
-CUT_MARKER = "\n[cut: the token budget is used up]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,19 +264,7 @@ class Episode:
         return self._append_observed(self.context.chat.encode(text), "tool", text)
 
     def _append_observed(self, ids: list[int], role: str, text: str, images: Sequence[PlacedImage] = ()) -> bool:
-        left = max(self.budget_left, 0)
-        cut = len(ids) > left
-        if cut:
-            marker = self.context.chat.encode(CUT_MARKER)[:left]
-            # An image that does not fit is left out with all that follows it.
-            ends = [
-                left - len(marker),
-                *(one.start for one in images if one.start + one.image.tokens > left - len(marker)),
-            ]
-            # Kept in part: the policy sees that something is missing, and the record shows what it saw.
-            ids = ids[: min(ends)] + marker
-            images = [one for one in images if one.start < min(ends)]
-            text += CUT_MARKER
+        ids, images, text, cut = fit_budget(ids, images, text, max(self.budget_left, 0), self.context.chat.encode)
         start = len(self.transcript)
         self.transcript.append_observed(ids, images)
         self._add_turn(Turn(role=role, text=text, transcript=self.index, start=start, end=len(self.transcript)))

@@ -28,6 +28,7 @@ from agentrl.system.throttle import ThrottledWarnings
 from agentrl.system.user_code import await_user_code, contract_error, is_fault
 from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse
 from agentrl.tool.arguments import ArgumentCheck
+from agentrl.tool.truncation import NOT_SHOWN
 from agentrl.trajectory.picture import Picture, as_picture
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 warnings = ThrottledWarnings(logging.getLogger(__name__))
 T = TypeVar("T")
 
-NOT_SHOWN = "\n[{} images left out: only text can be shown]"
 _ERROR_CHARACTERS = 500
 """Characters of an exception's text that are kept before tokens are counted: a library may put a whole document into
 it."""
@@ -203,10 +203,10 @@ class ToolSession:
         if outcome.error is not None:
             return self._error(ErrorKind(outcome.error), outcome.text, limit, seconds, metrics)
         if not outcome.images:
-            text, truncated = self._set.cut(outcome.text, limit)
+            text, truncated = self._set.truncation.text(outcome.text, limit)
             return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files)
         pictures = [Picture(base64.b64decode(image)) for image in outcome.images]
-        text, kept, truncated = self._set.cut_with_images(outcome.text, pictures, limit, images=self._images)
+        text, kept, truncated = self._set.truncation.with_images(outcome.text, pictures, limit, images=self._images)
         return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files, tuple(kept))
 
     async def _via_cassette(
@@ -251,7 +251,7 @@ class ToolSession:
                 async with deadline as timeout:
                     response = await awaited(slot.tool.execute(self.instance_id, arguments))
                 check_response(response)
-                images = [] if self._set.image_tokens is None else [_encoded(one) for one in response.images]
+                images = [_encoded(one) for one in response.images] if self._set.takes_images else []
             except ToolError as error:
                 slot.answered = True
                 return HookOutcome(str(error), error=error.kind, seconds=time.perf_counter() - begun)
@@ -282,7 +282,7 @@ class ToolSession:
         seconds: float = 0.0,
         metrics: dict[str, float] | None = None,
     ) -> ToolResult:
-        text, truncated = self._set.cut(
+        text, truncated = self._set.truncation.text(
             f"Error ({kind.value}): {_one_line(message)}", limit or self._set.default_max_tokens
         )
         return ToolResult(text, kind, None, seconds, truncated, metrics or {})

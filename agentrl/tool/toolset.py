@@ -23,8 +23,8 @@ from agentrl.system.user_code import await_user_code, code_error, collect_number
 from agentrl.tool import CALL_KEYS, FunctionTool, Tool, ToolSchema
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.tool.loading import tool_of_function, tools_of_entry
-from agentrl.tool.session import NOT_SHOWN, CallLimits, Slot, ToolSession
-from agentrl.tool.truncation import Decode, Encode, Side, truncate
+from agentrl.tool.session import CallLimits, Slot, ToolSession
+from agentrl.tool.truncation import Decode, Encode, Side, Truncation
 from agentrl.trajectory.picture import Picture
 
 logger = logging.getLogger(__name__)
@@ -65,9 +65,7 @@ class ToolSet:
         self.cassette: Cassette | None = None
         self.quota = Quota()
         """Limit of all tools of the run together."""
-        self.encode: Encode | None = None
-        self.image_tokens: Callable[[Picture], int] | None = None
-        self.decode: Decode | None = None
+        self._truncation: Truncation | None = None
         self.warn: Callable[[str], None] = logger.warning
         """Function that tells the user what is wrong with a tool."""
         self._is_new_place = OncePerKey()
@@ -154,7 +152,19 @@ class ToolSet:
 
         `image_tokens` returns the number of tokens that stand for an image; None: the model takes no images.
         """
-        self.encode, self.decode, self.image_tokens = encode, decode, image_tokens
+        self._truncation = Truncation(encode, decode, image_tokens, self.truncate_side)
+
+    @property
+    def truncation(self) -> Truncation:
+        """What cuts answers to their limits. Raises RuntimeError before `bind`."""
+        if self._truncation is None:
+            raise RuntimeError("ToolSet.bind(encode, decode) must be called first: tool answers are measured in tokens")
+        return self._truncation
+
+    @property
+    def takes_images(self) -> bool:
+        """True when the model can be shown images; False before `bind`."""
+        return self._truncation is not None and self._truncation.image_tokens is not None
 
     def limit_run(self, max_concurrent: int | None, max_rate: float | None) -> None:
         """Limit all tools together: calls that run at once, and that begin in a second; None: no limit."""
@@ -251,41 +261,6 @@ class ToolSet:
         if tools_kwargs:
             await session.create_named(tools_kwargs)
         return session
-
-    def cut(self, text: str, limit: int) -> tuple[str, bool]:
-        """Truncate `text` to `limit` tokens, as text that any tokenizer takes: (text, was it cut).
-
-        Raises RuntimeError before `bind`.
-        """
-        if self.encode is None or self.decode is None:
-            raise RuntimeError("ToolSet.bind(encode, decode) must be called first: tool answers are measured in tokens")
-        if not text.isascii():
-            text = text.encode("utf-8", "replace").decode()  # lone surrogates
-        return truncate(text, limit, self.truncate_side, self.encode, self.decode)
-
-    def cut_with_images(
-        self, text: str, pictures: Sequence[Picture], limit: int, *, images: bool = True
-    ) -> tuple[str, list[Picture], bool]:
-        """Fit a tool answer into `limit` tokens, images first, then text: (text, kept images, was anything cut).
-
-        A note says which images were left out; without `images` all are.
-        """
-        assert self.encode is not None and self.image_tokens is not None
-        shown, used, notes = [], 0, ""
-        if not images:
-            pictures, notes = [], NOT_SHOWN.format(len(pictures))
-        for number, picture in enumerate(pictures, 1):
-            tokens = self.image_tokens(picture)
-            if used + tokens <= limit:
-                shown.append(picture)
-                used += tokens
-            else:
-                notes += f"\n[image {number} left out: it has {tokens} tokens, and {limit - used} were left]"
-        room = limit - used
-        notes = self.cut(notes, room)[0] if notes and room else ""
-        room -= len(self.encode(notes))
-        kept, truncated = self.cut(text, room) if room > 0 else ("", bool(text))
-        return kept + notes, shown, truncated or len(shown) < len(pictures) or bool(notes)
 
 
 def _code_of(tool: Tool) -> Callable[..., object]:

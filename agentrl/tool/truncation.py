@@ -1,17 +1,86 @@
-"""Truncation of texts to a number of tokens, with a marker where something is missing."""
+"""How tool answers are cut: to a number of tokens, with a marker where something is missing.
+
+Everything that shortens what the policy is shown is here: texts, texts with images, and tokens that no budget is left
+for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
+
+from agentrl.trajectory import PlacedImage
+from agentrl.trajectory.picture import Picture
 
 Encode = Callable[[str], list[int]]
 Decode = Callable[[list[int]], str]
 Side = Literal["left", "right", "middle"]
 """Part of a long text that is cut away."""
 
+NOT_SHOWN = "\n[{} images left out: only text can be shown]"
+BUDGET_MARKER = "\n[cut: the token budget is used up]"
 _WINDOW = 32
 """Characters a kept token that are looked at, at either end: a text of megabytes is not encoded whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Cuts the answers of tools to a number of tokens, as `encode` counts them."""
+
+    encode: Encode
+    """Takes special-token text as plain text."""
+    decode: Decode
+    image_tokens: Callable[[Picture], int] | None
+    """Number of tokens that stand for an image; None: the model takes no images."""
+    side: Side
+
+    def text(self, text: str, limit: int) -> tuple[str, bool]:
+        """Truncate `text` to `limit` tokens, as text that any tokenizer takes: (text, was it cut)."""
+        if not text.isascii():
+            text = text.encode("utf-8", "replace").decode()  # lone surrogates
+        return truncate(text, limit, self.side, self.encode, self.decode)
+
+    def with_images(
+        self, text: str, pictures: Sequence[Picture], limit: int, *, images: bool = True
+    ) -> tuple[str, list[Picture], bool]:
+        """Fit a tool answer into `limit` tokens, images first, then text: (text, kept images, was anything cut).
+
+        A note says which images were left out; without `images` all are.
+        """
+        assert self.image_tokens is not None
+        shown, used, notes = [], 0, ""
+        if not images:
+            pictures, notes = [], NOT_SHOWN.format(len(pictures))
+        for number, picture in enumerate(pictures, 1):
+            tokens = self.image_tokens(picture)
+            if used + tokens <= limit:
+                shown.append(picture)
+                used += tokens
+            else:
+                notes += f"\n[image {number} left out: it has {tokens} tokens, and {limit - used} were left]"
+        room = limit - used
+        notes = self.text(notes, room)[0] if notes and room else ""
+        room -= len(self.encode(notes))
+        kept, truncated = self.text(text, room) if room > 0 else ("", bool(text))
+        return kept + notes, shown, truncated or len(shown) < len(pictures) or bool(notes)
+
+
+def fit_budget(
+    ids: list[int], images: Sequence[PlacedImage], text: str, budget: int, encode: Encode
+) -> tuple[list[int], Sequence[PlacedImage], str, bool]:
+    """Fit observed tokens into what is left of a trajectory's budget: (ids, images, text, was anything cut).
+
+    ids: at most `budget` of them are kept, the marker's included. images: placed in `ids`; one that does not fit whole
+    is left out with all that follows it. text: what `ids` stand for, to which the marker is added when they are cut.
+    """
+    if len(ids) <= budget:
+        return ids, images, text, False
+    marker = encode(BUDGET_MARKER)[:budget]
+    room = budget - len(marker)
+    end = min([room, *(one.start for one in images if one.start + one.image.tokens > room)])
+    # Kept in part: the policy sees that something is missing, and the record shows what it saw.
+    return ids[:end] + marker, [one for one in images if one.start < end], text + BUDGET_MARKER, True
 
 
 def truncate(text: str, limit: int, side: Side, encode: Encode, decode: Decode) -> tuple[str, bool]:
