@@ -13,6 +13,8 @@ from tests.e2e.test_docs import SMALL, blocks, commands, run, write_files
 from tests.e2e.test_train import lines
 from tests.forked import forked
 
+pytestmark = pytest.mark.slice(3, "documents")
+
 PAGE = "docs/extending.md"
 ACCEPT = """
 import shlex
@@ -50,15 +52,12 @@ def trainings() -> list[list[str]]:
 
 
 def small(policy_dir: Path) -> list[str]:
-    return [
-        *(word for word in SMALL if "val_max_samples" not in word),
-        f"actor_rollout_ref.model.path={policy_dir}",
-        "data.max_prompt_length=700",
-    ]
+    sizes = [word for word in SMALL if "val_" not in word and "prompt_length" not in word]
+    return [*sizes, f"actor_rollout_ref.model.path={policy_dir}", "data.max_prompt_length=700"]
 
 
 def test_every_command_is_accepted(folder: Path) -> None:
-    assert len(trainings()) == 11
+    assert len(trainings()) == 12
     (folder / "accept.py").write_text(ACCEPT)
     done = forked(["accept.py", *map(shlex.join, (words[2:] for words in trainings()))], folder)
     assert done.returncode == 0, done.stderr
@@ -66,19 +65,20 @@ def test_every_command_is_accepted(folder: Path) -> None:
 
 def test_the_parts_train_together(folder: Path, policy_dir: Path) -> None:
     """Every key of the page in one run, but for the loop's, which takes the place of tools and interaction."""
-    together = [word for words in trainings() for word in words[6:] if "agent" not in word.partition(".rollout.")[2]]
-    together = [word for word in together if "agent_name" not in word]
+    others = ("agent_loop_config_path", "agent_name")
+    together = [word for words in trainings() for word in words[6:] if not any(other in word for other in others)]
     head = ["-m", "agentrl.train", "--config-path", ".", "--config-name", "my_logged_run"]
     room = ["data.max_response_length=120", "actor_rollout_ref.rollout.multi_turn.max_tokens_per_turn=16"]
     room += ["actor_rollout_ref.rollout.n=4", "trainer.show_trajectory_freq=1"]
     run([*head, *together, *small(policy_dir), *room], folder)
     done = folder / "runs" / "lengths"
-    (step,) = lines(done)
+    step = lines(done)[-1]
     assert step["left_out/failed"] == 0 and step["actor/grad_norm"] > 0
     assert 0 <= step["actor/bounded_frac"] <= 1 and "score/cost" in step and "score/characters" in step
     assert (done / "my_rewards.txt").read_text() == f"1 {step['reward/mean']}\n"
     (file,) = (done / "trajectories").glob("*.parquet")
     shown = str(pq.read_table(file).to_pylist())
+    assert "train/1/0/" in (done / "long_turns.txt").read_text()
     assert "Are you sure?" in shown, "the interaction"
     assert "How many metres are 2 miles?" in shown, "the sampler's first row"
 
@@ -86,7 +86,7 @@ def test_the_parts_train_together(folder: Path, policy_dir: Path) -> None:
 def test_the_loop_trains(folder: Path, policy_dir: Path) -> None:
     (words,) = (words for words in trainings() if "my_loops.yaml" in str(words))
     run([*words, *small(policy_dir), "actor_rollout_ref.rollout.multi_turn.max_tokens_per_turn=8"], folder)
-    (step,) = lines(folder / "runs" / "lengths")
+    step = lines(folder / "runs" / "lengths")[-1]
     assert step["turns/mean"] == 2.0
 
 
@@ -97,10 +97,18 @@ def test_the_source_is_a_step_late_and_goes_on(folder: Path, policy_dir: Path) -
     for steps in (2, 4):
         run(["late.py", *words, f"trainer.total_training_steps={steps}"], folder)
     done = folder / "runs" / "lengths"
-    assert [step["step"] for step in lines(done)] == [1, 2, 3, 4]
-    for file in sorted((done / "trajectories").glob("*.parquet")):
-        print(file.name, pq.read_table(file).to_pylist()[0])
-    raise AssertionError
+    assert [step["step"] for step in lines(done)] == [0, 1, 2, 3, 4]
+    assert versions(done) == {1: 0, 2: 0, 3: 2, 4: 2, 5: 3}, "the second process begins with trajectories of its own"
+
+
+def versions(run_dir: Path) -> dict[int, int]:
+    """Version of the weights that sampled each step's trajectories."""
+    found = {}
+    for file in (run_dir / "trajectories").glob("*.parquet"):
+        row = pq.read_table(file).to_pylist()[0]
+        ((span,),) = row["versions"]
+        found[row["step"]] = span["version"]
+    return found
 
 
 def test_the_script_of_policies_prints_what_the_page_says(folder: Path) -> None:
