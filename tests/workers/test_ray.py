@@ -25,8 +25,8 @@ from safetensors.torch import load_file
 
 from agentrl.config import Config
 from agentrl.config.sections.trainer import RayInitConfig
-from agentrl.engines.weights import Weights
 from agentrl.errors import ConfigError, TrainingError, WorkerDied
+from agentrl.runtime.ranks import RankWeights
 from agentrl.runtime.ray.executor import RayExecutor
 from agentrl.runtime.ray.pool import WeightReader, collect
 from agentrl.runtime.ray.rank import Failure, Rank
@@ -248,7 +248,8 @@ def test_what_goes_wrong_on_a_rank(
 
 def test_a_reader_that_lost_its_turn_gets_no_weights_of_another_reading() -> None:
     rank = Rank(0, 1, "cpu")
-    weights = Weights.of([("first", torch.zeros(1)), ("second", torch.ones(1))])
+    tensors = {"first": torch.zeros(1), "second": torch.ones(1)}
+    weights = RankWeights(dict.fromkeys(tensors, (1,)), lambda: iter(tensors.items()))
     rank.workers["policy"] = SimpleNamespace(weights=lambda: weights)
     rank.weights("policy", "weights", None)
     rank.begin_reading("policy", "slow")

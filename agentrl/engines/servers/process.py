@@ -21,6 +21,7 @@ from typing import ClassVar
 import httpx
 
 from agentrl.engines.contract import EngineError
+from agentrl.engines.servers.starter import STARTER
 from agentrl.engines.servers.startup_log import Stages, StartupLog, last_error
 
 PORTS = range(20_000, 32_000)
@@ -101,7 +102,7 @@ class ServerProcess(ABC):
                 stdin=subprocess.PIPE,  # never written to: its end tells the server that we are gone
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self.environment()},
+                env={**self.environment(), STARTER: str(os.getpid())},
                 start_new_session=True,
             )
 
