@@ -308,8 +308,9 @@ with open(sys.argv[0] + ".pids", "w") as file:
 async def test_a_command_leaves_no_process_behind(run: Any, tmp_path: Path, ending: str) -> None:
     options = command(tmp_path, GRANDCHILDREN + ending)
     began = time.monotonic()
-    (t,) = await run(["#### 5"], options, trajectory_timeout=4.0)
-    assert time.monotonic() - began < 12
+    # On a busy machine the command alone takes seconds to start.
+    (t,) = await run(["#### 5"], options, trajectory_timeout=60.0 if ending == "pass" else 8.0)
+    assert time.monotonic() - began < 60, "it does not wait for the command's children"
     assert t.status is (Status.COMPLETED if ending == "pass" else Status.TIMEOUT), t.failure
     pids = json.loads((tmp_path / "command.py.pids").read_text())
     assert len(pids) == 3
