@@ -54,5 +54,5 @@ class InfrastructureError(RuntimeError):
 
 
 def first_line(error: Exception) -> str:
-    """Of messages that go on for pages."""
+    """First line of the message, for messages that go on for pages."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

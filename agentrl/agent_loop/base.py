@@ -78,7 +78,7 @@ class AgentLoop(ABC):
 
     @property
     def code(self) -> Callable[[Episode], Awaitable[None]]:
-        """What the user wrote of `run`, by which messages name the place of an error."""
+        """The user's own part of `run`, by which messages name the place of an error."""
         return self.run
 
     @abstractmethod

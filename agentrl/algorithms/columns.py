@@ -1,4 +1,4 @@
-"""What estimators and policy losses are given, and what they return. See the package on T, N, offsets and mask."""
+"""Inputs and results of estimators and policy losses. See the package on T, N, offsets and mask."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EstimatorColumns:
 
 
 class Advantages(NamedTuple):
-    """What an estimator returns; entries where mask is False do not count."""
+    """Result of an estimator; entries where mask is False do not count."""
 
     advantages: Tensor  # [T] float
     returns: Tensor  # [T] float, what a critic learns
@@ -60,7 +60,7 @@ class LossColumns:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """What a policy loss returns; entries where mask is False do not count."""
+    """Result of a policy loss; entries where mask is False do not count."""
 
     by_token: Tensor  # [T] float with gradient; see `aggregate` for how it becomes a scalar
     sums: Mapping[str, Tensor] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the algorithms that a config chooses declare of themselves."""
+"""Declarations of the algorithms that a config chooses."""
 
 from __future__ import annotations
 

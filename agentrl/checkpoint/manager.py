@@ -30,7 +30,7 @@ _PARTIAL, _REPLACED, _REMOVED = ".partial", ".replaced", ".removed"
 logger = logging.getLogger(__name__)
 
 Finish = Callable[[bool], bool]
-"""Whether the files are written; waits for them when it is given True, and raises what writing them raised."""
+"""Answers True when the files are written; waits for them when given True, and raises what writing them raised."""
 Writer = Callable[[Path], Finish | None]
 """Fills a directory. One that goes on in the background returns how to finish."""
 

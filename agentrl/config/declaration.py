@@ -1,4 +1,4 @@
-"""What an algorithm says of itself where it is defined, read before a model is loaded."""
+"""Declarations of algorithms, made where they are defined and read before a model is loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 Score = Literal["entropy", "squared_probs"]
-"""Of the distribution that a token was drawn from, given by the pass that computes log-probs."""
+"""Numbers of the distribution that a token was drawn from, given by the pass that computes log-probs."""
 Extra = Score | Literal["ref_logprobs", "values"]
 """Columns that are computed only for algorithms that declare them."""
 
@@ -16,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What an algorithm needs beside the basic columns."""
+    """Needs of an algorithm beside the basic columns."""
 
     columns: frozenset[Extra] = frozenset()
     """Columns that it is given; the others are None. `values` makes a critic, `ref_logprobs` a reference policy."""

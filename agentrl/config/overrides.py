@@ -11,7 +11,7 @@ from agentrl.config.sections.training import Config
 from agentrl.errors import ConfigError
 
 Value = str | int | float | bool | Path | Sequence["Value"] | Mapping[str, "Value"] | None
-"""What a key can be set to."""
+"""Values that a key can be set to."""
 Overrides = Mapping[str, Value] | Sequence[str]
 """Values by dotted key, {"trainer.seed": 2}, or arguments of a command line, ["trainer.seed=2"]."""
 

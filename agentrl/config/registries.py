@@ -41,7 +41,7 @@ _FSDP = "agentrl.workers.fsdp:FSDPPolicy"
 POLICY_BACKENDS: Registry[PolicyBackendFactory] = Registry(
     "training strategy", "actor_rollout_ref.actor.strategy", {"fsdp": _FSDP, "fsdp2": _FSDP}
 )
-"""What holds and steps the policy: makes a `PolicyBackend` of `PolicySettings` (see `agentrl.workers.backend`)."""
+"""Factories of a `PolicyBackend`, which holds and steps the policy (see `agentrl.workers.backend`)."""
 
 _ESTIMATORS, _LOSSES = "agentrl.algorithms.estimators", "agentrl.algorithms.policy_losses"
 ADVANTAGE_ESTIMATORS: Registry[Callable[..., Advantages]] = Registry(
@@ -88,7 +88,7 @@ TURN_OBSERVERS: Registry[type[TurnObserver]] = Registry(
     {},
     base="agentrl.agent_loop.observer:TurnObserver",
 )
-"""What sees each turn of a trajectory as it is recorded."""
+"""Observers of each turn of a trajectory as it is recorded."""
 
 LOGGERS: Registry[type[Sink]] = Registry(
     "logger",
@@ -101,7 +101,7 @@ LOGGERS: Registry[type[Sink]] = Registry(
     },
     base="agentrl.observe.tracking:Sink",
 )
-"""Where the metrics of each step go."""
+"""Destinations of the metrics of each step."""
 
 SCORERS: Registry[Callable[..., Any]] = Registry(
     "scorer",
@@ -126,7 +126,7 @@ REWARD_MANAGERS: Registry[type[RewardManager]] = Registry(
     {"naive": _NAIVE, "prime": _NAIVE, "batch": _NAIVE},  # verl's names for ways to call the same scorers
     base="agentrl.reward.contract:RewardManager",
 )
-"""What scores trajectories: one at a time, or all of a prompt."""
+"""Reward managers: they score trajectories one at a time, or all of a prompt."""
 
 SAMPLERS: Registry[type[Sampler]] = Registry(
     "sampler",

@@ -163,7 +163,7 @@ class ReadBy(OnlyWith):
 
 
 class Needs(Rule):
-    """Where the key has the value `of` (None: any but null and false), `other` must be set; `what` describes it."""
+    """If the key has the value `of` (None: any but null and false), `other` must be set; `what` describes it."""
 
     def __init__(self, other: str, what: str = "", *, of: Any = None) -> None:
         self.other, self.what, self.of = other, what, of

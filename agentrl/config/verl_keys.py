@@ -18,7 +18,7 @@ class VerlKey:
 
     pattern: str
     note: str
-    """What agentrl does: the note for an accepted value, and the reason in the error for another."""
+    """Behaviour of agentrl: the note for an accepted value, and the reason in the error for another."""
     accepted: tuple[Any, ...] | None = None
     """Values that are accepted; None: every value."""
 

@@ -1,4 +1,4 @@
-"""What a run asks of its data set."""
+"""Contract of a run's data set."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from agentrl.trajectory.sample import AGENT_ALIASES, Sample
 
 
 class Samples(Protocol):
-    """What a user's class gives: samples by index, always the same.
+    """Contract of a user's class: samples by index, always the same.
 
     It is made with the names under data.train_files (or val_files), a list of text, and, where it has a parameter
     `options` that a pydantic model annotates, with `data.custom_cls.options`.

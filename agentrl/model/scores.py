@@ -1,4 +1,4 @@
-"""What a policy says of the tokens of a batch."""
+"""Scores of the tokens of a batch under a policy."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run shows and logs: terminal, metrics, curves."""
+"""Output of a run: terminal, metrics, curves."""

@@ -1,4 +1,4 @@
-"""What must hold of every trajectory, as a check of a finished record (ARCHITECTURE: invariants)."""
+"""Invariants of every trajectory, as a check of a finished record (docs/architecture.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step's trajectories say about it, as one flat dict of numbers. Pure functions.
+"""Metrics of a step's trajectories, as one flat dict of numbers. Pure functions.
 
 Each name has the one definition in these tables. Words in them:
 

@@ -1,4 +1,4 @@
-"""Where the metrics of a run go: metrics.jsonl, tensorboard, wandb.
+"""Loggers of a run's metrics: metrics.jsonl, tensorboard, wandb.
 
 Invariant of metrics.jsonl: every line but the last is a whole JSON object whose first key is `step`; a line that
 `Tracker.log` has returned from is on the disk.

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from agentrl.quickstart.tiny_policy import TinyShape
 
 NAME = "quickstart"
-"""What `data.train_files`, `data.val_files` and `actor_rollout_ref.model.path` say to mean these assets."""
+"""Value of `data.train_files`, `data.val_files` and `actor_rollout_ref.model.path` that means these assets."""
 TOKENIZER_ROWS = 1000
 """Conversations that the tokenizer learns its vocabulary from."""
 POLICY = "warmed-up"
 """Not `policy`: that is what a run calls the one it has trained, should both be told to use one directory."""
 STAMP = "quickstart.json"
-"""What data, and policy, were made with; written when they are whole."""
+"""File of the settings that data, and policy, were made with; written when they are whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class WarmUp:
     format: int = 1
     batch_size: int = 32
     lr: float = 0.02
-    """Of Muon, for the matrices."""
+    """Learning rate of Muon, for the matrices."""
     adamw_lr: float = 6e-3
-    """Of AdamW, for embeddings and norms."""
+    """Learning rate of AdamW, for embeddings and norms."""
 
 
 def with_quickstart_data(config: Config, display: Display) -> Config:

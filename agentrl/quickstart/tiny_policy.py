@@ -79,7 +79,7 @@ PLAIN_ENGLISH = (
     "system\nuser\nassistant\nYou are a helpful assistant.\nassistant\nuser\nsystem\nassistant\nuser\n",
     '<tool_call>\n{"name": "search", "arguments": {"query": "the name of the city"}}\n</tool_call>',
 )
-"""What a tokenizer learns its merges from when there is no other text."""
+"""Text from which a tokenizer learns its merges when there is no other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class AssertTests(pydantic.BaseModel):
 
 
 class Case(pydantic.BaseModel):
-    """What a program reads, and what it is to print."""
+    """Input of a program, and the output expected of it."""
 
     input: str
     output: str
@@ -110,7 +110,7 @@ class CodeJudge:
         return {"score": float(all(outcomes)), "pass_fraction": sum(outcomes) / len(outcomes)}
 
     async def outcomes(self, program: str, tests: Tests) -> list[bool]:
-        """Whether it passes each case, or each assert as written (a test without any is one)."""
+        """Judge each case, or each assert as written (a test without any is one)."""
         program = program.encode(errors="replace").decode()  # lone surrogates, which no request may hold
         if isinstance(tests, StdioTests):
             return await self._cases(program, tests)
@@ -231,7 +231,7 @@ def _same_word(found: str, expected: str) -> bool:
 
 
 def _after(nonce: str, output: str) -> Iterator[str]:
-    """What follows the nonce on the lines that begin with it."""
+    """Return what follows the nonce on the lines that begin with it."""
     for line in output.splitlines():
         if line.startswith(nonce):
             yield line[len(nonce) :]

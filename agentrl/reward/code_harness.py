@@ -32,7 +32,7 @@ PR_SET_DUMPABLE = 4
 ROLE = "program"
 """Argument of the untrusted process."""
 MOST_ITEMS = 1_000_000
-"""Of an iterator that the program returns."""
+"""Most items that are read of an iterator that the program returns."""
 
 
 def encode(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What scores trajectories: the contract of reward managers, and how a run uses one.
+"""Contract of reward managers, which score trajectories, and their use by a run.
 
 Choose one of your own by `reward_model.reward_manager`. A manager that fails, or takes too long, fails its trajectories
 (status FAILED, never a zero reward). An error of a user's code, which would come again, is raised, too.
@@ -32,7 +32,7 @@ class RewardManager(ABC):
     """
 
     by_group: ClassVar[bool] = False
-    """It is given all trajectories of a prompt at once, when the last of them has ended."""
+    """True if it is given all trajectories of a prompt at once, when the last of them has ended."""
 
     def __init__(self, config: RewardConfig, custom: CustomRewardConfig, *, beside_model: bool) -> None:
         """Raises ConfigError for what the config lacks.

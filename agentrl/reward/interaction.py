@@ -6,7 +6,7 @@ from agentrl.trajectory import COUNTED, Trajectory
 
 
 def compute_score(trajectory: Trajectory) -> dict[str, float]:
-    """What `Interaction.calculate_score` returned, in which the scores of its turns are counted.
+    """Return what `Interaction.calculate_score` returned, in which the scores of its turns are counted.
 
     Raises LookupError when the row has no interaction, or it none.
     """

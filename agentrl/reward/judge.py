@@ -50,9 +50,9 @@ AGAIN = 'That is no verdict: {problem}. Answer with nothing but {{"reason": "...
 MAX_SCORE = 10
 """The best verdict; 0 is the worst."""
 MAX_TOKENS = 1024
-"""Of one answer, reasoning included."""
+"""Tokens of one answer, reasoning included."""
 ANSWERS = 3
-"""That may be unreadable before there is no verdict."""
+"""Answers that may be unreadable before there is no verdict."""
 MOST_READ = 20_000
 """Characters at the end of an answer."""
 

@@ -27,7 +27,7 @@ NEEDED = {
     "judge": "scored by a language model: name an OpenAI-compatible endpoint with "
     "reward_model.judge.base_url=http://HOST:PORT/v1 and its model with reward_model.judge.model",
 }
-"""What scorers need that ask servers, by kind."""
+"""Keys that scorers which ask servers need, by kind."""
 
 
 class NaiveRewardManager(RewardManager):

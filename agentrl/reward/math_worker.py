@@ -24,7 +24,7 @@ MEMORY_BYTES = 1 << 30
 _MOST_KEPT = 256 << 20
 """Bytes that a fork may have held at the end of an answer to judge the next one, too."""
 _GOLD_READ = "gold read\n"
-"""What a fork says before it looks at the answer: what happens from then on is the answer's own doing."""
+"""Message of a fork before it looks at the answer: what happens from then on is the answer's own doing."""
 _USUAL = (
     ("1", "1"),
     (r"so \boxed{\frac{x^2-1}{x+1}}", "x-1"),
@@ -50,7 +50,7 @@ def read_gold(ground_truth: str) -> list[object]:
 
 
 def is_right(solution: str, gold: list[object]) -> bool:
-    """Whether the last formula or number of `solution` equals `gold`."""
+    """Return True if the last formula or number of `solution` equals `gold`."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     ways = [LatexExtractionConfig(), ExprExtractionConfig()]
@@ -103,7 +103,7 @@ class Fork:
 
 
 class _Late:
-    """Whether an answer has been at one thing for half of its time."""
+    """Return True if an answer has been at one thing for half of its time."""
 
     said = False
 

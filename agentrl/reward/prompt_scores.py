@@ -1,4 +1,4 @@
-"""What the scores of several responses to a prompt come to, alike in validation and in `agentrl.evaluate`."""
+"""Statistics of the scores of several responses to a prompt, alike in validation and in `agentrl.evaluate`."""
 
 from __future__ import annotations
 

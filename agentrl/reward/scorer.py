@@ -16,7 +16,7 @@ from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error, is_agentrl_code, user_code
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info", "trajectory")
-"""What a function may ask for, by name; it is given those that its signature has."""
+"""Arguments that a function may ask for by name; it is given those that its signature has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Scorer:
 
     @property
     def is_instant(self) -> bool:
-        """It needs neither a deadline nor a place among the running scorers."""
+        """True if it needs neither a deadline nor a place among the running scorers."""
         return self.threads is None and not self.is_async
 
 

@@ -19,7 +19,7 @@ def normalise(text: str) -> str:
 
 
 def extract(text: str) -> str | None:
-    """What the last `<answer>...</answer>` holds, else the last line that is not empty, else None."""
+    """Return what the last `<answer>...</answer>` holds, else the last line that is not empty, else None."""
     end = text.rfind("</answer>")
     begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
     if begin >= 0:

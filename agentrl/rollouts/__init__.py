@@ -1,1 +1,1 @@
-"""Where the trajectories of a step come from."""
+"""Sources of a step's trajectories."""

@@ -47,7 +47,7 @@ class ContextParts:
     reward: RewardManager | None
     """None: nothing is scored."""
     objects: UserObjects = field(default_factory=UserObjects)
-    """Those of the above that were given as objects, as they were given."""
+    """Parts of the above that were given as objects, as they were given."""
     examples: dict[str, Sample] = field(default_factory=dict)
     """The first row that was met of each loop."""
 

@@ -1,4 +1,4 @@
-"""What rollouts are asked for, what they return, and the contract of those who run them.
+"""Tasks and results of rollouts, and the contract of those who run them.
 
 `Rollouts` says where trajectories run: in this process (`agentrl.rollouts.local`) or in workers under Ray
 (`agentrl.rollouts.ray`). When they begin, and in which batch they end, is a `TrajectorySource`'s
@@ -55,7 +55,7 @@ class Task:
     """Which trajectories to run of each prompt, and how they are named and recorded."""
 
     name: str
-    """As the display shows it."""
+    """Name on the display."""
     n: int
     """Trajectories of each prompt."""
     params: SamplingParams
@@ -63,7 +63,7 @@ class Task:
     tag: str
     """Start of the trajectories' ids."""
     seeds: str
-    """What seeds depend on beside trainer.seed, prompt and number."""
+    """Text that seeds depend on beside trainer.seed, prompt and number."""
     split: Literal["train", "val", "generate"]
     """train: the rollout has a batch to train on."""
     step: int = 0
@@ -108,13 +108,13 @@ class Rollout:
     outlines: list[Outline]
     """All of them, in the order of the prompts, those of a prompt together."""
     batch: Sequences | None = None
-    """What can be trained on; None where nothing is to be."""
+    """Tokens that can be trained on; None where nothing is to be."""
     shown: Trajectory | None = None
     """One of them, whole, where one was asked for."""
     conversations: Sequences | None = None
-    """What the reward model reads of those that can be trained on; None without a reward model."""
+    """Conversations that the reward model reads; None without a reward model."""
     files: list[tuple[Path, int]] = field(default_factory=list)
-    """Where they were written, and how many of the outlines are in each file, in order."""
+    """Files that they were written to, and how many of the outlines are in each, in order."""
 
 
 class Rollouts(Protocol):

@@ -1,4 +1,4 @@
-"""What a Python script gives a run as objects, where a command line names it."""
+"""Objects that a Python script gives a run, where a command line names them."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class RayRollouts:
         self._actors: list[Any] = []
         self._done = [0] * len(self._places)
         self._asked_news: dict[Any, int] = {}
-        """What is not answered yet: a worker takes its news out when it answers, so nothing asked may be dropped."""
+        """Calls that are not answered yet: a worker takes its news out when it answers, so none may be dropped."""
         try:
             self._actors = [self._actor(number) for number in range(len(self._places))]
             with display.stage("start rollout workers"):

@@ -28,7 +28,7 @@ from agentrl.trajectory.sample import Sample
 
 T = TypeVar("T")
 Work = Callable[[LocalRollouts], T]
-"""What the driver has a worker do. Pickled: a function of a module, with its arguments by `functools.partial`."""
+"""Work that the driver gives a worker. Pickled: a function of a module, with its arguments by `functools.partial`."""
 
 
 @dataclass(slots=True)

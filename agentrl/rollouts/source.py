@@ -21,7 +21,7 @@ from agentrl.trajectory.sample import Sample
 
 
 class TrajectorySource(Protocol):
-    """Where a step's trajectories come from.
+    """Source of the trajectories of each step.
 
     One step asks, in this order: `next_batch`, `metrics`, `rest`, then (when the update is done) `publish`. Validation
     and checkpoints fall between two steps. All calls come from one thread; each raises what `Rollouts` raises.

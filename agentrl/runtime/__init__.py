@@ -1,1 +1,1 @@
-"""Where workers run and how they are called, in this process or under Ray."""
+"""Places where workers run, in this process or under Ray, and calls to them."""

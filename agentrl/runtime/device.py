@@ -1,4 +1,4 @@
-"""Where a process computes."""
+"""Device of a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run's workers live: in this process, or on many ranks under Ray. The training loop cannot tell."""
+"""Executors of a run's workers: in this process, or on many ranks under Ray, alike for the training loop."""
 
 from __future__ import annotations
 

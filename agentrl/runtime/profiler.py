@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError
 from agentrl.system.publish import published
 
 STAGES = ("reward_model", "old_log_prob", "ref_log_prob", "values", "update_critic", "update_actor", "update")
-"""What is profiled, by the names under time/ of the metrics."""
+"""Stages that are profiled, by the names under time/ of the metrics."""
 ROWS = 40
 """Operators in the table."""
 ALLOCATIONS = 100_000
@@ -31,7 +31,7 @@ ALLOCATIONS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Where the profiles of one stage are written."""
+    """Files that the profiles of one stage are written to."""
 
     directory: Path
     """Folder of the step's profiles."""

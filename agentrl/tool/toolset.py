@@ -156,7 +156,7 @@ class ToolSet:
 
     @property
     def truncation(self) -> Truncation:
-        """What cuts answers to their limits. Raises RuntimeError before `bind`."""
+        """Truncation of answers to their limits. Raises RuntimeError before `bind`."""
         if self._truncation is None:
             raise RuntimeError("ToolSet.bind(encode, decode) must be called first: tool answers are measured in tokens")
         return self._truncation

@@ -287,7 +287,7 @@ class Outline:
     score: float | None
     score_extra: dict[str, float]
     turn_reward: float
-    """As `Trajectory.turn_reward`."""
+    """Same as `Trajectory.turn_reward`."""
     metrics: dict[str, float]
     calls: list[ToolCallRecord]
     """Without arguments and responses."""

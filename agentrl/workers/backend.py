@@ -27,13 +27,13 @@ from agentrl.runtime.ranks import RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
 Needs = frozenset[Score]
-"""What a loss reads of a forward pass beside the log-probs."""
+"""Scores that a loss reads of a forward pass beside the log-probs."""
 Found = TypeVar("Found")
 
 
 Loss = Callable[[Found, RaggedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
-"""Of what the forward pass found and the micro-batch's columns: this micro-batch's share of the loss (scalar with
-gradient), and numbers to be added up over the mini-batch (scalars, no gradient).
+"""Function of the forward pass's result and the micro-batch's columns: this micro-batch's share of the loss (scalar
+with gradient), and numbers to be added up over the mini-batch (scalars, no gradient).
 
 The share is divided by what was counted over the whole mini-batch, so shares simply add up.
 """
@@ -115,7 +115,7 @@ class PolicyBackend(Backend[TokenScores], Protocol):
         ...
 
     def reference_log_probs(self, batch: RaggedBatch) -> torch.Tensor:
-        """As `log_probs` without adapters: [T] float32. Asked only of models that have adapters."""
+        """Compute `log_probs` without adapters: [T] float32. Asked only of models that have adapters."""
         ...
 
     def weights(self) -> RankWeights:
@@ -164,8 +164,8 @@ class PolicySettings(Settings):
     temperature: float = 1.0
     """Log-probs are of softmax(logits / temperature)."""
     log_prob_max_tokens: int | None = None
-    """As `max_tokens`, for forward passes without gradient; None: the same."""
+    """Same as `max_tokens`, for forward passes without gradient; None: the same."""
 
 
 PolicyBackendFactory = Callable[[PolicySettings], PolicyBackend]
-"""What the config's strategy names. Called on every rank at once. Raises ConfigError."""
+"""Factory that the config's strategy names. Called on every rank at once. Raises ConfigError."""

@@ -158,16 +158,16 @@ class CriticConfig(Section):
     ppo_epochs: int | None = Field(None, gt=0)
     """null: the actor's."""
     ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
-    """As the actor's."""
+    """Same as the actor's."""
     cliprange_value: float = Field(0.5, gt=0)
     """Values may move by so much from those before the update; the loss takes the worse of clipped and
     unclipped."""
     loss_agg_mode: LossAggMode = "token-mean"
-    """As the actor's."""
+    """Same as the actor's."""
     grad_clip: float = Field(1.0, gt=0)
-    """As the actor's."""
+    """Same as the actor's."""
     ulysses_sequence_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)
-    """As the actor's."""
+    """Same as the actor's."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
     model: CriticModelConfig = CriticModelConfig()
 

@@ -76,7 +76,7 @@ class RowsConfig(Section):
     filter_overlong_prompts: bool = True
     """True: leave out rows whose prompt is too long, and count them; False: refuse the data set, naming the first."""
     on_bad_row: Literal["error", "skip"] = "error"
-    """What to do with a row that does not fit the schema: stop and name it, or skip and count it."""
+    """Action for a row that does not fit the schema: stop and name it, or skip and count it."""
 
 
 class DataConfig(RowsConfig):

@@ -98,7 +98,7 @@ class EvaluateDataConfig(Section):
     output_path: str | None = None
     """A JSON file for the numbers of the table."""
     on_code_error: Literal["error", "count"] = "error"
-    """What to do when a function of your own raises what is no fault of the infrastructure, or gives what is no score:
+    """Action when a function of your own raises what is no fault of the infrastructure, or gives what is no score:
     stop and name file, line and row, or count the response as a failure."""
 
 

@@ -29,4 +29,4 @@ class OptimConfig(Section):
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     """Course of the learning rate after the warm-up."""
     min_lr_ratio: Annotated[float, OnlyWith("lr_scheduler_type=cosine or linear")] = Field(0.0, ge=0, le=1)
-    """Where cosine and linear end, as a fraction of `lr`."""
+    """Final learning rate of cosine and linear, as a fraction of `lr`."""

@@ -45,7 +45,7 @@ class Parallel:
     sequence: int = 1
     tensor: int = 1
     shards: int | None = None
-    """Of the data x sequence ranks, how many hold the parameters between them; None: all."""
+    """Number of the data x sequence ranks that hold the parameters between them; None: all."""
 
     @property
     def copies(self) -> int:

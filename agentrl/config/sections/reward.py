@@ -95,8 +95,8 @@ class RewardConfig(Section):
     """`reward_model.*`"""
 
     reward_manager: Annotated[str, Names(REWARD_MANAGERS, options="reward_manager_options")] = "naive"
-    """What scores trajectories: naive, by the scorers of their data sources. One of your own is a subclass of
-    agentrl.reward.RewardManager or GroupRewardManager."""
+    """Reward manager, which scores trajectories: naive, by the scorers of their data sources. One of your own is a
+    subclass of agentrl.reward.RewardManager or GroupRewardManager."""
     reward_manager_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the reward manager."""
     scorers: Annotated[

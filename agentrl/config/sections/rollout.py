@@ -127,7 +127,7 @@ class AgentConfig(Section):
     max_retries: int = Field(2, ge=0)
     """Fresh tries of a trajectory that failed for a fault of the infrastructure."""
     on_code_error: Literal["error", "count"] = "error"
-    """What to do when code of yours (a loop, an interaction, a scorer, an agent, a tool that answers no call) raises
+    """Action when code of yours (a loop, an interaction, a scorer, an agent, a tool that answers no call) raises
     what is no fault of the infrastructure, or gives what it must not: stop and name file, line and row, or leave the
     trajectory out and count it. The sample that is left is biased then."""
     max_failed_fraction: float = Field(0.5, ge=0, le=1)
@@ -135,7 +135,7 @@ class AgentConfig(Section):
     observers: Annotated[
         list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Names(TURN_OBSERVERS)
     ] = []
-    """What sees each turn as it is recorded, e.g. to keep a journal: subclasses of agentrl.agent_loop.TurnObserver, one
+    """Observers of each turn as it is recorded, e.g. for a journal: subclasses of agentrl.agent_loop.TurnObserver, one
     object a process. An error of one ends the run; with on_code_error=count it only misses that turn."""
     openai_proxy: OpenAIProxyConfig = OpenAIProxyConfig()
 

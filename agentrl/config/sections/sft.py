@@ -33,7 +33,7 @@ class SFTDataConfig(Section):
     max_length: int = Field(2048, gt=0)
     """Tokens of a transcript."""
     truncation: Literal["error", "skip"] = "error"
-    """What to do with a longer transcript."""
+    """Action for a longer transcript."""
     max_token_len_per_gpu: int = Field(16384, gt=0)
     """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
     result."""
@@ -67,7 +67,7 @@ class SFTConfig(Section):
     data: SFTDataConfig
     model: SFTModelConfig = SFTModelConfig()
     format: Annotated[str, NAMES_FORMAT] = "auto"
-    """As `actor_rollout_ref.rollout.multi_turn.format`."""
+    """Same as `actor_rollout_ref.rollout.multi_turn.format`."""
     optim: OptimConfig = OptimConfig(lr=1e-5)
     grad_clip: float = Field(1.0, gt=0)
     """Largest norm of the gradient; a larger one is scaled down."""

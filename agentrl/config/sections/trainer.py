@@ -87,7 +87,7 @@ class RunConfig(JobConfig):
     """Steps in which the stages of the workers are profiled, e.g. [2,5]; their files are in profile/ of
     default_local_dir."""
     default_local_dir: str = "runs/${trainer.experiment_name}"
-    """Where everything the run writes goes. On several nodes: a file system that all of them share."""
+    """Folder of everything the run writes. On several nodes: a file system that all of them share."""
     default_remote_dir: str | None = None
     """A folder in an object store, as fsspec names it (s3://bucket/run, gs://..., hdfs://..., file:///...): checkpoints
     and the exported policy are uploaded to it, and a run without them in default_local_dir goes on from there."""
@@ -96,7 +96,7 @@ class RunConfig(JobConfig):
     total_training_steps: int | None = Field(None, gt=0)
     """null: as many as total_epochs gives."""
     logger: Loggers = ["console", "jsonl"]
-    """Where each step's metrics go; a class of your own is a subclass of agentrl.observe.tracking.Sink."""
+    """Destinations of each step's metrics; a class of your own is a subclass of agentrl.observe.tracking.Sink."""
     logger_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of loggers, by their entries in logger; e.g. wandb: {entity: team, group: a, tags: [b]}."""
     save_freq: int = -1
@@ -145,14 +145,15 @@ class RayInitConfig(Section):
     num_cpus: Annotated[int | None, OWN_CLUSTER] = Field(None, gt=0)
     """CPUs of a Ray that is started here; null: all, and at least one a rank."""
     timeline_json_file: str | None = None
-    """Where Ray's timeline of the run is written at its end, for chrome://tracing or Perfetto."""
+    """File for Ray's timeline of the run, written at its end, for chrome://tracing or Perfetto."""
 
 
 class QuickstartConfig(Section):
     """`quickstart.*`"""
 
     dir: str = "runs/quickstart-assets"
-    """Where data, tokenizer and warmed-up policy are made; found there, they are used again if made with these keys."""
+    """Folder in which data, tokenizer and warmed-up policy are made; found there, they are used again
+    if made with these keys."""
     seed: int = Field(1, ge=0)
     """Seed of data and policy."""
     train_rows: int = Field(2048, gt=0)

@@ -39,7 +39,7 @@ class Request:
     cached_tokens: int = -1
     """Tokens of the prompt found in the cache; -1 before the request is first scheduled."""
     in_place: bool = False
-    """It was paused with its keys and values kept, and has not gone on yet."""
+    """True while it is paused with its keys and values kept, and has not gone on yet."""
 
     @property
     def new_tokens(self) -> int:

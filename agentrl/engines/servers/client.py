@@ -39,9 +39,9 @@ class ServerInfo:
     """Number of ranks that the model is split over."""
     weight_version: str
     deterministic: bool
-    """It honours seeds."""
+    """True if it honours seeds."""
     incremental: bool
-    """It streams new tokens only."""
+    """True if it streams new tokens only."""
     device: str
     """cpu or cuda."""
 

@@ -36,7 +36,7 @@ class ServerProcess(ABC):
     software: ClassVar[str]
     """Name of the server software in messages."""
     stages: ClassVar[Stages]
-    """What its log says of its start-up."""
+    """Start-up as its log tells it."""
     aftermath: ClassVar[str]
     """Text in the exceptions of processes that only report the failure of another one."""
 

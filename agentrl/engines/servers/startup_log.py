@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 Stages = Sequence[tuple[re.Pattern[str], str]]
-"""What is looked for in a line of the log, and what the user is told of it, with the groups found filled in."""
+"""Pattern in a line of the log, and the text for the user, with the groups found filled in."""
 
 LOG_TIME = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[^\]]*\] ")
 TRACEBACK = "Traceback (most recent call last):"

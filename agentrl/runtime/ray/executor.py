@@ -62,7 +62,7 @@ class RayExecutor:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> tuple[Batch, R]:
-        """As `Executor.compute`, on the first rank of the first pool."""
+        """Run `Executor.compute` on the first rank of the first pool."""
         stored, everything = _stored(batch), range(len(batch))
         columns, result = self.pools[0].first(Rank.compute, function, stored, args, kwargs)
         return batch.with_fields(**{name: stored.column([(ref, everything)]) for name, ref in columns.items()}), result

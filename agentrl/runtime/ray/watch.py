@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 GONE = (RayActorError, ObjectLostError)
-"""What Ray raises in place of an answer when the process is dead, or the machine on which the answer lay."""
+"""Exceptions that Ray raises in place of an answer when the process is dead, or the machine on which the answer lay."""
 SAYS_WITHIN = 5.0
 """Seconds that a rank has to say where it is."""
 

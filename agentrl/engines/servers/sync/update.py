@@ -11,7 +11,7 @@ from agentrl.engines.servers.client import ServerInfo, WeightReceiver
 from agentrl.engines.weights import Weights
 
 Comparison = Literal["sent", "servers", "none"]
-"""What the servers' checksums were compared with: the weights sent, one another, or nothing (one server only)."""
+"""Counterpart of the servers' checksums: the weights sent, one another, or nothing (one server only)."""
 
 
 class WeightSender(Protocol):
