@@ -53,7 +53,7 @@ def with_model_score(outline: Outline, score: float, coef: float) -> Outline:
 
 
 def scores_by_trajectory(batch: RaggedBatch) -> tuple[dict[str, torch.Tensor], dict[int, float]]:
-    """Return (no columns, {trajectory: its score, the reward at the end of its sequence})."""
+    """Return (no columns, {trajectory: its score, which is the entry of rewards [T] at the end of its sequence})."""
     ends = batch.rewards[batch.offsets[1:] - 1].tolist()
     return {}, dict(zip(batch.trajectory.tolist(), ends, strict=True))
 

@@ -67,6 +67,7 @@ class FSDPPolicy(Learner[TokenScores]):
         )
 
     def reference_log_probs(self, batch: RaggedBatch) -> torch.Tensor:
+        """Return [T] float32 on the CPU; see `PolicyBackend`."""
         assert self.model.lora is not None
         with self.model.lora.off():
             return self.log_probs(batch, frozenset()).logprobs
@@ -112,9 +113,11 @@ class FSDPCritic(Learner[torch.Tensor]):
         super().__init__(self.model, settings, mesh)
 
     def forward(self, micro: RaggedBatch, needs: Needs) -> torch.Tensor:
+        """Return values [T] float32 with gradient."""
         values: torch.Tensor = self.model(micro.ids, micro.offsets, micro.images)
         return values
 
     def values(self, batch: RaggedBatch) -> torch.Tensor:
+        """Return [T] float32 on the CPU; see `CriticBackend`."""
         with self.offload:
             return forward_tokens(lambda micro: self.forward(micro, frozenset()), batch, self.max_tokens, self.device)

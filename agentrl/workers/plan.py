@@ -14,7 +14,10 @@ from agentrl.trajectory.batch import Sequences, split_by_tokens
 
 
 def update_plan(group: torch.Tensor, prompts: int, epochs: int, shuffle_key: str | None) -> list[tuple[str, list[int]]]:
-    """Plan the optimizer steps of one update: (place, for messages; sequence indices) of each. See `mini_batches`."""
+    """Plan the optimizer steps of one update: (place, for messages; sequence indices) of each. `group` [N] int64.
+
+    See `mini_batches`.
+    """
     steps = []
     for epoch in range(1, epochs + 1):
         plan = mini_batches(group, prompts, None if shuffle_key is None else f"{shuffle_key}/{epoch}")

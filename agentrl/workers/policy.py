@@ -95,7 +95,10 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         return found, {"actor/entropy": entropy / max(tokens, 1.0)}
 
     def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Metrics]:
-        """Do as `ReferenceWorker.compute_reference_log_probs`, under the model that the adapters were put into."""
+        """Do as `ReferenceWorker.compute_reference_log_probs`, under the model that the adapters were put into.
+
+        The first part of the answer is [T] float32.
+        """
         return self.backend.reference_log_probs(batch), {}
 
     def update(self, batch: Sequences, *, step: int, zero_advantage: Collection[int] = ()) -> dict[str, float]:
