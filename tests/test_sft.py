@@ -382,7 +382,7 @@ def test_a_full_disk_leaves_the_older_policy(
     older = tmp_path / "run" / "policy" / "model.safetensors"
     older.parent.mkdir(parents=True)
     older.write_bytes(b"older")
-    monkeypatch.setattr("agentrl.workers.sft.export_model", full_disk)
+    monkeypatch.setattr("agentrl.workers.fsdp.export_model", full_disk)
     data = write(tmp_path / "a.parquet", TRANSCRIPTS)
     arguments = [f"data.train_files={data}", f"model.path={policy}", "trainer.device=cpu"]
     assert main([*arguments, f"trainer.default_local_dir={tmp_path / 'run'}"]) == 2
