@@ -181,7 +181,7 @@ class Override:
 
     key: str
     text: str | None = None
-    """Rewrite an override so that Hydra takes it whether or not a YAML file holds its key; None: not for Hydra."""
+    """The override as Hydra takes it whether or not a YAML file holds its key; None: Hydra has no part in it."""
     deletes: str | None = None
     """The key or section that goes back to its default."""
     fault: str | None = None

@@ -147,7 +147,8 @@ def import_object(name: str, base: Base | None = None) -> Any:
         listed = f"; it has {', '.join(sorted(candidates))}" if base and candidates else ""
         raise ConfigError(f"module {module_name!r} has no {kind} {attribute!r}{nearest(attribute, candidates)}{listed}")
     if base is not None and not _is_subclass(found, base):
-        wanted = " or ".join(map(public_name, _each(base)))
+        # A room exports what is in its `contract`, and users import it from there.
+        wanted = " or ".join(f"{one.__module__.removesuffix('.contract')}.{one.__name__}" for one in _each(base))
         raise ConfigError(f"{name} must be a subclass of {wanted}, found {found!r}")
     return found
 
@@ -185,13 +186,6 @@ def _is_subclass(value: object, base: Base) -> bool:
 
 def _each(base: Base) -> tuple[type, ...]:
     return base if isinstance(base, tuple) else (base,)
-
-
-def public_name(kind: type) -> str:
-    """Return the dotted name by which users import a class: that of the package which exports it, if one does."""
-    package = kind.__module__.rpartition(".")[0]
-    exported = getattr(sys.modules.get(package), kind.__name__, None)
-    return f"{package if exported is kind else kind.__module__}.{kind.__name__}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import pydantic
 
 from agentrl.errors import ConfigError
-from agentrl.system.plugin import describe, nearest, public_name
+from agentrl.system.plugin import describe, nearest
 from agentrl.system.targets import is_target, load_target, plain_name
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Registry(Generic[T]):
         if self._base is not None:
             base = load_target(self._base, key)
             if not (isinstance(found, type) and issubclass(found, base)):
-                wanted = public_name(base)
+                wanted = ".".join(_place(base))
                 raise ConfigError(
                     f"{key}: expected a subclass of {wanted} as {self.what}, found {name} = {found!r:.200}"
                 )

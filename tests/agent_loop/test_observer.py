@@ -116,7 +116,7 @@ async def test_an_observers_error_ends_the_run_or_is_told_once(bench: MakeBench,
         ("journal", "unknown turn observer 'journal'; known are none, or name one of yours as package"),
         ("nowhere.py:Journal", "no such file: .*nowhere.py"),
         ("agentrl.agent_loop:TurnObservr", "has no 'TurnObservr'; did you mean 'TurnObserver'"),
-        ("json:dumps", "expected a subclass of agentrl.agent_loop.TurnObserver as turn observer"),
+        ("json:dumps", "expected a subclass of agentrl.agent_loop.observer.TurnObserver as turn observer"),
     ],
 )
 def test_an_unknown_observer_is_refused_by_the_config(target: str, says: str) -> None:

@@ -99,7 +99,7 @@ def test_a_base_is_asked_of_every_choice(tmp_path: Path) -> None:
     file.write_text("import json\nclass Mine(json.JSONEncoder): ...\ndef other(): ...\n")
     assert registry.get(f"{file}:Mine").__name__ == "Mine"
     for name in ("ours", f"{file}:other"):
-        with pytest.raises(ConfigError, match=r"a\.encoder: expected a subclass of json\.JSONEncoder"):
+        with pytest.raises(ConfigError, match=r"a\.encoder: expected a subclass of json\.encoder\.JSONEncoder"):
             registry.get(name)
 
 
