@@ -10,7 +10,7 @@ from agentrl.config.sections.actor import ActorConfig, CriticConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.runtime.ranks import Metrics
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import CriticBackend, Loss, MiniBatch, Settings
+from agentrl.workers.backend import Loss, MiniBatch, Settings
 from agentrl.workers.fsdp import FSDPCritic
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.trainable import TrainableWorker
@@ -52,7 +52,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
             param_offload=actor_config.fsdp_config.param_offload,
             use_torch_compile=actor_config.use_torch_compile,
         )
-        self.backend: CriticBackend = FSDPCritic(settings)
+        self.backend = FSDPCritic(settings)
         super().__init__(self.backend)
 
     def compute_values(self, batch: RaggedBatch) -> tuple[torch.Tensor, Metrics]:
