@@ -29,16 +29,23 @@ class WorkerDied(TrainingError):
     """A worker's process is gone, and with it what it had learnt since the last checkpoint."""
 
 
+class NothingLeft(UserError):
+    """The run is done: no step is left to train. Commands tell it and exit with status 0."""
+
+
 class CodeError(UserError):
     """Code that a user gave (a loop, an interaction, a tool, a scorer, an agent) is wrong, and would fail again.
 
     The message's first line names the code and what it did, the next ones the places in it, the innermost last.
     """
 
-    def __init__(self, message: str, place: str = "") -> None:
-        """`place`: the file and line to look at, `path:line`."""
+    def __init__(self, message: str, place: str = "", *, of_contract: bool = False) -> None:
+        """Args:
+        place: the file and line to look at, `path:line`.
+        of_contract: the code gave what its contract forbids; else it raised.
+        """
         super().__init__(message)
-        self.place = place
+        self.place, self.of_contract = place, of_contract
 
     @property
     def summary(self) -> str:

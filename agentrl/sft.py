@@ -8,21 +8,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from agentrl.config import SFTConfig, load_config
+from agentrl.config import SFTConfig
+from agentrl.config.sweep import load_jobs
 from agentrl.system.command import exit_status
+from agentrl.trainer.sweep import run_jobs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the process's exit status (see `agentrl.system.command`)."""
 
     def work() -> None:
-        config = load_config(list(sys.argv[1:] if argv is None else argv), "sft", SFTConfig)
+        run_jobs(load_jobs(list(sys.argv[1:] if argv is None else argv), "sft", SFTConfig), train)
+
+    def train(config: SFTConfig) -> dict[str, float]:
         # Imported late, so that --help and config errors wait for nothing.
         from agentrl.observe.open import open_display
         from agentrl.trainer.run_sft import train_sft
 
         with open_display(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display:
-            train_sft(config, display)
+            return train_sft(config, display)
 
     return exit_status(work)
 

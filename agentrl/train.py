@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from agentrl.config import Config, load_config
+from agentrl.config import Config
 from agentrl.config.overrides import Overrides, as_config
+from agentrl.config.sweep import load_jobs
 from agentrl.system.command import exit_status
+from agentrl.trainer.sweep import run_jobs
 
 if TYPE_CHECKING:
     from agentrl.agent_loop import AgentLoop
@@ -27,9 +29,9 @@ def train(
     config: Config | Overrides = (),
     *,
     loops: Mapping[str, AgentLoop | type[AgentLoop] | LoopFunction] | None = None,
-    tools: Sequence[Tool | Callable[..., Any]] = (),
+    tools: Sequence[Tool | Callable[..., object]] = (),
     interactions: Sequence[Interaction] = (),
-    reward: Callable[..., Any] | None = None,
+    reward: Callable[..., object] | None = None,
 ) -> dict[str, float]:
     """Do the whole job: prepare, train, validate, export. Returns the last validation's metrics (empty without).
 
@@ -46,9 +48,9 @@ def training(
     config: Config | Overrides = (),
     *,
     loops: Mapping[str, AgentLoop | type[AgentLoop] | LoopFunction] | None = None,
-    tools: Sequence[Tool | Callable[..., Any]] = (),
+    tools: Sequence[Tool | Callable[..., object]] = (),
     interactions: Sequence[Interaction] = (),
-    reward: Callable[..., Any] | None = None,
+    reward: Callable[..., object] | None = None,
 ) -> Iterator[TrainingRun]:
     """Open a training, whose steps are done by iterating over it, and close it at the end.
 
@@ -81,9 +83,17 @@ def training(
             yield run
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train, and return the process's exit status (see `agentrl.system.command`)."""
-    return exit_status(lambda: train(load_config(list(sys.argv[1:] if argv is None else argv))))
+def main(argv: Sequence[str] | None = None, config_name: str = "train") -> int:
+    """Train, with --multirun several times, and return the process's exit status (see `agentrl.system.command`).
+
+    config_name: the YAML to start from where `argv` does not say.
+    """
+
+    def work() -> None:
+        jobs = load_jobs(list(sys.argv[1:] if argv is None else argv), config_name, Config)
+        run_jobs(jobs, train)
+
+    return exit_status(work)
 
 
 class CallableModule(ModuleType):

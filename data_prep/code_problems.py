@@ -1,7 +1,7 @@
 """Code problems as data sets write them, read into one form.
 
-The sets are HumanEval (arXiv:2107.03374), MBPP (arXiv:2108.07732), and problems whose programs read and print, as APPS,
-TACO and PRIME's collection have them.
+The sets are HumanEval (arXiv:2107.03374), MBPP (arXiv:2108.07732), and problems with inputs and outputs, of programs
+that read and print or of a function, as APPS, TACO and PRIME's collection have them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 
 from agentrl.errors import DataError
-from agentrl.reward.code import AssertTests, Case, StdioTests, Tests
+from agentrl.reward.code import AssertTests, Case, StdioTests, Tests, read_tests
 from agentrl.system.json_value import JSON
 from data_prep.records import Record, short
 
@@ -41,10 +41,10 @@ def problem(record: Record, max_cases: int | None) -> Problem:
     if "test_list" in record.fields:
         return mbpp(record)
     if "input_output" in record.fields:
-        return stdio(record, max_cases)
+        return with_inputs(record, max_cases)
     raise DataError(
         f"{record.where}: expected the fields of HumanEval (prompt, entry_point, test), of MBPP (text, code, "
-        f"test_list) or of programs that read and print (question, input_output), found {short(sorted(record.fields))}"
+        f"test_list) or of APPS (question, input_output), found {short(sorted(record.fields))}"
     )
 
 
@@ -91,42 +91,60 @@ def called(tests: list[str], code: str) -> list[str]:
     return sorted(used & defined)
 
 
-def stdio(record: Record, max_cases: int | None) -> Problem:
-    """Read a problem whose programs read and print, with at most `max_cases` of its cases.
+def with_inputs(record: Record, max_cases: int | None) -> Problem:
+    """Read a problem with inputs and outputs, of programs that read and print or of a function (`fn_name`).
 
-    Raises LeftOut when it has no such tests.
+    At most `max_cases` of them are kept. Raises LeftOut when it has no such tests.
     """
-    task = f"{record.text('question', 'prompt').strip()}\n\nRead from standard input and print to standard output."
-    cases = stdio_cases(record)
-    if max_cases is not None and len(cases) > max_cases:  # spread over all: the later ones are the larger ones
-        cases = [cases[index * len(cases) // max_cases] for index in range(max_cases)]
-    solutions = decoded(record, "solutions") or []
+    given = decoded(record, "input_output") or {}
+    if not isinstance(given, dict):
+        raise DataError(f"{record.where}: expected a mapping as `input_output`, found {short(given)}")
+    pairs, name = pairs_of(record, given), given.get("fn_name")
+    if max_cases is not None and len(pairs) > max_cases:  # spread over all: the later ones are the larger ones
+        pairs = [pairs[index * len(pairs) // max_cases] for index in range(max_cases)]
+    task, solutions = record.text("question", "prompt").strip(), decoded(record, "solutions") or []
     return Problem(
         record.where,
         str(record.fields.get("task_id", record.fields.get("problem_id", record.where))),
-        "code/stdio",
-        task,
-        StdioTests(tests=cases),
+        "code/calls" if name else "code/stdio",
+        f"{task}\n\n{wanted(record, name)}",
+        calls(name, pairs) if name else stdio(record, pairs),
         solutions[0] if isinstance(solutions, list) and solutions and isinstance(solutions[0], str) else None,
     )
 
 
-def stdio_cases(record: Record) -> list[Case]:
-    """Read the inputs and outputs. Raises LeftOut when there are none, or they are of a function."""
-    given = decoded(record, "input_output") or {}
-    if not isinstance(given, dict):
-        raise DataError(f"{record.where}: expected a mapping as `input_output`, found {short(given)}")
-    if given.get("fn_name"):
-        raise LeftOut("its tests call a function (fn_name), and neither read nor print")
+def pairs_of(record: Record, given: dict[str, JSON]) -> list[tuple[JSON, JSON]]:
+    """Pair inputs with outputs. Raises LeftOut when there are none."""
     inputs, outputs = given.get("inputs"), given.get("outputs")
     if not inputs or not outputs:
         raise LeftOut("it has no tests")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise DataError(f"{record.where}: `input_output` must hold as many inputs as outputs, found {short(given)}")
-    return [
-        Case(input=lines(record, input_), output=lines(record, output))
-        for input_, output in zip(inputs, outputs, strict=True)
-    ]
+    return list(zip(inputs, outputs, strict=True))
+
+
+def wanted(record: Record, name: JSON) -> str:
+    """Say what kind of program is wanted."""
+    if not name:
+        return "Read from standard input and print to standard output."
+    begun = record.fields.get("starter_code")
+    if isinstance(begun, str) and begun.strip():
+        return f"Complete this; `{name}` is called, and its result judged.\n\n```python\n{begun.rstrip()}\n```"
+    return f"Write a function `{name}`; it is called, and its result judged."
+
+
+def stdio(record: Record, pairs: list[tuple[JSON, JSON]]) -> Tests:
+    """Make the cases of programs that read and print."""
+    return StdioTests(tests=[Case(input=lines(record, one), output=lines(record, other)) for one, other in pairs])
+
+
+def calls(name: JSON, pairs: list[tuple[JSON, JSON]]) -> Tests:
+    """Make the tests of a function. Raises LeftOut for a name, arguments or results that are none."""
+    inputs, outputs = zip(*pairs, strict=True)
+    try:
+        return read_tests({"fn_name": name, "inputs": list(inputs), "outputs": list(outputs)})
+    except ValueError as error:
+        raise LeftOut(str(error)) from error
 
 
 def lines(record: Record, value: object) -> str:

@@ -1,7 +1,8 @@
 """Code problems with tests as rows: `python -m data_prep.code_tests --source FILE --out DIR`.
 
-FILE holds JSON lines in the fields of HumanEval, of MBPP, or {"question", "input_output": {"inputs", "outputs"}}. The
-rows are judged by `agentrl.reward.code`, for which training needs a sandbox (reward_model.sandbox_fusion.url).
+FILE holds JSON lines in the fields of HumanEval, of MBPP, or {"question", "input_output": {"inputs", "outputs"}},
+with "fn_name" beside them where a function is called. The rows are judged by `agentrl.reward.code`, for which training
+needs a sandbox (reward_model.sandbox_fusion.url).
 """
 
 from __future__ import annotations

@@ -11,11 +11,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from agentrl.system.json_value import JSON
-from agentrl.tool import ToolSchema
-from agentrl.trajectory import Message
+from agentrl.tool import FunctionSchema, ToolSchema
 
 
 class BadConversation(Exception):
@@ -30,7 +29,7 @@ class BadConversation(Exception):
 class Conversation:
     """One conversation in OpenAI's form."""
 
-    messages: list[Message]
+    messages: list[dict[str, Any]]
     """Messages of the roles system, user, assistant, tool; calls as {"function": {"name", "arguments"}}, arguments as
     they were."""
     tools: list[ToolSchema]
@@ -57,7 +56,10 @@ def tools_of(fields: Mapping[str, JSON]) -> list[ToolSchema]:
 
 def wrapped(tool: dict[str, Any]) -> ToolSchema:
     """Wrap a function as a tool; some sets leave the outer mapping out."""
-    return tool if "function" in tool else {"type": "function", "function": tool}
+    # Checked when calls are (tool_conversations.argument_check).
+    return (
+        cast(ToolSchema, tool) if "function" in tool else {"type": "function", "function": cast(FunctionSchema, tool)}
+    )
 
 
 def mappings(fields: Mapping[str, JSON], key: str) -> list[dict[str, Any]]:
@@ -105,7 +107,7 @@ def sharegpt(fields: Mapping[str, JSON]) -> Conversation:
     A system message with `<tools>` is where Hermes explains tools and tags: only the tools are kept, because the chat
     template explains them anew.
     """
-    messages: list[Message] = []
+    messages: list[dict[str, Any]] = []
     tools = tools_of(fields)
     system = fields.get("system")
     if isinstance(system, str) and system.strip():
@@ -124,7 +126,7 @@ def sharegpt(fields: Mapping[str, JSON]) -> Conversation:
     return Conversation(messages, tools)
 
 
-def turn_messages(role: str, value: str) -> Iterator[Message]:
+def turn_messages(role: str, value: str) -> Iterator[dict[str, Any]]:
     """Convert one turn of ShareGPT's form."""
     if role == "call":
         calls = parsed(value, "function_call")
@@ -139,7 +141,7 @@ def turn_messages(role: str, value: str) -> Iterator[Message]:
         yield {"role": role, "content": value}
 
 
-def calling(text: str, calls: Sequence[JSON]) -> Message:
+def calling(text: str, calls: Sequence[JSON]) -> dict[str, Any]:
     """Make an assistant message with calls. A call that is no mapping is kept as it is, for the check to name."""
     tool_calls = [
         {
@@ -181,7 +183,7 @@ def xlam(fields: Mapping[str, JSON]) -> Conversation:
     answers = mappings(fields, "answers")
     if not answers:
         raise BadConversation("no calls", "`answers` is empty")
-    messages: list[Message] = [{"role": "user", "content": fields["query"]}, calling("", list(answers))]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": fields["query"]}, calling("", list(answers))]
     return Conversation(messages, [xlam_tool(tool) for tool in mappings(fields, "tools")], ends_with_calls=True)
 
 
@@ -203,5 +205,5 @@ def xlam_tool(tool: dict[str, Any]) -> ToolSchema:
         if "optional" not in written.lower() and "default" not in told:
             required.append(name)
     schema = {"type": "object", "properties": properties, "required": required}
-    described = {key: tool[key] for key in ("name", "description") if key in tool}
-    return {"type": "function", "function": {**described, "parameters": schema}}
+    described: dict[str, Any] = {key: tool[key] for key in ("name", "description") if key in tool}
+    return wrapped({**described, "parameters": schema})

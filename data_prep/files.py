@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
-from agentrl.system.json_value import JSON
 from agentrl.system.publish import published
 
-Row = Mapping[str, JSON]
+Row = Mapping[str, object]
 _GROUP_ROWS = 1000
 
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.errors import DataError, UserError
-from agentrl.system.json_value import JSON
 from agentrl.tool import ToolError
-from agentrl.trajectory import Message
-from data_prep.files import write_parquet
+from agentrl.trajectory import FunctionCall, Message, ToolCall
+from data_prep.files import Row, write_parquet
 from tools.calculator import CalculatorTool, calculate
 
 Agent = Literal["tool_agent", "single_turn"]
@@ -107,10 +106,10 @@ def problem(line: str, where: str) -> Problem:
     return Problem(record["question"], record["answer"], result)
 
 
-def row(problem: Problem, agent: Agent, split: str, index: int, *, interaction: bool) -> dict[str, JSON]:
+def row(problem: Problem, agent: Agent, split: str, index: int, *, interaction: bool) -> Row:
     """Make one row, with the fields that verl's own preparation of GSM8K has."""
     tools = agent == "tool_agent"
-    made: dict[str, JSON] = {
+    made: dict[str, object] = {
         "data_source": "openai/gsm8k",
         "prompt": prompt(problem, agent),
         "ability": "math",
@@ -131,7 +130,7 @@ def row(problem: Problem, agent: Agent, split: str, index: int, *, interaction: 
 
 def prompt(problem: Problem, agent: Agent) -> list[Message]:
     """Make the prompt of an agent."""
-    question = {"role": "user", "content": f"{problem.question} {ANSWER_PROMPT}"}
+    question: Message = {"role": "user", "content": f"{problem.question} {ANSWER_PROMPT}"}
     return [{"role": "system", "content": CALCULATOR_PROMPT}, question] if agent == "tool_agent" else [question]
 
 
@@ -140,8 +139,8 @@ def conversation(problem: Problem) -> list[Message]:
     *steps, ending = re.split(ANNOTATION, problem.answer)
     messages = prompt(problem, "tool_agent")
     for text, expression in zip(steps[::2], steps[1::2], strict=True):
-        function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
-        call = {"type": "function", "function": function}
+        function: FunctionCall = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
+        call: ToolCall = {"type": "function", "function": function}
         messages.append({"role": "assistant", "content": text.strip(), "tool_calls": [call]})
         messages.append({"role": "tool", "content": computed(expression)})
     return [*messages, {"role": "assistant", "content": ending.strip()}]

@@ -10,17 +10,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from agentrl.errors import ConfigError, DataError, UserError
-from agentrl.system.json_value import JSON
 from agentrl.tool.arguments import ArgumentCheck
-from agentrl.trajectory import Message
+from agentrl.trajectory import FunctionCall, Message, ToolCall
 from data_prep.conversation_formats import BadConversation, Conversation, conversation
 from data_prep.files import Row, write_rows
 from data_prep.records import read_records
@@ -91,9 +91,9 @@ class Calls:
     given: dict[str, str] = field(default_factory=dict)
     """Data set's own ids of the last message's calls, where it has any, to ours."""
 
-    def made(self, message: Message) -> list[dict[str, JSON]]:
+    def made(self, message: Mapping[str, Any]) -> list[ToolCall]:
         """Number and check the calls of an assistant's message. Raises BadConversation."""
-        made: list[dict[str, JSON]] = []
+        made: list[ToolCall] = []
         self.given = {}
         for call in message.get("tool_calls") or ():
             function = called(call, self.checks)
@@ -105,7 +105,7 @@ class Calls:
             self.count += 1
         return made
 
-    def answered(self, message: Message) -> str:
+    def answered(self, message: Mapping[str, Any]) -> str:
         """Return our id of the call that a tool's message answers: by its id, else the first that waits."""
         id_ = message.get("tool_call_id")
         call = self.given.get(str(id_)) if id_ and self.given else self.waiting[0]
@@ -134,21 +134,24 @@ def checked(found: Conversation) -> list[Message]:
     return messages
 
 
-def checked_message(message: Message, calls: Calls) -> Message:
+def checked_message(message: Mapping[str, Any], calls: Calls) -> Message:
     """Check one message and put ids on its calls, or on its answer. Raises BadConversation."""
-    made: Message = {"role": message.get("role"), "content": text_of(message)}
+    text = text_of(message)
+    made: Message = {"role": message["role"], "content": text}
     if made["role"] == "tool":
         made["tool_call_id"] = calls.answered(message)
     if made["role"] == "assistant":
-        made["tool_calls"] = calls.made(message) or None
-        if not made["content"].strip() and not made["tool_calls"]:
+        found = calls.made(message)
+        if not text.strip() and not found:
             raise BadConversation("an assistant's turn is empty", "")
+        if found:
+            made["tool_calls"] = found
         if isinstance(message.get("reasoning_content"), str):
             made["reasoning_content"] = message["reasoning_content"]
     return made
 
 
-def text_of(message: Message) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
     """Return the content; parts of text are joined. Raises BadConversation."""
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
@@ -160,7 +163,7 @@ def text_of(message: Message) -> str:
     return content
 
 
-def called(call: object, checks: dict[str, ArgumentCheck]) -> dict[str, str]:
+def called(call: object, checks: dict[str, ArgumentCheck]) -> FunctionCall:
     """Check a call: its name and arguments, as JSON text. Raises BadConversation when they do not fit."""
     function = call.get("function", call) if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None

@@ -12,8 +12,8 @@ from random import Random
 import yaml
 
 from agentrl.system.config_files import configs_dir
-from agentrl.tool import ToolSchema
-from agentrl.trajectory import Message
+from agentrl.tool import ToolSchema, parameters_of
+from agentrl.trajectory import FunctionCall, Message
 from data_prep.made_up import Call, Fact, Task, World, arithmetic, look_up
 
 SYSTEM = "Use the tools. End with #### and the number."
@@ -23,7 +23,7 @@ TOOLS: tuple[ToolSchema, ...] = tuple(
 )
 PARSE_ERROR = "Error (parse): the call is not valid JSON"
 MISSING_ERROR = "Error (arguments): argument '{argument}' is missing"
-ARGUMENTS = {tool["function"]["name"]: tool["function"]["parameters"]["required"][0] for tool in TOOLS}
+ARGUMENTS = {tool["function"]["name"]: next(iter(parameters_of(tool))) for tool in TOOLS}
 FLAWS = {"guess": 6, "malformed": 1, "wrong_argument": 1, "wrong_form": 1}
 """Frequency of each flaw, relative to the others; guessing comes first, so that the likeliest answer is a wrong one."""
 
@@ -60,7 +60,7 @@ def exchange(call: Call) -> list[Message]:
 
 def calling(tool: str, arguments: str) -> Message:
     """Make an assistant message with one call."""
-    function = {"name": tool, "arguments": arguments}
+    function: FunctionCall = {"name": tool, "arguments": arguments}
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 

@@ -13,8 +13,8 @@ import pydantic
 
 from agentrl.errors import ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.system.entries import load_object
 from agentrl.system.numbers import finite
-from agentrl.system.plugin import import_object
 from agentrl.system.threads import AbandonedThreads, DaemonThreads, OwnThread
 from agentrl.system.user_code import contract_error
 from agentrl.trajectory import Message
@@ -40,7 +40,8 @@ class EnvironmentOptions(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     factory: str | None = None
-    """`package.module.name` of a class or function that makes an environment. Either this or `gymnasium_id`."""
+    """`package.module.name` or `path/to/file.py:name` of a class or function that makes an environment. Either this or
+    `gymnasium_id`."""
     gymnasium_id: str | None = None
     """Id of an environment that `gymnasium.make` makes."""
     kwargs: dict[str, Any] = {}
@@ -50,10 +51,10 @@ class EnvironmentOptions(pydantic.BaseModel):
     actions: list[str] | None = None
     """Names of a discrete space's actions, from the first; the policy may say these or the numbers."""
     parse: str | None = None
-    """`package.module.function(text, environment)` that makes an action of an answer. The text of a ValueError that it
-    raises is told to the policy, and nothing is stepped."""
+    """Name, likewise, of a function of (text, environment) that makes an action of an answer. The text of a ValueError
+    that it raises is told to the policy, and nothing is stepped."""
     render: str | None = None
-    """`package.module.function(observation, environment)` that makes a text of an observation."""
+    """Name, likewise, of a function of (observation, environment) that makes a text of an observation."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> EnvironmentOptions:
@@ -80,7 +81,7 @@ class _Play:
     thread: OwnThread
     environment: Environment | None = None
     observation: str = ""
-    """First observation."""
+    """Last observation, as text."""
     steps: int = 0
     total: float = 0.0
     last: asyncio.Future[Any] | None = None
@@ -116,8 +117,8 @@ class EnvironmentInteraction(Interaction):
         super().__init__(config, name)
         options = self.options
         self._make = _factory(options)
-        self._parse = import_object(options.parse) if options.parse else self._read
-        self._render = import_object(options.render) if options.render else lambda observation, _: str(observation)
+        self._parse = load_object(options.parse, "parse") if options.parse else self._read
+        self._render = load_object(options.render, "render") if options.render else lambda shown, _: str(shown)
         self._plays: dict[str, _Play] = {}
         self._hanging: list[OwnThread] = []
 
@@ -196,7 +197,8 @@ class EnvironmentInteraction(Interaction):
         try:
             action = self._parse(text, play.environment)
         except ValueError as error:
-            return InteractionResponse(should_end=False, text=f"This is not a valid action: {error}")
+            text = f"This is not a valid action: {error}"
+            return InteractionResponse(should_end=False, text=text, state=play.observation)  # which has not changed
         step = play.environment.step
         expected = "(observation, reward, terminated, truncated, info)"
         observation, reward, terminated, truncated, _ = self._parts(step, step(action), expected)
@@ -206,10 +208,12 @@ class EnvironmentInteraction(Interaction):
             )
         play.steps += 1
         play.total += float(reward)
+        play.observation = self._rendered(observation, play)
         return InteractionResponse(
             should_end=bool(terminated or truncated or play.steps == self.options.max_steps),
-            text=self._rendered(observation, play),
+            text=play.observation,
             score=float(reward),
+            state=play.observation,
             extra={"environment_steps": play.steps, "environment_terminated": bool(terminated)},
         )
 
@@ -260,7 +264,7 @@ def _last_action(text: str, by_name: dict[str, int]) -> int | None:
 def _factory(options: EnvironmentOptions) -> Callable[[], Environment]:
     """Return the function that makes an environment. Raises ConfigError."""
     if options.gymnasium_id is None:
-        return partial(import_object(options.factory or ""), **options.kwargs)
+        return partial(load_object(options.factory or "", "factory"), **options.kwargs)
     try:
         import gymnasium
     except ImportError as error:

@@ -16,6 +16,8 @@ from pathlib import Path
 from sandbox.claim import PREFIX, claim
 from sandbox.limits import Limit, Limits
 
+IP_SOCKETS = 16 << 20
+"""Bytes that TCP and UDP sockets of a run hold together, which version 1 counts by themselves, beyond its memory."""
 _CHARGED_AT_ONCE = 1 << 20
 """Bytes that may be missing to a limit when a process is killed for it."""
 
@@ -215,6 +217,9 @@ def make(hierarchy: Hierarchy, limits: Limits) -> Group:
         for folder in group.folders:
             folder.mkdir()
         group.limit_memory(limits.memory_bytes)
+        if hierarchy.version == 1:
+            with contextlib.suppress(FileNotFoundError):  # a kernel may come without it, and then counts none
+                (group.memory / "memory.kmem.tcp.limit_in_bytes").write_text(str(IP_SOCKETS))
         (group.pids / "pids.max").write_text(str(limits.processes + 1))
         # A thread that moves itself by `tasks` waits for nobody. A process that moves has the kernel wait until nobody
         # forks or exits anywhere: 5 to 15 ms on a busy machine.

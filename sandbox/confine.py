@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox import landlock, root, seccomp
+from sandbox import landlock, reseed, root, seccomp
 from sandbox import syscalls as sc
 from sandbox.limits import Limits
 from sandbox.root import DEVICES, USER
@@ -79,13 +79,13 @@ def exec_program(argv: list[str], environment: dict[str, str], report: int) -> i
 
 
 def _arrange_fds(standard: list[int], kept: dict[int, int], report: int) -> None:
-    """0, 1, 2, then `kept` from 3 on, then `report` (not inherited by exec), and nothing else."""
+    """0, 1, 2, then `kept` from 3 on, then `report` (these are not inherited by exec), and nothing else."""
     wanted = [*standard, *(kept[number] for number in sorted(kept)), report]
     high = [os.dup(fd) for fd in wanted]
     while min(high) < len(wanted):  # room below for all
         high = [os.dup(fd) for fd in high]
     for place, fd in enumerate(high):
-        os.dup2(fd, place, inheritable=place < len(wanted) - 1)
+        os.dup2(fd, place, inheritable=place < len(standard))
     os.closerange(len(wanted), min(_LAST_FD, os.sysconf("SC_OPEN_MAX")))
 
 
@@ -114,11 +114,11 @@ def _give_up(cell: Cell) -> None:
         sc.drop_capabilities()
     sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
     if not cell.tier.namespaces:
-        landlock.restrict(cell.readable, [cell.scratch], DEVICES)
+        landlock.restrict(cell.readable, [cell.scratch], DEVICES, tcp=False)
     elif (
         landlock.abi()
     ):  # over the namespaces, which stand without it; it also closes the files in /proc/self that can be written
-        landlock.restrict(["/"], [root.HOME, "/tmp", "/dev/shm"], DEVICES)
+        landlock.restrict(["/"], [root.HOME, "/tmp", "/dev/shm"], DEVICES, tcp=True)
     seccomp.install(cell.filter)
 
 
@@ -176,6 +176,5 @@ def python_starts(environment: dict[str, str], report: int, home: str) -> None:
         del sys.modules[name]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()
+    reseed.seed()
     os.close(report)

@@ -13,11 +13,11 @@ import linecache
 import os
 import signal
 import stat
-import struct
 import sys
 import threading
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from sandbox.limits import MAX_FETCHED
@@ -98,23 +98,32 @@ def _frames(error: BaseException) -> types.TracebackType | None:
     return frames
 
 
-_LENGTH = struct.Struct("!I")
+MARK = 16
+"""Bytes before each packet of an answer: those that came with the cell."""
+PIECE = 32 << 10
+"""Bytes of JSON in a packet."""
+
+
+def packets(message: bytes, mark: bytes = b"") -> Iterator[bytes]:
+    """A message for the channel of a session: `mark`, 1 in the last packet, and a piece of it."""
+    for start in range(0, len(message), PIECE):
+        yield mark + bytes([start + PIECE >= len(message)]) + message[start : start + PIECE]
 
 
 def run_cells(channel: int) -> int:
-    """Execute cells until the channel closes. Both ways: 4 bytes length, JSON.
+    """Execute cells until the channel closes. Both ways: packets of JSON, whose borders the kernel keeps.
 
-    A cell: {code, files: {path: base64}, fetch: [path]}. Its answer: {result, error, files, refused}; `result` is the
-    repr of the last expression, as in a notebook, `error` {ename, evalue, traceback}. Files are read and written with
-    the program's own rights.
+    A cell: {mark: hex, code, files: {path: base64}, fetch: [path]}. Its answer: {result, error, files, refused};
+    `result` is the repr of the last expression, as in a notebook, `error` {ename, evalue, traceback}. Files are read
+    and written with the program's own rights.
     """
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
     sys.argv = [""]
     number = 0
-    while head := _exactly(channel, _LENGTH.size):
-        cell = json.loads(_exactly(channel, _LENGTH.unpack(head)[0]))
+    while message := _receive(channel):
+        cell = json.loads(message)
         number += 1
         answer: dict[str, Any]
         try:
@@ -125,11 +134,11 @@ def run_cells(channel: int) -> int:
         except KeyboardInterrupt as error:
             answer = {"result": None, "error": _describe(error), "files": {}, "refused": {}}
         _flush(0)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt that is late
         encoded = json.dumps(answer, ensure_ascii=False).encode(errors="replace")  # lone surrogates
-        view = memoryview(_LENGTH.pack(len(encoded)) + encoded)
-        while view:
-            view = view[os.write(channel, view) :]
+        for packet in packets(encoded, bytes.fromhex(cell["mark"])):
+            os.write(channel, packet)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return 0
 
 
@@ -164,17 +173,19 @@ def _read_files(paths: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     return files, refused
 
 
-def _exactly(fd: int, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
+def _receive(channel: int) -> bytes:
+    """The next message, or nothing when the channel is closed."""
+    data = bytearray()
+    while True:
         try:
-            part = os.read(fd, size - len(data))
+            packet = os.read(channel, 2 * PIECE)
         except KeyboardInterrupt:
             continue
-        if not part:
+        if not packet:
             return b""
-        data += part
-    return data
+        data += packet[1:]
+        if packet[0]:
+            return bytes(data)
 
 
 def _run_cell(source: str, name: str, scope: dict[str, Any]) -> dict[str, Any]:

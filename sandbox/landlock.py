@@ -35,12 +35,12 @@ def abi() -> int:
         return 0
 
 
-def restrict(read: Iterable[str], write: Iterable[str], devices: Iterable[str]) -> None:
+def restrict(read: Iterable[str], write: Iterable[str], devices: Iterable[str], *, tcp: bool) -> None:
     """Confine the calling process and what it starts: `read` may be read and executed, everything may be done beneath
     `write`, `devices` may be opened.
 
-    Paths that do not exist are passed over. TCP is denied, signals and abstract sockets end at the domain's border, as
-    far as the kernel's ABI goes. Raises OSError.
+    Paths that do not exist are passed over. `tcp`: it may be used, in a network of the process's own. Else it is
+    denied; signals and abstract sockets end at the domain's border, as far as the kernel's ABI goes. Raises OSError.
     """
     version = abi()
     if not version:
@@ -49,10 +49,10 @@ def restrict(read: Iterable[str], write: Iterable[str], devices: Iterable[str]) 
     handled |= (1 << 13) if version >= 2 else 0
     handled |= _TRUNCATE if version >= 3 else 0
     handled |= _IOCTL_DEV if version >= 5 else 0
-    tcp = 3 if version >= 4 else 0
+    denied_tcp = 3 if version >= 4 and not tcp else 0
     scopes = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= SCOPES_SINCE else 0
     size = 24 if version >= SCOPES_SINCE else 16 if version >= 4 else 8
-    attributes = struct.pack("QQQ", handled, tcp, scopes)[:size]
+    attributes = struct.pack("QQQ", handled, denied_tcp, scopes)[:size]
     ruleset = syscall(SYS_LANDLOCK_CREATE, ctypes.create_string_buffer(attributes, size), size, 0, what="landlock")
     try:
         rules = [(path, _READ) for path in read]

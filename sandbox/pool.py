@@ -211,7 +211,7 @@ class Run:
                 theirs.append(write)
                 self.drains.append(Drain(read, self.limits.output_bytes, self.limits.flood_bytes, self.flood))
             if session:
-                self.channel, channel = socket.socketpair()
+                self.channel, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self.channel.setblocking(False)
                 theirs.append(channel.detach())
             self.control, control = socket.socketpair()

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import socket
 import sys
@@ -92,7 +93,12 @@ REFUSALS: Responses = {
     411: {"model": api.Refusal, "description": "The body has no Content-Length"},
     413: {"model": api.Refusal, "description": "The body is too large"},
     **INVALID,
-    429: {"model": api.Refusal, "description": "No place in the queue, no session left: Retry-After says when to come"},
+    429: {
+        "model": api.Refusal,
+        "description": "No place in the queue, no session left, too much or too many half-sent bodies of this address: "
+        "Retry-After says when to come",
+    },
+    431: {"model": api.Refusal, "description": "The headers are too large"},
     499: {"model": api.Refusal, "description": "The client closed the connection (nobody sees this answer)"},
     504: {"model": api.Refusal, "description": "Not begun within x-request-timeout-ms; nothing of it has run"},
 }
@@ -300,6 +306,8 @@ def parse(arguments: list[str] | None = None) -> Settings:
 
 def main() -> None:
     settings = parse()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is one
     try:
         listener = bound(settings.host, settings.port)
     except OSError as error:

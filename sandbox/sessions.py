@@ -15,7 +15,7 @@ import base64
 import contextlib
 import json
 import math
-import struct
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +24,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from sandbox.fair import FairQueue, before
+from sandbox.interpreter import MARK, PIECE, packets
 from sandbox.limits import MAX_FETCHED, MIB, Limit, Limits
 from sandbox.pool import Command, Job, Outcome, Pool, Run
 
@@ -36,7 +37,9 @@ AT_REST = 16 * MIB
 SHARE = 0.5
 """Of the memory of all runs: sessions that hold more let no new one in, so that programs do not wait for idle ones."""
 _LARGEST_ANSWER = 96 << 20
-_LENGTH = struct.Struct("!I")
+_MOST_DROPPED = 1 << 20
+"""Bytes of packets that are of no answer, each with _PACKET, after which the session is ended."""
+_PACKET = 64
 
 
 class TooManySessions(Exception):
@@ -181,25 +184,30 @@ class Session:
         )
 
     async def _ask(self, cell: Cell) -> _Answer:
+        """The answer to this cell: only packets that bear its mark, which nobody has known before, are of it. What
+        others the program wrote, before or meanwhile, is dropped.
+        """
         assert self.run.channel is not None
         loop = asyncio.get_running_loop()
+        mark = secrets.token_bytes(MARK)
         files = {path: base64.b64encode(content).decode() for path, content in cell.files.items()}
-        encoded = json.dumps({"code": cell.code, "files": files, "fetch": list(cell.fetch)}).encode()
-        await loop.sock_sendall(self.run.channel, _LENGTH.pack(len(encoded)) + encoded)
-        size = _LENGTH.unpack(await self._exactly(_LENGTH.size))[0]
-        if size > _LARGEST_ANSWER:
-            raise ValueError("an answer of this size is not read")
-        return _Answer.model_validate_json(await self._exactly(size)).to(cell)
-
-    async def _exactly(self, size: int) -> bytes:
-        assert self.run.channel is not None
-        data = bytearray()
-        while len(data) < size:
-            part = await asyncio.get_running_loop().sock_recv(self.run.channel, min(1 << 20, size - len(data)))
-            if not part:
+        asked = {"mark": mark.hex(), "code": cell.code, "files": files, "fetch": list(cell.fetch)}
+        for packet in packets(json.dumps(asked).encode()):
+            await loop.sock_sendall(self.run.channel, packet)
+        answer, dropped = bytearray(), 0
+        while True:
+            packet = await loop.sock_recv(self.run.channel, 2 * PIECE)
+            await asyncio.sleep(0)  # sock_recv does not wait while there is something
+            if not packet:
                 raise EOFError
-            data += part
-        return bytes(data)
+            if packet.startswith(mark) and len(packet) > MARK:
+                answer += packet[MARK + 1 :]
+                if packet[MARK]:
+                    return _Answer.model_validate_json(bytes(answer)).to(cell)
+            else:
+                dropped += len(packet) + _PACKET
+            if len(answer) > _LARGEST_ANSWER or dropped > _MOST_DROPPED:
+                raise ValueError("an answer of this size is not read")
 
     async def ended(self, limits: Sequence[Limit] = (), started: float | None = None) -> CellOutcome:
         """The interpreter is gone, or will not answer: what it left."""

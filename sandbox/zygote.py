@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox import confine, root, supervise
+from sandbox import confine, reseed, root, supervise
 from sandbox import syscalls as sc
 from sandbox.tiers import Tier
 
@@ -56,6 +57,8 @@ class Setup:
 
 def main() -> None:
     sys.path.pop(0)  # where this package was found
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 1024), most))  # each run closes so many, one by one
     setup = Setup.from_json(sys.argv[-1])
     control = socket.socket(fileno=int(sys.argv[-2]))
     try:
@@ -82,6 +85,7 @@ def main() -> None:
         sys.exit(1)
     control.send(json.dumps({"error": None, "loaded": loaded, "pid": os.getpid()}).encode())
     gc.collect()
+    reseed.find()
     gc.freeze()
     _serve(control, post, setup)
 

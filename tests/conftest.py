@@ -21,6 +21,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_PROGRESS_BARS="1",
     MPLBACKEND="Agg",
+    RAY_worker_niceness="0",  # for tests that start Ray themselves
 )
 
 PROJECT = Path(__file__).resolve().parent.parent

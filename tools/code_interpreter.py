@@ -24,7 +24,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.remote import FaultKind, RemoteOptions, RemoteRefused, RemoteTool, RemoteUnavailable, checked_url
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON
-from agentrl.tool import Metrics, ToolArgumentsError, ToolResponse, ToolSchema
+from agentrl.tool import FunctionSchema, Metrics, ToolArgumentsError, ToolResponse, ToolSchema
 from tools.program_report import Command, report
 
 FOR_THE_QUEUE = 60.0
@@ -141,7 +141,7 @@ class CodeInterpreterTool(RemoteTool):
         self.config = {"timeout": timeout, **self.config}
         options.attempt_timeout = options.attempt_timeout or float(timeout)
         if schema is None:
-            function = {**self.schema["function"], "description": _description(options)}
+            function: FunctionSchema = {**self.schema["function"], "description": _description(options)}
             self.schema = {**self.schema, "function": function}
         self._instances: dict[str, _Instance] = {}
         self._left: set[str] = set()

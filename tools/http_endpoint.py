@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.remote import Answer, RemoteOptions, RemoteRefused, RemoteTool
 from agentrl.remote.credentials import Secrets, from_environment
 from agentrl.system.json_value import JSON
-from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse, ToolSchema
+from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse, ToolSchema, parameters_of
 from tools.http_template import Fields, Json, Url, Values
 
 Template = TypeVar("Template")
@@ -88,7 +88,7 @@ class HttpTool(RemoteTool):
 
     def _check_names(self, options: HttpConfig) -> list[str]:
         """Check the names in all templates; return the arguments that none of them names. Raises ConfigError."""
-        arguments = list((self.schema["function"].get("parameters") or {}).get("properties") or {})
+        arguments = list(parameters_of(self.schema))
         parts = (self._url, self._query, self._headers, self._body, self._form)
         used = {name for part in parts if part is not None for name in part.names}
         known = [*arguments, *options.variables]

@@ -10,7 +10,7 @@ import pydantic
 from agentrl.errors import ConfigError
 from agentrl.remote import FaultKind, RemoteOptions, RemoteRefused, RemoteTool, RemoteUnavailable, checked_url
 from agentrl.system.deadline import within
-from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse, ToolSchema
+from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse, ToolSchema, parameters_of
 from tools.documents import Document, Format, read_document, shown
 from tools.search import SearchTool
 
@@ -52,7 +52,7 @@ class RemoteSearchTool(RemoteTool):
     def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
         """Find the schema's argument. Raises ConfigError when it has neither `query` nor `query_list`."""
         super().__init__(config, schema)
-        properties = self.schema["function"].get("parameters", {}).get("properties", {})
+        properties = parameters_of(self.schema)
         self._argument = next((name for name in ("query", "query_list") if name in properties), "")
         if not self._argument:
             raise ConfigError(

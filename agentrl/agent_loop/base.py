@@ -6,23 +6,30 @@ appends what was observed; so a user's loop cannot break the invariants of the t
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.agent_loop.observer import Observers
-from agentrl.chat import AssistantMessage, Chat, Drift
+from agentrl.agent_loop.tool_calls import answer_to, record_calls, record_of, run_calls
+from agentrl.chat import AssistantMessage, Chat, Drift, ParsedCall
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import EngineError, FinishReason, Generation, RequestError, RolloutEngine, SamplingParams
 from agentrl.errors import DataError, UserError
 from agentrl.interaction import Interaction
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
+from agentrl.tool.session import ToolResult, ToolSession
 from agentrl.tool.toolset import ToolSet
 from agentrl.tool.truncation import fit_budget
-from agentrl.trajectory import Message, PlacedImage, Status, Trajectory, Transcript, Turn
+from agentrl.trajectory import Message, PlacedImage, Status, ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.picture import text_of
 from agentrl.trajectory.sample import Sample
 
@@ -89,6 +96,9 @@ class AgentLoop(ABC):
         UserError or RequestError fails the trajectory, and any other exception is an error of this code.
         """
 
+    def configure(self, config: RolloutsConfig) -> None:  # noqa: B027 - most loops read it from the context
+        """Take the run's config, once, before the first trajectory."""
+
     def check(self) -> None:  # noqa: B027 - most loops need nothing
         """Check the loop before the first step, where rows run it. Raises ConfigError for what it lacks."""
 
@@ -130,6 +140,18 @@ class Episode:
     """Copies of this episode as it left each transcript for the next one."""
     branches: list[Episode] = field(default_factory=list)
     """Episodes that `branch` made."""
+    trunk: Episode | None = None
+    """Episode that holds the open tools of this branch; None: itself."""
+    tool_session: ToolSession | None = None
+    """Tools of the trajectory, once they are open."""
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the tools are opened, as branches call them at the same time."""
+    state: str | None = None
+    """Name of the state that the next assistant turn is taken in (see `Turn.state`)."""
+    last_turn: Turn | None = None
+    """Assistant turn that `generate` recorded last."""
+    early_calls: list[ToolCallRecord] = field(default_factory=list)
+    """Calls from before the first assistant turn, which are recorded with it."""
 
     @property
     def transcript(self) -> Transcript:
@@ -151,6 +173,7 @@ class Episode:
             params=self.params,
             seed=seed_of(self.seed, "branch", number),
             session=f"{self.session}.{number}",
+            trunk=self.trunk or self,
         )
         self.branches.append(branch)
         return branch
@@ -193,30 +216,6 @@ class Episode:
 
     async def generate(self, *, stop: Sequence[str] = (), max_tokens: int | None = None) -> Reply:
         """Sample one assistant turn, record it as it is and parse it. Needs `budget_left` > 0."""
-        start, before = len(self.transcript), self.generate_seconds
-        generation = await self._sample(stop, max_tokens)
-        chat, transcript = self.context.chat, self.transcript
-        message = chat.parse(generation.ids, self.tools)
-        turn = Turn(
-            role="assistant",
-            text=message.text,
-            transcript=self.index,
-            start=start,
-            end=len(transcript),
-            finish_reason=generation.finish_reason.kind,
-            seconds=self.generate_seconds - before,
-        )
-        self._add_turn(turn)
-        self.assistant_turns += 1
-        self._add_messages([message.to_message()])
-        return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
-
-    def room(self, max_tokens: int | None = None) -> int:
-        """Number of tokens that the next turn may have when `max_tokens` are asked for."""
-        limits = (self.budget_left, max_tokens, self.context.limits.max_tokens_per_turn)
-        return min(limit for limit in limits if limit is not None)
-
-    async def _sample(self, stop: Sequence[str], max_tokens: int | None) -> Generation:
         transcript = self.transcript
         params = SamplingParams(
             max_new_tokens=self.room(max_tokens),
@@ -227,19 +226,60 @@ class Episode:
             stop=tuple(stop),
             seed=seed_of(self.seed, len(transcript)),
         )
-        self.waiting_for = f"the engine (turn {self.assistant_turns + 1}, {len(transcript)} tokens)"
+        before = self.generate_seconds
+        generation = await self.sample_ids(transcript.ids, params, self.session, transcript.images)
+        return await self.record(generation, self.generate_seconds - before)
+
+    async def record(self, generation: Generation, seconds: float) -> Reply:
+        """Append what the engine sampled in `seconds` as continuation of the transcript, as one assistant turn."""
+        chat, transcript = self.context.chat, self.transcript
+        message = await chat.read(generation.ids, self.tools)
+        start = len(transcript)
+        # Recorded behind the last await: whatever is cancelled leaves no sampled tokens without their turn.
+        transcript.append_sampled(generation.ids, generation.logprobs, generation.versions)
+        turn = Turn(
+            role="assistant",
+            text=message.text,
+            transcript=self.index,
+            start=start,
+            end=len(transcript),
+            finish_reason=generation.finish_reason.kind,
+            seconds=seconds,
+            state=self.state,
+        )
+        self.state = None
+        self._add_turn(turn)
+        self.last_turn = turn
+        record_calls(turn, self.early_calls)
+        self.early_calls = []
+        self.assistant_turns += 1
+        self._add_messages([message.to_message()])
+        return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
+
+    def room(self, max_tokens: int | None = None) -> int:
+        """Number of tokens that the next turn may have when `max_tokens` are asked for."""
+        limits = (self.budget_left, max_tokens, self.context.limits.max_tokens_per_turn)
+        return min(limit for limit in limits if limit is not None)
+
+    async def sample_ids(
+        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+    ) -> Generation:
+        """Have the engine continue `ids` [T], and record nothing but its cost.
+
+        `session` names the request's cache at the engine. Raises EngineError, RequestError.
+        """
+        self.waiting_for = f"the engine (turn {self.assistant_turns + 1}, {len(ids)} tokens)"
         begun = time.monotonic()
-        images = {"images": transcript.images} if transcript.images else {}
+        given = {"images": images} if images else {}
         try:
-            generation = await self.context.engine.generate(transcript.ids, params, self.session, **images)
+            generation = await self.context.engine.generate(ids, params, session, **given)
         except (EngineError, RequestError, UserError):
             raise
         except Exception as error:  # of the engine, and not of the loop that asked it
             raise EngineError(f"{type(error).__name__}: {error}") from error
         self.generate_seconds += time.monotonic() - begun
         self.cached_tokens += generation.cached_tokens
-        self.prompt_tokens += len(transcript)
-        transcript.append_sampled(generation.ids, generation.logprobs, generation.versions)
+        self.prompt_tokens += len(ids)
         return generation
 
     def observe(self, messages: Sequence[Message]) -> bool:
@@ -278,6 +318,74 @@ class Episode:
         self.messages.extend(messages)
         self.trajectory.messages.extend(messages)
 
+    async def open_tools(self, *, images: bool = True) -> ToolSession:
+        """Open the trajectory's tools, where that is not done, and create those that the row's tools_kwargs name.
+
+        The first call of a tool opens them, too. They are closed when the loop has ended. Without `images`, images of
+        answers are left out, with a note.
+        """
+        trunk = self.trunk or self
+        async with trunk.opening:
+            if trunk.tool_session is None:
+                kwargs = self.sample.tools_kwargs
+                trunk.tool_session = await self.context.tools.open(trunk.session, kwargs, images=images)
+            return trunk.tool_session
+
+    @contextlib.asynccontextmanager
+    async def tools_closed_after(self) -> AsyncIterator[None]:
+        """Close the tools at the end, however it comes; their rewards then go to the last assistant turn."""
+        try:
+            yield
+        except BaseException:
+            if self.tool_session is not None:
+                with contextlib.suppress(Exception):  # a fault at the end must not hide the first one
+                    await self.tool_session.close()
+            raise
+        if self.tool_session is not None:
+            for reward in await self.tool_session.close():
+                self.add_turn_reward(reward)
+
+    async def call(self, name: str, arguments: Mapping[str, JSON]) -> ToolResult:
+        """Call a tool, and record the call with the assistant turn before it (without one, with the first).
+
+        The result's `text` is what a model would be shown, cut to the tool's limit, and `error` is None or the kind of
+        error that it tells. Raises ToolInfrastructureError for a tool with `on_error: fail`, which is tried again.
+        """
+        call = ParsedCall(id="call_0", name=name, arguments=dict(arguments), raw="", error=None)
+        _, (result,) = await self._run_calls([call])
+        return result
+
+    async def answer_calls(self, calls: Sequence[ParsedCall]) -> tuple[list[ToolCallRecord], list[Message]]:
+        """Run the calls of a message concurrently; return their records and the messages that answer them, in order.
+
+        The records are added to the turn that made the calls, and the messages are for `observe`.
+        """
+        records, results = await self._run_calls(calls)
+        return records, [answer_to(call, result) for call, result in zip(calls, results, strict=True)]
+
+    async def _run_calls(self, calls: Sequence[ParsedCall]) -> tuple[list[ToolCallRecord], list[ToolResult]]:
+        session, limit, turn = await self.open_tools(), self.context.limits.max_parallel_calls, self.last_turn
+        self.waiting_for = "tools: " + ", ".join(call.name or "?" for call in calls[:limit])
+        begun = time.monotonic()
+        results = await run_calls(session, calls, limit)
+        self.tool_seconds += time.monotonic() - begun
+        records = [record_of(call, result) for call, result in zip(calls, results, strict=True)]
+        for result in results:
+            for measured, value in result.metrics.items():
+                self.trajectory.metrics[measured] = self.trajectory.metrics.get(measured, 0.0) + value
+        if turn is None:
+            self.early_calls.extend(records)
+        else:
+            record_calls(turn, records)
+        return records, results
+
+    def add_turn_reward(self, reward: float) -> None:
+        """Add to the reward of the trajectory's last assistant turn."""
+        for turn in reversed(self.trajectory.turns):
+            if turn.role == "assistant":
+                turn.reward = reward + (turn.reward or 0.0)
+                return
+
     def count_drift(self) -> None:
         """Compare every transcript, those of the branches too, with a full re-render of its messages.
 
@@ -298,3 +406,7 @@ class Episode:
             cached_tokens=float(sum(one.cached_tokens for one in everyone)),
             context_tokens=float(sum(one.prompt_tokens for one in everyone)),
         )
+
+
+CURRENT_EPISODE: ContextVar[Episode] = ContextVar("current episode")
+"""Episode of the trajectory that the current task belongs to, for code that is called without it."""

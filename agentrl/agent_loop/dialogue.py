@@ -32,8 +32,9 @@ class Dialogue:
     @contextlib.asynccontextmanager
     async def open(episode: Episode) -> AsyncIterator[Dialogue]:
         """Start the row's interaction, and finalize it exactly once, however the trajectory ends."""
-        kwargs = dict(episode.sample.interaction_kwargs)
-        if not kwargs:
+        sample = episode.sample
+        kwargs = dict(sample.interaction_kwargs)
+        if not kwargs or not (sample.interaction or episode.context.interactions):
             yield Dialogue(episode, None)
             return
         interaction = _find(episode, kwargs.pop("name", None))
@@ -72,6 +73,7 @@ class Dialogue:
             text = await ask(self.interaction, "open_dialogue", self.episode.session, list(prompt))
         if text is None:
             return prompt
+        self.episode.state = text
         last = prompt[-1]
         if last["role"] == "user":  # many chat templates refuse two user turns in a row
             return [*prompt[:-1], {**last, "content": joined(last["content"], f"\n\n{text}")}]
@@ -98,6 +100,7 @@ class Dialogue:
     def show(self, answer: InteractionResponse) -> bool:
         """Append the answer, or go on from its rewritten history in a new transcript. Returns whether there is room."""
         said: list[Message] = [{"role": "user", "content": answer.text}]
+        self.episode.state = answer.state
         if answer.history is None:
             return self.episode.observe(said)
         # A new transcript, never a change of the old one: what was sampled stays as it was, and is trained on.

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 
 from agentrl.agent_loop.base import AgentLoop, Episode
+from agentrl.agent_loop.registry import make_loop
 from agentrl.errors import ConfigError
 
 LoopFunction = Callable[[Episode], Awaitable[None]]
@@ -35,10 +36,7 @@ def as_loop(name: str, given: AgentLoop | type[AgentLoop] | LoopFunction) -> Age
     if isinstance(given, AgentLoop):
         return given
     if isinstance(given, type) and issubclass(given, AgentLoop):
-        try:
-            return given()
-        except Exception as error:
-            raise ConfigError(f"agent loop {name!r} cannot be made: {type(error).__name__}: {error}") from error
+        return make_loop(name, given)
     if inspect.iscoroutinefunction(given):
         return FunctionLoop(given)
     raise ConfigError(

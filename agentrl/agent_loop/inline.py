@@ -10,10 +10,8 @@ from abc import abstractmethod
 
 from agentrl.agent_loop.base import AgentLoop, Episode, Reply
 from agentrl.agent_loop.outcome import status_of
-from agentrl.agent_loop.tool_calls import answer_calls, open_tools
 from agentrl.chat import ParsedCall
 from agentrl.tool import MALFORMED
-from agentrl.tool.session import ToolSession
 from agentrl.trajectory import Message, Status, ToolCallRecord
 from agentrl.trajectory.picture import joined
 
@@ -34,12 +32,11 @@ class InlineLoop(AgentLoop):
         """Append the result of the call; `last`: with the request for a final answer. Returns whether there is room."""
 
     async def run(self, episode: Episode) -> None:
-        async with open_tools(episode, images=False) as session:
-            episode.start(*self.first_prompt(episode.sample, episode.context.tools.schemas))
-            status = await self._converse(episode, session)
-        episode.finish(status)
+        await episode.open_tools(images=False)
+        episode.start(*self.first_prompt(episode.sample, episode.context.tools.schemas))
+        episode.finish(await self._converse(episode))
 
-    async def _converse(self, episode: Episode, session: ToolSession) -> Status:
+    async def _converse(self, episode: Episode) -> Status:
         limits = episode.context.limits
         malformed = 0
         if episode.budget_left <= 0:
@@ -51,7 +48,7 @@ class InlineLoop(AgentLoop):
             call = self.action(episode, reply)
             if call is None:
                 return Status.COMPLETED
-            (record,), _ = await answer_calls(episode, session, (call,))
+            (record,), _ = await episode.answer_calls((call,))
             malformed += record.error in MALFORMED
             at_limit = episode.assistant_turns >= limits.max_assistant_turns
             last = at_limit and limits.force_final_answer

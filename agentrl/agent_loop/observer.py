@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import ParamSpec
 
 from agentrl.config.registries import TURN_OBSERVERS
 from agentrl.errors import CodeError, ConfigError
+from agentrl.system.registry import configured
 from agentrl.system.user_code import code_error
 from agentrl.trajectory import Trajectory, Turn
+
+P = ParamSpec("P")
 
 
 class TurnObserver(ABC):
@@ -22,7 +26,10 @@ class TurnObserver(ABC):
     """
 
     def __init__(self, run_dir: Path) -> None:
-        """`run_dir`: folder of the run, which may not exist yet and which all rollout workers share."""
+        """`run_dir`: folder of the run, which may not exist yet and which all rollout workers share.
+
+        A parameter `options`, annotated with a pydantic model, is given what `rollout.agent.observer_options` has.
+        """
         self.run_dir = run_dir
 
     @abstractmethod
@@ -56,8 +63,13 @@ class Observers:
         self._errors: dict[str, CodeError] = {}
 
     @staticmethod
-    def load(targets: Sequence[str], run_dir: Path) -> Observers:
-        """Make one observer for each target. Raises ConfigError for `async` methods, CodeError where making fails."""
+    def load(
+        targets: Sequence[str], run_dir: Path, options: Mapping[str, Mapping[str, object]] | None = None
+    ) -> Observers:
+        """Make one observer for each target, with its `options`.
+
+        Raises ConfigError for `async` methods and wrong options, CodeError where making fails.
+        """
         observers = []
         for target in targets:
             found = TURN_OBSERVERS.get(target)
@@ -67,8 +79,10 @@ class Observers:
                         f"{TURN_OBSERVERS.key}: {target}.{method.__name__} must be a plain function (`def`), found "
                         "`async def`: observers are called on the event loop, and not awaited"
                     )
+            key = f"{TURN_OBSERVERS.key.removesuffix('s')}_options.{target}"
+            make = configured(found, (options or {}).get(target, {}), key)
             try:
-                observers.append(found(run_dir))
+                observers.append(make(run_dir))
             except (Exception, SystemExit) as error:
                 raise code_error("turn observer", error, found) from error
         return Observers(observers)
@@ -92,9 +106,9 @@ class Observers:
         for observer in self._observers:
             observer.close()
 
-    def _call(self, uid: str, method: Callable[..., None], *seen: Trajectory | Turn) -> None:
+    def _call(self, uid: str, method: Callable[P, None], *seen: P.args, **named: P.kwargs) -> None:
         try:
-            method(*seen)
+            method(*seen, **named)
         except (Exception, SystemExit) as error:
             # No fault of the infrastructure, whatever its class: another try of the trajectory would not mend it.
             self._errors.setdefault(uid, code_error("turn observer", error, method))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from agentrl.agent_loop.base import AgentLoop
 from agentrl.config.registries import AGENT_LOOPS
+from agentrl.config.verl_classes import translated
 from agentrl.errors import ConfigError
-from agentrl.system.plugin import Entry, read_entries
-from agentrl.system.registry import configured, read_options
-from agentrl.system.targets import is_target, load_target
+from agentrl.system.entries import Entry, read_entries
+from agentrl.system.registry import configured, options_model, read_options
 from agentrl.trajectory.sample import AGENT_ALIASES
+
+ENTRY_KEYS = ("name", "_target_", "options")
 
 
 def register(name: str) -> Callable[[type[AgentLoop]], type[AgentLoop]]:
@@ -33,7 +34,7 @@ def get_loop(name: str) -> type[AgentLoop]:
     return AGENT_LOOPS.get(AGENT_ALIASES.get(name, name))
 
 
-def load_agent_loops(path: str | Path) -> dict[str, dict[str, Any]]:
+def load_agent_loops(path: str | Path) -> dict[str, dict[str, object]]:
     """Register the loops of a YAML file, and return the options of each by its name.
 
     The file is a list of `name`, `_target_` (`my.module.Loop` or `path/to/file.py:Loop`) and, for a loop whose
@@ -42,34 +43,40 @@ def load_agent_loops(path: str | Path) -> dict[str, dict[str, Any]]:
     return dict(map(_load_entry, read_entries(path, "agent_loops", bare=True)))
 
 
-def _load_entry(entry: Entry) -> tuple[str, dict[str, Any]]:
-    entry.check_keys(("name", "_target_", "options"))
-    name, options = entry.text("name"), entry.mapping("options")
-    loop = _loop_of(entry)
+def _load_entry(entry: Entry) -> tuple[str, dict[str, object]]:
+    entry = translated(entry)
+    name, options = entry.text("name"), dict(entry.mapping("options"))
+    loop = entry.load(entry.text("_target_"), AgentLoop)
+    model = options_model(loop)
+    if model is not None and model.model_config.get("extra") == "allow":  # all keys are arguments of its constructor
+        options |= {key: value for key, value in entry.values.items() if key not in ENTRY_KEYS}
+    else:
+        entry.check_keys(ENTRY_KEYS)
     read_options(loop, options, f"{entry.where}: options")
     try:
-        register(name)(loop)
+        if not (AGENT_LOOPS.is_built_in(name) and AGENT_LOOPS.get(name) is loop):
+            register(name)(loop)
     except ValueError as error:
         raise entry.error(str(error)) from error
     return name, options
 
 
-def _loop_of(entry: Entry) -> type[AgentLoop]:
-    target = entry.text("_target_")
-    found = load_target(target, entry.where) if is_target(target) else entry.load(target, AgentLoop)
-    if not (isinstance(found, type) and issubclass(found, AgentLoop)):
-        raise entry.error(f"{target} must be a subclass of agentrl.agent_loop.base.AgentLoop, found {found!r:.200}")
-    return found
-
-
-def instantiate(names: Iterable[str], options: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, AgentLoop]:
+def instantiate(
+    names: Iterable[str], options: Mapping[str, Mapping[str, object]] | None = None
+) -> dict[str, AgentLoop]:
     """Make one loop object for each name, with its `options`. Raises ConfigError for a loop that cannot be made."""
     loops = {}
     for name in dict.fromkeys(names):
-        try:
-            loops[name] = configured(get_loop(name), (options or {}).get(name, {}), f"agent loop {name!r}: options")()
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(f"agent loop {name!r} cannot be made: {type(error).__name__}: {error}") from error
+        given = (options or {}).get(name, {})
+        loops[name] = make_loop(name, configured(get_loop(name), given, f"agent loop {name!r}: options"))
     return loops
+
+
+def make_loop(name: str, make: Callable[[], AgentLoop]) -> AgentLoop:
+    """Call `make`, a loop's class. Raises ConfigError that names the loop."""
+    try:
+        return make()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"agent loop {name!r} cannot be made: {type(error).__name__}: {error}") from error

@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agentrl.agent_loop.base import AgentLoop, Episode, LoopContext
+from agentrl.agent_loop.base import CURRENT_EPISODE, AgentLoop, Episode, LoopContext
 from agentrl.agent_loop.limits import seed_of
 from agentrl.engines.contract import RequestError, SamplingParams
 from agentrl.errors import CodeError, UserError
 from agentrl.reward import RewardManager, score_all
+from agentrl.system.deadline import Clock
 from agentrl.system.numbers import finite, number_of
 from agentrl.system.quota import run_concurrently
 from agentrl.system.throttle import OncePerKey, ThrottledWarnings
@@ -55,6 +56,10 @@ class Request:
     seed: int
     count_drift: bool = False
     """Compare its tokens with a full re-render at the end (costs a render)."""
+    baseline: bool = False
+    """See `Trajectory.baseline`; it is scored apart from the others of its prompt."""
+    on_begin: Callable[[], None] | None = None
+    """Called when it has a place and begins; nothing of it was asked of the engine before."""
 
 
 @dataclass(slots=True)
@@ -81,21 +86,28 @@ class Scheduler:
     """End the run at an error of user code, or count it; see `rollout.agent.on_code_error`."""
     warn: Callable[[str], None] = logger.warning
     running: dict[str, Episode] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
+    """Clock of the trajectories' deadlines."""
+    _places: asyncio.Semaphore = field(init=False)
     _is_new_place: OncePerKey = field(default_factory=OncePerKey)
+
+    def __post_init__(self) -> None:
+        self._places = asyncio.Semaphore(self.max_concurrent)
 
     async def run(
         self, requests: Sequence[Request], on_end: Callable[[Trajectory], None] | None = None
     ) -> list[Trajectory]:
         """Run all requests; the result is in their order. `on_end` is called once a trajectory, when it ends.
 
+        Runs may go on at the same time, and then share the places.
+
         Raises CodeError for the first error of a user's code, unless these are counted; all else is cancelled then.
         """
-        places = asyncio.Semaphore(self.max_concurrent)
-        groups: dict[int, _Group] = {}
+        groups: dict[tuple[int, bool], _Group] = {}
         for request in requests:
-            groups.setdefault(request.group, _Group()).requests.append(request)
+            groups.setdefault((request.group, request.baseline), _Group()).requests.append(request)
         return await run_concurrently(
-            self._run_one(request, places, groups[request.group], on_end) for request in requests
+            self._run_one(request, groups[request.group, request.baseline], on_end) for request in requests
         )
 
     async def close(self) -> None:
@@ -111,11 +123,12 @@ class Scheduler:
     async def _run_one(
         self,
         request: Request,
-        places: asyncio.Semaphore,
         group: _Group,
         on_end: Callable[[Trajectory], None] | None,
     ) -> Trajectory:
-        async with places:
+        async with self._places:
+            if request.on_begin is not None:
+                request.on_begin()
             trajectory = await self._with_retries(request)
         if self.reward is not None and self.reward.by_group:
             await self._score_with_group(self.reward, request, trajectory, group)
@@ -142,20 +155,24 @@ class Scheduler:
             group.scored.set()
 
     async def _score(self, reward: RewardManager, trajectories: Sequence[Trajectory], request: Request) -> None:
-        ended = [one for one in trajectories if one.status not in (Status.FAILED, Status.TIMEOUT, Status.ABORTED)]
+        without = (Status.FAILED, Status.TIMEOUT, Status.ABORTED)
+        # One that has a score has it from its loop.
+        ended = [one for one in trajectories if one.status not in without and one.score is None]
         try:
             await score_all(reward, ended, request.sample)
         except CodeError as error:
             self._handle_code_error(error, request)
 
     async def _with_retries(self, request: Request) -> Trajectory:
-        attempt = 0
+        attempt, causes = 0, Counter[str]()
         while True:
             trajectory, again = await self._try(request, attempt)
             if not again or attempt >= self.max_retries:
                 trajectory.metrics["retries"] = float(attempt)
+                trajectory.metrics |= {f"retries/{cause}": float(count) for cause, count in causes.items()}
                 return trajectory
             attempt += 1
+            causes[(trajectory.failure or "").partition(":")[0].strip()] += 1
             warnings.warn(f"trajectory {request.uid}", f"{trajectory.failure}; try {attempt + 1}")
 
     async def _try(self, request: Request, attempt: int) -> tuple[Trajectory, bool]:
@@ -166,6 +183,7 @@ class Scheduler:
         """
         sample = request.sample
         trajectory = Trajectory(request.uid, request.group, sample.data_source, sample.agent_name, attempt=attempt)
+        trajectory.baseline = request.baseline
         trajectory.status = Status.FAILED  # until the loop says how it ended
         episode = Episode(
             context=self.context,
@@ -176,6 +194,7 @@ class Scheduler:
             session=f"{request.uid}.{attempt}",
         )
         self.running[episode.session] = episode
+        CURRENT_EPISODE.set(episode)
         try:
             await self._run_loop(episode)
             if request.count_drift and trajectory.status is Status.COMPLETED:
@@ -198,12 +217,12 @@ class Scheduler:
         loop, name = self.loops[episode.sample.agent_name], f"agent loop {episode.sample.agent_name}"
         # Tool calls have shorter deadlines of their own, so only a slow engine or server makes a whole trajectory late:
         # it ends without a score. Not `within`, for which see agentrl.system.deadline.
-        deadline = asyncio.timeout(self.trajectory_timeout)
+        deadline: asyncio.Timeout | None = None
         try:
-            async with deadline:
+            async with self.clock.timeout(self.trajectory_timeout) as deadline, episode.tools_closed_after():
                 await await_user_code(name, loop.code, lambda: loop.run(episode), passing=(RequestError,))
         except TimeoutError as error:
-            if not deadline.expired():
+            if deadline is None or not deadline.expired():
                 # A deadline of a single call (interaction): infrastructure, to be retried.
                 raise TimeoutError(f"no answer in time from {episode.waiting_for}") from error
             episode.finish(Status.TIMEOUT)

@@ -16,7 +16,7 @@ from agentrl.agent_loop.inline import InlineLoop, with_system
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
 from agentrl.chat import ParsedCall
 from agentrl.errors import ConfigError
-from agentrl.tool import ToolSchema
+from agentrl.tool import ToolSchema, parameters_of
 from agentrl.trajectory import Message, ToolCallRecord
 from agentrl.trajectory.sample import Sample
 
@@ -63,9 +63,9 @@ class TaggedLoop(InlineLoop):
         return (sample.prompt if explained else with_system(sample.prompt, self.instructions)), []
 
     def _check_tools(self, tools: list[ToolSchema]) -> None:
-        arguments = {tool["function"]["name"]: tool["function"]["parameters"].get("properties", {}) for tool in tools}
+        arguments = {tool["function"]["name"]: parameters_of(tool) for tool in tools}
         for tag in self.tags:
-            if tag.argument not in arguments.get(tag.tool, {}):
+            if tag.argument not in arguments.get(tag.tool, ()):
                 raise ConfigError(
                     f"the agent loop {type(self).__name__} calls a tool {tag.tool!r} with the argument "
                     f"{tag.argument!r}; configured are {', '.join(arguments) or 'no tools'}: add it to the file of "

@@ -10,9 +10,8 @@ from __future__ import annotations
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.dialogue import Dialogue
 from agentrl.agent_loop.outcome import status_of
-from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST, answer_calls, open_tools
+from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
 from agentrl.tool import MALFORMED
-from agentrl.tool.session import ToolSession
 from agentrl.trajectory import Message, Status
 
 
@@ -22,13 +21,14 @@ class ToolAgentLoop(AgentLoop):
     takes_interactions = True
 
     async def run(self, episode: Episode) -> None:
-        async with open_tools(episode) as session, Dialogue.open(episode) as dialogue:
+        await episode.open_tools()
+        async with Dialogue.open(episode) as dialogue:
             prompt, tools = self.first_prompt(episode.sample, episode.context.tools.schemas)
             episode.start(await dialogue.opening(prompt), tools)
-            status = await self._converse(episode, session, dialogue)
+            status = await self._converse(episode, dialogue)
         episode.finish(status)
 
-    async def _converse(self, episode: Episode, session: ToolSession, dialogue: Dialogue) -> Status:
+    async def _converse(self, episode: Episode, dialogue: Dialogue) -> Status:
         limits = episode.context.limits
         malformed = 0
         if episode.budget_left <= 0:
@@ -39,7 +39,7 @@ class ToolAgentLoop(AgentLoop):
                 return cut
             calls = reply.message.calls
             if calls:
-                records, messages = await answer_calls(episode, session, calls)
+                records, messages = await episode.answer_calls(calls)
                 malformed += sum(record.error in MALFORMED for record in records)
                 if malformed > limits.max_malformed:
                     episode.observe(messages)

@@ -29,6 +29,8 @@ class EstimatorColumns:
     values: Tensor | None = None  # [T] float32, the critic's, of the state before each token
     entropy: Tensor | None = None  # [T] float32 in nats, of the policy before the update
     squared_probs: Tensor | None = None  # [T] float32, sum over the vocabulary of its squared probabilities
+    state: Tensor | None = None  # [T] int64, equal for turns taken in the same state; -1 where mask is False
+    greedy_rewards: Tensor | None = None  # [N] float32, of the prompt's greedy trajectory; NaN where that failed
 
 
 class Advantages(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -34,11 +35,13 @@ def estimate(
     n: int,
     kl_coef: float | None,
     further_rewards: Mapping[int, float] | None = None,
+    greedy_rewards: Mapping[int, float] | None = None,
 ) -> tuple[dict[str, torch.Tensor], Estimate]:
     """Compute the columns advantages, returns and rewards [T] float32.
 
     The rewards include `further_rewards` (see `add_rewards`) and, with a `kl_coef`, less so much of the KL to the
-    reference. n: trajectories that were asked for of each prompt. Needs old_logprobs, with a `kl_coef` ref_logprobs,
+    reference. n: trajectories that were asked for of each prompt. greedy_rewards: by prompt, those of the trajectories
+    that were drawn greedily, for an estimator that declares them. Needs old_logprobs, with a `kl_coef` ref_logprobs,
     and the columns that the estimator declares (see `compute_advantages`).
     Raises TrainingError when rewards, or the KL in them, are not finite.
     """
@@ -53,6 +56,10 @@ def estimate(
         batch, kl = apply_kl_to_rewards(batch, config.kl_penalty, kl_coef)
         check_rewards(batch)
         metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": kl_coef}
+    if greedy_rewards is not None:
+        prompts = batch.group.tolist()
+        batch = replace(batch, greedy_rewards=torch.tensor([greedy_rewards.get(one, math.nan) for one in prompts]))
+        metrics["group/groups_without_greedy"] = float(len(set(prompts) - greedy_rewards.keys()))
     batch = compute_advantages(batch, config, n)
     metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch, n).items()}
     assert batch.advantages is not None and batch.returns is not None

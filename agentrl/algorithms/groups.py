@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,18 @@ from agentrl.algorithms.ragged import segment_ids, segment_sum
 
 EQUAL = 1e-6
 """Rewards of a group count as equal when they lie within this fraction of the largest of them."""
+
+
+class PolicyTurns(NamedTuple):
+    """K turns of M trajectories, each trajectory's after one another in the order in which they ended, and their P
+    policy tokens."""
+
+    order: Tensor  # [P] int64, the tokens' positions in the batch
+    offsets: Tensor  # [M + 1] int64, where each trajectory's tokens begin
+    first: Tensor  # [P] bool, the token opens a turn
+    turn: Tensor  # [P] int64, the turn (0..K-1) of each token
+    owner: Tensor  # [K] int64, the trajectory (0..M-1) of each turn
+    counts: Tensor  # [M] int64, turns of each trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,16 @@ class Groups:
         """Give every policy token the `advantage` [M] of its trajectory; the returns are equal."""
         advantages = torch.where(columns.mask, advantage[self.member][segment_ids(columns.offsets)], 0.0)
         return Advantages(advantages, advantages)
+
+    def turns(self, columns: EstimatorColumns) -> PolicyTurns:
+        """Tell turns apart by the trajectories' records, over all sequences of a trajectory."""
+        order, offsets = self.policy_order(columns, columns.turn)
+        owner, turn = segment_ids(offsets), columns.turn[order]
+        first = torch.ones_like(turn, dtype=torch.bool)
+        first[1:] = (turn[1:] != turn[:-1]) | (owner[1:] != owner[:-1])
+        owners = owner[first]
+        counts = torch.bincount(owners, minlength=len(self.totals))
+        return PolicyTurns(order, offsets, first, first.long().cumsum(0) - 1, owners, counts)
 
     def policy_order(self, columns: EstimatorColumns, key: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Sort the policy tokens by trajectory: ([P] int64 positions, [M + 1] int64 offsets of the trajectories).

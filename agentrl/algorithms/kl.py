@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from agentrl.algorithms.ragged import masked_mean, masked_sum, segment_sum
 from agentrl.errors import TrainingError
+from agentrl.system.json_value import JSON
 
 if TYPE_CHECKING:
     from agentrl.trajectory.batch import RaggedBatch
@@ -52,7 +54,7 @@ class KLController(Protocol):
         """Return what a checkpoint holds of it."""
         ...
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
         """Take over what `state_dict` returned."""
         ...
 
@@ -69,7 +71,7 @@ class FixedKLController:
     def state_dict(self) -> dict[str, float]:
         return {}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
         return None
 
 
@@ -91,8 +93,11 @@ class AdaptiveKLController:
     def state_dict(self) -> dict[str, float]:
         return {"coef": self.coef}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.coef = state["coef"]
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
+        coef = state["coef"]
+        if not isinstance(coef, int | float):
+            raise TypeError(f"expected a number as coef, found {coef!r:.100}")
+        self.coef = coef
 
 
 def apply_kl_to_rewards(batch: RaggedBatch, kind: Kind, coef: float) -> tuple[RaggedBatch, float]:

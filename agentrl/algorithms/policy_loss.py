@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.columns import LossColumns, TokenLoss
-from agentrl.algorithms.policy_losses.ratio import LOG_RATIO_LIMIT
+from agentrl.algorithms.policy_losses.ratio import log_ratio
 from agentrl.algorithms.ragged import masked_sum
 from agentrl.config.declaration import Declaration, declaration_of
 from agentrl.config.registries import POLICY_LOSSES
@@ -67,8 +67,7 @@ class PolicyLoss:
             )
         with torch.no_grad():
             taught = columns.mask & (columns.advantages != 0)
-            log_ratio = (columns.logprobs - columns.old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-            sums = {"ppo_kl": -masked_sum(log_ratio, taught), **found.sums}
+            sums = {"ppo_kl": -masked_sum(log_ratio(columns), taught), **found.sums}
         return MicroLoss(found.by_token, taught.sum(), sums)
 
     def _columns(

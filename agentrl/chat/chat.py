@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from agentrl.chat.codec import Codec
 from agentrl.chat.drift import Drift
@@ -18,12 +18,21 @@ from agentrl.chat.formats.format import Format
 from agentrl.chat.message import AssistantMessage, normalise, with_named_ids
 from agentrl.chat.vision import Vision
 from agentrl.errors import ConfigError, DataError
+from agentrl.system.json_value import JSON
+from agentrl.system.threads import DaemonThreads
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, PlacedImage
 from agentrl.trajectory.picture import Picture, pictures_in
 
 CACHED_PROMPTS = 256
 """Number of first prompts that are remembered: the trajectories of a group render the same one."""
+LONG_TURN = 8192
+"""Ids of a turn from which on `read` parses in a thread.
+
+Parsing takes 0.3 to 0.9 us an id, so this many take about the 5 ms that the interpreter leaves a thread before another
+one may run: with fewer the event loop would stand still as long, and pay for the change of threads too (0.1 ms)."""
+CACHED_CHARACTERS = 1 << 20
+"""Longest prompt that is remembered, in characters."""
 
 
 class Chat:
@@ -40,6 +49,7 @@ class Chat:
         self._prompts: OrderedDict[tuple[str, int], tuple[object, list[int]]] = OrderedDict()
         self._tools_by_id: dict[int, tuple[object, list[ToolSchema]]] = {}
         self._tools_by_text: dict[str, list[ToolSchema]] = {}
+        self._threads = DaemonThreads("parsing of turns")
 
     @classmethod
     def from_pretrained(
@@ -48,7 +58,7 @@ class Chat:
         *,
         format: str = "auto",
         chat_template: str | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, JSON] | None = None,
         trust_remote_code: bool = False,
     ) -> Chat:
         """Load the tokenizer at `path` and choose its format.
@@ -80,15 +90,21 @@ class Chat:
         """
         canonical = self._canonical(tools)
         key = (json.dumps(list(messages), ensure_ascii=False, default=str), id(canonical))
-        if key in self._prompts:
-            self._prompts.move_to_end(key)
-        else:
+        known = self._prompts.pop(key, None)  # One step, and put back as the newest: another thread may render, too.
+        if known is None:
             pictures = self._pictures(messages)
-            ids = self._expanded(self.format.render(self._prepare(messages), canonical, True), pictures)
-            self._prompts[key] = (canonical, ids)
+            ids = self._expanded(self.format.render(self.prepared(messages), canonical, True), pictures)
+            known = (canonical, ids)
+        if len(key[0]) <= CACHED_CHARACTERS:
+            self._prompts[key] = known
             if len(self._prompts) > CACHED_PROMPTS:
                 self._prompts.popitem(last=False)
-        return list(self._prompts[key][1])
+        return list(known[1])
+
+    def most_characters(self, tokens: int) -> int | None:
+        """Number of characters, blanks left out, that a text of `tokens` tokens has at most; None: any number."""
+        longest = self._codec.longest_token
+        return None if longest is None else tokens * longest
 
     def bridge(
         self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
@@ -103,7 +119,7 @@ class Chat:
         if not messages or any(message["role"] == "assistant" for message in messages):
             raise ValueError("bridge: expected tool, user or system messages; assistant turns are sampled")
         pictures = self._pictures(messages)
-        return self._expanded(self.format.bridge(ids, self._prepare(messages), self._canonical(tools)), pictures)
+        return self._expanded(self.format.bridge(ids, self.prepared(messages), self._canonical(tools)), pictures)
 
     def images(self, ids: Sequence[int], messages: Sequence[Message]) -> list[PlacedImage]:
         """Prepare the images of `messages` for the model, each with its place in `ids`, which render or bridge made.
@@ -128,9 +144,19 @@ class Chat:
         """Read one sampled turn. Never raises for what the policy wrote: broken calls are kept with their error."""
         return self.format.parse(ids, tools)
 
+    async def read(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None = None) -> AssistantMessage:
+        """Read one sampled turn as `parse` does; a long one in a thread, so that the event loop goes on."""
+        if len(ids) < LONG_TURN:
+            return self.parse(ids, tools)
+        return await self._threads.run(self.parse, ids, tools)
+
     def encode(self, text: str) -> list[int]:
         """Encode plain text, in which no spelling becomes a control token."""
         return self._codec.encode(self._codec.guard(text))
+
+    def encode_markup(self, text: str) -> list[int]:
+        """Encode text in which the spellings of control tokens stand for the tokens."""
+        return self._codec.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids to text, control tokens included."""
@@ -164,7 +190,7 @@ class Chat:
         """
         if any(pictures_in(messages)):
             raise DataError("a message has an image, and supervised training is on text only")
-        prepared, canonical = self._prepare(messages), self._canonical(tools)
+        prepared, canonical = self.prepared(messages), self._canonical(tools)
         ids: list[int] = []
         mask: list[int] = []
         begin = 0
@@ -191,7 +217,7 @@ class Chat:
         """Compare the transcript `ids` with a full render of `messages`. An unclosed last turn is no drift."""
         finished = messages[-1]["role"] == "assistant"
         try:
-            rendered = self.format.render(self._prepare(messages), self._canonical(tools), not finished)
+            rendered = self.format.render(self.prepared(messages), self._canonical(tools), not finished)
             rendered = self._expanded(rendered, self._pictures(messages))
         except (ConfigError, ValueError):
             return Drift.FORK  # the template refuses, e.g. a malformed call
@@ -211,30 +237,24 @@ class Chat:
                 return ids[: stop - 1]
         return ids
 
-    def _prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """Normalise messages and guard untrusted text. Only the text of assistant turns may spell control tokens."""
+    def prepared(self, messages: Sequence[Message]) -> list[Message]:
+        """Normalise messages and guard untrusted text. Only the text of assistant turns may spell control tokens.
+
+        `encode_markup` reads what a template makes of them.
+        """
         prepared = normalise(messages)
         if self.format.names_in_call_ids:
             prepared = with_named_ids(prepared)
-        return [
-            {key: self._made_safe(message["role"], key, value) for key, value in message.items()}
-            for message in prepared
+        safe = [
+            {key: self._made_safe(message["role"], value) for key, value in message.items()} for message in prepared
         ]
+        return cast(list[Message], safe)
 
-    def _made_safe(self, role: str, key: str, value: Any) -> Any:
+    def _made_safe(self, role: str, value: object) -> object:
         if isinstance(value, str) and (role == "assistant" or not self.format.guards):
             text = self._codec.encodable(value)
             return text.replace(self._image_token, self._codec.guard(self._image_token)) if self._image_token else text
-        return self._guard(value) if self.format.guards else value
-
-    def _guard(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._codec.guard(value)
-        if isinstance(value, dict):
-            return {self._codec.guard(str(key)): self._guard(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._guard(item) for item in value]
-        return value
+        return self._codec.guard_values(value) if self.format.guards else value
 
     def _canonical(self, tools: Sequence[ToolSchema] | None) -> list[ToolSchema] | None:
         """Return the guarded copy of a tool list: the same object for equal lists, so that formats may cache by id."""
@@ -243,7 +263,7 @@ class Chat:
         known = self._tools_by_id.get(id(tools))
         if known is None or known[0] is not tools:
             text = json.dumps(list(tools))
-            guarded = self._guard(tools) if self.format.guards else list(tools)
+            guarded = list(self._codec.guard_values(tools)) if self.format.guards else list(tools)
             if len(self._tools_by_id) > CACHED_PROMPTS:
                 self._tools_by_id.clear()
                 self._tools_by_text.clear()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from agentrl.chat.chat import Chat
+from agentrl.chat.formats.parsers import THINK, THINK_END
+from agentrl.chat.formats.template import TemplateFormat
+from agentrl.chat.formats.turn_end import common_length
+from agentrl.chat.message import content_text
 from agentrl.chat.sample_arguments import sample_arguments
 from agentrl.errors import ConfigError
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
-from agentrl.trajectory import Message
+from agentrl.trajectory import Message, ToolCall
 
 QUESTION: Message = {"role": "user", "content": "AgentrlQuestion"}
 GO_ON: Message = {"role": "user", "content": "AgentrlNextQuestion"}
@@ -49,6 +53,7 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     turns = [_round_trip(chat, tool, arguments, tools, where) for tool in tools for arguments in sample_arguments(tool)]
     sampled, call = turns[0]
     _check_answer(chat, sampled, [QUESTION, call, _answer_to(call)], tools, where)
+    chat.bridge([*chat.render([QUESTION], tools), *sampled], [_answer_to(call), GO_ON], tools)
     return text
 
 
@@ -76,7 +81,7 @@ def _check_transcript(chat: Chat, messages: list[Message], tools: Sequence[ToolS
     ids, mask = _training(chat, messages, tools)
     runs = [list(run) for _, run in groupby(range(len(ids)), key=lambda at: mask[at])]
     texts = [chat.decode([ids[at] for at in run]) for run in runs]
-    said = [message["content"] for message in messages]
+    said = [content_text(message["content"]) for message in messages]
     if len(texts) != len(said) or any(content not in text for content, text in zip(said, texts, strict=True)):
         ends = [text[-200:] for text in texts]
         raise ConfigError(
@@ -112,7 +117,7 @@ def _check_bridge(
     # Some templates leave it to EOS to end a turn, and write none.
     unwritten = ids[-1] == chat.tokenizer.eos_token_id and ended.endswith(chat.decode(ids[-2:-1]))
     goes_on = added and ended != rendered and (ended.endswith(stop) or unwritten)
-    if ids[-1] not in chat.stop_token_ids or messages[-1]["content"] not in added or not goes_on:
+    if ids[-1] not in chat.stop_token_ids or content_text(messages[-1]["content"]) not in added or not goes_on:
         raise ConfigError(
             f"{where} cannot go on from an assistant turn to a {messages[-1]['role']} message: behind {stop!r} would "
             f"stand {added!r}, but a render of the conversation is {rendered[-1000:]!r}. {ADVICE}"
@@ -124,7 +129,7 @@ def _training(chat: Chat, messages: list[Message], tools: Sequence[ToolSchema] |
     try:
         return chat.render_training(messages, tools)
     except ConfigError:
-        reasoned = [{**m, "reasoning_content": "r"} if m["role"] == "assistant" else m for m in messages]
+        reasoned: list[Message] = [{**m, "reasoning_content": "r"} if m["role"] == "assistant" else m for m in messages]
         return chat.render_training(reasoned, tools)
 
 
@@ -134,20 +139,40 @@ def _sampled(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | None) -> l
     return [id for id, learnt in zip(ids, mask, strict=True) if learnt]
 
 
+def _behind_reasoning(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | None, fault: ConfigError) -> list[int]:
+    """Ids of the turn behind reasoning that the generation prompt begins, or shows to be empty, and the history omits.
+
+    Raises `fault` where that is not how the template differs from its generation prompt.
+    """
+    prompt = chat.format.render([QUESTION], tools, True)
+    whole = chat.format.render([QUESTION, turn, _answer_to(turn)], tools, False)
+    shared = common_length(prompt, whole)
+    stop = next((index for index, id in enumerate(whole[shared:], shared) if id in chat.stop_token_ids), None)
+    think, think_end = chat.format.reasoning if isinstance(chat.format, TemplateFormat) else (THINK, THINK_END)
+    opened, closed, behind = chat.decode(prompt[shared:]).partition(think_end)
+    if stop is None or opened.strip() != think or behind.strip():
+        raise fault
+    return [*([] if closed else chat.encode_markup(f"r\n{think_end}\n\n")), *whole[shared : stop + 1]]
+
+
 def _reply(chat: Chat, tools: Sequence[ToolSchema] | None) -> list[int]:
     try:
         return _sampled(chat, REPLY, tools)
     except ConfigError:
         # Some templates never write the reasoning that they begin; nobody but the policy can then.
-        return [*chat.encode(REPLY["content"]), chat.stop_token_ids[0]]
+        return [*chat.encode(content_text(REPLY["content"])), chat.stop_token_ids[0]]
 
 
 def _round_trip(
-    chat: Chat, tool: ToolSchema, arguments: dict[str, Any], tools: Sequence[ToolSchema], where: str
+    chat: Chat, tool: ToolSchema, arguments: dict[str, JSON], tools: Sequence[ToolSchema], where: str
 ) -> tuple[list[int], Message]:
     """Write a turn with a call as the policy would sample it, and read it back. Raises ConfigError if that fails."""
     name = tool["function"]["name"]
-    sampled = _sampled(chat, _call(name, arguments), tools)
+    call = _call(name, arguments)
+    try:
+        sampled = _sampled(chat, call, tools)
+    except ConfigError as fault:
+        sampled = _behind_reasoning(chat, call, tools, fault)
     parsed = chat.parse(sampled, tools)
     if [(found.name, found.arguments) for found in parsed.calls] != [(name, arguments)]:
         calls = [found.error or (found.name, found.arguments) for found in parsed.calls]
@@ -162,11 +187,11 @@ def _sample_call(tool: ToolSchema) -> Message:
     return _call(tool["function"]["name"], sample_arguments(tool)[0])
 
 
-def _call(name: str, arguments: dict[str, Any]) -> Message:
-    call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(name: str, arguments: dict[str, JSON]) -> Message:
+    call: ToolCall = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def _answer_to(turn: Message) -> Message:
     call = turn["tool_calls"][0]
-    return {**TOOL_ANSWER, "name": call["function"]["name"], "tool_call_id": call["id"]}
+    return {**TOOL_ANSWER, "name": call["function"]["name"], "tool_call_id": call.get("id", "")}

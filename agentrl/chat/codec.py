@@ -8,16 +8,36 @@ ids are those of ordinary text, and decoding gives the text back.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentrl.system.json_value import map_texts
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken, Encoding, Tokenizer
+    from tokenizers.normalizers import Normalizer
+
+T = TypeVar("T")
 GUARD = "\ufdd0"
 """A Unicode noncharacter, which text for interchange never contains."""
 UNENCODABLE = re.compile(f"[\ud800-\udfff{GUARD}]")
 REPLACEMENT = "\ufffd"
 CACHED_LENGTH = 48
 """Longest text in characters whose ids are remembered: the text around every turn's contents is made of such."""
+LONG_TEXT = 16_384
+"""Characters from which on a text is encoded without the interpreter's lock, which the backend keeps else: 5 ms."""
+PIECE = 4096
+"""Ids that are decoded at once, about 1 ms: the backend keeps the interpreter's lock so long."""
+LOSSLESS = frozenset(("NFC", "NFKC", "NFD", "NFKD", "Lowercase", "Prepend", "Replace"))
+"""Normalizers of text that drop no character but blanks (`Replace` is used for them)."""
+MOST_COMPOSED = 4
+"""Most characters that Unicode's canonical composition makes one of."""
+
+
+def without_guards(value: T) -> T:
+    """Take the guards out of every text of a value: the inverse of `Codec.guard_values`."""
+    return map_texts(value, lambda text: text.replace(GUARD, ""))
 
 
 class Codec:
@@ -60,6 +80,10 @@ class Codec:
             text = self._starts.sub(rf"\1{GUARD}", normal)
         return text
 
+    def guard_values(self, value: T) -> T:
+        """Break the spellings in every text of a message or of a list of tools, keys included."""
+        return map_texts(value, self.guard)
+
     def encodable(self, text: str) -> str:
         """Replace lone surrogates and the guard character by U+FFFD."""
         return text if text.isascii() else UNENCODABLE.sub(REPLACEMENT, text)
@@ -85,9 +109,36 @@ class Codec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids to text, control tokens included."""
-        if self._backend is not None:
+        if self._backend is None:
+            return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if len(ids) <= PIECE or not self._in_parts:
             return self._backend.decode(ids, skip_special_tokens=False)
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return "".join(self._decode_pieces(self._backend, ids))
+
+    def _decode_pieces(self, backend: Tokenizer, ids: Sequence[int]) -> Iterator[str]:
+        """Decode about PIECE ids at a time, each piece cut before a token that begins with a whole character."""
+        begin = 0
+        while begin < len(ids):
+            end = min(begin + PIECE, len(ids))
+            while end < len(ids) and self.decode_one(ids[end]).startswith(REPLACEMENT):
+                end += 1
+            yield backend.decode(ids[begin:end], skip_special_tokens=False)
+            begin = end
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Number of characters, blanks left out, that one token stands for at most; None where text may be dropped."""
+        if self._backend is None:
+            return None
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        model, normalizer, vocabulary = self._backend.model, self._backend.normalizer, self.tokenizer.get_vocab()
+        if type(model).__name__ not in ("BPE", "Unigram") or not _is_lossless(normalizer):
+            return None
+        if not model.byte_fallback and not vocabulary.keys() >= set(ByteLevel.alphabet()):
+            return None  # Characters that the vocabulary lacks are dropped, or one token for many of them.
+        longest = max(map(len, vocabulary))
+        return longest if normalizer is None else longest * MOST_COMPOSED
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Encode, and find each token's span of characters. Raises NotImplementedError for slow tokenizers."""
@@ -98,7 +149,7 @@ class Codec:
         start = 0
         for piece in text.split(GUARD):
             skip, before = self._anchor if start and not self._in_parts else (0, "")
-            encoding = self._backend.encode(before + piece, add_special_tokens=False)
+            encoding = self._encoding(self._backend, before + piece)
             ids += encoding.ids[skip:]
             shift = start - len(before)
             spans += [(shift + begin, shift + end) for begin, end in encoding.offsets[skip:]]
@@ -110,8 +161,13 @@ class Codec:
 
     def _encode_whole(self, text: str) -> tuple[int, ...]:
         if self._backend is not None:
-            return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+            return tuple(self._encoding(self._backend, text).ids)
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _encoding(self, backend: Tokenizer, text: str) -> Encoding:
+        if len(text) < LONG_TEXT:
+            return backend.encode(text, add_special_tokens=False)
+        return backend.encode_batch([text], add_special_tokens=False)[0]
 
     def _encode_in_context(self, text: str) -> list[int]:
         """Encode with a tokenizer that looks beyond a part, e.g. puts a blank before the first word of a text."""
@@ -119,7 +175,7 @@ class Codec:
             return self.offsets(text)[0]
         return [id for piece in text.split(GUARD) for id in self._encode_whole(piece)]
 
-    def _may_encode_in_parts(self, added: Any) -> bool:
+    def _may_encode_in_parts(self, added: Iterable[AddedToken]) -> bool:
         """True when the text between two added tokens has the same ids alone as in place."""
         if any(token.lstrip or token.rstrip or token.single_word for token in added):
             return False
@@ -133,6 +189,13 @@ class Codec:
         return list(whole) == parts and self.decode([*alone, *alone]) == text + text
 
 
+def _is_lossless(normalizer: Normalizer | None) -> bool:
+    if type(normalizer).__name__ == "Sequence":
+        parts: Any = normalizer
+        return all(_is_lossless(parts[index]) for index in range(len(parts)))
+    return normalizer is None or type(normalizer).__name__ in LOSSLESS
+
+
 class RendererTokenizer:
     """Gives the `renderers` package the tokenizer that it expects, from a `Codec`."""
 
@@ -142,19 +205,20 @@ class RendererTokenizer:
         self.unk_token_id: int | None = codec.tokenizer.unk_token_id
         self.eos_token_id: int | None = codec.tokenizer.eos_token_id
 
-    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
+    def encode(self, text: str, *_: object, **__: object) -> list[int]:
         return self._codec.encode(text)
 
-    def decode(self, ids: Any, *_: Any, **__: Any) -> str:
+    def decode(self, ids: Sequence[int], *_: object, **__: object) -> str:
         return self._codec.decode(ids) if len(ids) != 1 else self._codec.decode_one(ids[0])
 
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        return self._codec.tokenizer.convert_tokens_to_ids(tokens)
+    def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int]:
+        ids: int | list[int] = self._codec.tokenizer.convert_tokens_to_ids(tokens)
+        return ids
 
 
 class OffsetTokenizer(RendererTokenizer):
     """A RendererTokenizer with character offsets, which only some renderers need and which make them slower."""
 
-    def __call__(self, text: str, **_: Any) -> dict[str, Any]:
+    def __call__(self, text: str, **_: object) -> dict[str, Sequence[object]]:
         ids, spans = self._codec.offsets(text)
         return {"input_ids": ids, "offset_mapping": spans}

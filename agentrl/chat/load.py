@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,11 @@ from agentrl.chat.codec import Codec
 from agentrl.chat.formats.format import Format
 from agentrl.chat.formats.parsers import CallFormat
 from agentrl.chat.formats.template import TemplateFormat
+from agentrl.config.formats import families, unknown_format
 from agentrl.config.registries import CALL_FORMATS
+from agentrl.config.sections.model import JINJA
 from agentrl.errors import ConfigError
+from agentrl.system.json_value import JSON
 from agentrl.system.targets import is_target
 
 NO_CALLS = "none"
@@ -19,7 +22,7 @@ NO_CALLS = "none"
 
 
 def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: bool) -> Any:
-    """Load the tokenizer at `path` (a directory or a hub name), with the template file if one is given.
+    """Load the tokenizer at `path` (a directory or a hub name), with the Jinja file, or template, if one is given.
 
     Raises ConfigError when either cannot be read.
     """
@@ -33,13 +36,14 @@ def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: b
         ) from fault
     if chat_template is not None:
         try:
-            tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+            is_text = any(tag in chat_template for tag in JINJA)
+            tokenizer.chat_template = chat_template if is_text else Path(chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as fault:
             raise ConfigError(f"model.chat_template: expected a Jinja file, {chat_template!r}: {fault}") from fault
     return tokenizer
 
 
-def make_format(codec: Codec, name: str, template_kwargs: dict[str, Any], *, own_template: bool) -> Format:
+def make_format(codec: Codec, name: str, template_kwargs: Mapping[str, JSON], *, own_template: bool) -> Format:
     """Make the chat format that `name` asks for:
 
     - `auto`: the model's family where the hub name is known to `renderers`, else the tokenizer's own template with the
@@ -53,24 +57,18 @@ def make_format(codec: Codec, name: str, template_kwargs: dict[str, Any], *, own
     """
     from renderers.base import MODEL_RENDERER_MAP  # type: ignore[import-untyped]
 
-    from agentrl.chat.formats.family import FAMILIES, FamilyFormat
+    from agentrl.chat.formats.family import FamilyFormat
 
     family = MODEL_RENDERER_MAP.get(codec.tokenizer.name_or_path) if name == "auto" and not own_template else name
-    if family in FAMILIES:
+    if family in families():
         if own_template:
             raise ConfigError(
                 f"multi_turn.format={name} and model.chat_template conflict: a family has its own template"
             )
         return FamilyFormat(codec, family, template_kwargs)
     chosen = detect_format(_template_source(codec.tokenizer)) if name == "auto" else name.removeprefix("template:")
-    known = [*CALL_FORMATS.names(), NO_CALLS]
-    if chosen not in known and not is_target(chosen):
-        near = get_close_matches(name, ["auto", *FAMILIES, *known, *(f"template:{one}" for one in known)], 3, 0.5)
-        raise ConfigError(
-            f"multi_turn.format={name!r} is unknown; nearest: {', '.join(near) or 'none'}. Expected auto, a family "
-            f"({', '.join(FAMILIES)}), template:CALLS with one of {', '.join(known)}, or one of yours as "
-            "package.module:object or path/to/file.py:object"
-        )
+    if not is_target(chosen) and (fault := unknown_format(name, CALL_FORMATS.names())) is not None:
+        raise ConfigError(fault)
     found = None if chosen == NO_CALLS else CALL_FORMATS.get(chosen)
     if isinstance(found, type):
         return found(codec, template_kwargs)

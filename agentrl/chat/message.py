@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NoReturn, cast
 
-from agentrl.trajectory import Message
+from agentrl.system.json_value import JSON
+from agentrl.trajectory import Content, FunctionCall, Message, Part, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class ParsedCall:
     nine letters and digits, which is what the strictest chat template asks for."""
     name: str
     """Empty when none could be read."""
-    arguments: dict[str, Any] | None
+    arguments: dict[str, JSON] | None
     """None exactly when `error` is set."""
     raw: str
     """The call's text without its markers."""
@@ -55,7 +56,9 @@ class AssistantMessage:
         return message
 
 
-def make_call(index: int, raw: str, name: Any, arguments: Any, error: str | None, id: str | None = None) -> ParsedCall:
+def make_call(
+    index: int, raw: str, name: JSON, arguments: JSON, error: str | None, id: str | None = None
+) -> ParsedCall:
     """Make a ParsedCall of a parser's findings. `arguments` may be a JSON text; None stands for no arguments."""
     if isinstance(arguments, str):
         try:
@@ -66,33 +69,43 @@ def make_call(index: int, raw: str, name: Any, arguments: Any, error: str | None
         error = "the call has no function name"
     if error is None and not isinstance(arguments, dict | None):
         error = f"the arguments must be a JSON object, not {type(arguments).__name__}"
+    found = arguments if isinstance(arguments, dict) else {}
     return ParsedCall(
         id=id or f"call{index:05d}",
         name=name if isinstance(name, str) else "",
-        arguments=None if error is not None else (arguments or {}),
+        arguments=None if error is not None else found,
         raw=raw,
         error=error,
     )
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str) -> JSON:
     """Parse JSON that a policy wrote. Raises only ValueError, with a short message.
 
-    NaN and Infinity are refused: they are not JSON. So are numbers and nesting beyond the interpreter's limits.
+    NaN and Infinity are refused: they are not JSON. So are numbers and nesting beyond the interpreter's limits, and an
+    object with a member twice, one of which would be lost.
     """
     try:
-        return DECODER.decode(text)
+        value: JSON = DECODER.decode(text)
     except json.JSONDecodeError as fault:
         raise ValueError(f"{fault.msg} at character {fault.pos}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    return value
 
 
-def _refuse(constant: str) -> Any:
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON value")
 
 
-DECODER = json.JSONDecoder(parse_constant=_refuse)
+def _members(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError(f"{len(pairs) - len(members)} members of an object are given twice")
+    return members
+
+
+DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_members)
 
 
 def normalise(messages: Sequence[Message]) -> list[Message]:
@@ -104,32 +117,35 @@ def normalise(messages: Sequence[Message]) -> list[Message]:
 
 
 def _normalise(message: Message) -> Message:
-    out = {key: value for key, value in message.items() if value is not None}
-    out["content"] = _plain_content(out.get("content", ""))
-    calls = out.pop("tool_calls", None)
-    if calls is not None and len(calls):
+    out = cast(Message, {key: value for key, value in message.items() if value is not None})
+    out["content"] = _plain_content(out.get("content"))
+    calls = out.pop("tool_calls", [])
+    if len(calls):
         out["tool_calls"] = [_normalise_call(call) for call in calls]
     return out
 
 
-def _plain_content(content: Any) -> Any:
+def _plain_content(content: Content) -> Content:
     """Join text parts. Content with parts of other kinds stays as it is, for the template to judge."""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     parts = [part if isinstance(part, str) else part.get("text") for part in content]
-    return "".join(parts) if all(isinstance(part, str) for part in parts) else content
+    texts = [part for part in parts if part is not None]
+    return "".join(texts) if len(texts) == len(parts) else content
 
 
-def content_text(content: Any) -> str:
+def content_text(content: Content) -> str:
     """Write a message's content as text, with parts of other kinds, such as images, as their kind in brackets."""
     if content is None or isinstance(content, str):
         return content or ""
-    parts = [{"text": part} if isinstance(part, str) else part for part in content]
-    return "".join(part["text"] if part.get("text") is not None else f"[{part.get('type')}]" for part in parts)
+    parts: list[Part] = [{"text": part} if isinstance(part, str) else part for part in content]
+    return "".join(f"[{part.get('type')}]" if (text := part.get("text")) is None else text for part in parts)
 
 
-def _normalise_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = {key: value for key, value in call.get("function", call).items() if value is not None}
+def _normalise_call(call: ToolCall) -> ToolCall:
+    function = cast(
+        FunctionCall, {key: value for key, value in call.get("function", call).items() if value is not None}
+    )
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
@@ -138,9 +154,9 @@ def _normalise_call(call: dict[str, Any]) -> dict[str, Any]:
         except ValueError:
             pass  # A malformed call of the policy: its text is rendered as it is.
     function["arguments"] = arguments
-    out: dict[str, Any] = {"type": "function", "function": function}
-    if call.get("id") is not None:
-        out["id"] = call["id"]
+    out: ToolCall = {"type": "function", "function": function}
+    if (id := call.get("id")) is not None:
+        out["id"] = id
     return out
 
 
@@ -150,7 +166,7 @@ def with_named_ids(messages: Sequence[Message]) -> list[Message]:
     count = 0
     out: list[Message] = []
     for message in messages:
-        calls = []
+        calls: list[ToolCall] = []
         for call in message.get("tool_calls", ()):
             id = call.get("id", "")
             if not id.startswith("functions."):
@@ -158,6 +174,6 @@ def with_named_ids(messages: Sequence[Message]) -> list[Message]:
             count += 1
             calls.append({**call, "id": renamed.get(id, id)})
         message = {**message, "tool_calls": calls} if calls else message
-        answered = message.get("tool_call_id")
+        answered = message.get("tool_call_id", "")
         out.append({**message, "tool_call_id": renamed[answered]} if answered in renamed else message)
     return out

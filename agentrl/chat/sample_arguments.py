@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from agentrl.chat.formats.arguments import NO_VALUE, NoValue
+from agentrl.system.json_value import JSON, as_list, as_object
+from agentrl.tool import Schema, ToolSchema
+from agentrl.tool.schema import resolved
 
-from agentrl.chat.formats.arguments import resolved
-from agentrl.tool import ToolSchema
-
-SAMPLES: dict[str, tuple[Any, Any]] = {
+SAMPLES: dict[str, tuple[JSON, JSON]] = {
     "string": ("text", "text"),
     "integer": (3, -2),
     "number": (1.5, 2),
@@ -18,47 +18,47 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
 }
 """By JSON type, two values that templates write in different ways."""
 MAX_DEPTH = 4
-UNKNOWN: Any = object()
 
 
-def sample_arguments(tool: ToolSchema) -> list[dict[str, Any]]:
+def sample_arguments(tool: ToolSchema) -> list[dict[str, JSON]]:
     """Make up two sets of arguments: with the first option of each choice, and with the last (null, where allowed).
 
     Parameters without a declared type are left out: their values cannot be told from text.
     """
     parameters = tool["function"].get("parameters") or {}
-    properties = parameters.get("properties") or {}
-    first, last = (_members(properties, parameters, last, 0) for last in (False, True))
+    first, last = (_members(parameters, parameters, last, 0) for last in (False, True))
     return [first] if first == last else [first, last]
 
 
-def _members(properties: dict[str, Any], root: Any, last: bool, depth: int) -> dict[str, Any]:
-    values = {name: _sample(schema, root, last, depth) for name, schema in properties.items()}
-    return {name: value for name, value in values.items() if value is not UNKNOWN}
+def _members(schema: Schema, root: Schema, last: bool, depth: int) -> dict[str, JSON]:
+    properties = as_object(schema.get("properties"))
+    values = {name: _sample(member, root, last, depth) for name, member in properties.items()}
+    return {name: value for name, value in values.items() if not isinstance(value, NoValue)}
 
 
-def _sample(schema: Any, root: Any, last: bool, depth: int) -> Any:
-    """Make up a value that `schema` allows, or UNKNOWN. `last`: of each choice the last option, not the first."""
+def _sample(schema: JSON, root: Schema, last: bool, depth: int) -> JSON | NoValue:
+    """Make up a value that `schema` allows, or NO_VALUE. `last`: of each choice the last option, not the first."""
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
-        return UNKNOWN
+        return NO_VALUE
     at = -1 if last else 0
     if "const" in schema:
         return schema["const"]
-    if options := schema.get("enum"):
+    if options := as_list(schema.get("enum")):
         return options[at]
     for key in ("anyOf", "oneOf", "allOf"):
-        if options := schema.get(key):
+        if options := as_list(schema.get(key)):
             return _sample(options[at], root, last, depth + 1)
     return _sample_of_type(schema, root, last, depth)
 
 
-def _sample_of_type(schema: dict[str, Any], root: Any, last: bool, depth: int) -> Any:
-    kinds = schema.get("type", "")
-    kind = kinds if isinstance(kinds, str) else "null" if last and "null" in kinds else kinds[0]
+def _sample_of_type(schema: Schema, root: Schema, last: bool, depth: int) -> JSON | NoValue:
+    kinds = schema.get("type")
+    named = [kind for kind in as_list(kinds) if isinstance(kind, str)] if not isinstance(kinds, str) else [kinds]
+    kind = "null" if last and "null" in named else named[0] if named else ""
     if kind == "array" and "items" in schema:
         item = _sample(schema["items"], root, last, depth + 1)
-        return [] if item is UNKNOWN else [item, item]
+        return [] if isinstance(item, NoValue) else [item, item]
     if kind == "object" and schema.get("properties"):
-        return _members(schema["properties"], root, last, depth + 1)
-    return SAMPLES[kind][-1 if last else 0] if kind in SAMPLES else UNKNOWN
+        return _members(schema, root, last, depth + 1)
+    return SAMPLES[kind][-1 if last else 0] if kind in SAMPLES else NO_VALUE

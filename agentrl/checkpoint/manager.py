@@ -10,22 +10,38 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from agentrl.checkpoint.manifest import BLOCK, DamagedCheckpointError, name_of, seal, step_of, verified, versions
+from agentrl.checkpoint.manifest import (
+    STATE_FILE,
+    Best,
+    DamagedCheckpointError,
+    Record,
+    listing,
+    name_of,
+    seal,
+    step_of,
+    verified,
+    versions,
+)
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.errors import CheckpointError
 from agentrl.observe.display import Display
+from agentrl.system.json_value import JSON
+from agentrl.system.plugin import nearest
 from agentrl.system.publish import flush_to_disk, is_disk_full
 
 # A save that is not published; a checkpoint that a new one of its step is about to replace; one being removed.
 _PARTIAL, _REPLACED, _REMOVED = ".partial", ".replaced", ".removed"
+
+_NO_ROOM = 1 << 20
+"""A disk with fewer free bytes is full."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +51,15 @@ Writer = Callable[[Path], Finish | None]
 """Fills a directory. One that goes on in the background returns how to finish."""
 
 
+@dataclass(frozen=True, slots=True)
+class BestBy:
+    """The metric by which the best step's checkpoint is kept."""
+
+    metric: str
+    greater: bool
+    """The greater value is the better one."""
+
+
 @dataclass(slots=True)
 class _Save:
     """A save that is going on."""
@@ -42,7 +67,8 @@ class _Save:
     step: int
     partial: Path
     final: Path
-    state: Mapping[str, Any]
+    state: Mapping[str, JSON]
+    best: Best | None
     free: int
     unfinished: list[Finish | None] = field(default_factory=list)
     publishing: Future[None] | None = None
@@ -56,31 +82,72 @@ class CheckpointManager:
         dir: Path,
         *,
         keep: int | None,
-        fingerprint: Mapping[str, Any] | None = None,
+        fingerprint: Mapping[str, JSON] | None = None,
         background: bool = False,
         store: ObjectStore | None = None,
+        best_by: BestBy | None = None,
         warn: Callable[[str], None] = logger.warning,
     ) -> None:
         """`keep`: how many are kept (None: all). `fingerprint`: config keys with their values (JSON) that a checkpoint
         must share to be loaded, such as the model's shape. `background`: `save` does not wait for the disk.
-        `store`: where each is uploaded when it is published. What a killed save had moved away is put back.
+        `store`: where each is uploaded when it is published. `best_by`: keep the best step's, too. What a killed save
+        had moved away is put back.
         """
         self.dir = dir
         self.keep = keep
         self.background = background
         self.store = store
+        self.best_by = best_by
+        self.best: Best | None = None
+        """The best step so far, those before the checkpoint that was loaded last included."""
         self.published = False
         """True when a save of this process is published."""
-        self.fingerprint: dict[str, Any] = json.loads(json.dumps(dict(fingerprint or {})))
+        self.fingerprint: Mapping[str, JSON] = json.loads(json.dumps(dict(fingerprint or {})))
         self._warn = warn
+        self._told_missing = False
+        self._told: set[tuple[Path, str]] = set()
+        """Checkpoints and packages of other versions that were warned of."""
         self._going_on: _Save | None = None
+        self._checked: tuple[object, Record] | None = None
+        """The checkpoint that was last read whole: what its files were then, and its record."""
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         for path in self.dir.glob(f".step_*{_REPLACED}"):
             original = self.dir / path.stem.removeprefix(".")
             if not original.exists():
                 path.rename(original)
 
-    def save(self, step: int, writers: Mapping[str, Writer], state: Mapping[str, Any]) -> Path:
+    def is_best(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Take note of a step's metrics. Return true when it is the best so far: it is to be saved then."""
+        by = self.best_by
+        if by is None or not self.is_named_in(metrics):
+            return False
+        value = float(metrics[by.metric])
+        if not math.isfinite(value):
+            return False
+        found = Best(step=step, metric=by.metric, greater=by.greater, value=value)
+        if not found.beats(self.best):
+            return False
+        self.best = found
+        return True
+
+    def is_named_in(self, metrics: Mapping[str, float]) -> bool:
+        """Say whether the best step is chosen by one of `metrics`.
+
+        Warns once when others of its group are there and it is not, e.g. in a validation's metrics.
+        """
+        if self.best_by is None or self.best_by.metric in metrics:
+            return self.best_by is not None
+        wanted = self.best_by.metric
+        group = sorted(name for name in metrics if name.partition("/")[0] == wanted.partition("/")[0])
+        if group and not self._told_missing:
+            self._told_missing = True
+            self._warn(
+                f"trainer.metric_for_best_model={wanted} is not measured{nearest(wanted, group)}; there are "
+                f"{', '.join(group)}"
+            )
+        return False
+
+    def save(self, step: int, writers: Mapping[str, Writer], state: Mapping[str, JSON]) -> Path:
         """Write `step_<step>/`: each writer fills the subdirectory of its name, `state` (JSON) is what `load` returns.
 
         Waits for the save before it. In the background this returns when the writers have; `settle` does the rest.
@@ -92,7 +159,7 @@ class CheckpointManager:
         partial = self.dir / f".{final.name}{_PARTIAL}"
         self.dir.mkdir(parents=True, exist_ok=True)
         free = self._check_room(final)
-        self._going_on = going_on = _Save(step, partial, final, state, free)
+        self._going_on = going_on = _Save(step, partial, final, state, self.best, free)
         with self._undone_on_error(going_on):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
@@ -135,7 +202,7 @@ class CheckpointManager:
         steps = self._steps()
         for step in sorted(steps, reverse=True):
             try:
-                verified(steps[step])
+                self._verified(steps[step])
             except DamagedCheckpointError as error:
                 self._warn(f"{error}; looking for an older one")
             else:
@@ -147,6 +214,11 @@ class CheckpointManager:
             )
         return None
 
+    def newest(self) -> Path | None:
+        """The newest checkpoint by its name, whether or not it is undamaged; None where there is none."""
+        steps = self._steps()
+        return steps[max(steps)] if steps else None
+
     def fetch(self, display: Display) -> None:
         """Download the newest checkpoint of the store when there is none here that is as new, and undamaged.
 
@@ -154,7 +226,7 @@ class CheckpointManager:
         """
         if self.store is None:
             return
-        here = max((step for step, path in self._steps().items() if _is_whole(path)), default=-1)
+        here = max((step for step, path in self._steps().items() if self._is_whole(path)), default=-1)
         for step in sorted((step for step in self.store.steps() if step > here), reverse=True):
             final = self.dir / name_of(step)
             partial = self.dir / f".{final.name}{_PARTIAL}"
@@ -162,17 +234,18 @@ class CheckpointManager:
             partial.mkdir(parents=True)
             try:
                 self.store.download(step, partial, display)
-                verified(partial)
+                verified(partial, step)
             except DamagedCheckpointError as error:
                 self._warn(f"{self.store.url}: {error}; looking for an older one")
                 shutil.rmtree(partial)
                 continue
-            shutil.rmtree(final, ignore_errors=True)
+            if final.is_symlink() or final.exists():
+                _remove(final)
             partial.rename(final)
             display.note(f"{final.name} comes from {self.store.url}; what is here is older")
             return
 
-    def load(self, path: Path) -> dict[str, Any]:
+    def load(self, path: Path) -> Mapping[str, JSON]:
         """Check the checkpoint whole and return its `state`; what the writers wrote is in its subdirectories.
 
         Raises CheckpointError when it is missing, damaged, of another format, or of another fingerprint.
@@ -180,8 +253,9 @@ class CheckpointManager:
         if not path.is_dir():
             there = ", ".join(found.name for _, found in sorted(self._steps().items())) or "none"
             raise CheckpointError(f"{path}: there is no such checkpoint. In {self.dir} there are: {there}")
-        record = verified(path)
-        theirs = record["fingerprint"]
+        record = self._verified(path)
+        self.best = record.best if self.best_by is not None else None
+        theirs = record.fingerprint
         differing = [
             f"{key}: {_shown(theirs, key)} in the checkpoint, {_shown(self.fingerprint, key)} in this run"
             for key in sorted({*theirs, *self.fingerprint})
@@ -193,11 +267,26 @@ class CheckpointManager:
                 "another run (trainer.experiment_name)"
             )
         for package, found in versions().items():
-            wrote = record["versions"].get(package, found)
-            if wrote != found:
+            wrote = record.versions.get(package, found)
+            if wrote != found and (path, package) not in self._told:
+                self._told.add((path, package))
                 self._warn(f"{path} was written with {package} {wrote}, this is {found}: numbers may differ")
-        state: dict[str, Any] = record["state"]
-        return state
+        return record.state
+
+    def _verified(self, path: Path) -> Record:
+        """Check a checkpoint whole, unless it is as it was when that was last done: one start reads it three times."""
+        entries = sorted(listing(path).items())
+        seen = (path, [(name, entry.st_ino, entry.st_size, entry.st_mtime_ns) for name, entry in entries])
+        if self._checked is None or self._checked[0] != seen:
+            self._checked = (seen, verified(path, step_of(path.name)))
+        return self._checked[1]
+
+    def _is_whole(self, path: Path) -> bool:
+        try:
+            self._verified(path)
+        except DamagedCheckpointError:
+            return False
+        return True
 
     def _steps(self) -> dict[int, Path]:
         found = ((step_of(path.name), path) for path in self.dir.glob("step_*") if path.is_dir())
@@ -207,7 +296,7 @@ class CheckpointManager:
         """Remove what a killed process left of its saves. Called before the first one."""
         for path in self.dir.glob(".step_*"):
             if path.suffix in (_PARTIAL, _REPLACED, _REMOVED):
-                shutil.rmtree(path)
+                _remove(path)
 
     @contextmanager
     def _undone_on_error(self, going_on: _Save) -> Iterator[None]:
@@ -217,7 +306,7 @@ class CheckpointManager:
             self._going_on = None
             if going_on.publishing is not None and not going_on.publishing.done():
                 raise  # Ctrl-C: the thread goes on with these files, and the process ends when it has published them
-            full = is_disk_full(error) or shutil.disk_usage(self.dir).free < BLOCK
+            full = is_disk_full(error) or shutil.disk_usage(self.dir).free < _NO_ROOM
             written = sum(path.stat().st_size for path in going_on.partial.rglob("*") if path.is_file())
             shutil.rmtree(going_on.partial, ignore_errors=True)
             if full and isinstance(error, Exception):
@@ -225,13 +314,17 @@ class CheckpointManager:
             raise
 
     def _seal_and_publish(self, going_on: _Save) -> None:
-        seal(going_on.partial, going_on.step, self.fingerprint, going_on.state)
-        self._publish(going_on.partial, going_on.final, going_on.step)
+        seal(going_on.partial, going_on.step, self.fingerprint, going_on.state, going_on.best)
+        best = None if going_on.best is None else going_on.best.step
+        self._publish(going_on.partial, going_on.final, going_on.step, best)
         if self.store is not None:
-            self.store.upload(going_on.final, going_on.step, self.keep)
+            self.store.upload(going_on.final, going_on.step, self.keep, best)
 
-    def _publish(self, partial: Path, final: Path, step: int) -> None:
-        """Rename into place. What must never be resumed from again goes first, what is only old goes last."""
+    def _publish(self, partial: Path, final: Path, step: int, best: int | None) -> None:
+        """Rename into place. What must never be resumed from again goes first, what is only old goes last.
+
+        best: a step whose checkpoint stays.
+        """
         steps = self._steps()
         abandoned = sorted(found for found in steps if found > step)
         if abandoned:
@@ -244,9 +337,9 @@ class CheckpointManager:
         self.published = True
         if self.keep is not None:
             kept = sorted(self._steps().items())
-            removed += [self._set_aside(path, _REMOVED) for _, path in kept[: -self.keep]]
+            removed += [self._set_aside(path, _REMOVED) for found, path in kept[: -self.keep] if found != best]
         for path in removed:
-            shutil.rmtree(path)
+            _remove(path)
 
     def _set_aside(self, path: Path, suffix: str) -> Path:
         return path.rename(self.dir / f".{path.name}{suffix}")
@@ -270,13 +363,33 @@ class CheckpointManager:
         )
 
 
-def _is_whole(path: Path) -> bool:
+@contextmanager
+def reading_state(path: Path) -> Iterator[None]:
+    """Raise CheckpointError where the block meets a state that is not of the form that it reads."""
     try:
-        verified(path)
-    except DamagedCheckpointError:
-        return False
-    return True
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path / STATE_FILE}: its state is not that of this training ({type(error).__name__}: {error}). Use the "
+            "agentrl that wrote it, or another checkpoint"
+        ) from error
 
 
-def _shown(fingerprint: Mapping[str, Any], key: str) -> str:
+def step_in(state: Mapping[str, JSON]) -> int:
+    """Return the step of a training's state. Raises CheckpointError for a state without one."""
+    step = state.get("step")
+    if type(step) is not int or step < 0:
+        raise CheckpointError(f"the checkpoint's state names no step: expected a whole number, found {step!r:.200}")
+    return step
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder; of a link, which somebody put there, only the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _shown(fingerprint: Mapping[str, JSON], key: str) -> str:
     return json.dumps(fingerprint[key], sort_keys=True) if key in fingerprint else "not set"

@@ -1,25 +1,86 @@
-"""A checkpoint's folder: its name, and its record `state.json`, written last, with every file's size and checksum."""
+"""A checkpoint's folder: its name, and its record `state.json`, written last, with every file's size and checksum.
+
+A record is untrusted until it is checked: it may have come from an object store or another machine. The names in it are
+compared with what the folder holds, and never opened, so that none can lead out of the folder.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-import zlib
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from agentrl.errors import CheckpointError
+from agentrl.system.json_value import JSON
+from agentrl.system.plugin import describe
 from agentrl.system.publish import flush_to_disk
 
-FORMAT = 2
+FORMAT = 3
 STATE_FILE = "state.json"
-_NAME = re.compile(r"step_(\d{6,})")
+_NAME = re.compile(r"step_([0-9]{6,})")
 PACKAGES = ("agentrl", "torch", "transformers")
-BLOCK = 1 << 20
-SAMPLED_BLOCKS = 64
-"""A larger file's checksum is taken over so many blocks of 1 MiB, evenly spread, its first and last among them."""
+_CHUNK = 1 << 22
+"""Bytes that are read at once."""
+_AT_ONCE = 8
+"""Files whose checksums are computed at the same time."""
+_CHECKSUM = "checksum"
+_LONGEST = 500
+"""Characters of a file's name in a checkpoint."""
+
+
+class FileRecord(BaseModel):
+    """Expected size and digest of a file of a checkpoint."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    bytes: int = Field(ge=0)
+    xxh3: str
+    """XXH3 (128 bits, hexadecimal) of the whole file."""
+
+
+class Best(BaseModel):
+    """The best step so far by a metric."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    step: int = Field(ge=0)
+    metric: str
+    greater: bool
+    """The greater value is the better one."""
+    value: float
+
+    def beats(self, other: Best | None) -> bool:
+        """Say whether this value is better; one by another metric counts for nothing."""
+        if other is None or (other.metric, other.greater) != (self.metric, self.greater):
+            return True
+        return self.value > other.value if self.greater else self.value < other.value
+
+
+class Record(BaseModel):
+    """Content of a checkpoint's state.json."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: int
+    step: int = Field(ge=0)
+    fingerprint: dict[str, JsonValue]
+    versions: dict[str, str]
+    """Versions of PACKAGES that wrote it."""
+    files: dict[str, FileRecord]
+    """By path in the checkpoint."""
+    state: dict[str, JsonValue]
+    """Given by the training loop."""
+    best: Best | None
+    """The best step up to this one; null: without a metric to choose by."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -34,71 +95,179 @@ def name_of(step: int) -> str:
 def step_of(name: str) -> int | None:
     """The step of a checkpoint's folder; None where it is named otherwise."""
     match = _NAME.fullmatch(name)
-    return None if match is None else int(match[1])
+    return int(match[1]) if match is not None and name_of(int(match[1])) == name else None
 
 
-def seal(dir: Path, step: int, fingerprint: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+def seal(
+    dir: Path, step: int, fingerprint: Mapping[str, JSON], state: Mapping[str, JSON], best: Best | None = None
+) -> None:
     """Flush everything in `dir` to the disk and write its state.json."""
-    paths = sorted(path for path in dir.rglob("*") if path.is_file())
-    record = {
+    names = sorted(listing(dir))
+    record: dict[str, JSON] = {
         "format": FORMAT,
         "step": step,
         "fingerprint": fingerprint,
         "versions": versions(),
         "files": {
-            str(path.relative_to(dir)): {"bytes": path.stat().st_size, "crc32": _checksum(path)} for path in paths
+            name: {"bytes": (dir / name).stat().st_size, "xxh3": checksum}
+            for name, checksum in zip(names, _checksums(dir, names), strict=True)
         },
         "state": state,
+        "best": None if best is None else best.model_dump(),
     }
-    (dir / STATE_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    for path in [*paths, dir / STATE_FILE, *(path for path in dir.rglob("*") if path.is_dir()), dir]:
+    write_record(dir, record)
+    folders = (path for path in dir.rglob("*") if path.is_dir())
+    for path in [*(dir / name for name in names), dir / STATE_FILE, *folders, dir]:
         flush_to_disk(path)
 
 
-def verified(path: Path) -> dict[str, Any]:
-    """The record in state.json, after every file has been checked against it."""
+def write_record(dir: Path, record: Mapping[str, JSON]) -> None:
+    """Write state.json with the checksum of its own content."""
+    sealed = {**record, _CHECKSUM: _own_checksum(record)}
+    (dir / STATE_FILE).write_text(json.dumps(sealed, indent=1) + "\n", encoding="utf-8")
+
+
+def read_record(text: bytes, where: str) -> Record:
+    """Parse and check the content of a state.json; `where` is its place for messages.
+
+    Raises DamagedCheckpointError when it is not what was written or names files that no checkpoint has, and
+    CheckpointError for another format.
+    """
     try:
-        record: dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        record = _parsed(text, where)
+    except RecursionError as error:
+        raise DamagedCheckpointError(f"{where} is damaged: it is nested too deeply") from error
+    for name in record.files:
+        if not _is_plain(name) or any(str(parent) in record.files for parent in PurePosixPath(name).parents):
+            raise DamagedCheckpointError(f"{where} is damaged: it names the file {name!r:.200}")
+    return record
+
+
+def _parsed(text: bytes, where: str) -> Record:
+    try:
+        found: JSON = json.loads(text.decode())
+        if not isinstance(found, dict):
+            raise DamagedCheckpointError(f"{where} is damaged: expected a mapping, found {found!r:.200}")
+        own = found.pop(_CHECKSUM, None)
+        is_whole = own == _own_checksum(found)
+        if is_whole or own is None:  # every format has this checksum, but for those before 3
+            _check_format(found, where)
+        record = Record.model_validate(found)
+    except ValidationError as error:
+        faults = describe(error).encode("utf-8", "backslashreplace").decode()
+        raise DamagedCheckpointError(f"{where} is damaged: {faults:.500}") from error
+    except ValueError as error:
+        raise DamagedCheckpointError(f"{where} is damaged: {error}") from error
+    if not is_whole:
+        raise DamagedCheckpointError(f"{where} is damaged: it does not hold what was written")
+    return record
+
+
+def _check_format(record: Mapping[str, JSON], where: str) -> None:
+    """Raise CheckpointError for what another agentrl wrote: it may be whole, and no older one is to take its place."""
+    format, wrote = record.get("format"), record.get("versions")
+    if type(format) is int and format != FORMAT:
+        by = wrote.get("agentrl") if isinstance(wrote, dict) else None
+        raise CheckpointError(
+            f"{where} has format {format}, this agentrl reads {FORMAT}: use the agentrl that wrote it "
+            f"({by if isinstance(by, str) else 'another'})"
+        )
+
+
+def verified(path: Path, step: int | None = None) -> Record:
+    """Return the record in state.json, after every file has been checked against it; `step`: the one it must be of.
+
+    Raises DamagedCheckpointError, and CheckpointError when it cannot be read or is of another format: it may be whole,
+    and is not to be passed over for an older one.
+    """
+    try:
+        return _verified(path, step)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _verified(path: Path, step: int | None) -> Record:
+    there = listing(path)
+    own = there.pop(STATE_FILE, None)
+    if own is None:
         raise DamagedCheckpointError(
             f"{path} has no {STATE_FILE}: it is half-written, or not a checkpoint (those are named step_000012)"
-        ) from None
-    except ValueError as error:
-        raise DamagedCheckpointError(f"{path / STATE_FILE} is damaged: {error}") from error
-    if record.get("format", FORMAT) != FORMAT:
-        raise CheckpointError(
-            f"{path} has format {record['format']}, this agentrl reads {FORMAT}: use the agentrl that wrote it "
-            f"({record.get('versions', {}).get('agentrl', 'another')})"
         )
-    missing = {"format", "fingerprint", "versions", "files", "state"} - record.keys()
-    if missing:
-        raise DamagedCheckpointError(f"{path / STATE_FILE} is damaged: it lacks {', '.join(sorted(missing))}")
-    for name, expected in record["files"].items():
-        file = path / name
-        if not file.is_file():
-            raise DamagedCheckpointError(f"{path} is half-written: {name} is missing")
-        if file.stat().st_size != expected["bytes"]:
+    if not stat.S_ISREG(own.st_mode):
+        raise DamagedCheckpointError(f"{path / STATE_FILE} is a link or no file")
+    record = read_record((path / STATE_FILE).read_bytes(), str(path / STATE_FILE))
+    if step is not None and record.step != step:
+        raise DamagedCheckpointError(f"{path} is of step {record.step}, as its {STATE_FILE} says: it was renamed")
+    for name, expected in record.files.items():
+        found = there.get(name)
+        if found is None:
+            raise DamagedCheckpointError(f"{path} is half-written: {name} is missing, or in a folder that is a link")
+        if not stat.S_ISREG(found.st_mode):
+            raise DamagedCheckpointError(f"{path} is damaged: {name} is a link or no file")
+        if found.st_size != expected.bytes:
             raise DamagedCheckpointError(
-                f"{path} is half-written: {name} has {file.stat().st_size:,} bytes, want {expected['bytes']:,}"
+                f"{path} is half-written: {name} has {found.st_size:,} bytes, want {expected.bytes:,}"
             )
-        if _checksum(file) != expected["crc32"]:
+    # Readers take every shard of a folder. Notes and the like of a user's own are left alone.
+    for name in sorted(there.keys() - record.files.keys()):
+        if name.endswith(".safetensors"):
+            raise DamagedCheckpointError(f"{path} is damaged: {name!r} was not written with it; move it away")
+    for name, checksum in zip(record.files, _checksums(path, record.files), strict=True):
+        if checksum != record.files[name].xxh3:
             raise DamagedCheckpointError(f"{path} is damaged: {name} does not hold what was written")
     return record
 
 
+def listing(dir: Path) -> dict[str, os.stat_result]:
+    """Return everything below `dir` but folders, by its path there, as lstat describes it. Links are not followed.
+
+    Raises CheckpointError when a folder cannot be read.
+    """
+    found: dict[str, os.stat_result] = {}
+    try:
+        for folder, folders, files in os.walk(dir, onerror=_refuse):
+            for name in [*folders, *files]:
+                path = Path(folder, name)
+                if not stat.S_ISDIR((entry := path.lstat()).st_mode):
+                    found[path.relative_to(dir).as_posix()] = entry
+    except OSError as error:
+        raise _unreadable(dir, error) from error
+    return found
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{path} cannot be read: {error}. It may be whole, so no older one is taken instead")
+
+
+def _is_plain(name: str) -> bool:
+    """Check that `name` is a relative path that leads to a file below, and is not state.json's own."""
+    path = PurePosixPath(name)
+    odd = ".." in path.parts or "\\" in name or len(name) > _LONGEST or not name.isprintable()
+    return not (odd or path.is_absolute() or str(path) != name or name in (".", STATE_FILE))
+
+
+def _checksums(dir: Path, names: Iterable[str]) -> list[str]:
+    with ThreadPoolExecutor(_AT_ONCE, "checksum") as threads:
+        return list(threads.map(lambda name: _checksum(dir / name), names))
+
+
 def _checksum(path: Path) -> str:
-    """CRC-32 of a file; of SAMPLED_BLOCKS blocks of it when it is larger than those."""
-    size = path.stat().st_size
-    last = max(0, size - BLOCK)
-    count = min(SAMPLED_BLOCKS, -(-size // BLOCK))
-    crc = 0
-    with path.open("rb") as file:
-        for index in range(count):
-            file.seek(index * BLOCK if size <= SAMPLED_BLOCKS * BLOCK else last * index // (SAMPLED_BLOCKS - 1))
-            crc = zlib.crc32(file.read(BLOCK), crc)
-    return f"{crc:08x}"
+    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
 
 
+def _own_checksum(record: Mapping[str, JSON]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(record, sort_keys=True).encode())
+
+
+@cache
 def versions() -> dict[str, str]:
     found: dict[str, str] = {}
     for package in PACKAGES:

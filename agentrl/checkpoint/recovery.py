@@ -2,53 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl.checkpoint.export import exported_step
-from agentrl.checkpoint.manager import CheckpointManager
+from agentrl.checkpoint.manager import CheckpointManager, step_in
+from agentrl.config.section import Section
 from agentrl.config.sections.trainer import RunConfig
-from agentrl.errors import ConfigError, WorkerDied
+from agentrl.errors import CheckpointError, ConfigError, NothingLeft, WorkerDied
 from agentrl.observe.display import Display
+from agentrl.system.json_value import JSON
+
+FIXED = (
+    "actor_rollout_ref.model.lora_rank",
+    "actor_rollout_ref.model.lora_alpha",
+    "actor_rollout_ref.actor.optim.name",
+    "model.lora_rank",
+    "model.lora_alpha",
+    "optim.name",
+)
+"""Keys that a continued run must share with its checkpoint, since what it holds has another form with another value."""
+
+
+def choose_checkpoint(
+    config: RunConfig, checkpoints: CheckpointManager, last_step: int | None, policy: Path, display: Display
+) -> tuple[Path, Mapping[str, JSON]] | None:
+    """Choose the checkpoint that `resume_mode` asks for, if there is one, and return its path and state.
+
+    Args:
+        last_step: where the run ends; None: it trains nothing.
+        policy: where the policy is exported to.
+
+    Raises NothingLeft when the checkpoint is of the last step, as the exported policy is, and ConfigError when it is of
+    a later one.
+    """
+    if config.resume_mode == "disable":  # an older run is still there, and is moved aside later
+        return None
+    given = config.resume_from_path
+    if given is None:
+        checkpoints.fetch(display)
+    path = Path(given) if given else checkpoints.latest()
+    if path is None:
+        return None
+    state = checkpoints.load(path)
+    if last_step is None:
+        return path, state
+    step = step_in(state)
+    ends = f"{path} is of step {step}, and this run ends at step {last_step}: there is nothing left to train. "
+    more = (
+        "Raise trainer.total_training_steps or trainer.total_epochs to train on, name another trainer.experiment_name "
+        "or default_local_dir for another run, or start over with trainer.resume_mode=disable"
+    )
+    if step > last_step:
+        raise ConfigError(ends + more)
+    if step == last_step == exported_step(policy):
+        raise NothingLeft(f"{ends}The policy is in {policy}. {more}")
+    return path, state
+
+
+def check_same_form(path: Path, state: Mapping[str, JSON], config: Section) -> None:
+    """Compare the keys of FIXED with those of the checkpoint's run. Raises CheckpointError where one differs."""
+    differing = [
+        f"{key}: {theirs} in the checkpoint, {ours} in this run"
+        for key in FIXED
+        if (theirs := _value(state.get("config"), key)) is not None
+        and (ours := _value(config.model_dump(mode="json"), key)) is not None
+        and theirs != ours
+    ]
+    if differing:
+        raise CheckpointError(
+            f"{path} is of another model or config: {'; '.join(differing)}. Set the keys as they were, or go on from "
+            "its weights in another run: trainer.experiment_name, and the path of the model is the policy/ that the "
+            "run exported at its end"
+        )
+
+
+def _value(tree: JSON, key: str) -> JSON:
+    """Find a value by its dotted key; None where there is none."""
+    for name in key.split("."):
+        if not isinstance(tree, dict) or name not in tree:
+            return None
+        tree = tree[name]
+    return tree
 
 
 class Continuation:
     """Chooses checkpoints, and makes new workers as often as trainer.max_worker_restarts allows."""
 
     def __init__(
-        self, config: RunConfig, restart: Callable[[], None], checkpoints: CheckpointManager, display: Display
+        self, config: RunConfig, restart: Callable[[], None], checkpoints: CheckpointManager, begun_from: Path | None
     ) -> None:
-        """restart: ends all workers and makes new ones."""
-        self.restarts = 0
-        self._config, self._restart, self._checkpoints, self._display = config, restart, checkpoints, display
-        self._begun_from: Path | None = None
-
-    def begin(self, last_step: int | None, policy: Path) -> Path | None:
-        """Choose the checkpoint that `resume_mode` asks for, if there is one.
-
-        Args:
-            last_step: where the run ends; None: it trains nothing.
-            policy: where the policy is exported to.
-
-        Raises ConfigError when nothing is left to do: the checkpoint is of the last step, as the exported policy is,
-        or of a later one.
+        """Args:
+        restart: ends all workers and makes new ones.
+        begun_from: the checkpoint of `choose_checkpoint`.
         """
-        if self._config.resume_mode == "disable":  # an older run is still there, and is moved aside later
-            return None
-        given = self._config.resume_from_path
-        if given is None:
-            self._checkpoints.fetch(self._display)
-        path = Path(given) if given else self._checkpoints.latest()
-        if path is not None and last_step is not None:
-            step = self._checkpoints.load(path)["step"]
-            if step > last_step or step == last_step == exported_step(policy):
-                raise ConfigError(
-                    f"{path} is of step {step}, and this run ends at step {last_step}: there is nothing left to train. "
-                    "Raise trainer.total_training_steps or trainer.total_epochs, name another "
-                    "trainer.experiment_name or default_local_dir, or start over with trainer.resume_mode=disable"
-                )
-        self._begun_from = path
-        return path
+        self.restarts = 0
+        self.begun_from = begun_from
+        self._config, self._restart, self._checkpoints = config, restart, checkpoints
+
+    def way_on(self) -> str:
+        """Say what the same command, started again, goes on from."""
+        newest = self._checkpoints.newest()
+        if newest is None:
+            start = "begins anew" if self.begun_from is None else f"begins at {self.begun_from} again"
+            return f"no checkpoint was saved (trainer.save_freq): the same command {start}"
+        if self._config.resume_mode == "auto":
+            return f"the same command goes on from {newest}"
+        return f"the same command with trainer.resume_mode=auto goes on from {newest}"
 
     def after(self, death: WorkerDied, go_back_to: Callable[[Path | None], None]) -> WorkerDied:
         """Make new workers, and have `go_back_to` load what this process saved last or began from (None: the start).
@@ -65,7 +125,10 @@ class Continuation:
             try:
                 self._restart()  # first: ranks that live may still write what is given up
                 self._checkpoints.give_up()
-                go_back_to(self._checkpoints.latest() if self._checkpoints.published else self._begun_from)
+                path = self._checkpoints.latest() if self._checkpoints.published else self.begun_from
+                if path is None:
+                    self._checkpoints.best = None
+                go_back_to(path)
                 return death
             except WorkerDied as another:
                 death = another

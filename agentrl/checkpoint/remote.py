@@ -6,19 +6,18 @@ is removed.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 import fsspec
 import tenacity
 
-from agentrl.checkpoint.manifest import STATE_FILE, name_of, step_of
+from agentrl.checkpoint.manifest import STATE_FILE, DamagedCheckpointError, name_of, read_record, step_of
 from agentrl.errors import CheckpointError, ConfigError, first_line
 from agentrl.observe.display import Display, Stage
 
@@ -35,6 +34,7 @@ PROBE = ".writable"
 """A file that is written to see whether one can be, and removed."""
 
 _FINAL = (PermissionError, FileNotFoundError, IsADirectoryError)  # no try after them would end otherwise
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -86,8 +86,9 @@ class ObjectStore:
         except Exception as error:
             raise CheckpointError(f"{self.url} cannot be read: {_said(error)}") from error
 
-    def upload(self, checkpoint: Path, step: int, keep: int | None) -> None:
-        """Upload the checkpoint of `step`, then remove too old ones and those of later steps. Warns when it fails."""
+    def upload(self, checkpoint: Path, step: int, keep: int | None, best: int | None = None) -> None:
+        """Upload the checkpoint of `step`, then remove those of later steps and, but for that of the step `best`, too
+        old ones. Warns when it fails."""
         try:
             for found, path in self._folders().items():
                 if found > step:
@@ -95,7 +96,7 @@ class ObjectStore:
             self._put_folder(checkpoint, f"{self._root}/checkpoints/{name_of(step)}", STATE_FILE)
             whole = self.steps()
             for found, path in self._folders().items():
-                if found not in (whole if keep is None else whole[-keep:]):
+                if found not in (whole if keep is None else whole[-keep:]) and not (found == best and found in whole):
                     self._remove(path)
         except Exception as error:
             self._warn(
@@ -111,16 +112,17 @@ class ObjectStore:
             self._warn(f"{policy} could not be uploaded to {self.url}: {_said(error)}. Copy it by hand")
 
     def download(self, step: int, into: Path, display: Display) -> None:
-        """Download the checkpoint of `step` into the folder `into`. Raises CheckpointError."""
+        """Download the checkpoint of `step` into the empty folder `into`.
+
+        Raises DamagedCheckpointError when it lacks a file or its record is not what was written, CheckpointError when
+        the store does not answer.
+        """
         name = name_of(step)
         there = f"{self._root}/checkpoints/{name}"
         try:
-            text = self._try(self._fs.cat_file, _state(there))
-            files: dict[str, Any] = json.loads(text)["files"]
-            for file in files:
-                if ".." in PurePosixPath(file).parts or PurePosixPath(file).is_absolute():
-                    raise CheckpointError(f"{self.url}/checkpoints/{name}: {STATE_FILE} names the file {file!r}")
-            megabytes = sum(int(file["bytes"]) for file in files.values()) >> 20
+            text: bytes = self._try(self._fs.cat_file, _state(there))
+            files = read_record(text, f"{self.url}/checkpoints/{name}/{STATE_FILE}").files
+            megabytes = sum(file.bytes for file in files.values()) >> 20
             with display.stage(f"download {name} (MB)", total=megabytes) as stage:
                 progress = _Megabytes(stage)
 
@@ -132,6 +134,10 @@ class ObjectStore:
             (into / STATE_FILE).write_bytes(text)
         except CheckpointError:
             raise
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(
+                f"{self.url}/checkpoints/{name} is half-written: {error} is missing"
+            ) from error
         except Exception as error:
             raise CheckpointError(f"{self.url}/checkpoints/{name} could not be downloaded: {_said(error)}") from error
 
@@ -171,7 +177,7 @@ class ObjectStore:
         self._fs.invalidate_cache()
         return {path.removeprefix(folder).lstrip("/") for path in self._try(self._fs.find, folder)}
 
-    def _try(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+    def _try(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(TRIES),
             wait=WAITS,

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -28,6 +28,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from agentrl.errors import CheckpointError
 from agentrl.optim.optimizer import Optim
 from agentrl.parallel.collectives import all_gather, all_max, rank, world_size
+from agentrl.system.json_value import JSON
+from agentrl.system.plugin import describe
 from agentrl.system.publish import flush_to_disk
 
 _STATE = "state.json"
@@ -40,6 +42,22 @@ SEEN_WITHIN = 60.0
 """Seconds in which a file that another node wrote can be seen here: network file systems remember what was there."""
 
 
+class _Description(BaseModel):
+    """Content of state.json."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: int
+    ranks: int = Field(gt=0)
+    """Number of ranks that wrote it."""
+    optimizer: str
+    weights: dict[str, str]
+    """Signatures (see `_signature`) by name."""
+    optimizer_tensors: dict[str, str]
+    """Likewise."""
+    mark: dict[str, JsonValue]
+
+
 class WorkerState:
     """The parameters `params` that learn and their optimizer, on this rank. One save at a time."""
 
@@ -50,7 +68,7 @@ class WorkerState:
         self._writing: Future[None] | None = None
         self._host: dict[str, torch.Tensor] = {}
 
-    def save(self, directory: Path, mark: Mapping[str, Any] | None = None, *, background: bool = False) -> list[str]:
+    def save(self, directory: Path, mark: Mapping[str, JSON] | None = None, *, background: bool = False) -> list[str]:
         """Write into `directory`, with all other ranks, and return the files that this one writes.
 
         Args:
@@ -61,13 +79,13 @@ class WorkerState:
         """
         self.finish()
         remembered = self._optim.state()
-        description = {
+        description: dict[str, JSON] = {
             "format": _FORMAT,
             "ranks": world_size(),
             "optimizer": self._optim.name,
             "weights": {name: _signature(tensor.dtype, tensor.shape) for name, tensor in self._params.items()},
             "optimizer_tensors": {name: _signature(tensor.dtype, tensor.shape) for name, tensor in remembered.items()},
-            "mark": dict(mark or {}),
+            "mark": mark or {},
         }
         pieces: dict[str, torch.Tensor] = {}
         places: dict[str, dict[str, list[int]]] = {}
@@ -92,7 +110,7 @@ class WorkerState:
         writing.result()
         return True
 
-    def load(self, directory: Path, mark: Mapping[str, Any] | None = None) -> None:
+    def load(self, directory: Path, mark: Mapping[str, JSON] | None = None) -> None:
         """Take over what any number of ranks saved, exactly. Every rank must call it, and reads only what it needs.
 
         Nothing is changed on any rank unless everything fits. Raises CheckpointError when a file is missing or broken,
@@ -119,10 +137,10 @@ class WorkerState:
             self._host[name] = buffer
         return buffer.copy_(piece, non_blocking=True)
 
-    def _read(self, directory: Path, mark: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def _read(self, directory: Path, mark: Mapping[str, JSON]) -> dict[str, torch.Tensor]:
         """Read weights and optimizer state, by name, sharded as they are here."""
         described = _read_description(directory)
-        missing = _first_missing(directory)
+        missing = _first_missing(directory, described.ranks)
         if missing is not None:
             raise CheckpointError(f"{directory}: half-written, {missing} is missing; {_USE_AN_EARLIER}")
         reader = HuggingFaceStorageReader(str(directory))
@@ -130,23 +148,23 @@ class WorkerState:
             there = reader.read_metadata()
         except Exception as error:
             raise _broken(directory, error) from error
-        weights: dict[str, str] = described["weights"]
+        weights = described.weights
         _check_same_model(directory, weights, self._params)
         for key, value in mark.items():
-            if described["mark"].get(key) != value:
+            if described.mark.get(key) != value:
                 raise CheckpointError(
-                    f"{directory}: its adapters are of another model. {key}: {described['mark'].get(key)} in the "
+                    f"{directory}: its adapters are of another model. {key}: {described.mark.get(key)} in the "
                     f"checkpoint, {value} in this run. Set actor_rollout_ref.model.{key} to what the run began with"
                 )
-        if described["optimizer"] != self._optim.name:
+        if described.optimizer != self._optim.name:
             raise CheckpointError(
-                f"{directory}: the checkpoint was made with optim.name={described['optimizer']}, this run has "
+                f"{directory}: the checkpoint was made with optim.name={described.optimizer}, this run has "
                 f"optim.name={self._optim.name}. Set it back, or start over with trainer.resume_mode=disable"
             )
-        for name, signature in (weights | described["optimizer_tensors"]).items():
+        for name, signature in (weights | described.optimizer_tensors).items():
             _check_whole(directory, name, signature, there)
         wanted = {name: torch.empty_like(param.detach()) for name, param in self._params.items()}
-        for name in described["optimizer_tensors"]:
+        for name in described.optimizer_tensors:
             found = there.state_dict_metadata[name]
             assert isinstance(found, TensorStorageMetadata)
             try:
@@ -211,8 +229,8 @@ def _element(place: Sequence[int], shape: Sequence[int]) -> int:
 def _write(
     shard: Path,
     pieces: Mapping[str, torch.Tensor],
-    places: Mapping[str, Any],
-    description: Mapping[str, Any] | None,
+    places: Mapping[str, Mapping[str, list[int]]],
+    description: Mapping[str, JSON] | None,
 ) -> None:
     shard.parent.mkdir(parents=True, exist_ok=True)
     save_file(dict(pieces), shard, metadata={"format": "pt", "DCP_VERSION": "1.0", _PLACES: json.dumps(places)})
@@ -232,25 +250,24 @@ def _signature(dtype: torch.dtype, shape: torch.Size) -> str:
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
 
-def _read_description(directory: Path) -> dict[str, Any]:
+def _read_description(directory: Path) -> _Description:
     path = directory / _STATE
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
+        found: JSON = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and type(format := found.get("format")) is int and format != _FORMAT:
+            raise CheckpointError(f"{path}: expected format {_FORMAT}, found {format}")
+        return _Description.model_validate(found)
     except FileNotFoundError:
         raise CheckpointError(
             f"{directory}: half-written or no checkpoint, {_STATE} is missing; {_USE_AN_EARLIER}"
         ) from None
-    except ValueError as error:
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: broken ({describe(error):.500}); {_USE_AN_EARLIER}") from error
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: broken ({error}); {_USE_AN_EARLIER}") from error
-    if described.get("format") != _FORMAT:
-        raise CheckpointError(f"{path}: expected format {_FORMAT}, found {described.get('format')!r}")
-    return dict(described)
 
 
-def _first_missing(directory: Path) -> str | None:
-    if not (directory / _STATE).exists():
-        return _STATE
-    ranks = _read_description(directory)["ranks"]
+def _first_missing(directory: Path, ranks: int) -> str | None:
     names = (_shard_name(rank, ranks) for rank in range(ranks))
     return next((name for name in names if not (directory / name).exists()), None)
 

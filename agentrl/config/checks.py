@@ -47,6 +47,26 @@ def check_rules(config: Section, given: Collection[str]) -> Iterator[str]:
             yield from faults
 
 
+def remarks(config: Section) -> Iterator[str]:
+    """Yield what is allowed and seldom meant."""
+    if isinstance(config, Config):
+        if config.async_training.max_staleness:
+            yield (
+                f"async_training.max_staleness={config.async_training.max_staleness} trains on tokens that older "
+                "weights sampled, and no loss of agentrl's corrects for that yet: watch async/staleness_mean and "
+                "actor/ppo_kl"
+            )
+        actor = config.actor_rollout_ref.actor
+        for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
+            distance = getattr(actor, name)
+            if distance is not None and distance >= 1:
+                bound = f"[{1 - distance:g}, ...]" if name == "clip_ratio_low" else f"[..., {1 + distance:g}]"
+                yield (
+                    f"{ACTOR}.{name}={distance:g} is the distance of the ratio's bound from 1, so that ratios are "
+                    f"clipped to {bound}; for the bound {distance:g} set {abs(distance - 1):.3g}"
+                )
+
+
 def check_together(config: Section) -> Iterator[str]:
     """Yield the faults that span sections."""
     if isinstance(config, RolloutsConfig):
@@ -57,6 +77,7 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_scorer_timeouts(config)
     if isinstance(config, Config):
         yield from check_batches(config)
+        yield from check_async(config)
         yield from check_validation(config)
     if isinstance(config, Config | SFTConfig):
         yield from check_parallel(config)
@@ -137,6 +158,36 @@ def check_batches(config: Config) -> Iterator[str]:
                 f"{key}={size} must divide data.train_batch_size={batch} (both count prompts); the nearest that do: "
                 f"{' and '.join(map(str, near))}"
             )
+
+
+def check_async(config: Config) -> Iterator[str]:
+    """Check that the bound on staleness can hold, and that something runs trajectories beside updates."""
+    keys, rollout = config.async_training, config.actor_rollout_ref.rollout
+    bound = keys.max_staleness
+    if bound == 0:
+        return
+    at = f"async_training.max_staleness={bound}"
+    if keys.depth > bound:
+        yield (
+            f"async_training.depth={keys.depth} is above {at}: what is begun so far ahead would be too old when its "
+            "turn comes. Lower depth, or raise max_staleness"
+        )
+    if keys.publish_every > bound + 1:
+        yield (
+            f"async_training.publish_every={keys.publish_every} is above {at} + 1: by the time of the next publication "
+            "nothing that the engine samples may be trained on. Lower publish_every, or raise max_staleness"
+        )
+    if config.trainer.save_freq < 1 and not config.trainer.val_only:
+        yield (
+            f"trainer.save_freq={config.trainer.save_freq} conflicts with {at}: prompts that were begun ahead are kept "
+            "in checkpoints. Set trainer.save_freq=50, say"
+        )
+    if rollout.name != "embedded" or config.uses_ray:
+        where = "Ray's workers" if config.uses_ray else f"{ROLLOUT}.name={rollout.name}"
+        yield (
+            f"{at} needs {ROLLOUT}.name=embedded in one process, found {where}: other engines do not keep trajectories "
+            "over an update yet. Set async_training.max_staleness=0"
+        )
 
 
 def check_validation(config: Config) -> Iterator[str]:

@@ -108,6 +108,9 @@ USEFUL_TO_GENERATE = (
 )
 
 
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
 @dataclass(frozen=True, slots=True)
 class CommandLine:
     overrides: list[str]
@@ -116,6 +119,14 @@ class CommandLine:
     """The user's own folder of YAML files."""
     show_config: bool
     """Print the config and end."""
+    config_dir: Path | None = None
+    """A folder that is searched too, after that of `config_name` and before ours."""
+    package: str | None = None
+    """The section that is printed; None: the whole config."""
+    info: str | None = None
+    """Kind of information that Hydra prints of the config (`searchpath`, `defaults`, ...); then the command ends."""
+    multirun: bool = False
+    """Run a job for each combination of the values that overrides list."""
 
 
 def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Section]) -> CommandLine:
@@ -123,14 +134,33 @@ def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Secti
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage="[key=value ...] [flags]")
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--config-name", "-cn", default=config_name)
-    parser.add_argument("--config-path", "--config-dir", "-cp", "-cd", type=Path)
+    parser.add_argument("--config-path", "-cp", type=Path)
+    parser.add_argument("--config-dir", "-cd", type=Path)
     parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--package", "-p")
+    parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFO)
+    parser.add_argument("--run", "-r", action="store_true")
+    parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_intermixed_args(list(argv))
     if args.help:
         sys.stdout.write(help_text(schema))
         raise SystemExit(0)
-    return CommandLine(args.overrides, args.config_name, args.config_path, args.cfg is not None)
+    if args.cfg is None and (args.resolve or args.package is not None):
+        parser.error("--resolve and --package say what --cfg job prints: give that, too")
+    if args.multirun and (args.run or args.cfg is not None or args.info is not None):
+        parser.error("--multirun runs several jobs: leave out --run, --cfg and --info, which are for one")
+    return CommandLine(
+        args.overrides,
+        args.config_name,
+        args.config_path,
+        args.cfg is not None,
+        args.config_dir,
+        args.package,
+        args.info,
+        args.multirun,
+    )
 
 
 def help_text(schema: type[Section]) -> str:
@@ -138,9 +168,13 @@ def help_text(schema: type[Section]) -> str:
     leaves = leaf_keys(schema)
     lines = [HELP[schema], "Overrides:", GRAMMAR, "Flags:"]
     lines += [
-        "  --cfg job                         print the whole resolved config and end",
+        "  --cfg job                         print the whole resolved config and end (--resolve changes nothing)",
+        "  --package SECTION                 of what --cfg job prints only this section",
         "  --config-name NAME                the YAML to start from",
         "  --config-path DIR                 your own folder of YAML files, searched before ours",
+        "  --config-dir DIR                  a folder that is searched, too, e.g. for a config group of yours",
+        "  --info [WHAT]                     how the config is put together: searchpath, defaults, defaults-tree, ...",
+        "  --multirun                        a job for each combination of values: key=a,b key=range(1,4)",
         "",
         f"The most useful of the {len(leaves)} keys:",
     ]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, ParamSpec, TypeVar, get_args
 
 Score = Literal["entropy", "squared_probs"]
 """Numbers of the distribution that a token was drawn from, given by the pass that computes log-probs."""
-Extra = Score | Literal["ref_logprobs", "values"]
+Extra = Score | Literal["ref_logprobs", "values", "greedy_rewards", "state"]
 """Columns that are computed only for algorithms that declare them."""
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,9 @@ class Declaration:
     """Needs of an algorithm beside the basic columns."""
 
     columns: frozenset[Extra] = frozenset()
-    """Columns that it is given; the others are None. `values` makes a critic, `ref_logprobs` a reference policy."""
+    """Columns that it is given; the others are None. `values` makes a critic, `ref_logprobs` a reference policy, and
+    `greedy_rewards` (an estimator's) has one more trajectory of each prompt drawn, greedily. `state` (an estimator's)
+    says in which state each turn was taken."""
     keys: frozenset[str] = frozenset()
     """Keys of its config section (`algorithm`, `actor_rollout_ref.actor`) that it reads. With an algorithm that
     does not read a key that only some do, the key is refused, as it would have no effect."""
@@ -30,14 +33,19 @@ class Declaration:
     """A policy loss: tokens whose advantage is 0 have no gradient, so that sequences of such tokens alone need not be
     computed (see algorithm.filter_groups)."""
 
+    @property
+    def scores(self) -> list[Score]:
+        """The subset of `columns` that the pass which computes log-probs gives."""
+        return [name for name in get_args(Score) if name in self.columns]
+
 
 def declare(
     *columns: Extra, keys: tuple[str, ...] = (), compares_group: bool = False, advantage_only: bool = False
-) -> Callable[[Function], Function]:
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate an estimator or a policy loss with its `Declaration`; one without needs nothing more."""
     declaration = Declaration(frozenset(columns), frozenset(keys), compares_group, advantage_only)
 
-    def decorate(function: Function) -> Function:
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
         function.declaration = declaration  # type: ignore[attr-defined]
         return function
 

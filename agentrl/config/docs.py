@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 from agentrl.config.keys import MISSING, Key, all_keys, defaults, flatten, leaf_keys
 from agentrl.config.rules import Place, shown
@@ -13,15 +13,30 @@ from agentrl.config.section import Section
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import SFTConfig
 from agentrl.config.sections.training import Config
+from agentrl.system.json_value import JSON
 
 HEAD = """\
 # Every key
 
 Lengths are in tokens, times in seconds. Set a key on the command line (`key=value`) or in a YAML file of your own
 (`--config-path`, `--config-name`; it builds on ours with `defaults: [train, _self_]`). A key that does not exist, has
-a value of the wrong kind, conflicts with another or could have no effect is an error that says so; all of them are told
-at once. A default counts as set where you write it down, unless it asks for nothing (null, false, 0, empty). In a file
-that `--cfg job` printed or a run wrote, which begins with `every_key: true`, only values other than the default do.
+a value of the wrong kind, conflicts with another or, by the config alone, could have no effect is an error that says
+so; all of them are told at once. A default counts as set where you write it down, unless it asks for nothing (null,
+false, 0, empty). In a file that `--cfg job` printed or a run wrote, which begins with `every_key: true`, only values
+other than the default do.
+
+The command line is Hydra's: `key=value`, `+key=value`, `~key`, `group=choice`, `--config-path`, `--config-name`,
+`--config-dir` (a folder that is searched, too, behind those), `--cfg job`, `--package SECTION`, `--info`.
+`--multirun` (`-m`), for `agentrl.train` and `agentrl.sft`, runs a job for each combination of the values that keys
+list, one after another, and ends with a table; a job that fails does not keep the next from running:
+
+    python -m agentrl.train --multirun trainer.seed=1,2,3 algorithm=grpo,ppo 'data.seed=range(1,4)'
+
+Each job has its folder and name: those that would share one get `<folder>/trainer.seed=1,algorithm=grpo`, so the same
+command goes on with all of them. Hydra's own keys: `hydra.run.dir` names the run's folder, as
+`trainer.default_local_dir` does, `hydra.sweep.dir` and `hydra.sweep.subdir` those of jobs, `hydra.sweeper.params` may
+list values in a YAML file, and `hydra.searchpath` adds folders; all others are refused with the reason, on the command
+line and in YAML files alike. The working directory never changes (`hydra.job.chdir`).
 
 The defaults below are those of your own data and model. `data.train_files=quickstart` and
 `actor_rollout_ref.model.path=quickstart`, which hold while you name no others, bring the values of `configs/recipe/`
@@ -85,7 +100,7 @@ def _text(key: Key, keys: Collection[str]) -> str:
     return " ".join(f"{key.field.description or ''} {' '.join(rules)}".split())
 
 
-def _kind(annotation: Any) -> str:
+def _kind(annotation: object) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is type(None):
         return "null"
@@ -97,10 +112,11 @@ def _kind(annotation: Any) -> str:
         return f"list of {_kind(arguments[0])}"
     if origin is not None and arguments and origin is not dict:
         return _kind(arguments[0])
-    return {str: "text", bool: "true, false", int: "integer", float: "number"}.get(annotation, "mapping")
+    kinds: dict[object, str] = {str: "text", bool: "true, false", int: "integer", float: "number"}
+    return kinds.get(annotation, "mapping")
 
 
-def _default(value: Any) -> str:
+def _default(value: JSON) -> str:
     return "must be given" if value == MISSING else "null" if value is None else f"`{shown(value)}`"
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_origin
+from typing import get_origin
 
 from pydantic.fields import FieldInfo
 
 from agentrl.config.rules import Rule
 from agentrl.config.section import Section
+from agentrl.system.json_value import JSON
 
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""
@@ -40,14 +42,15 @@ def all_keys(schema: type[Section], section: str = "", rules: tuple[tuple[Rule, 
     return found
 
 
-def leaf_keys(schema: type[Section]) -> dict[str, FieldInfo]:
+@functools.cache  # asked once for each override
+def leaf_keys(schema: type[Section]) -> Mapping[str, FieldInfo]:
     """Map the dotted path of every key of the schema to its field."""
     return {path: key.field for path, key in all_keys(schema).items()}
 
 
-def defaults(schema: type[Section]) -> dict[str, Any]:
+def defaults(schema: type[Section]) -> dict[str, JSON]:
     """Return the schema's defaults as a tree of plain values; `???` where a value must be given."""
-    tree: dict[str, Any] = {}
+    tree: dict[str, JSON] = {}
     for name, field in schema.model_fields.items():
         default = field.get_default(call_default_factory=True)
         if isinstance(default, Section):
@@ -61,9 +64,9 @@ def defaults(schema: type[Section]) -> dict[str, Any]:
     return tree
 
 
-def flatten(tree: Mapping[str, Any], leaves: Mapping[str, FieldInfo], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, JSON], leaves: Mapping[str, FieldInfo], prefix: str = "") -> dict[str, JSON]:
     """Flatten a tree to values by dotted path. A key whose value is a mapping by its schema (kwargs) stays whole."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, JSON] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and not holds_mapping(leaves.get(key)):
@@ -73,14 +76,16 @@ def flatten(tree: Mapping[str, Any], leaves: Mapping[str, FieldInfo], prefix: st
     return flat
 
 
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nested(flat: Mapping[str, JSON]) -> dict[str, JSON]:
     """Build the tree of values by dotted path; the inverse of `flatten`."""
-    tree: dict[str, Any] = {}
+    tree: dict[str, JSON] = {}
     for key, value in flat.items():
         *sections, name = key.split(".")
         inner = tree
         for section in sections:
-            inner = inner.setdefault(section, {})
+            below = inner.setdefault(section, {})
+            assert isinstance(below, dict)
+            inner = below
         inner[name] = value
     return tree
 

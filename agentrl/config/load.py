@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
-from agentrl.config.checks import check
+from agentrl.config.checks import check, remarks
 from agentrl.config.command_line import CommandLine, parse_command_line
+from agentrl.config.hydra_section import RUN_DIR, fault_of, faults_of_yaml, given_dir, is_of_hydra, refused, resolved
 from agentrl.config.keys import MISSING, all_keys, defaults, flatten, leaf_keys, nearest, nested
 from agentrl.config.rules import NamesFile
 from agentrl.config.section import Section
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import SFTConfig
 from agentrl.config.sections.training import Config
-from agentrl.config.verl_keys import translate
+from agentrl.config.verl.dialect import DIALECT, VERL, differences, differing, idle_keys, without_effect
+from agentrl.config.verl.translation import Translation, refusals, spelled, spellings, summary, translate
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import configs_dir, find_file
+from agentrl.system.json_value import JSON, as_list
 from agentrl.system.publish import published
 
 logger = logging.getLogger(__name__)
@@ -36,8 +43,12 @@ SchemaT = TypeVar("SchemaT", Config, SFTConfig, GenerateConfig, EvaluateConfig)
 
 RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_ref.model.path"}
 """Config groups that hold only while their key says `quickstart`: what suits the tiny policy suits no other."""
+FOLDER = "trainer.default_local_dir"
 EVERY_KEY = "every_key"
 """The key by which a YAML file says that it holds every key: one with its default value was then not given."""
+IDLE = "without_effect"
+"""Beside it, the list of those that have no effect with the others, as verl's commands may have some: not given, too.
+"""
 
 
 def load_config(
@@ -51,27 +62,79 @@ def load_config(
     keys that do not exist and for values of the wrong kind, then for keys that do not fit together.
     """
     command = parse_command_line(argv, config_name, schema)
-    try:
+    if command.multirun:
+        raise ConfigError(
+            "--multirun: several jobs are run by the commands agentrl.train and agentrl.sft, from the command line only"
+        )
+    return load_command(command, schema)
+
+
+def load_command(command: CommandLine, schema: type[SchemaT]) -> SchemaT:
+    """Load the config of a command that asks for one job, as `load_config` does."""
+    with told_as_config_errors():
+        if command.info is not None:
+            show_info(command, schema)
+            raise SystemExit(0)
         config = checked(compose_keys(command, schema), schema)
+    if command.show_config:
+        sys.stdout.write(shown_config(config, command.package))
+        raise SystemExit(0)
+    return config
+
+
+@contextmanager
+def told_as_config_errors() -> Iterator[None]:
+    """Raise ConfigError for what Hydra, OmegaConf and the YAML parser raise."""
+    try:
+        yield
     except (HydraException, OmegaConfBaseException) as error:
         reason = str(error).partition("Config search path")[0].strip()
         raise ConfigError(f"the config cannot be put together: {reason}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"a config file is not valid YAML: {error}") from error
-    if command.show_config:
-        sys.stdout.write(config_to_yaml(config))
-        raise SystemExit(0)
-    return config
 
 
-def config_to_dict(config: Section) -> dict[str, Any]:
+def shown_config(config: Section, package: str | None) -> str:
+    """Write what `--cfg job` prints: the whole config, or the section `package`. Raises ConfigError for no section."""
+    if package is None:
+        return config_to_yaml(config)
+    tree: JSON = config_to_dict(config)
+    for name in package.split("."):
+        if not isinstance(tree, dict) or not isinstance(tree.get(name), dict):
+            sections = sorted({key.rpartition(".")[0] for key in leaf_keys(type(config))})
+            near = nearest(package, sections)
+            raise ConfigError(f"--package {package}: no such section" + (f"; did you mean {near[0]}?" if near else ""))
+        tree = tree[name]
+    return f"# @package {package}\n{OmegaConf.to_yaml(tree)}"
+
+
+def show_info(command: CommandLine, schema: type[Section]) -> None:
+    """Have Hydra tell how it puts the config together, without our checks."""
+    assert command.info is not None
+    searched = folders_of(command)
+    overrides = [Override.parse(text, searched, schema) for text in command.overrides]
+    texts = with_search_path(searched, [override.text for override in overrides if override.text is not None])
+    with initialize_config_dir(str(searched[0]), version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        root = logging.getLogger()
+        kept = root.level, root.handlers[:]
+        try:
+            hydra.show_info(command.info, command.config_name, texts)
+        finally:  # it logs everything to the standard output from then on
+            root.setLevel(kept[0])
+            root.handlers[:] = kept[1]
+
+
+def config_to_dict(config: Section) -> dict[str, JSON]:
     """Convert a config to plain values, ready for YAML and JSON."""
     return config.model_dump(mode="json")
 
 
 def config_to_yaml(config: Section) -> str:
     """Convert a config to YAML with every key, which loads as the same config."""
-    return OmegaConf.to_yaml({EVERY_KEY: True, **config_to_dict(config)})
+    idle = idle_keys(config, differing(config))
+    return OmegaConf.to_yaml({EVERY_KEY: True, **({IDLE: list(idle)} if idle else {}), **config_to_dict(config)})
 
 
 def write_config(config: Section, path: Path) -> None:
@@ -84,7 +147,7 @@ def write_config(config: Section, path: Path) -> None:
 class Keys:
     """The keys that YAML files and command line name."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, JSON]
     """Values by dotted path, interpolations unresolved."""
     given: Collection[str]
     """The keys that the user gave, not a recipe of ours."""
@@ -92,6 +155,10 @@ class Keys:
     """The keys and sections that stand on the command line."""
     faults: Sequence[str] = ()
     """Messages for overrides that are wrong by themselves."""
+    tree: DictConfig | None = None
+    """The tree that Hydra composed, with its own section `hydra`."""
+    translation: Translation | None = None
+    """How `values` came of a config in verl's keys; None for one in ours."""
 
 
 def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
@@ -99,38 +166,113 @@ def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
 
     Raises ConfigError for a file that is not there and for an override that cannot be read.
     """
-    folder = folder_of(command)
-    overrides = [Override.parse(text, folder, schema) for text in command.overrides]
+    searched = folders_of(command)
+    overrides = [Override.parse(text, searched, schema, multirun=command.multirun) for text in command.overrides]
     texts = [override.text for override in overrides if override.text is not None]
-    tree, own = compose_trees(folder, command.config_name, texts, schema)
+    tree, own = compose_trees(searched, command.config_name, texts, schema)
+    if tree.hydra.sweeper.params and not command.multirun:
+        logger.warning("hydra.sweeper.params of the YAML is read with --multirun only: this is one job without it")
+    faults = [override.fault for override in overrides if override.fault is not None]
+    return keys_of(tree, own, overrides, schema, [*faults, *faults_of_yaml(tree, hydras_own())])
+
+
+def keys_of(
+    tree: DictConfig, own: DictConfig, overrides: Sequence[Override], schema: type[Section], faults: list[str]
+) -> Keys:
+    """Take the keys out of what Hydra composed. `own`: the tree without the quickstart's recipes."""
     typed = [override.key for override in overrides]
     deleted = [override.deletes for override in overrides if override.deletes is not None]
     known = known_by(schema)
     values = {key: value for key, value in flat(tree, known).items() if not is_at(key, deleted)}
+    if schema is Config and values.get(DIALECT) == VERL:
+        return translated_keys(tree, schema, typed, faults, deleted)
     mine = {key: value for key, value in flat(own, known).items() if key in values}
-    given = set_of(mine, schema, typed) if values.pop(EVERY_KEY, False) else mine.keys()
-    return Keys(values, given, typed, [override.fault for override in overrides if override.fault is not None])
+    idle = [key for key in as_list(values.pop(IDLE, None)) if not is_at(str(key), typed)]
+    given = set_of(mine, schema, typed).difference(idle) if values.pop(EVERY_KEY, False) else mine.keys()
+    faults += run_folder(tree, values, known)
+    return Keys(values, given, typed, faults, tree)
 
 
-def set_of(values: Mapping[str, Any], schema: type[Section], typed: Collection[str]) -> set[str]:
+def translated_keys(
+    tree: DictConfig, schema: type[Section], typed: Collection[str], faults: list[str], deleted: Collection[str]
+) -> Keys:
+    """Translate a config that is written in verl's keys. No key of it counts as given: one without effect is noted."""
+    given = OmegaConf.to_container(without_hydra(tree), resolve=True)
+    values = flatten(given, leaf_keys(schema))  # type: ignore[arg-type]
+    found = {key: value for key, value in values.items() if key != DIALECT and not is_at(key, deleted)}
+    translation = translate(found, schema)
+    faults += refusals(translation, found)
+    if translation.strangers:
+        faults.append(unknown_keys(translation.strangers, list(leaf_keys(schema))))
+    faults += run_folder(tree, translation.values, leaf_keys(schema))
+    return Keys(translation.values, (), typed, faults, tree, translation)
+
+
+def run_folder(tree: DictConfig, values: dict[str, JSON], known: Collection[str]) -> list[str]:
+    """Set the run's folder to that of hydra.run.dir, if it is given; write the message where that cannot be."""
+    run_dir = given_dir(tree, RUN_DIR)
+    return [] if run_dir is None else same_folder(values, resolved(run_dir, tree), known)
+
+
+def same_folder(values: dict[str, JSON], run_dir: str, known: Collection[str]) -> list[str]:
+    """Set the run's folder to that of hydra.run.dir; write the message where that cannot be."""
+    if FOLDER not in known:
+        return [f"hydra.run.dir={run_dir}: this command has no run's folder; leave hydra.run.dir out"]
+    if values.get(FOLDER, run_dir) != run_dir:
+        return [f"hydra.run.dir={run_dir} and {FOLDER}={values[FOLDER]} both name the run's folder; keep one of them"]
+    values[FOLDER] = run_dir
+    return []
+
+
+def set_of(values: Mapping[str, JSON], schema: type[Section], typed: Collection[str]) -> set[str]:
     """Find the keys that count as given where a file holds every key: those that differ from the default, and those
     on the command line."""
     default = flatten(defaults(schema), leaf_keys(schema))
     return {key for key, value in values.items() if value != default.get(key, MISSING) or is_at(key, typed)}
 
 
-def folder_of(command: CommandLine) -> Path:
-    """Find the folder of the YAML file to start from. Raises ConfigError where the file is not there."""
-    folder = command.config_path.expanduser().resolve() if command.config_path is not None else configs_dir()
-    if not (folder / f"{command.config_name.removesuffix('.yaml')}.yaml").is_file():
-        known = sorted({path.stem for place in {folder, configs_dir()} for path in place.glob("*.yaml")})
-        raise ConfigError(f"--config-name {command.config_name}: no such file in {folder}; known: {', '.join(known)}")
-    return folder
+def folders_of(command: CommandLine) -> list[Path]:
+    """List the folders of YAML files in the order in which they are searched: that of the file to start from first.
+
+    Raises ConfigError where the file is in none of them, and for a folder that is not there.
+    """
+    own = given_folders(command)
+    first = own[:1] if command.config_path is not None else [configs_dir(), *own]
+    places = [*first, *(path for path in [*own, configs_dir()] if path not in first)]
+    name = command.config_name.removesuffix(".yaml")
+    # A file beside others of one's own is theirs: ours of the same name is not taken instead.
+    start = next((path for path in [*first, *own] if (path / f"{name}.yaml").is_file()), None)
+    if start is None:
+        advice = ". --config-dir adds a folder without a file to start from" if command.config_path is not None else ""
+        raise ConfigError(no_start(name, dict.fromkeys([*first, *own]), places) + advice)
+    return [start, *(path for path in places if path != start)]
 
 
-def compose_trees(folder: Path, name: str, texts: list[str], schema: type[Section]) -> tuple[DictConfig, DictConfig]:
+def given_folders(command: CommandLine) -> list[Path]:
+    """List the folders that a command line names, --config-path's first. Raises ConfigError for one not there."""
+    found = []
+    for flag, path in {"--config-path": command.config_path, "--config-dir": command.config_dir}.items():
+        if path is None:
+            continue
+        if not path.expanduser().is_dir():
+            raise ConfigError(f"{flag} {path}: there is no such folder (working directory {Path.cwd()})")
+        found.append(path.expanduser().resolve())
+    return found
+
+
+def no_start(name: str, starts: Iterable[Path], places: Iterable[Path]) -> str:
+    """Write the message for a file to start from that is in none of `starts`, with all the files in `places`."""
+    there = {path: ", ".join(sorted(file.stem for file in path.glob("*.yaml"))) or "none" for path in places}
+    return f"--config-name {name}: no such file in {' or '.join(map(str, starts))}; there are " + "; ".join(
+        f"{names} in {path}" for path, names in there.items()
+    )
+
+
+def compose_trees(
+    searched: Sequence[Path], name: str, texts: list[str], schema: type[Section]
+) -> tuple[DictConfig, DictConfig]:
     """Compose the tree with the quickstart's recipes that apply, and the one without any, which is the user's own."""
-    tree = hydra_compose(folder, name, texts)
+    tree = hydra_compose(searched, name, texts)
     chosen = tree.hydra.runtime.choices
     recipes = [
         group
@@ -139,18 +281,39 @@ def compose_trees(folder: Path, name: str, texts: list[str], schema: type[Sectio
     ]
     if not recipes:
         return tree, tree
-    own = hydra_compose(folder, name, [*texts, *(f"~{group}" for group in recipes)])
+    own = hydra_compose(searched, name, [*texts, *(f"~{group}" for group in recipes)])
     dropped = [group for group in recipes if not applies(RECIPES[group], own, schema)]
     if dropped == recipes:
         return own, own
-    return (hydra_compose(folder, name, [*texts, *(f"~{group}" for group in dropped)]) if dropped else tree), own
+    return (hydra_compose(searched, name, [*texts, *(f"~{group}" for group in dropped)]) if dropped else tree), own
 
 
-def hydra_compose(folder: Path, name: str, overrides: list[str]) -> DictConfig:
+def hydra_compose(searched: Sequence[Path], name: str, overrides: list[str]) -> DictConfig:
     """Compose one YAML file, those it builds on, and overrides; the tree has Hydra's own section `hydra`, too."""
-    with initialize_config_dir(str(folder), version_base="1.3"):
-        ours = f"hydra.searchpath=[file://{configs_dir()}]"
-        return compose(name, overrides=[ours, *overrides], return_hydra_config=True)
+    with initialize_config_dir(str(searched[0]), version_base="1.3"):
+        try:
+            return compose(name, overrides=with_search_path(searched, overrides), return_hydra_config=True)
+        except KeyError as error:  # Hydra looks these up in the environment as it composes
+            raise ConfigError(f"{refused('hydra.job.env_copy', None)} (found {error})") from error
+
+
+@cache
+def hydras_own() -> DictConfig:
+    """Compose Hydra's own section `hydra` as it is without any YAML file."""
+    with initialize_config_dir(str(configs_dir()), version_base="1.3"):
+        return compose(None, return_hydra_config=True)
+
+
+def with_search_path(searched: Sequence[Path], overrides: Sequence[str]) -> list[str]:
+    """Add the folders behind the first to what the overrides say of hydra.searchpath."""
+    ours, others = [f"file://{path}" for path in searched[1:]], []
+    for text in overrides:
+        override = OverridesParser.create().parse_override(text)
+        if override.key_or_group == "hydra.searchpath" and isinstance(value := override.value(), list):
+            ours = [*map(str, value), *ours]
+        else:
+            others.append(text)
+    return [f"hydra.searchpath=[{','.join(ours)}]", *others]
 
 
 def applies(key: str, own: DictConfig, schema: type[Section]) -> bool:
@@ -159,15 +322,19 @@ def applies(key: str, own: DictConfig, schema: type[Section]) -> bool:
     return field is not None and OmegaConf.select(own, key, default=field.default) == "quickstart"
 
 
-def known_by(schema: type[Section]) -> dict[str, Any]:
+def known_by(schema: type[Section]) -> Mapping[str, FieldInfo]:
     """Map the keys that may stand in a YAML file, those that are not read included, to their fields."""
-    return (leaf_keys(schema.ignored) if schema.ignored is not None else {}) | leaf_keys(schema)
+    return {**(leaf_keys(schema.ignored) if schema.ignored is not None else {}), **leaf_keys(schema)}
 
 
-def flat(tree: DictConfig, leaves: Mapping[str, Any]) -> dict[str, Any]:
+def flat(tree: DictConfig, leaves: Mapping[str, FieldInfo]) -> dict[str, JSON]:
     """Flatten a tree that Hydra made to values by dotted path."""
-    given = OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
-    return flatten(OmegaConf.to_container(given, resolve=False), leaves)  # type: ignore[arg-type]
+    return flatten(OmegaConf.to_container(without_hydra(tree), resolve=False), leaves)  # type: ignore[arg-type]
+
+
+def without_hydra(tree: DictConfig) -> DictConfig:
+    """Copy a tree that Hydra made, without its own section."""
+    return OmegaConf.masked_copy(tree, [str(key) for key in tree if key != "hydra"])
 
 
 def is_at(key: str, places: Collection[str]) -> bool:
@@ -187,15 +354,21 @@ class Override:
     fault: str | None = None
 
     @staticmethod
-    def parse(text: str, folder: Path, schema: type[Section]) -> Override:
-        """Read one override. Raises ConfigError and Hydra's errors for one that cannot be read."""
+    def parse(text: str, searched: Sequence[Path], schema: type[Section], *, multirun: bool = False) -> Override:
+        """Read one override; `multirun`: of a sweep. Raises ConfigError and Hydra's errors for one that is none."""
         text = long_key(text, schema)
         override = OverridesParser.create().parse_override(text)
         if override.is_sweep_override():
-            raise ConfigError(f"{text}: one value is expected; a list is written {override.key_or_group}=[a,b]")
+            raise ConfigError(
+                f"{text}: one value is expected; a list is written {override.key_or_group}=[a,b], and --multirun runs "
+                "a job for each value"
+            )
         key, leaves = override.key_or_group, known_by(schema)
+        if is_of_hydra(override):
+            fault = fault_of(override, multirun=multirun)
+            return Override(key, None if fault is not None else text, fault=fault)
         deletes = override.is_delete()
-        is_group = any((place / key).is_dir() for place in (folder, configs_dir()))
+        is_group = any((place / key).is_dir() for place in searched)
         if is_group and (deletes or "/" in key or isinstance(override.value(), str | list)):
             return Override(key, text)
         if deletes:
@@ -218,16 +391,40 @@ def long_key(text: str, schema: type[Section]) -> str:
 def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
     """Make the config of the schema's defaults and `keys`. Raises ConfigError as `load_config` does."""
     values = resolve(keys, schema)
-    config = validate(values, schema, [*keys.faults, *faults_of_names(keys, schema)])
+    faults: list[str]
+    translation: Translation
+    faults, translation = faults_of_names(keys, schema)
+    config = validate(values, schema, [*keys.faults, *faults])
     check(config, keys.given)
+    if keys.translation is not None:
+        for text in without_effect(config, keys.typed):
+            logger.warning("%s", text)
+    tell(config, keys, translation)
     for path, key in all_keys(schema).items():
-        if values.get(path) is not None and any(isinstance(rule, NamesFile) for rule, _ in key.rules):
-            values[path] = find_file(path, values[path])
+        name = values.get(path)
+        if isinstance(name, str) and any(isinstance(rule, NamesFile) and rule.is_name(name) for rule, _ in key.rules):
+            values[path] = find_file(path, name)
     return validate(values, schema)
 
 
-def faults_of_names(keys: Keys, schema: type[Section]) -> list[str]:
-    """Write the messages for keys that do not exist or are not read; log a note for each accepted key of verl."""
+def tell(config: Section, keys: Keys, translation: Translation) -> None:
+    """Log what is allowed and seldom meant, and what became of verl's keys."""
+    for remark in remarks(config):
+        logger.warning("%s", remark)
+    every = isinstance(config, Config | SFTConfig) and config.trainer.show_verl_notes
+    typed = None if keys.translation is None else keys.typed
+    for text in summary(translation, typed, every=every):
+        logger.warning("%s", text)
+    if keys.translation is not None:
+        said = {name for key in keys.typed for name in (key, *keys.translation.translated.get(key, ()))}
+        for text in differences(config, said):
+            logger.warning("%s", text)
+
+
+def faults_of_names(keys: Keys, schema: type[Section]) -> tuple[list[str], Translation]:
+    """Write the messages for keys that do not exist or are not read; judge those of verl's."""
+    if keys.translation is not None:
+        return [], keys.translation
     leaves, known, found = leaf_keys(schema), known_by(schema), []
     unknown = {}
     for key, value in keys.values.items():
@@ -242,13 +439,14 @@ def faults_of_names(keys: Keys, schema: type[Section]) -> list[str]:
                 f"{key}={value} has no effect: only training reads it"
                 + (f"; did you mean {near[0]}?" if near else f". Leave {key} out")
             )
-    strangers, notes, refused = translate({key: value for key, value in unknown.items() if value != {}})
-    for note in notes:
-        logger.warning("note: %s", note)
-    return [*found, *refused, *([unknown_keys(strangers, list(leaves))] if strangers else [])]
+    judged = spelled({key: value for key, value in unknown.items() if value != {}})
+    found += [*spellings(judged, unknown), *refusals(judged, unknown)]
+    if judged.strangers:
+        found.append(unknown_keys(judged.strangers, list(leaves)))
+    return found, judged
 
 
-def resolve(keys: Keys, schema: type[Section]) -> dict[str, Any]:
+def resolve(keys: Keys, schema: type[Section]) -> dict[str, JSON]:
     """Return the values of the schema's keys by dotted path, interpolations resolved, without those still missing."""
     leaves, known = leaf_keys(schema), known_by(schema)
     tree = OmegaConf.create(defaults(schema.ignored) if schema.ignored is not None else {})
@@ -259,12 +457,12 @@ def resolve(keys: Keys, schema: type[Section]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in leaves and value != MISSING}
 
 
-def is_section(key: str, leaves: Mapping[str, Any]) -> bool:
+def is_section(key: str, leaves: Iterable[str]) -> bool:
     """Say whether there are keys under `key`."""
     return any(leaf.startswith(f"{key}.") for leaf in leaves)
 
 
-def no_section(section: str, value: Any, leaves: Mapping[str, Any]) -> str:
+def no_section(section: str, value: object, leaves: Iterable[str]) -> str:
     """Write the message for a section that has a value."""
     first = next(leaf for leaf in leaves if leaf.startswith(f"{section}."))
     return f"{section}: expected keys under it, e.g. {first}, found {value!r}"
@@ -279,7 +477,7 @@ def unknown_keys(strangers: list[str], known: list[str]) -> str:
     return "\n".join(lines) + ("\n(--cfg job prints all keys)" if not all("?" in line for line in lines) else "")
 
 
-def validate(values: Mapping[str, Any], schema: type[SchemaT], faults: Sequence[str] = ()) -> SchemaT:
+def validate(values: Mapping[str, JSON], schema: type[SchemaT], faults: Sequence[str] = ()) -> SchemaT:
     """Check types and ranges. Raises ConfigError with `faults` and a line for each wrong value."""
     lines = list(faults)
     try:
@@ -295,7 +493,7 @@ def explain(error: ValidationError, schema: type[Section]) -> list[str]:
     """Write a line for each key with a wrong value, and one for all that are missing."""
     leaves = leaf_keys(schema)
     expected: dict[str, list[str]] = {}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     missing = []
     for item in error.errors():
         parts = [str(part) for part in item["loc"]]

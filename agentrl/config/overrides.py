@@ -24,8 +24,13 @@ def as_config(given: Config | Overrides) -> Config:
     if isinstance(given, Config):
         return given
     if isinstance(given, Mapping):
-        return load_config([f"{key}={_text(key, value)}" for key, value in given.items()])
+        return load_config([as_override(key, value) for key, value in given.items()])
     return load_config(list(given))
+
+
+def as_override(key: str, value: Value) -> str:
+    """Write an override in Hydra's grammar. Raises ConfigError for a value of a type that no key has."""
+    return f"{key}={_text(key, value)}"
 
 
 def _text(key: str, value: Value) -> str:

@@ -7,7 +7,7 @@ Nothing is imported from here before it is chosen.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl.system.registry import Registry
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentrl.engines.builder import EngineBuilder
     from agentrl.observe.tracking import Sink
     from agentrl.reward.contract import RewardManager
-    from agentrl.workers.backend import PolicyBackendFactory
+    from agentrl.workers.backend import CriticBackendFactory, PolicyBackendFactory
 
 ENGINES: Registry[EngineBuilder] = Registry(
     "rollout engine",
@@ -29,7 +29,7 @@ ENGINES: Registry[EngineBuilder] = Registry(
     {"embedded": "agentrl.engines.embedded.build:build", "sglang": "agentrl.engines.sglang.build:build"},
 )
 
-_FORMATS = ("deepseek_v3", "glm", "hermes", "llama3_json", "minimax", "mistral", "qwen3_coder")
+_FORMATS = ("deepseek_v3", "deepseek_v4", "glm", "hermes", "hy3", "llama3_json", "minimax", "mistral", "qwen3_coder")
 CALL_FORMATS: Registry[CallFormat | MakeFormat] = Registry(
     "tool-call format",
     "actor_rollout_ref.rollout.multi_turn.format",
@@ -42,6 +42,11 @@ POLICY_BACKENDS: Registry[PolicyBackendFactory] = Registry(
     "training strategy", "actor_rollout_ref.actor.strategy", {"fsdp": _FSDP, "fsdp2": _FSDP}
 )
 """Factories of a `PolicyBackend`, which holds and steps the policy (see `agentrl.workers.backend`)."""
+_FSDP_CRITIC = "agentrl.workers.fsdp:FSDPCritic"
+CRITIC_BACKENDS: Registry[CriticBackendFactory] = Registry(
+    "training strategy", "critic.strategy", {"fsdp": _FSDP_CRITIC, "fsdp2": _FSDP_CRITIC}
+)
+"""Factories of a `CriticBackend`, likewise."""
 
 _ESTIMATORS, _LOSSES = "agentrl.algorithms.estimators", "agentrl.algorithms.policy_losses"
 ADVANTAGE_ESTIMATORS: Registry[Callable[..., Advantages]] = Registry(
@@ -49,11 +54,19 @@ ADVANTAGE_ESTIMATORS: Registry[Callable[..., Advantages]] = Registry(
     "algorithm.adv_estimator",
     {
         "gae": f"{_ESTIMATORS}.gae:gae",
+        "gigpo": f"{_ESTIMATORS}.gigpo:gigpo",
+        "gpg": f"{_ESTIMATORS}.gpg:gpg",
         "grpo": f"{_ESTIMATORS}.grpo:grpo",
+        "grpo_passk": f"{_ESTIMATORS}.grpo_passk:grpo_passk",
         "grpo_turn": f"{_ESTIMATORS}.grpo_turn:grpo_turn",
+        "maxrl": f"{_ESTIMATORS}.maxrl:maxrl",
         "opo": f"{_ESTIMATORS}.opo:opo",
+        "optimal_token_baseline": f"{_ESTIMATORS}.optimal_token_baseline:optimal_token_baseline",
         "reinforce_plus_plus": f"{_ESTIMATORS}.reinforce_plus_plus:reinforce_plus_plus",
+        "reinforce_plus_plus_baseline": f"{_ESTIMATORS}.reinforce_plus_plus_baseline:reinforce_plus_plus_baseline",
+        "remax": f"{_ESTIMATORS}.remax:remax",
         "rloo": f"{_ESTIMATORS}.rloo:rloo",
+        "tir_optimal_token_baseline": f"{_ESTIMATORS}.optimal_token_baseline:optimal_token_baseline",  # verl's names
     },
     functions=True,
 )
@@ -62,7 +75,18 @@ ADVANTAGE_ESTIMATORS: Registry[Callable[..., Advantages]] = Registry(
 POLICY_LOSSES: Registry[Callable[..., TokenLoss]] = Registry(
     "policy loss",
     "actor_rollout_ref.actor.policy_loss.loss_mode",
-    {"gspo": f"{_LOSSES}.gspo:gspo", "vanilla": f"{_LOSSES}.vanilla:vanilla"},
+    {
+        "cispo": f"{_LOSSES}.cispo:cispo",
+        "dppo_kl": f"{_LOSSES}.dppo:dppo_kl",
+        "dppo_tv": f"{_LOSSES}.dppo:dppo_tv",
+        "dro": f"{_LOSSES}.dro:dro",
+        "geo_mean": f"{_LOSSES}.geo_mean:geo_mean",
+        "gpg": f"{_LOSSES}.gpg:gpg",
+        "gspo": f"{_LOSSES}.gspo:gspo",
+        "sapo": f"{_LOSSES}.sapo:sapo",
+        "topr": f"{_LOSSES}.topr:topr",
+        "vanilla": f"{_LOSSES}.vanilla:vanilla",
+    },
     functions=True,
 )
 """Functions from `LossColumns` to `TokenLoss`, which declare likewise."""
@@ -96,14 +120,17 @@ LOGGERS: Registry[type[Sink]] = Registry(
     {
         "console": "agentrl.observe.tracking:Console",
         "jsonl": "agentrl.observe.tracking:JsonLines",
+        "mlflow": "agentrl.observe.remote_sinks:MLflow",
+        "swanlab": "agentrl.observe.remote_sinks:SwanLab",
         "tensorboard": "agentrl.observe.tracking:Tensorboard",
-        "wandb": "agentrl.observe.tracking:Wandb",
+        "trackio": "agentrl.observe.remote_sinks:Trackio",
+        "wandb": "agentrl.observe.remote_sinks:Wandb",
     },
     base="agentrl.observe.tracking:Sink",
 )
 """Destinations of the metrics of each step."""
 
-SCORERS: Registry[Callable[..., Any]] = Registry(
+SCORERS: Registry[Callable[..., object]] = Registry(
     "scorer",
     "reward_model.scorers",
     {
@@ -119,11 +146,16 @@ SCORERS: Registry[Callable[..., Any]] = Registry(
 """Functions that score a trajectory; see `agentrl.reward.scorer.ARGUMENTS`. `agentrl.reward.sources` has the data
 sources of ours; `code` and `judge` are methods of objects that ask servers, which the manager makes."""
 
-_NAIVE = "agentrl.reward.manager:NaiveRewardManager"
+_NAIVE, _VERL = "agentrl.reward.manager:NaiveRewardManager", "agentrl.verl.reward"
 REWARD_MANAGERS: Registry[type[RewardManager]] = Registry(
     "reward manager",
     "reward_model.reward_manager",
-    {"naive": _NAIVE, "prime": _NAIVE, "batch": _NAIVE},  # verl's names for ways to call the same scorers
+    {
+        "batch": f"{_VERL}:BatchRewardManager",
+        "gdpo": f"{_VERL}:GdpoRewardManager",
+        "naive": _NAIVE,
+        "prime": f"{_VERL}:PrimeRewardManager",
+    },
     base="agentrl.reward.contract:RewardManager",
 )
 """Reward managers: they score trajectories one at a time, or all of a prompt."""

@@ -6,18 +6,20 @@ A rule names other keys as its own section does, or as one of the sections aroun
 
 from __future__ import annotations
 
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import yaml
 
 from agentrl.config.declaration import Declaration, declaration_of
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import find_file
-from agentrl.system.registry import Registry
+from agentrl.system.json_value import JSON, as_mapping
+from agentrl.system.plugin import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,32 @@ class Place:
 class Values:
     """A config's values by key, and the keys that the user gave."""
 
-    all: Mapping[str, Any]
+    all: Mapping[str, JSON]
     given: Collection[str]
     """Without those that are set to a default which asks for nothing: null, false, 0 or something empty."""
+
+    def names(self, key: str) -> list[str]:
+        """Return the text, or the list of texts, that the key's type allows; empty for null."""
+        value = self.all[key]
+        return [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
+
+    def mapping(self, key: str) -> Mapping[str, JSON]:
+        """Return the mapping that the key's type demands."""
+        return as_mapping(self.all[key])
+
+
+class Choices(Protocol):
+    """Members of a `Registry` of any kind that rules read."""
+
+    key: str
+    takes_targets: bool
+
+    def names(self) -> list[str]: ...
+    def is_built_in(self, name: str) -> bool: ...
+    def get(self, name: str, key: str | None = None) -> object: ...
+    def check(
+        self, name: str, options: Mapping[str, object], key: str | None = None, options_key: str = ""
+    ) -> None: ...
 
 
 class Rule(ABC):
@@ -64,7 +89,7 @@ class Condition:
     """`key` (is set), `key=value or value` or `key above number`."""
 
     name: str
-    values: tuple[Any, ...] | None
+    values: tuple[JSON, ...] | None
     above: int | None
 
     @staticmethod
@@ -80,11 +105,13 @@ class Condition:
             int(above) if above else None,
         )
 
-    def holds(self, value: Any) -> bool:
+    def holds(self, value: JSON) -> bool:
         """Say whether the key's value fulfils the condition."""
         if self.values is not None:
             return value in self.values
-        return value is not None if self.above is None else value > self.above
+        if self.above is not None:
+            return isinstance(value, int | float) and value > self.above
+        return value is not None
 
     def text(self, key: str) -> str:
         """Write the condition with the key's full path."""
@@ -103,7 +130,7 @@ class OnlyWith(Rule):
         off: values that ask for nothing, and may be set everywhere.
     """
 
-    def __init__(self, *conditions: str, because: str = "", off: Collection[Any] = ()) -> None:
+    def __init__(self, *conditions: str, because: str = "", off: Collection[JSON] = ()) -> None:
         self.conditions = tuple(map(Condition.parse, conditions))
         self.because, self.off = because, off
 
@@ -141,9 +168,13 @@ class ReadBy(OnlyWith):
     """
 
     def __init__(
-        self, registries: Sequence[Registry[Any]], *conditions: str, declares: Callable[[Declaration], bool]
+        self,
+        registries: Sequence[Choices],
+        *conditions: str,
+        declares: Callable[[Declaration], bool],
+        off: Collection[JSON] = (),
     ) -> None:
-        super().__init__(*conditions)
+        super().__init__(*conditions, off=off)
         self.registries, self.declares = registries, declares
 
     def _needed(self, place: Place) -> str:
@@ -153,7 +184,7 @@ class ReadBy(OnlyWith):
         """See `Rule.faults`. A choice that does not exist is told at its own key."""
         found = super().faults(key, values, place)
         for registry in self.registries if found else ():
-            name = values.all[registry.key]
+            name = str(values.all[registry.key])
             try:
                 if not registry.is_built_in(name) and self.declares(declaration_of(registry.get(name))):
                     return []
@@ -165,7 +196,7 @@ class ReadBy(OnlyWith):
 class Needs(Rule):
     """If the key has the value `of` (None: any but null and false), `other` must be set; `what` describes it."""
 
-    def __init__(self, other: str, what: str = "", *, of: Any = None) -> None:
+    def __init__(self, other: str, what: str = "", *, of: JSON = None) -> None:
         self.other, self.what, self.of = other, what, of
 
     def _needed(self, place: Place) -> str:
@@ -211,21 +242,31 @@ class NotAmong(Rule):
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         return [
             f"{key}.{name}: this argument cannot be given: {self.instead[self.known_as(name)]}"
-            for name in values.all[key]
+            for name in values.mapping(key)
             if self.known_as(name) in self.instead
         ]
 
 
 class NamesFile(Rule):
-    """The value names a file, in the working directory or else in `configs/`."""
+    """The value names a file, in the working directory or else in `configs/`.
+
+    Args:
+        unless: beginnings of tags; a value in which one stands is the text itself, and no file's name.
+    """
+
+    def __init__(self, unless: Collection[str] = ()) -> None:
+        self.unless = unless
+
+    def is_name(self, value: str) -> bool:
+        """Say whether the value is a file's name."""
+        return not any(tag in value for tag in self.unless)
 
     def text(self, place: Place) -> str:
         return ""
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        name = values.all[key]
         try:
-            if name is not None:
+            for name in filter(self.is_name, values.names(key)):
                 find_file(key, name)
         except ConfigError as error:
             return [str(error)]
@@ -238,7 +279,7 @@ class Names(Rule):
     `options`: the key of the options of what is named, a mapping; None: it takes none.
     """
 
-    def __init__(self, registry: Registry[Any], options: str | None = None) -> None:
+    def __init__(self, registry: Choices, options: str | None = None) -> None:
         self.registry, self.options = registry, options
 
     def text(self, place: Place) -> str:
@@ -248,13 +289,11 @@ class Names(Rule):
         return f"One of {', '.join(self.registry.names())}{f', or one {yours}' if self.registry.takes_targets else ''}."
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        value = values.all[key]
-        names: Sequence[str] = value if isinstance(value, list) else [value] if value is not None else []
         options_key = place.find(self.options) if self.options is not None else None
-        options = values.all[options_key] if options_key is not None else {}
-        return [fault for name in names for fault in self.faults_of(name, key, options, options_key or "")]
+        options = values.mapping(options_key) if options_key is not None else {}
+        return [fault for name in values.names(key) for fault in self.faults_of(name, key, options, options_key or "")]
 
-    def faults_of(self, name: str, key: str, options: Mapping[str, Any] = {}, options_key: str = "") -> list[str]:
+    def faults_of(self, name: str, key: str, options: Mapping[str, JSON] = {}, options_key: str = "") -> list[str]:
         """Write the message for one name, if the registry refuses it."""
         try:
             self.registry.check(name, options, key, options_key)
@@ -263,6 +302,23 @@ class Names(Rule):
         return []
 
 
-def shown(value: Any) -> str:
+class NamesEach(Names):
+    """The entries of a list are names of a registry, whose options stand under their names in the mapping `options`."""
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        assert self.options is not None
+        names, options_key = values.names(key), place.find(self.options)
+        assert options_key is not None
+        options = {name: as_mapping(own) for name, own in values.mapping(options_key).items()}
+        unread = [
+            f"{options_key}.{name} has no effect: {key}={','.join(names)} does not name it{nearest(name, names)}"
+            for name in options
+            if name not in names
+        ]
+        found = (self.faults_of(name, key, options.get(name, {}), f"{options_key}.{name}") for name in names)
+        return [*itertools.chain.from_iterable(found), *unread]
+
+
+def shown(value: JSON) -> str:
     """Write a value as a user does."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from agentrl.errors import ConfigError
 
@@ -32,15 +31,16 @@ SET_BY = {
     "smg_grpc_mode": "agentrl speaks HTTP to it",
     "encoder_only": "agentrl needs a server that generates",
     "is_embedding": "agentrl needs a server that generates",
-    "api_key": "agentrl's requests carry no key",
-    "admin_api_key": "agentrl's requests carry no key",
+    "api_key": "agentrl gives each of its servers a random one",
+    "admin_api_key": "agentrl gives each of its servers a random api_key, for everything",
+    "grpc_port": "agentrl speaks HTTP to it, and gRPC asks for no key",
     "ssl_keyfile": "agentrl speaks plain HTTP to it",
     "ssl_certfile": "agentrl speaks plain HTTP to it",
 }
 """SGLang's arguments that a user may not give, and what to do instead."""
 
 
-def check_extra(extra: Mapping[str, Any]) -> None:
+def check_extra(extra: Iterable[str]) -> None:
     """Raises ConfigError for one of the user's arguments that agentrl sets itself or cannot work with."""
     for name in extra:
         plain = plain_name(name)

@@ -5,19 +5,19 @@ A column of a wrong type spoils the whole file: `check_types` raises. A wrong va
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from agentrl.data.messages import ROLES, Unfit, read_messages
 from agentrl.errors import DataError
 
 TEXT = ("data_source", "ability", "agent_name")
 MAPPINGS = ("reward_model", "tools_kwargs", "interaction_kwargs", "extra_info")
 IN_EXTRA_INFO = ("agent_name", "tools_kwargs", "interaction_kwargs")
 """Columns found at the top level, or else inside `extra_info`."""
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,12 @@ def check_types(schema: pa.Schema, prompt_key: str, image_key: str | None, file:
             f"{file}: there is no column {prompt_key!r} with the messages; its columns are {', '.join(schema.names)}. "
             "Name the right one with data.prompt_key"
         )
+    check_names(schema, wanted_columns(schema, prompt_key, image_key), file)
     problem = prompt_problem(schema.field(prompt_key).type)
     if problem is not None:
         raise DataError(
-            f"{file}, column {prompt_key}: expected a list of messages {{role, content}} in text, found {problem}"
+            f"{file}, column {prompt_key}: expected a list of messages {{role, content}} in text, or that list in JSON "
+            f"text, found {problem}"
         )
     if image_key in schema.names and not holds_images(schema.field(image_key).type):
         raise DataError(
@@ -67,8 +69,31 @@ def check_types(schema: pa.Schema, prompt_key: str, image_key: str | None, file:
                     )
 
 
+def check_names(schema: pa.Schema, columns: Iterable[str], file: str) -> None:
+    """Raise DataError when one of `columns`, or a field in one, is there twice: no row could say which is meant."""
+    for name in columns:
+        twice = name if schema.names.count(name) > 1 else _twice(schema.field(name).type, name)
+        if twice is not None:
+            raise DataError(
+                f"{file}, column {twice}: expected one of that name, found several. Rename or drop the others"
+            )
+
+
+def _twice(column_type: pa.DataType, path: str) -> str | None:
+    """Find a field that a type holds twice, by its dotted path."""
+    if isinstance(column_type, pa.DictionaryType):
+        column_type = column_type.value_type
+    fields = [column_type.field(index) for index in range(column_type.num_fields)]
+    names = [field.name for field in fields]
+    own = next((f"{path}.{name}" for name in names if names.count(name) > 1), None)
+    inside = (_twice(field.type, f"{path}.{field.name}") for field in fields)
+    return own or next((found for found in inside if found is not None), None)
+
+
 def prompt_problem(column_type: pa.DataType) -> str | None:
     """Explain why a column cannot hold messages; None when it can."""
+    if is_text(column_type):
+        return None
     if not is_list(column_type):
         return str(column_type)
     message = column_type.value_type
@@ -131,16 +156,51 @@ def is_struct(column_type: pa.DataType) -> bool:
 
 def bad_rows(batch: pa.RecordBatch, prompt_key: str) -> list[BadValue]:
     """List every row that does not fit, with the first thing that is wrong with it, in the order of the rows."""
-    found = [*bad_prompts(batch, prompt_key), *bad_sources(batch), *bad_interactions(batch)]
-    first: dict[int, BadValue] = {}
-    for bad in found:
-        first.setdefault(bad.row, bad)
+    first = {bad.row: bad for bad in unreadable(batch)}
+    readable = [row for row in range(batch.num_rows) if row not in first]
+    rest = batch.take(pa.array(readable, pa.int64())) if first else batch
+    for bad in [*bad_prompts(rest, prompt_key), *bad_sources(rest)]:
+        row = readable[bad.row]
+        first.setdefault(row, replace(bad, row=row))
     return [first[row] for row in sorted(first)]
 
 
+def unreadable(batch: pa.RecordBatch) -> Iterator[BadValue]:
+    """Find rows with a value that Python cannot hold: text that is not UTF-8, a map with the same key twice.
+
+    A row may be found once a column.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+            if not _may_be_unreadable(column.type):
+                continue
+        except pa.ArrowInvalid:
+            pass
+        for row in range(batch.num_rows):
+            try:
+                column.slice(row, 1).to_pylist(maps_as_pydicts="strict")
+            except UnicodeDecodeError as error:
+                yield BadValue(row, name, "UTF-8 text", repr(error.object[max(0, error.start - 20) : error.end + 20]))
+            except (ValueError, KeyError, OverflowError, pa.ArrowException) as error:
+                yield BadValue(row, name, "a value that Python can hold (in a map no key twice)", str(error))
+
+
+def _may_be_unreadable(column_type: pa.DataType) -> bool:
+    """Say whether a valid value of a type may be none in Python: maps with a key twice, times too far away."""
+    if isinstance(column_type, pa.DictionaryType):
+        column_type = column_type.value_type
+    if pa.types.is_map(column_type) or pa.types.is_temporal(column_type):
+        return True
+    return any(_may_be_unreadable(column_type.field(index).type) for index in range(column_type.num_fields))
+
+
 def bad_prompts(batch: pa.RecordBatch, prompt_key: str) -> Iterator[BadValue]:
-    """Find prompts that are empty, or have a message with an unknown role or without content."""
+    """Find prompts that are empty, or have a message that is none. Those of plain messages are not made Python rows."""
     prompt = batch.column(prompt_key)
+    if is_text(prompt.type):
+        yield from _bad_messages(prompt, range(len(prompt)), prompt_key)
+        return
     empty = pc.fill_null(pc.equal(pc.list_value_length(prompt), 0), True)
     for row in true_rows(empty):
         yield BadValue(row, prompt_key, "at least one message", repr(prompt[row].as_py()))
@@ -149,11 +209,22 @@ def bad_prompts(batch: pa.RecordBatch, prompt_key: str) -> Iterator[BadValue]:
     for position in true_rows(pc.invert(pc.is_in(role, pa.array(ROLES)))):
         row = rows[position].as_py()
         yield BadValue(row, f"{prompt_key}.role", f"one of {', '.join(ROLES)}", repr(role[position].as_py()))
-    no_content = pc.is_null(pc.struct_field(messages, "content"))
+    with_calls = pc.is_null(pc.struct_field(messages, "role"))
     if any(field.name == "tool_calls" for field in messages.type):
-        no_content = pc.and_(no_content, pc.is_null(pc.struct_field(messages, "tool_calls")))
+        with_calls = pc.is_valid(pc.struct_field(messages, "tool_calls"))
+    no_content = pc.and_not(pc.is_null(pc.struct_field(messages, "content")), with_calls)
     for position in true_rows(no_content):
         yield BadValue(rows[position].as_py(), f"{prompt_key}.content", "text", "null")
+    calling = pc.or_(with_calls, pc.fill_null(pc.equal(role, "tool"), False))
+    yield from _bad_messages(prompt, pc.unique(rows.filter(calling)).to_pylist(), prompt_key)
+
+
+def _bad_messages(prompt: pa.Array, rows: Iterable[int], prompt_key: str) -> Iterator[BadValue]:
+    for row in rows:
+        try:
+            read_messages(prompt[row].as_py(maps_as_pydicts="strict"))
+        except Unfit as bad:
+            yield BadValue(row, f"{prompt_key}, {bad.place}".removesuffix(", "), bad.expected, bad.found)
 
 
 def bad_sources(batch: pa.RecordBatch) -> Iterator[BadValue]:
@@ -163,34 +234,45 @@ def bad_sources(batch: pa.RecordBatch) -> Iterator[BadValue]:
             yield BadValue(row, "data_source", "text", "null")
 
 
-def bad_interactions(batch: pa.RecordBatch) -> Iterator[BadValue]:
-    """Find `interaction_kwargs` that hold something, but no name."""
-    for column, kwargs in candidates(batch, "interaction_kwargs"):
-        if not pa.types.is_struct(kwargs.type):
-            continue
-        fields = {field.name: pc.is_valid(pc.struct_field(kwargs, field.name)) for field in kwargs.type}
-        named = fields.pop("name", None)
-        for valid in fields.values():
-            for row in true_rows(valid if named is None else pc.and_not(valid, named)):
-                yield BadValue(row, f"{column}.name", "the name of an interaction", repr(kwargs[row].as_py()))
+def nameless(kwargs: pa.Array) -> pa.BooleanArray:
+    """Find the rows whose `interaction_kwargs`, of a struct type, hold something but no name."""
+    fields = {field.name: pc.is_valid(pc.struct_field(kwargs, field.name)) for field in kwargs.type}
+    named = fields.pop("name", None)
+    held = pa.repeat(pa.scalar(False), len(kwargs))
+    for valid in fields.values():
+        held = pc.or_(held, valid)
+    return held if named is None else pc.and_not(held, named)
 
 
 def names_in(batch: pa.RecordBatch, default_agent_loop: str) -> Iterator[tuple[str, str, pa.BooleanArray]]:
     """Iterate over (column, name, rows that have it) for every data source, agent loop, tool and interaction that rows
-    name."""
+    name.
+
+    The name is empty for interaction_kwargs that have none.
+    """
     size = batch.num_rows
     sources = [array for _, array in candidates(batch, "data_source")]
     agents = [array for _, array in candidates(batch, "agent_name")]
     yield from by_value("data_source", pc.coalesce(*texts(sources), pa.scalar("unknown")), size)
     yield from by_value("agent_name", pc.coalesce(*texts(agents), pa.scalar(default_agent_loop)), size)
     for _, kwargs in candidates(batch, "interaction_kwargs"):
-        if pa.types.is_struct(kwargs.type) and any(field.name == "name" for field in kwargs.type):
+        if not pa.types.is_struct(kwargs.type):
+            continue
+        if (rows := nameless(kwargs)).true_count:
+            yield "interaction_kwargs", "", rows
+        if any(field.name == "name" for field in kwargs.type):
             yield from by_value("interaction_kwargs", texts([pc.struct_field(kwargs, "name")])[0], size)
     for _, kwargs in candidates(batch, "tools_kwargs"):
         for field in kwargs.type if pa.types.is_struct(kwargs.type) else ():
             rows = pc.is_valid(pc.struct_field(kwargs, field.name))
             if rows.true_count:
                 yield "tools_kwargs", field.name, rows
+
+
+def rows_without_loop(batch: pa.RecordBatch) -> int:
+    """Count the rows that name no agent loop."""
+    agents = texts([array for _, array in candidates(batch, "agent_name")])
+    return pc.coalesce(*agents).null_count if agents else batch.num_rows
 
 
 def by_value(column: str, values: pa.Array | pa.Scalar, size: int) -> Iterator[tuple[str, str, pa.BooleanArray]]:

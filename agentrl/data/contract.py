@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from agentrl.errors import CodeError, DataError, UserError
 from agentrl.system.plugin import nearest
 from agentrl.trajectory.sample import Sample
 
-Progress = Callable[[int], Any]
+Progress = Callable[[int], object]
 """Called with the number of rows just done."""
 
 UNKNOWN_HINT = {
@@ -33,6 +33,8 @@ class Dataset(ABC):
         self.files = list(files)
         self.on_bad_row = on_bad_row
         self.skipped = 0
+        self.without_loop = 0
+        """Rows that name no agent loop, and run the default one."""
         self._kept: npt.NDArray[np.int64] = np.arange(0)
         """[len(self)] int64, the indices of the samples that are left."""
 
@@ -109,6 +111,11 @@ class Dataset(ABC):
 
 
 def unknown_name(kind: str, name: str, place: str, known: Collection[str]) -> str:
-    """Write the message for a name that nothing is registered under."""
+    """Write the message for a name that nothing is registered under; an empty one is missing."""
     listed = ", ".join(known) or "none"
+    if not name:
+        return (
+            f"{place}, column {kind}.name: expected the name of an interaction, found none; known: {listed}. Name one "
+            "in each such row, or leave actor_rollout_ref.rollout.multi_turn.interaction_config_path out"
+        )
     return f"{place}, column {kind}: unknown name {name!r}{nearest(name, known)}; known: {listed}. {UNKNOWN_HINT[kind]}"

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import bisect
-import glob
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentrl.data.columns import BadValue, bad_rows, names_in
+from agentrl.data.columns import BadValue, bad_rows, names_in, rows_without_loop
 from agentrl.data.contract import UNKNOWN_HINT, Dataset, unknown_name
 from agentrl.data.rows import to_sample
+from agentrl.data.sources import expand
 from agentrl.data.store import ROW_NUMBER, RowReader, RowStore
 from agentrl.errors import DataError
 from agentrl.trajectory.sample import AGENT_ALIASES, Sample
@@ -91,7 +90,9 @@ class ParquetDataset(Dataset):
             (kind, name)
             for kind, names in known.items()
             for name in self._names[kind]
-            if name not in names and not (kind == "agent_name" and AGENT_ALIASES.get(name) in names)
+            if (name or names)  # interaction_kwargs without a name ask for none where none is configured
+            and name not in names
+            and not (kind == "agent_name" and AGENT_ALIASES.get(name) in names)
         }
         if unknown and self.on_bad_row == "error":
             kind, name = min(unknown)
@@ -131,6 +132,7 @@ class ParquetDataset(Dataset):
         return batch.take(np.setdiff1d(np.arange(batch.num_rows), [one.row for one in bad]))
 
     def _note_names(self, batch: pa.RecordBatch, file: str) -> None:
+        self.without_loop += rows_without_loop(batch)
         for kind, name, rows in names_in(batch, self.default_agent_loop):
             if name not in self._names[kind]:
                 number = batch.column(ROW_NUMBER)[pc.index(rows, True).as_py()]
@@ -150,7 +152,7 @@ class ParquetDataset(Dataset):
         for index, row, file in self._stream():
             yield index, place(file, row), partial(self._sample, row, index, file)
 
-    def _stream(self) -> Iterator[tuple[int, dict[str, Any], str]]:
+    def _stream(self) -> Iterator[tuple[int, dict[str, object], str]]:
         """Iterate over all kept rows with their indices and files, decoded a batch at a time."""
         kept = np.zeros(self._ends[-1], bool)
         kept[self._kept] = True
@@ -163,7 +165,9 @@ class ParquetDataset(Dataset):
                         if kept[index]:
                             yield index, row, store.file
 
-    def _sample(self, row: dict[str, Any], index: int, file: str) -> Sample:
+    def _sample(self, row: dict[str, object], index: int, file: str) -> Sample:
+        number = row[ROW_NUMBER]
+        assert isinstance(number, int)
         return to_sample(
             row,
             prompt_key=self.prompt_key,
@@ -171,26 +175,10 @@ class ParquetDataset(Dataset):
             default_agent_loop=self.default_agent_loop,
             index=index,
             file=file,
-            number=row[ROW_NUMBER],
+            number=number,
         )
 
 
-def expand(files: str | Sequence[str]) -> list[str]:
-    """Expand file names and glob patterns to a list of files. Raises DataError for a pattern that matches nothing."""
-    found: list[str] = []
-    for name in [files] if isinstance(files, str) else files:
-        path = str(Path(name).expanduser())
-        matches = (
-            sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) and not Path(path).exists() else [path]
-        )
-        if not matches:
-            raise DataError(f"no data file matches the pattern {name} (working directory {Path.cwd()})")
-        found += matches
-    if not found:
-        raise DataError("no data file is given: a key data.*_files or data.path is an empty list; no validation: null")
-    return found
-
-
-def place(file: str, row: dict[str, Any]) -> str:
+def place(file: str, row: dict[str, object]) -> str:
     """Name a row in messages: its file and number."""
     return f"{file}, row {row[ROW_NUMBER]} (the first is 0)"

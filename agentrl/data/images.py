@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from agentrl.errors import DataError
-from agentrl.trajectory import Message
+from agentrl.trajectory import Message, Part
 from agentrl.trajectory.picture import Picture, image_part
 
 PLACEHOLDER = "<image>"
@@ -40,7 +39,7 @@ def _filled(message: Message, rest: Iterator[tuple[int, object]], any_images: bo
     content = message.get("content")
     if isinstance(content, str) and any_images and PLACEHOLDER in content:
         first, *others = content.split(PLACEHOLDER)
-        parts = [_text(first)]
+        parts: list[Part] = [_text(first)]
         for text in others:
             parts += [image_part(_next(rest, folder)), _text(text)]
         return {**message, "content": [part for part in parts if part.get("text") != ""]}
@@ -49,17 +48,17 @@ def _filled(message: Message, rest: Iterator[tuple[int, object]], any_images: bo
     return {**message, "content": [_part(part, rest, folder) for part in content]}
 
 
-def _part(part: dict[str, Any], rest: Iterator[tuple[int, object]], folder: Path) -> dict[str, Any]:
+def _part(part: Part, rest: Iterator[tuple[int, object]], folder: Path) -> Part:
     kind = part.get("type") or ("text" if "text" in part else None)
     if kind == "text":
-        return _text(part.get("text", ""))
+        return _text(part.get("text") or "")
     if kind == "image":
         own = part.get("image")
         return image_part(_next(rest, folder) if own is None else _picture(own, folder))
     raise DataError(f"a message's content has a part of type {kind!r}; expected text or image")
 
 
-def _text(text: str) -> dict[str, Any]:
+def _text(text: str) -> Part:
     return {"type": "text", "text": text}
 
 

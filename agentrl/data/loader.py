@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
 
 from agentrl.config.registries import SAMPLERS
 from agentrl.config.sections.data import DataConfig
 from agentrl.data.contract import Dataset
 from agentrl.data.sampler import Sampler
 from agentrl.errors import DataError
+from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.registry import configured
 from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory.sample import Sample
-
-
-class LoaderState(TypedDict):
-    """Position of a loader in its data, as JSON."""
-
-    sampler: str
-    """Name of the sampler's class."""
-    state: Mapping[str, Any]
-    """The sampler's own."""
-    fingerprint: str
 
 
 class Loader:
@@ -52,18 +42,20 @@ class Loader:
             )
         return [self.dataset[index] for index in indices]
 
-    def state_dict(self) -> LoaderState:
-        """Return the position, as JSON."""
+    def state_dict(self) -> dict[str, JSON]:
+        """Return the position: the name of the sampler's class, its own state, and the fingerprint of the data."""
         with user_code(self._what, self.sampler.state_dict):
             state = self.sampler.state_dict()
-        return LoaderState(sampler=type(self.sampler).__name__, state=state, fingerprint=self.dataset.fingerprint)
+        return {"sampler": type(self.sampler).__name__, "state": state, "fingerprint": self.dataset.fingerprint}
 
-    def load_state_dict(self, state: LoaderState) -> None:
+    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
         """Go on where the state was taken. Raises DataError when it belongs to other data or another order."""
         if state["fingerprint"] != self.dataset.fingerprint:
             raise DataError(
                 "the checkpoint was made with other data: the files, their rows or the rows left out have changed. "
-                "Give the data it was made with, or start anew with trainer.resume_mode=disable"
+                "Give the data it was made with, start anew with trainer.resume_mode=disable, or train on from its "
+                "weights: another trainer.experiment_name, and as actor_rollout_ref.model.path the policy/ that the "
+                "run exported at its end"
             )
         name = type(self.sampler).__name__
         if (made_by := state.get("sampler")) != name:
@@ -72,7 +64,7 @@ class Loader:
                 "data.sampler.name or data.shuffle back, or start anew with trainer.resume_mode=disable"
             )
         with user_code(self._what, self.sampler.load_state_dict):
-            self.sampler.load_state_dict(state["state"])
+            self.sampler.load_state_dict(as_mapping(state["state"]))
 
 
 def make_loader(dataset: Dataset, config: DataConfig) -> Loader:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory.sample import AGENT_ALIASES, Sample
 
 
+@runtime_checkable
 class Samples(Protocol):
     """Contract of a user's class: samples by index, always the same.
 
@@ -91,24 +92,27 @@ class OwnDataset(Dataset):
         return sorted(sources)
 
     def _check_names(self, sample: Sample, place: str, known: dict[str, Collection[str]]) -> None:
-        interaction = sample.interaction_kwargs.get("name")
         named = {
             "agent_name": [sample.agent_name],
             "tools_kwargs": list(sample.tools_kwargs),
-            "interaction_kwargs": [str(interaction)] if sample.interaction_kwargs else [],
+            "interaction_kwargs": [sample.interaction or ""] if sample.interaction_kwargs else [],
         }
         for kind, names in named.items():
             for name in names:
-                if name not in known[kind]:
+                if (name or known[kind]) and name not in known[kind]:
                     raise DataError(unknown_name(kind, name, place, known[kind]))
 
     def _rows(self) -> Iterator[tuple[int, str, Callable[[], Sample]]]:
         for index in map(int, self._kept):
-            yield index, f"{self._what}, sample {index}", partial(self._sample, index)
+            yield index, self._place(index), partial(self._sample, index)
+
+    def _place(self, index: int) -> str:
+        """Name a sample in messages."""
+        return f"{self._what}, sample {index}"
 
     def _sample(self, index: int) -> Sample:
         with user_code(self._what, self._samples.__getitem__):
-            sample: Any = self._samples[index]
+            sample: object = self._samples[index]
         if not isinstance(sample, Sample):
             raise contract_error(
                 self._what, self._samples.__getitem__, f"it must give Sample objects, found {sample!r:.200}"
@@ -129,9 +133,11 @@ def load_own(
     """The data set of `data.custom_cls`. Raises UserError."""
     names = [files] if isinstance(files, str) else list(files)
     found = load_target(custom.target, "data.custom_cls.path")
+    if not callable(found):
+        raise ConfigError(f"data.custom_cls: expected a class, {custom.target} is {found!r:.200}")
     with user_code(f"data set {custom.target}", found):
-        samples = configured(found, custom.options, "data.custom_cls.options")(names)
-    if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
+        samples: object = configured(found, custom.options, "data.custom_cls.options")(names)
+    if not isinstance(samples, Samples):
         raise ConfigError(
             f"data.custom_cls: {custom.target} must have __len__ and __getitem__ (agentrl.data.own.Samples)"
         )

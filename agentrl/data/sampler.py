@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from agentrl.data.contract import Dataset
 from agentrl.errors import DataError
+from agentrl.system.json_value import JSON
 
 
 class Sampler(ABC):
@@ -33,7 +34,7 @@ class Sampler(ABC):
         """Return `batch_size` indices, each from 0 to len(data) - 1."""
 
     @abstractmethod
-    def state_dict(self) -> Mapping[str, Any]:
+    def state_dict(self) -> Mapping[str, JSON]:
         """Return all that the next batches depend on, as JSON: a resumed run repeats them exactly."""
 
     @abstractmethod
@@ -66,7 +67,7 @@ class EpochSampler(Sampler):
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "position": self._position, "seed": self.seed}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
         if state["seed"] != self.seed:
             raise DataError(
                 f"the checkpoint's order of the data was made with data.seed={state['seed']}, found "

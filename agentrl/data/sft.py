@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from agentrl.chat import Chat
 from agentrl.chat.check import training_check
+from agentrl.chat.message import content_text, parse_json
 from agentrl.config.sections.sft import SFTDataConfig
-from agentrl.data.dataset import expand
-from agentrl.data.rows import without_nulls
+from agentrl.data.columns import check_names, unreadable
+from agentrl.data.json_lines import read_rows
+from agentrl.data.messages import Unfit, calls_in_text, has_images, read_messages, short, without_nulls
+from agentrl.data.sources import expand, is_json, open_table
 from agentrl.errors import DataError, UserError
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
@@ -41,6 +47,8 @@ class Transcripts:
     samples: list[SFTSample]
     too_long: int
     """Number of rows left out because they are longer than data.max_length."""
+    unlearnt: dict[str, int]
+    """Number of transcripts, of those in `samples`, with what is in the row and not learnt: by what it is."""
 
 
 def load_transcripts(
@@ -48,61 +56,88 @@ def load_transcripts(
 ) -> Transcripts:
     """Read and tokenise every row; 5 bytes a token are kept.
 
-    The messages column holds a list of {role, content, tool_calls, ...}, or that list in JSON text; the tools column,
-    which may be absent, the OpenAI schemas of a row's tools in JSON text. `progress` is called with the number of rows
-    just done.
+    The messages column holds a list of {role, content, tool_calls, ...}, or that list in JSON text (see
+    `read_messages`); the tools column, which may be absent, the OpenAI schemas of a row's tools in JSON text.
+    `progress` is called with the number of rows just done.
 
     Raises DataError, naming file, row and column, for a row that is no transcript, and with truncation=error for one
     that is longer than data.max_length tokens; and when no transcript is left. Raises ConfigError when the chat format
     would not show, or not learn, what transcripts like the first without and the first with tool calls say.
     """
     reader = _Tokenizer(config, chat)
-    samples, too_long = [], 0
+    samples, rows = [], 0
     for file in expand(files):
         for number, row in _rows(file, config):
             sample = reader.sample(row, _place(file, number))
-            if sample is None:
-                too_long += 1
-            else:
+            rows += 1
+            if sample is not None:
                 samples.append(sample)
             progress(1)
+    too_long = rows - len(samples)
     if not samples:
-        raise DataError(f"no transcript in {files}: {too_long} are longer than data.max_length={config.max_length}")
-    return Transcripts(samples, too_long)
+        raise _none_in(files, rows, config)
+    return Transcripts(samples, too_long, dict(reader.unlearnt))
 
 
-def check_transcripts(files: str | Sequence[str], config: SFTDataConfig) -> None:
-    """Read every row without a tokenizer. Raises DataError, naming file, row and column, for no transcript."""
-    reader = _RowReader(config)
+def check_transcripts(
+    files: str | Sequence[str], config: SFTDataConfig, progress: Callable[[int], object] = lambda rows: None
+) -> int:
+    """Read every row without a tokenizer, which takes a small part of the time; return how many there are.
+
+    Raises DataError, naming file, row and column, for a row that is no transcript, and when there are no rows.
+    """
+    reader, rows = _RowReader(config), 0
     for file in expand(files):
         for number, row in _rows(file, config):
             reader.read(row, _place(file, number))
+            rows += 1
+            progress(1)
+    if not rows:
+        raise _none_in(files, rows, config)
+    return rows
+
+
+def _none_in(files: str | Sequence[str], rows: int, config: SFTDataConfig) -> DataError:
+    why = f"all {rows} are longer than data.max_length={config.max_length}" if rows else "there are no rows"
+    return DataError(f"no transcript in {files}: {why}")
 
 
 def _place(file: str, number: int) -> str:
     return f"{file}, row {number} (the first is 0)"
 
 
-def _rows(file: str, config: SFTDataConfig) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(file: str, config: SFTDataConfig) -> Iterator[tuple[int, dict[str, object]]]:
     """Iterate over row numbers and rows, read a batch at a time."""
-    if not Path(file).is_file():
-        raise DataError(f"data file {file} does not exist or is a folder")
+    keys = (config.messages_key, config.tools_key)
+    if is_json(file):
+        for number, row in read_rows(file):
+            if config.messages_key not in row:
+                raise DataError(f"{_place(file, number)}: {_no_column(config, list(row))}")
+            yield number, {key: row.get(key) for key in keys}
+        return
+    table = open_table(file)
+    if config.messages_key not in table.schema.names:
+        raise DataError(f"{file}: {_no_column(config, table.schema.names)}")
+    columns = [name for name in keys if name in table.schema.names]
+    check_names(table.schema, columns, file)
+    number = 0
     try:
-        parquet = pq.ParquetFile(file)
-        names = parquet.schema_arrow.names
-        if config.messages_key not in names:
-            raise DataError(
-                f"{file}: there is no column {config.messages_key!r} with the transcripts; its columns are "
-                f"{', '.join(names)}. Name the right one with data.messages_key"
-            )
-        columns = [name for name in (config.messages_key, config.tools_key) if name in names]
-        number = 0
-        for batch in parquet.iter_batches(_BATCH_ROWS, columns=columns):
+        for batch in table.batches(columns, _BATCH_ROWS):
+            for bad in unreadable(batch):
+                where = f"{_place(file, number + bad.row)}, column {bad.column}"
+                raise DataError(f"{where}: expected {bad.expected}, found {bad.found:.200}")
             for row in batch.to_pylist(maps_as_pydicts="strict"):
                 yield number, row
                 number += 1
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file}: expected a parquet file, but it cannot be read as one: {error}") from error
+        raise DataError(f"{file}: it is damaged after row {number}: {error}") from error
+
+
+def _no_column(config: SFTDataConfig, names: Sequence[str]) -> str:
+    return (
+        f"there is no column {config.messages_key!r} with the transcripts; its columns are {', '.join(names)}. Name "
+        "the right one with data.messages_key"
+    )
 
 
 class _Tokenizer:
@@ -112,10 +147,12 @@ class _Tokenizer:
         self._config = config
         self._chat = chat
         self._reader = _RowReader(config)
+        self.unlearnt: Counter[str] = Counter()
+        """See `Transcripts`."""
         self._checked: set[bool] = set()
         """Kinds of transcripts that the chat format is known to write well: without calls (False), and with (True)."""
 
-    def sample(self, row: dict[str, Any], where: str) -> SFTSample | None:
+    def sample(self, row: dict[str, object], where: str) -> SFTSample | None:
         """Tokenise a row; None for a transcript that is too long and may be skipped."""
         messages, tools = self._reader.read(row, where)
         calls = any(message.get("tool_calls") for message in messages)
@@ -124,7 +161,7 @@ class _Tokenizer:
             self._checked.add(calls)
         try:
             ids, mask = self._chat.render_training(messages, tools)
-        except (UserError, ValueError, TypeError, LookupError) as error:
+        except (UserError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise DataError(f"{where}: the transcript cannot be rendered: {error}") from error
         if len(ids) > self._config.max_length:
             if self._config.truncation == "error":
@@ -133,6 +170,7 @@ class _Tokenizer:
                     "Raise it, or leave such rows out with data.truncation=skip"
                 )
             return None
+        self.unlearnt.update(unlearnt(self._chat, messages, ids, mask))
         return SFTSample(np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=np.bool_))
 
 
@@ -143,49 +181,75 @@ class _RowReader:
         self._config = config
         self._tools: dict[str, list[ToolSchema]] = {}
 
-    def read(self, row: dict[str, Any], where: str) -> tuple[list[Message], list[ToolSchema] | None]:
+    def read(self, row: dict[str, object], where: str) -> tuple[list[Message], list[ToolSchema] | None]:
         """Check a row. Raises DataError."""
         messages = self._messages(row[self._config.messages_key], f"{where}, column {self._config.messages_key}")
         return messages, self._tools_of(row.get(self._config.tools_key), f"{where}, column {self._config.tools_key}")
 
     def _messages(self, value: object, where: str) -> list[Message]:
-        messages = without_nulls(_json(value, where) if isinstance(value, str) else value)
-        if not isinstance(messages, list) or not messages:
-            raise DataError(f"{where}: expected a list of messages, found {_short(value)}")
-        for index, message in enumerate(messages):
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise DataError(f"{where}, message {index}: expected {{role, content}}, found {_short(message)}")
-            if not (isinstance(message.get("content"), str) or message.get("tool_calls")):
-                raise DataError(f"{where}, message {index}: expected text as content, found {_short(message)}")
+        try:
+            messages = read_messages(value)
+            if has_images(messages):
+                raise Unfit("", "messages without images: supervised training is on text only", value)
+        except Unfit as bad:
+            place = f"{where}, {bad.place}".removesuffix(", ")
+            raise DataError(f"{place}: expected {bad.expected}, found {bad.found}") from None
         return messages
 
     def _tools_of(self, value: object, where: str) -> list[ToolSchema] | None:
         if value is None:
             return None
+        if isinstance(value, list):
+            value = json.dumps(without_nulls(value))
         if not isinstance(value, str):
-            raise DataError(f"{where}: expected OpenAI tool schemas in JSON text, found {_short(value)}")
+            raise DataError(
+                f"{where}: expected a list of OpenAI tool schemas, or it in JSON text, found {short(value)}"
+            )
         if value not in self._tools:
             tools = _json(value, where)
-            if not isinstance(tools, list) or not all(_is_schema(tool) for tool in tools):
+            schemas = [tool for tool in tools if _is_schema(tool)] if isinstance(tools, list) else []
+            if not isinstance(tools, list) or len(schemas) < len(tools):
                 raise DataError(
                     f'{where}: expected a list of {{"type": "function", "function": {{"name": ...}}}} in JSON text, '
-                    f"found {_short(value)}"
+                    f"found {short(value)}"
                 )
-            self._tools[value] = tools
+            self._tools[value] = schemas
         return self._tools[value]
 
 
-def _is_schema(tool: object) -> bool:
-    return isinstance(tool, dict) and isinstance(tool.get("function"), dict) and "name" in tool["function"]
+def _is_schema(tool: object) -> TypeGuard[ToolSchema]:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def _json(text: str, where: str) -> Any:
+def unlearnt(chat: Chat, messages: Sequence[Message], ids: Sequence[int], mask: Sequence[int]) -> Iterator[str]:
+    """Yield what a transcript says and its tokens `ids` [T], of which `mask` [T] marks the learnt ones, do not.
+
+    Templates leave out what they have no place for: text beside calls, reasoning. Blanks are not compared.
+    """
+    if calls_in_text(messages):
+        yield "a tool's answer behind an assistant turn without tool_calls (calls in its text are learnt as text)"
+    turns = [message for message in messages if message["role"] == "assistant"]
+    if not any(turn.get("reasoning_content") or turn.get("tool_calls") for turn in turns):
+        return
+    learnt = [[id for id, _ in run] for shown, run in groupby(zip(ids, mask, strict=True), itemgetter(1)) if shown]
+    lost = set()
+    for turn, run in zip(turns, learnt, strict=False):
+        text = _letters(chat.decode(run))
+        if turn.get("tool_calls") and _letters(content_text(turn.get("content"))) not in text:
+            lost.add("text beside tool calls, which the chat template does not write")
+        if _letters(turn.get("reasoning_content", "")) not in text:
+            lost.add("reasoning_content, which the chat template does not write")
+    yield from lost
+
+
+def _letters(text: str) -> str:
+    """Reduce a text to what tokenizers and templates leave as it is."""
+    return "".join(unicodedata.normalize("NFKC", text).split())
+
+
+def _json(text: str, where: str) -> JSON:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
-        raise DataError(f"{where}: expected JSON, found {_short(text)} ({error})") from error
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+        raise DataError(f"{where}: expected JSON, found {short(text)} ({error})") from error

@@ -11,13 +11,11 @@ from __future__ import annotations
 import bisect
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from agentrl.data.columns import check_types, wanted_columns
+from agentrl.data.sources import open_table
 from agentrl.errors import DataError
 
 BATCH_ROWS = 4096
@@ -25,35 +23,29 @@ ROW_NUMBER = "__row_in_file__"
 
 
 class RowReader:
-    """Reader of a parquet file in batches of bounded size, each with the rows' numbers in the file as a last column."""
+    """Reader of a parquet file or a Hugging Face data set in batches of bounded size.
+
+    Each has the rows' numbers in the file as a last column.
+    """
 
     def __init__(self, file: str, prompt_key: str, image_key: str | None = None) -> None:
-        """Open the file. Raises DataError when it is missing, is no parquet file or lacks what every row needs."""
+        """Open it. Raises DataError when it is missing, cannot be read or lacks what every row needs."""
         self.file = file
-        path = Path(file)
-        if not path.is_file():
-            what = "is a folder; name its files, e.g. with a pattern *.parquet" if path.is_dir() else "does not exist"
-            raise DataError(f"data file {file} {what}")
-        self.bytes = path.stat().st_size
-        try:
-            # A buffer, so that a column of a large row group is not read whole.
-            self._parquet = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{file}: expected a parquet file, but it cannot be read as one: {error}") from error
-        self.rows: int = self._parquet.metadata.num_rows
-        check_types(self._parquet.schema_arrow, prompt_key, image_key, file)
-        self._columns = wanted_columns(self._parquet.schema_arrow, prompt_key, image_key)
+        self._table = open_table(file)
+        self.rows, self.bytes = self._table.rows, self._table.bytes
+        check_types(self._table.schema, prompt_key, image_key, file)
+        self._columns = wanted_columns(self._table.schema, prompt_key, image_key)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Read the batches. Raises DataError when the file is damaged."""
         done = 0
         try:
-            for batch in self._parquet.iter_batches(BATCH_ROWS, columns=self._columns):
+            for batch in self._table.batches(self._columns, BATCH_ROWS):
                 numbers = pa.array(range(done, done + batch.num_rows), pa.int64())
                 done += batch.num_rows
                 yield batch.append_column(ROW_NUMBER, numbers)
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self.file}: the parquet file is damaged after row {done}: {error}") from error
+            raise DataError(f"{self.file}: it is damaged after row {done}: {error}") from error
 
 
 class RowStore:
@@ -97,8 +89,8 @@ class RowStore:
         """Iterate over the batches."""
         yield from self._batches
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, object]:
         which = bisect.bisect_right(self._ends, index)
         start = self._ends[which - 1] if which else 0
-        rows: list[dict[str, Any]] = self._batches[which].slice(index - start, 1).to_pylist(maps_as_pydicts="strict")
+        rows: list[dict[str, object]] = self._batches[which].slice(index - start, 1).to_pylist(maps_as_pydicts="strict")
         return rows[0]

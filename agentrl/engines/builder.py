@@ -51,6 +51,7 @@ class EngineBuilder(Protocol):
     def __call__(self, setting: EngineSetting, loop: LoopThread) -> RolloutEngine:
         """Start the engine, whose coroutines will run on `loop`. It has the weights of the config's model.
 
-        Raises UserError with the reason when it does not start; then nothing of it is left.
+        A parameter `options`, annotated with a pydantic model, is given `rollout.engine_options`. Raises UserError with
+        the reason when it does not start; then nothing of it is left.
         """
         ...

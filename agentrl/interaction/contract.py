@@ -33,6 +33,9 @@ class InteractionResponse:
     one's."""
     history: list[Message] | None = None
     """Rewritten or compacted dialogue, `text` not included: the policy goes on from it, in a new context window."""
+    state: str | None = None
+    """Name of the state that the policy is in now, for estimators that compare turns taken in the same state; None:
+    `text` stands for it."""
 
 
 class Interaction(ABC):

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pydantic
 
+from agentrl.config.verl_classes import translated
 from agentrl.errors import ConfigError
 from agentrl.interaction.contract import Interaction
-from agentrl.system.plugin import Entry, describe, read_entries
+from agentrl.system.entries import Entry, read_entries
+from agentrl.system.plugin import describe
 
 
 def load_interactions(path: str | Path | None) -> dict[str, Interaction]:
@@ -32,9 +34,16 @@ def load_interactions(path: str | Path | None) -> dict[str, Interaction]:
     return loaded
 
 
+def _name_of(class_name: str) -> str:
+    """Name an interaction that the YAML does not name: by its class, in lower case, without `Interaction`."""
+    simple = class_name.rpartition(".")[2]
+    return simple.removesuffix("Interaction").lower() or simple.lower()
+
+
 def _make(entry: Entry) -> Interaction:
+    entry = translated(entry)
     entry.check_keys(("name", "class_name", "config"))
-    name = entry.text("name")
+    name = entry.text("name") if "name" in entry.values else _name_of(entry.text("class_name"))
     interaction_class = entry.load(entry.text("class_name"), Interaction)
     try:
         interaction = interaction_class(entry.mapping("config"), name)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import nn
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad
 from transformers import AttentionInterface
@@ -32,7 +32,34 @@ LAYOUT = "agentrl_layout"
 _UNSUPPORTED = ("position_bias", "indices")
 
 # torch 2.11 takes fewer heads of keys than of queries as they come; later ones have to be told of them.
-_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_varlen = (
+    functools.partial(varlen_attn, enable_gqa=True)
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters
+    else functools.partial(varlen_attn)
+)
+
+
+ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Function of a score, its batch, head, query and key, all scalars."""
+
+
+class Flex(Protocol):
+    """torch's flex attention, compiled or not."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        score_mod: ScoreMod | None,
+        block_mask: BlockMask,
+        scale: float,
+        enable_gqa: bool,
+        *,
+        return_aux: AuxRequest,
+    ) -> tuple[torch.Tensor, AuxOutput]:
+        """Attend: query [1, H, P, D], key and value [1, K, P, D] -> [1, H, P, D]."""
+        ...
 
 
 class AttentionLayout(Protocol):
@@ -60,7 +87,7 @@ def packed_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     is_causal: bool | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend as transformers asks for it: query [1, H, P, D], key [1, K, P, D], value [1, K, P, E] -> [1, P, H, E].
 
@@ -68,7 +95,7 @@ def packed_attention(
     Dropout is never applied: the log-probs of sampling and of the update must agree. Raises ValueError when the
     model asks for something that is not implemented, or was called without a layout.
     """
-    layout: AttentionLayout | None = kwargs.get(LAYOUT)
+    layout = cast(AttentionLayout | None, kwargs.get(LAYOUT))
     if layout is None:
         raise ValueError(
             f"{type(module).__name__}: attention {IMPLEMENTATION!r} was called without {LAYOUT}: either the model was "
@@ -128,7 +155,7 @@ class PackedAttention:
         if self._offsets is None:  # once for all layers: the copy waits until the device has done all work before it
             ends = [end for _, end in layout.spans]
             self._offsets = torch.tensor([0, *ends], dtype=torch.int32, device=query.device)
-        output = varlen_attn(
+        output = _varlen(
             query.transpose(0, 1),
             key.transpose(0, 1),
             value.transpose(0, 1),
@@ -138,7 +165,6 @@ class PackedAttention:
             layout.longest,
             scale=rule.scale,
             window_size=(-1 if rule.window is None else rule.window - 1, 0),
-            **_GROUPED,
         )
         assert isinstance(output, torch.Tensor)
         return output
@@ -163,8 +189,8 @@ def flat_block_mask(layout: PackedLayout, window: int | None, device: torch.devi
 
 
 @functools.cache
-def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=True)
+def _compiled_flex() -> Flex:
+    return cast(Flex, torch.compile(flex_attention, dynamic=True))
 
 
 def attend_flex(
@@ -173,7 +199,7 @@ def attend_flex(
     value: torch.Tensor,
     rule: Rule,
     mask: BlockMask,
-    flex: Callable[..., Any] = flex_attention,
+    flex: Flex = flex_attention,
 ) -> torch.Tensor:
     """Attend by any rule with torch's flex attention; `mask` holds the window.
 
@@ -195,5 +221,6 @@ def attend_flex(
         return_aux=AuxRequest(lse=True),
     )
     if rule.sinks is not None:
+        assert beside.lse is not None
         output = output * sink_share(beside.lse[..., None], rule.sinks[:, None, None]).to(output.dtype)
     return output[0].transpose(0, 1)

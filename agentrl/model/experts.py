@@ -8,7 +8,7 @@ transformers' own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import torch
 from torch import nn
@@ -25,8 +25,8 @@ class _Cast:
         self._module = module
         self._dtype = dtype
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._module, name)
+    def __getattr__(self, name: str) -> object:
+        value: object = getattr(self._module, name)
         return value.to(self._dtype) if isinstance(value, torch.Tensor) else value
 
 
@@ -38,8 +38,8 @@ def grouped_experts(
     if not torch.is_autocast_enabled(device):
         return grouped_mm_experts_forward(module, hidden, experts, weights)
     dtype = torch.get_autocast_dtype(device)
-    cast: Any = _Cast(module, dtype)
-    return grouped_mm_experts_forward(cast, hidden.to(dtype), experts, weights)
+    lowered = cast(nn.Module, _Cast(module, dtype))  # it reads the module's attributes alone
+    return grouped_mm_experts_forward(lowered, hidden.to(dtype), experts, weights)
 
 
 ExpertsInterface.register(GROUPED, grouped_experts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from agentrl.model.scores import TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.model.vision import features_of, sample_image, takes_images, vision_tower
 from agentrl.parallel.collectives import full, world_size
+from agentrl.system.json_value import JSON
 from agentrl.trajectory.images import Images
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class PolicyModel(nn.Module):
     def _plain(self, params: Params) -> Params:
         return params if self.lora is None else self.lora.plain(params)
 
-    def mark(self, params: Params) -> dict[str, Any]:
+    def mark(self, params: Params) -> dict[str, JSON]:
         """Describe the frozen part of the model, which a checkpoint of the trained parameters needs beside it.
 
         See `save_state`. Empty without adapters.

@@ -12,7 +12,6 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -27,6 +26,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.vision import vision_tower
 from agentrl.parallel.collectives import full, rank
+from agentrl.system.json_value import JSON
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."
@@ -106,7 +106,7 @@ class Lora:
         self.config.save_pretrained(str(directory))
         save_file(tensors, directory / _WEIGHTS, metadata={"format": "pt"})
 
-    def mark(self, params: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+    def mark(self, params: Mapping[str, nn.Parameter]) -> dict[str, JSON]:
         """Describe what a checkpoint's adapters belong to: their scale, and the weights beside them.
 
         The weights are identified by a checksum of the first layer with adapters, the same in float32 and bfloat16.
@@ -139,7 +139,7 @@ class Lora:
             for name, param in params.items():
                 param.copy_(found[name])
 
-    def _check_config(self, path: Path, theirs: Mapping[str, Any]) -> None:
+    def _check_config(self, path: Path, theirs: Mapping[str, JSON]) -> None:
         """Raise ConfigError where the adapters' own config `theirs` is another than the run's, or no plain LoRA."""
         ours = {"peft_type": "LORA", "r": self.config.r, "lora_alpha": self.config.lora_alpha}
         for key, value in ours.items():
@@ -208,9 +208,12 @@ def _start(model: PreTrainedModel, seed: int) -> None:
                         side.to(base.weight.device)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, JSON]:
     try:
-        return dict(json.loads((path / _CONFIG).read_text(encoding="utf-8")))
+        found = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"expected a JSON object, found {type(found).__name__}")
+        return found
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"lora_adapter_path={path}: {_CONFIG} cannot be read: {error}. Give a folder that peft wrote"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,9 @@ from agentrl.model.vision import (
 )
 from agentrl.trajectory.images import Images
 
+if TYPE_CHECKING:
+    from transformers.modeling_rope_utils import RopeParameters
+
 _CHUNK_LOGITS, _CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
 """Logits kept for the backward pass at once (64 MiB in fp32, on a GPU 512 MiB); more are computed in chunks and again
 in backward. Each chunk reads all weights of the head and adds up a gradient as large, which for small chunks would take
@@ -63,7 +66,7 @@ def load_model(
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
         )
-    model.to(device)
+    model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
     return use_packed_attention(model)
 
 
@@ -215,10 +218,10 @@ def _unsupported(model: PreTrainedModel, why: str) -> str:
     )
 
 
-def _rotations(model: PreTrainedModel) -> list[dict[str, Any]]:
+def _rotations(model: PreTrainedModel) -> list[RopeParameters]:
     """List the parameters of the model's rotary embeddings. Some models have one for each type of layer."""
     rope = getattr(_text_config(model), "rope_parameters", None) or {}
-    return [one for one in rope.values() if isinstance(one, dict)] or [rope]
+    return cast("list[RopeParameters]", [one for one in rope.values() if isinstance(one, dict)] or [rope])
 
 
 def longest_context(model: PreTrainedModel) -> int | None:
@@ -230,7 +233,8 @@ def longest_context(model: PreTrainedModel) -> int | None:
 def _longrope_limit(model: PreTrainedModel) -> int | None:
     """Length beyond which LongRoPE (arXiv:2402.13753) rotates all sequences of a batch in another way; else None."""
     ropes = [rope for rope in _rotations(model) if rope.get("rope_type") == "longrope"]
-    return min((rope["original_max_position_embeddings"] for rope in ropes), default=None)
+    limits = (rope["original_max_position_embeddings"] for rope in ropes)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def hidden_states(
@@ -319,14 +323,12 @@ def forward_packed(
     images: PlacedFeatures | None = None,
 ) -> torch.Tensor:
     """Compute the last hidden states [P, H] of packed tokens: ids [P] int64, positions [P] or [3, P] int64."""
-    arguments: dict[str, Any] = {LAYOUT: attention}
-    if images is None:
-        output = model.base_model(
-            input_ids=ids[None], position_ids=positions[..., None, :], use_cache=False, **arguments
-        )
-    else:
-        output = forward_images(model, ids, positions, images, **arguments)
-    return output.last_hidden_state[0]
+    arguments = {LAYOUT: attention}
+    if images is not None:
+        return forward_images(model, ids, positions, images, arguments)
+    output = model.base_model(input_ids=ids[None], position_ids=positions[..., None, :], use_cache=False, **arguments)
+    hidden: torch.Tensor = output.last_hidden_state[0]
+    return hidden
 
 
 def token_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ there into the model, whatever adapters, wrappers and hooks this has.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import cast
 
 import torch
 from torch import nn
@@ -84,7 +84,7 @@ def _plain(name: str) -> str:
 def _read_shell(model: PreTrainedModel, wanted: Mapping[str, nn.Parameter]) -> PreTrainedModel:
     """Read a bare model of the same class, in which this rank has its part of the weights `wanted`."""
 
-    def share(cls: type[PreTrainedModel], shell: PreTrainedModel, *_: Any) -> PreTrainedModel:
+    def share(cls: type[PreTrainedModel], shell: PreTrainedModel, *_: object) -> PreTrainedModel:
         if _reads_slices(shell, wanted):
             for prefix, module in shell.named_modules():
                 for name, _param in list(module.named_parameters(recurse=False)):
@@ -94,13 +94,13 @@ def _read_shell(model: PreTrainedModel, wanted: Mapping[str, nn.Parameter]) -> P
 
     kind = type(model)
     # from_pretrained calls this hook after it made the model on `meta`, and before it reads the weights.
-    attributes: dict[str, Any] = {"maybe_distribute_model": classmethod(share), "__module__": kind.__module__}
+    attributes: dict[str, object] = {"maybe_distribute_model": classmethod(share), "__module__": kind.__module__}
     if model is model.base_model:
         attributes["_keys_to_ignore_on_load_unexpected"] = [".*"]  # the head of a whole model
-    reader: Any = type(kind.__name__, (kind,), attributes)
+    reader = cast(type[PreTrainedModel], type(kind.__name__, (kind,), attributes))
     path = str(model.config.name_or_path)
     with loading(path):
-        shell, report = reader.from_pretrained(
+        read: object = reader.from_pretrained(
             path,
             config=model.config,
             dtype=next(iter(wanted.values())).dtype,
@@ -108,10 +108,11 @@ def _read_shell(model: PreTrainedModel, wanted: Mapping[str, nn.Parameter]) -> P
             output_loading_info=True,
             use_safetensors=True,
         )
+    # What output_loading_info makes of the answer.
+    shell, report = cast(tuple[PreTrainedModel, Mapping[str, Collection[str]]], read)
     lost = sorted(set(report["missing_keys"]) & set(wanted))
     if lost:
         raise ConfigError(f"{path}: the checkpoint has no {lost[0]} ({len(lost)} weights of the model are missing)")
-    assert isinstance(shell, PreTrainedModel)
     return shell
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -90,11 +90,15 @@ class _UlyssesAttention:
         return back.transpose(0, 1).flatten(1, 2)
 
 
+class _Context(Protocol):
+    group: dist.ProcessGroup
+
+
 class _Exchange(torch.autograd.Function):
     """Exchange entry s of rank r's [ranks, ...] with entry r of rank s's: a permutation that is its own transpose."""
 
     @staticmethod
-    def forward(ctx: Any, entries: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: _Context, entries: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         """Exchange entries [R, *] of R ranks -> [R, *]."""
         ctx.group = group
         taken = torch.empty_like(entries, memory_format=torch.contiguous_format)
@@ -102,7 +106,7 @@ class _Exchange(torch.autograd.Function):
         return taken
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Exchange the gradient [R, *] back."""
         return _Exchange.forward(ctx, grad, ctx.group), None
 
@@ -111,13 +115,13 @@ class _SumOverRanks(torch.autograd.Function):
     """A sum over ranks that all compute the same loss from it, so each rank keeps its own gradient unsummed."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: object, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         """Sum values [T] over the ranks -> [T], or [S, T] alike."""
         total = values.clone()
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: object, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Pass on the gradient [T], or [S, T], as it is."""
         return grad, None

@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from agentrl.trajectory import Image, PlacedImage
-from agentrl.trajectory.images import Images
+from agentrl.trajectory.images import Images, Ints
 
 FIRST_FEATURE = 1 << 31
 """First number that stands for an image token where common beginnings are looked for: no vocabulary is so large."""
 
 
-def auto_class(config: PretrainedConfig) -> Any:
+def auto_class(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
     """Choose the Auto class of transformers for `config`: one with a vision tower where the model has one."""
     has_vision = getattr(config, "vision_config", None) is not None
     if has_vision and type(config) in AutoModelForImageTextToText._model_mapping:
@@ -43,9 +45,32 @@ def takes_images(model: PreTrainedModel) -> bool:
     return features is not None and wanted <= set(inspect.signature(features).parameters)
 
 
-def _base(model: PreTrainedModel) -> Any:
-    """The model without its head. Any: transformers' types lack the methods of vision-language models."""
-    return model.base_model
+class _ImageFeatures(Protocol):
+    pooler_output: torch.Tensor | Sequence[torch.Tensor]
+    """[F, H], or those of each image."""
+
+
+class _VisionLanguageModel(Protocol):
+    """Members that vision-language models have, and their common class in transformers does not declare."""
+
+    language_model: nn.Module
+
+    def get_image_features(
+        self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor, *, return_dict: bool
+    ) -> _ImageFeatures:
+        """pixel_values [patches, values of a patch], image_grid_thw [images, 3] int64: patches by time and side."""
+        ...
+
+    def get_rope_index(
+        self, input_ids: torch.Tensor, *, mm_token_type_ids: torch.Tensor, image_grid_thw: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """input_ids and mm_token_type_ids [1, T], image_grid_thw [images, 3] -> positions [3, 1, T], offset [1, 1]."""
+        ...
+
+
+def _base(model: PreTrainedModel) -> _VisionLanguageModel:
+    """Return the model without its head."""
+    return cast(_VisionLanguageModel, model.base_model)
 
 
 def vision_tower(model: PreTrainedModel) -> nn.Module | None:
@@ -74,7 +99,7 @@ class PlacedFeatures:
     """[K] int64: row of the features for each of these tokens."""
 
 
-def features_of(model: PreTrainedModel, patches: np.ndarray, grid: np.ndarray) -> Features:
+def features_of(model: PreTrainedModel, patches: npt.NDArray[np.float32], grid: Ints) -> Features:
     """Run the vision tower over I images: patches [P, D] float32, grid [I, 3] int64. Differentiable in its weights."""
     pixels = torch.tensor(patches, device=model.device)
     output = _base(model).get_image_features(pixels, torch.tensor(grid, device=model.device), return_dict=True)
@@ -82,7 +107,7 @@ def features_of(model: PreTrainedModel, patches: np.ndarray, grid: np.ndarray) -
     return Features(_concatenated(output.pooler_output), [_concatenated(one) for one in deep])
 
 
-def _concatenated(features: Any) -> torch.Tensor:
+def _concatenated(features: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     return features if isinstance(features, torch.Tensor) else torch.cat(tuple(features))
 
 
@@ -142,23 +167,30 @@ def rope_of(model: PreTrainedModel, ids: torch.Tensor, spans: list[tuple[int, in
 
 
 def forward_images(
-    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, images: PlacedFeatures, **kwargs: Any
-) -> Any:
-    """Run the decoder over packed tokens, with features in the places of image tokens.
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    images: PlacedFeatures,
+    arguments: Mapping[str, object],
+) -> torch.Tensor:
+    """Compute the last hidden states [P, H] of packed tokens, with features in the places of image tokens.
 
-    ids [P] int64, positions [P] or [3, P] int64. Returns the decoder's own output object.
+    ids [P] int64, positions [P] or [3, P] int64. `arguments`: further ones of the decoder's forward.
     """
     embeddings = model.get_input_embeddings()(ids)
     rows = images.features.rows.to(embeddings.dtype).index_select(0, images.which)
     embeddings = embeddings.index_copy(0, images.places, rows)
+    further = dict(arguments)
     if images.features.deep:
         mask = torch.zeros_like(ids, dtype=torch.bool)
         mask[images.places] = True
         deep = [one.to(embeddings.dtype).index_select(0, images.which) for one in images.features.deep]
-        kwargs |= {"visual_pos_masks": mask[None], "deepstack_visual_embeds": deep}
-    return _base(model).language_model(
-        inputs_embeds=embeddings[None], position_ids=positions[..., None, :], use_cache=False, **kwargs
+        further |= {"visual_pos_masks": mask[None], "deepstack_visual_embeds": deep}
+    output = _base(model).language_model(
+        inputs_embeds=embeddings[None], position_ids=positions[..., None, :], use_cache=False, **further
     )
+    hidden: torch.Tensor = output.last_hidden_state[0]
+    return hidden
 
 
 def sample_image(model: PreTrainedModel) -> Image:

@@ -78,6 +78,17 @@ def stage_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
     }
 
 
+def remark(metrics: Mapping[str, float]) -> str | None:
+    """Say why a step's rewards taught the policy nothing, in a sentence; None where they did."""
+    if metrics.get("train/sequences", 1.0) > 0:
+        return None
+    groups, equal = metrics.get("group/groups", 0.0), metrics.get("group/groups_equal", 0.0)
+    if not groups:
+        return "nothing was learnt: no trajectory is trained on"
+    why = "in every group all rewards are equal" if groups == equal else "no sequence has an advantage"
+    return f"nothing was learnt from rewards: {why}"
+
+
 def duration(seconds: float) -> str:
     """4.2 s, 1:07 or 2:03:09."""
     if seconds < 60:

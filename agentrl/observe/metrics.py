@@ -40,7 +40,7 @@ Training (`step_metrics`):
 | `status/<status>` | fraction of all that ended so; `status/length` is the truncation rate |
 | `failure/<cause>` | number of those that fail by cause; they add up to all that fail |
 | `drift/<kind>` | of those compared with a full re-render, the mean fraction of transcripts that drifted so |
-| `trajectory/retries` | fresh tries, summed over all |
+| `trajectory/retries`, `trajectory/retries/<cause>` | fresh tries, summed over all; by the failure before each |
 | `trajectory/<name>` | what else the loop or a tool measured (`generate_seconds`, ...), mean of those that have it |
 
 Validation (`validation_metrics`), with n sampled trajectories a prompt. Numbers by data source are means over its
@@ -69,17 +69,18 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from agentrl.algorithms.groups import EQUAL
+from agentrl.observe.troubles import RETRIES, cause_of
 from agentrl.reward.prompt_scores import PromptScores
+from agentrl.system.metrics import Numbers
 from agentrl.tool import MALFORMED, ErrorKind
 from agentrl.tool.toolset import percentile
 from agentrl.trajectory import Outline, Status, ToolCallRecord
 
-Metrics = dict[str, float]
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
-def step_metrics(trajectories: Sequence[Outline], *, turn_reward_coef: float, success_threshold: float) -> Metrics:
+def step_metrics(trajectories: Sequence[Outline], *, turn_reward_coef: float, success_threshold: float) -> Numbers:
     """Metrics of one training step; names in the module's table."""
     begun = _begun(trajectories)
     return (
@@ -94,9 +95,9 @@ def step_metrics(trajectories: Sequence[Outline], *, turn_reward_coef: float, su
 
 def validation_metrics(
     sampled: Sequence[Outline], greedy: Sequence[Outline], *, turn_reward_coef: float, success_threshold: float
-) -> Metrics:
+) -> Numbers:
     """Metrics of one validation; names in the module's table. `Outline.group` tells the prompts apart."""
-    metrics: Metrics = {}
+    metrics: Numbers = {}
     for name, trajectories in (("sampled", sampled), ("greedy", greedy)):
         scores = _scores_of(trajectories)
         if scores:
@@ -135,7 +136,7 @@ def _rewards_of(trajectories: Iterable[Outline], coef: float) -> list[float]:
     return [reward for one in trajectories if (reward := one.reward(coef)) is not None]
 
 
-def _scores(trajectories: Sequence[Outline], success_threshold: float) -> Metrics:
+def _scores(trajectories: Sequence[Outline], success_threshold: float) -> Numbers:
     scored = [trajectory for trajectory in trajectories if trajectory.score is not None]
     if not scored:
         return {}
@@ -150,7 +151,7 @@ def _scores(trajectories: Sequence[Outline], success_threshold: float) -> Metric
     return metrics
 
 
-def _rewards(trajectories: Sequence[Outline], coef: float) -> Metrics:
+def _rewards(trajectories: Sequence[Outline], coef: float) -> Numbers:
     rewards = _rewards_of(trajectories, coef)
     if not rewards:
         return {}
@@ -176,7 +177,7 @@ def _equal(rewards: Sequence[float]) -> bool:
     return high - low <= EQUAL * max(abs(high), abs(low))
 
 
-def _lengths(trajectories: Sequence[Outline]) -> Metrics:
+def _lengths(trajectories: Sequence[Outline]) -> Numbers:
     if not trajectories:
         return {}
     series = {
@@ -186,13 +187,13 @@ def _lengths(trajectories: Sequence[Outline]) -> Metrics:
         "response/observed_": [trajectory.response_length - trajectory.num_sampled for trajectory in trajectories],
         "turns/": [trajectory.assistant_turns for trajectory in trajectories],
     }
-    metrics: Metrics = {}
+    metrics: Numbers = {}
     for prefix, values in series.items():
         metrics |= {f"{prefix}mean": _mean(values), f"{prefix}max": float(max(values))}
     return metrics
 
 
-def _tools(by_trajectory: Sequence[Sequence[ToolCallRecord]]) -> Metrics:
+def _tools(by_trajectory: Sequence[Sequence[ToolCallRecord]]) -> Numbers:
     if not by_trajectory:
         return {}
     counts = [len(calls) for calls in by_trajectory]
@@ -216,7 +217,7 @@ def _tools(by_trajectory: Sequence[Sequence[ToolCallRecord]]) -> Metrics:
     return metrics
 
 
-def _tool(prefix: str, calls: Sequence[ToolCallRecord]) -> Metrics:
+def _tool(prefix: str, calls: Sequence[ToolCallRecord]) -> Numbers:
     """Measure the calls of one tool."""
     seconds = sorted(call.seconds for call in calls)
     return {
@@ -229,28 +230,28 @@ def _tool(prefix: str, calls: Sequence[ToolCallRecord]) -> Metrics:
     }
 
 
-def _errors(prefix: str, calls: Sequence[ToolCallRecord]) -> Metrics:
+def _errors(prefix: str, calls: Sequence[ToolCallRecord]) -> Numbers:
     """Count each kind of error as a fraction of the calls."""
     kinds = Counter(call.error for call in calls if call.error)
     return {f"{prefix}/error/{kind}": count / len(calls) for kind, count in kinds.items()}
 
 
-def _endings(trajectories: Sequence[Outline]) -> Metrics:
+def _endings(trajectories: Sequence[Outline]) -> Numbers:
     if not trajectories:
         return {}
-    metrics: Metrics = {
+    metrics: Numbers = {
         f"status/{status}": _mean(trajectory.status is status for trajectory in trajectories) for status in Status
     }
     failed = [trajectory for trajectory in trajectories if trajectory.score is None]
-    causes = Counter((one.failure or one.status.value).partition(":")[0].strip() for one in failed)
+    causes = Counter(map(cause_of, failed))
     return metrics | {f"failure/{cause}": float(count) for cause, count in causes.items()}
 
 
-def _measured(trajectories: Sequence[Outline]) -> Metrics:
+def _measured(trajectories: Sequence[Outline]) -> Numbers:
     collected = _collect(trajectory.metrics for trajectory in trajectories)
-    metrics: Metrics = {}
-    if "retries" in collected:
-        metrics["trajectory/retries"] = sum(collected.pop("retries"))
+    metrics: Numbers = {}
+    for name in [name for name in collected if name == "retries" or name.startswith(RETRIES)]:
+        metrics[f"trajectory/{name}"] = sum(collected.pop(name))
     for name, values in collected.items():
         metrics[name if name.startswith("drift/") else f"trajectory/{name}"] = _mean(values)
     return metrics
@@ -264,14 +265,14 @@ def _prompts(trajectories: Sequence[Outline], success_threshold: float) -> Promp
     return scores
 
 
-def _sampled_source(prompts: PromptScores) -> Metrics:
+def _sampled_source(prompts: PromptScores) -> Numbers:
     n = prompts.most
     values = {f"mean@{n}": prompts.mean.value, f"best@{n}": prompts.best_of_all, **prompts.pass_at()}
     values |= {f"{name}/mean@{n}": mean.value for name, mean in prompts.extras.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _greedy_source(prompts: PromptScores) -> Metrics:
+def _greedy_source(prompts: PromptScores) -> Numbers:
     values = {"greedy": prompts.mean.value, "success_greedy": prompts.pass_at().get("pass@1")}
     values |= {f"{name}/greedy": mean.value for name, mean in prompts.extras.items()}
     return {name: value for name, value in values.items() if value is not None}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Self, TextIO
 
-from agentrl.observe.display import STEP_COLUMNS, Clock, Display, Stage, stage_seconds
+from agentrl.observe.display import STEP_COLUMNS, Clock, Display, Stage, remark, stage_seconds
 from agentrl.observe.excerpt import cut, headline, pieces, visible
 from agentrl.trajectory import Trajectory
 
@@ -34,7 +34,8 @@ class PlainDisplay(Display):
         texts = [(column.label.replace(" ", "_"), column.text(metrics)) for column in STEP_COLUMNS]
         numbers = [f"{label}={text}" for label, text in texts if text is not None]
         seconds = [f"{name}={value:.2f}s" for name, value in stage_seconds(metrics).items()]
-        self._line(" ".join([f"step {step}/{total_steps}:", *numbers, *seconds]))
+        said = [] if (text := remark(metrics)) is None else [f"({text})"]
+        self._line(" ".join([f"step {step}/{total_steps}:", *numbers, *seconds, *said]))
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         numbers = [f"{key.removeprefix('val/')}={value:.4g}" for key, value in metrics.items() if key[:4] == "val/"]

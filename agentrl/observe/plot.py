@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from agentrl.observe.tracking import read_metrics
+from agentrl.system.json_value import JSON
 from agentrl.system.publish import published
 
 REWARD = "reward/mean"
@@ -22,7 +23,7 @@ GRADED = "val/reward_sampled"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 UNIT = (-0.03, 1.03)
 
-Lines = list[dict[str, Any]]
+Lines = Sequence[Mapping[str, JSON]]
 
 
 def plot(metrics_path: Path, out: Path, title: str) -> None:
@@ -94,14 +95,25 @@ def _percent_axis(axes: Axes, label: str) -> None:
     axes.spines["top"].set_visible(False)
 
 
-def _draw(axes: Axes, lines: Lines, key: str, **style: Any) -> list[Any]:
+def _draw(
+    axes: Axes,
+    lines: Lines,
+    key: str,
+    *,
+    label: str,
+    color: str,
+    marker: str | None = None,
+    linestyle: str | None = None,
+    linewidth: float | None = None,
+) -> list[Line2D]:
     """Draw a metric over the steps that have it; a single point gets a marker. Returns what the legend shows."""
     points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
     if not points:
         return []
     if len(points) == 1:
-        style.setdefault("marker", "o")
-    return axes.plot(*zip(*points, strict=True), **style)
+        marker = marker or "o"
+    across, up = zip(*points, strict=True)
+    return axes.plot(across, up, label=label, color=color, marker=marker, linestyle=linestyle, linewidth=linewidth)
 
 
 def _share_scale(axes: Axes) -> None:

@@ -34,6 +34,7 @@ from agentrl.observe.display import (
     Display,
     Stage,
     duration,
+    remark,
     score_columns,
     stage_seconds,
 )
@@ -102,6 +103,8 @@ class RichDisplay(Display):
             self._steps.append((step, dict(metrics)))
             if math.isfinite(reward := metrics.get("reward/mean", math.nan)):
                 self._rewards.append(reward)
+        if (text := remark(metrics)) is not None:
+            self.warn(f"step {step}: {text}")
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
         with self.lock:

@@ -1,4 +1,4 @@
-"""Loggers of a run's metrics: metrics.jsonl, tensorboard, wandb.
+"""Loggers of a run's metrics, and those that write files: metrics.jsonl, tensorboard. Others are in `remote_sinks`.
 
 Invariant of metrics.jsonl: every line but the last is a whole JSON object whose first key is `step`; a line that
 `Tracker.log` has returned from is on the disk.
@@ -6,17 +6,15 @@ Invariant of metrics.jsonl: every line but the last is a whole JSON object whose
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING
 
 from agentrl.config import config_to_dict
 from agentrl.config.registries import LOGGERS
@@ -24,13 +22,14 @@ from agentrl.config.section import Section
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.observe.display import Display
+from agentrl.observe.generations import Generation
+from agentrl.system.json_value import JSON
 from agentrl.system.publish import disk_full, is_disk_full, published
 from agentrl.system.registry import configured
 from agentrl.system.user_code import user_code
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-    from wandb import Run
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -41,7 +40,7 @@ class RunInfo:
 
     dir: Path
     """Its folder, which may not exist yet."""
-    config: Mapping[str, Any]
+    config: Mapping[str, JSON]
     """The whole config, as plain values."""
     project: str
     experiment: str
@@ -64,6 +63,9 @@ class Sink(ABC):
     def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Record the metrics of a step; None stands for a number that is not finite."""
 
+    def write_generations(self, step: int, generations: Sequence[Generation]) -> None:  # noqa: B027 - optional
+        """Record some generations of a validation, one at least, before the metrics of their step."""
+
     @abstractmethod
     def truncate_after(self, step: int) -> None:
         """Forget the steps after `step`, which a resumed run does again; -1: all. Called once, before any `write`."""
@@ -77,7 +79,7 @@ class Tracker:
     """Sends each step's metrics to every logger named."""
 
     def __init__(
-        self, names: Sequence[str], options: Mapping[str, Mapping[str, Any]], run: RunInfo, display: Display
+        self, names: Sequence[str], options: Mapping[str, Mapping[str, object]], run: RunInfo, display: Display
     ) -> None:
         """Make the loggers (`trainer.logger`, `trainer.logger_options`); they write nothing yet. Raises ConfigError."""
         self._display = display
@@ -110,6 +112,12 @@ class Tracker:
         for name, sink in self._sinks.items():
             with user_code(f"logger {name}", sink.write):
                 sink.write(step, clean)
+
+    def log_generations(self, generations: Sequence[Generation], step: int) -> None:
+        """Record some generations of the validation at a step; none are left out."""
+        for name, sink in self._sinks.items() if generations else ():
+            with user_code(f"logger {name}", sink.write_generations):
+                sink.write_generations(step, generations)
 
     def truncate_after(self, step: int) -> None:
         """Forget the steps after `step`: a resumed run does them again."""
@@ -162,15 +170,21 @@ class JsonLines(Sink):
                     raise disk_full(self._path) from error
                 raise
 
+    def write_generations(self, step: int, generations: Sequence[Generation]) -> None:
+        text = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in generations)
+        with published(self._path.parent / "val_generations" / f"{step:06d}.jsonl") as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
     def truncate_after(self, step: int) -> None:
         if self._path.exists():
-            self._rewrite([line for line in read_metrics(self._path) if line["step"] <= step])
+            lines = read_metrics(self._path)
+            self._rewrite([line for line in lines if isinstance(at := line["step"], int) and at <= step])
         self._is_whole = True
 
     def close(self) -> None:
         return None
 
-    def _rewrite(self, lines: Sequence[Mapping[str, Any]]) -> None:
+    def _rewrite(self, lines: Sequence[Mapping[str, JSON]]) -> None:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         if text.encode() != self._path.read_bytes():
             with published(self._path) as temporary:
@@ -181,22 +195,29 @@ class Tensorboard(Sink):
     """Event files under `tensorboard/`."""
 
     def __init__(self, run: RunInfo) -> None:
-        try:
-            import torch.utils.tensorboard  # noqa: F401
-        except ImportError as error:
-            raise _missing("tensorboard") from error
+        need_package("tensorboard", "torch.utils.tensorboard")
         self._dir = run.dir / "tensorboard"
         self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
 
     def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        writer = self._begin()
+        for name, value in metrics.items():
+            writer.add_scalar(name, math.nan if value is None else value, step)
+        writer.flush()
+
+    def write_generations(self, step: int, generations: Sequence[Generation]) -> None:
+        for number, one in enumerate(generations):
+            # Four blanks: the page reads Markdown, and would obey what the policy wrote.
+            text = "".join(f"    {line}\n" for line in one.as_text().splitlines())
+            self._begin().add_text(f"val/generations/{number}", text, step)
+
+    def _begin(self) -> SummaryWriter:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(self._dir, purge_step=self._purge_step)
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, math.nan if value is None else value, step)
-        self._writer.flush()
+        return self._writer
 
     def truncate_after(self, step: int) -> None:
         self._purge_step = step + 1
@@ -206,66 +227,12 @@ class Tensorboard(Sink):
             self._writer.close()
 
 
-class WandbOptions(BaseModel):
-    """Keys of `trainer.logger_options.wandb`; `wandb.init` says what they do."""
-
-    entity: str | None = None
-    group: str | None = None
-    tags: list[str] = []
-
-
-class Wandb(Sink):
-    """A wandb run; a resumed run goes on in the same one."""
-
-    def __init__(self, run: RunInfo, options: WandbOptions) -> None:
-        try:
-            import wandb  # noqa: F401
-        except ImportError as error:
-            raise _missing("wandb") from error
-        self._info, self._options = run, options
-        self._run: Run | None = None
-
-    def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        self._begin().log({name: value for name, value in metrics.items() if value is not None}, step=step)
-
-    def truncate_after(self, step: int) -> None:
-        """Begin the run. wandb keeps what it has: it ignores steps that it saw before."""
-        self._begin()
-
-    def _begin(self) -> Run:
-        """Not at once, for it writes into the run's folder."""
-        if self._run is None:
-            import wandb
-
-            info = self._info
-            info.dir.mkdir(parents=True, exist_ok=True)
-            id_file = info.dir / "wandb_id"
-            run_id = id_file.read_text().strip() if id_file.exists() else uuid.uuid4().hex[:8]
-            id_file.write_text(run_id)
-            self._run = wandb.init(
-                project=info.project,
-                name=info.experiment,
-                dir=str(info.dir),
-                id=run_id,
-                resume="allow",
-                config=dict(info.config),
-                entity=self._options.entity,
-                group=self._options.group,
-                tags=self._options.tags or None,
-            )
-        return self._run
-
-    def close(self) -> None:
-        if self._run is not None:
-            self._run.finish()
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[dict[str, JSON]]:
     """The lines of a metrics.jsonl, in order. A last line cut off by a kill is left out.
 
     Raises DataError with the line's number for any other line that is not an object with a `step`.
     """
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, JSON]] = []
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -282,7 +249,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _missing(package: str) -> ConfigError:
-    return ConfigError(
-        f"trainer.logger names {package}, which is not installed: pip install 'agentrl[{package}]', or leave it out"
-    )
+def need_package(extra: str, module: str) -> None:
+    """Import what a logger needs. Raises ConfigError that names the extra of ours that installs it."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"trainer.logger names {extra}, which is not installed: pip install 'agentrl[{extra}]', or leave it out"
+        ) from error

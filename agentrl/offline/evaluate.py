@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.config.sections.offline import EvaluateConfig
-from agentrl.data.dataset import expand
+from agentrl.data.sources import expand
 from agentrl.errors import DataError
 from agentrl.observe.display import Display
 from agentrl.observe.excerpt import visible

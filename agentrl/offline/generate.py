@@ -152,9 +152,9 @@ def with_responses(rows: pa.Table, trajectories: Sequence[Trajectory], config: G
 
 def added_columns(
     trajectories: Sequence[Trajectory], config: GenerateConfig
-) -> dict[str, tuple[pa.DataType, Sequence[JSON]]]:
+) -> dict[str, tuple[pa.DataType, Sequence[object]]]:
     """Return type and values (one a trajectory) of each column of ADDED that is asked for."""
-    columns: dict[str, tuple[pa.DataType, Sequence[JSON]]] = {
+    columns: dict[str, tuple[pa.DataType, Sequence[object]]] = {
         "responses": (pa.string(), [response_text(one) for one in trajectories]),
         "response_status": (pa.string(), [one.status.value for one in trajectories]),
         "response_failure": (pa.string(), [one.failure and valid_unicode(one.failure) for one in trajectories]),

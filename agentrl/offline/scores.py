@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ from agentrl.errors import CodeError, DataError, UserError
 from agentrl.reward import RewardManager, score_all
 from agentrl.reward.scorer import Verdict
 from agentrl.system.quota import run_concurrently
-from agentrl.trajectory import Status, Trajectory, Turn
+from agentrl.trajectory import Message, Status, Trajectory, Turn
 from agentrl.trajectory.parquet import from_row
 from agentrl.trajectory.sample import Sample
 
@@ -41,7 +41,7 @@ class Responses:
 
     sample: Sample
     texts: Sequence[str | None]
-    records: Sequence[Mapping[str, Any]] | None
+    records: Sequence[Mapping[str, object]] | None
     """Rows of `trainer.record`, one a response."""
 
 
@@ -144,10 +144,11 @@ class ResponseFiles:
         if "extra_info" in schema.names:
             expect("extra_info", is_struct(schema.field("extra_info").type), "a struct (a mapping)")
 
-    def _responses(self, row: dict[str, Any], index: int, file: str, number: int) -> Responses:
-        keys, texts = self.keys, row[self.keys.response_key]
+    def _responses(self, row: Mapping[str, object], index: int, file: str, number: int) -> Responses:
+        keys, found = self.keys, row[self.keys.response_key]
         records = row.get(RECORDS)
-        texts = (texts or [None]) if isinstance(texts, list) else [texts]
+        # `_check` has seen that they are texts.
+        texts: list[str | None] = (found or [None]) if isinstance(found, list) else [cast(str | None, found)]
         if isinstance(records, list) and len(records) != len(texts):
             raise DataError(
                 f"{file}, row {number} (the first is 0): {len(texts)} responses in the column {keys.response_key}, and "
@@ -171,9 +172,11 @@ class ResponseFiles:
         return Responses(sample, texts, records if isinstance(records, list) else None)
 
 
-def messages(prompt: Any) -> list[dict[str, Any]]:
+def messages(prompt: object) -> list[Message]:
     """Return the prompt's messages; a text becomes a message of the user."""
-    return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}] if prompt else []
+    if isinstance(prompt, list):
+        return prompt
+    return [{"role": "user", "content": str(prompt)}] if prompt else []
 
 
 def check_sources(reward: RewardManager, sources: Mapping[str, str]) -> None:
@@ -192,22 +195,30 @@ async def score_chunk(chunk: Sequence[Responses], reward: RewardManager, *, coun
 
 async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Scores:
     """Score one row's responses. Raises CodeError for an error of a scorer's code; with `count` it is a failure."""
-    trajectories = [trajectory_of(row, number) for number in range(len(row.texts))]
-    answered = [one for one, text in zip(trajectories, row.texts, strict=True) if text is not None]
-    together = [answered] if reward.by_group else [[one] for one in answered]
-    scored = await run_concurrently(_verdicts(one, row, reward, count=count) for one in together)
-    verdicts = dict(zip(map(id, answered), itertools.chain.from_iterable(scored), strict=True))
-    found = [verdicts.get(id(one)) for one in trajectories]
-    causes = ["no response" if id(one) not in verdicts else one.failure or "" for one in trajectories]
+    answered = {number: trajectory_of(row, number) for number, text in enumerate(row.texts) if text is not None}
+    verdicts = dict(zip(answered, await _verdicts(list(answered.values()), row, reward, count=count), strict=True))
+    found = [verdicts.get(number) for number in range(len(row.texts))]
     return Scores(
         data_source=row.sample.data_source,
         scores=[None if verdict is None else verdict.score for verdict in found],
         extras=[verdict.extra for verdict in found if verdict is not None],
-        failures=[cause for cause, verdict in zip(causes, found, strict=True) if verdict is None],
+        failures=[_cause(answered.get(number)) for number, verdict in enumerate(found) if verdict is None],
     )
 
 
+def _cause(answered: Trajectory | None) -> str:
+    return "no response" if answered is None else answered.failure or ""
+
+
 async def _verdicts(
+    answered: Sequence[Trajectory], row: Responses, reward: RewardManager, *, count: bool
+) -> list[Verdict | None]:
+    together = [answered] if reward.by_group else [[one] for one in answered]
+    scored = await run_concurrently(_scored_together(one, row, reward, count=count) for one in together)
+    return list(itertools.chain.from_iterable(scored))
+
+
+async def _scored_together(
     trajectories: Sequence[Trajectory], row: Responses, reward: RewardManager, *, count: bool
 ) -> list[Verdict | None]:
     try:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from agentrl.agent_loop.base import AgentLoop, Episode
-from agentrl.agent_loop.tool_calls import add_turn_reward
 from agentrl.errors import ConfigError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status
@@ -91,7 +90,7 @@ class OpenAIProxyLoop(AgentLoop):
         if not session.turns and session.ending is Status.COMPLETED:
             raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")
         if report.reward is not None:
-            add_turn_reward(episode, report.reward)
+            episode.add_turn_reward(report.reward)
         episode.trajectory.score_extra.update(report.numbers)
         episode.finish(session.ending)
 
@@ -141,7 +140,7 @@ async def _start() -> Endpoint:
     return endpoint
 
 
-def sample_for_agent(sample: Sample) -> dict[str, Any]:
+def sample_for_agent(sample: Sample) -> dict[str, object]:
     """Copy the fields of a sample that an agent is given: all but how it is scored."""
     told = {name: getattr(sample, name) for name in ("prompt", "extra_info", "data_source", "ability", "index")}
     return copy.deepcopy(told)  # Agents may write into it; rows are read again.

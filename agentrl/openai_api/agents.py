@@ -8,12 +8,14 @@ import inspect
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from agentrl.errors import CodeError, ConfigError, InfrastructureError
+from agentrl.system.json_value import JSON
 from agentrl.system.numbers import finite
 from agentrl.system.targets import load_target
 from agentrl.system.threads import DaemonThreads
@@ -67,7 +69,7 @@ class AgentReport:
 class Agent(Protocol):
     """Program that acts on samples through the endpoint."""
 
-    async def run(self, sample: Mapping[str, Any], access: Access) -> AgentReport:
+    async def run(self, sample: Mapping[str, object], access: Access) -> AgentReport:
         """Act on one sample. When cancelled, everything of it that can be stopped is stopped.
 
         Raises AgentFailed for what may pass, CodeError for an error of its code.
@@ -77,6 +79,12 @@ class Agent(Protocol):
     def error(self, problem: str) -> CodeError:
         """Make the error for an agent that broke its contract."""
         ...
+
+
+class AgentFunction(Protocol):
+    """Function that acts on one sample; see `AgentReport.parse` for what it may return, also as an awaitable."""
+
+    def __call__(self, *, sample: dict[str, object], base_url: str, api_key: str, model: str) -> object: ...
 
 
 class CallableAgent:
@@ -91,16 +99,22 @@ class CallableAgent:
         self._function = load_agent(target)
         self._threads = DaemonThreads(f"agent {target}", max_abandoned=1024)
 
-    async def run(self, sample: Mapping[str, Any], access: Access) -> AgentReport:
-        arguments = {"sample": dict(sample), **asdict(access)}
+    async def run(self, sample: Mapping[str, object], access: Access) -> AgentReport:
+        call = partial(
+            self._function,
+            sample=dict(sample),
+            base_url=access.base_url,
+            api_key=access.api_key,
+            model=access.model,
+        )
         try:
             with user_code(f"agent {self._name}", self._function):
                 if inspect.iscoroutinefunction(self._function):
-                    value = await self._function(**arguments)
+                    value = call()
                 else:
-                    value = await self._threads.run(self._function, **arguments)
-                    if inspect.isawaitable(value):
-                        value = await value
+                    value = await self._threads.run(call)
+                if inspect.isawaitable(value):
+                    value = await value
         except CodeError:
             raise
         except Exception as error:
@@ -129,7 +143,7 @@ class CommandAgent:
         self._command = list(command)
         self._passed_on = (*PASSED_ON, *passed_on)
 
-    async def run(self, sample: Mapping[str, Any], access: Access) -> AgentReport:
+    async def run(self, sample: Mapping[str, object], access: Access) -> AgentReport:
         environment = {name: os.environ[name] for name in self._passed_on if name in os.environ}
         environment |= {
             "OPENAI_BASE_URL": access.base_url,
@@ -193,7 +207,7 @@ class _Process(asyncio.SubprocessProtocol):
             self.closed.set_result(None)
 
 
-def _last_object(output: bytes) -> dict[str, Any] | None:
+def _last_object(output: bytes) -> dict[str, JSON] | None:
     lines = output.decode(errors="replace").strip().splitlines()
     if not lines or not lines[-1].startswith("{"):
         return None
@@ -215,7 +229,7 @@ def _kill_all(group: int, secret: str) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def load_agent(target: str) -> Callable[..., Any]:
+def load_agent(target: str) -> AgentFunction:
     """The function of `package.module:function` or `path/to/file.py:function`. Raises ConfigError."""
     function = load_target(target, "openai_proxy.target")
     if not callable(function):
@@ -226,5 +240,4 @@ def load_agent(target: str) -> Callable[..., Any]:
         raise ConfigError(
             f"openai_proxy.target: {target} must take the parameters sample, base_url, api_key, model: {error}"
         ) from error
-    found: Callable[..., Any] = function
-    return found
+    return cast(AgentFunction, function)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.chat import AssistantMessage
+from agentrl.chat.message import content_text
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.request import ChatRequest
 from agentrl.system.json_value import JSON
@@ -22,7 +23,7 @@ KEEP_ALIVE = b": generating\n\n"
 
 def assistant_message(message: AssistantMessage, call_ids: list[str]) -> Message:
     """Make the message that the client is given. A malformed call has its raw text as arguments."""
-    answer: Message = {"role": "assistant", "content": message.text, "refusal": None}
+    answer: Message = {"role": "assistant", "content": message.text}
     if message.reasoning:
         answer["reasoning_content"] = message.reasoning
     if message.calls:
@@ -53,18 +54,20 @@ class Completion:
     logprobs: list[float]
     tokens: list[str]
     cached_tokens: int
+    tries: int | None
+    """Answers that were sampled until this one held what the request asks of its calls; None: it asks nothing."""
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def body(self) -> dict[str, JSON]:
+    def body(self) -> dict[str, object]:
         """Make the `chat.completion` object."""
-        choice: dict[str, JSON] = {
+        choice: dict[str, object] = {
             "index": 0,
-            "message": self.message,
+            "message": {**self.message, "refusal": None},
             "logprobs": self._logprobs(),
             "finish_reason": self.finish_reason,
         }
-        extra: dict[str, JSON] = {}
+        extra: dict[str, object] = {**self._tries()}
         if self.request.return_token_ids:
             choice["token_ids"] = self.ids
             extra["prompt_token_ids"] = self.prompt_ids
@@ -74,22 +77,26 @@ class Completion:
         """Make the `chat.completion.chunk` events: role, reasoning, text, calls (name, then arguments), end, usage,
         [DONE].
 
-        Log-probs and token ids, where asked for, come with the first.
+        Log-probs, token ids and tries, where there are any, come with the first.
         """
         first: dict[str, JSON] = {"role": "assistant", "content": "", "refusal": None}
         with_first: dict[str, JSON] = {"logprobs": self._logprobs()}
         if self.request.return_token_ids:
             with_first["token_ids"] = self.ids
-            yield self._event([self._choice(first, more=with_first)], prompt_token_ids=self.prompt_ids)
+            yield self._event([self._choice(first, more=with_first)], prompt_token_ids=self.prompt_ids, **self._tries())
         else:
-            yield self._event([self._choice(first, more=with_first)])
-        for key in ("reasoning_content", "content"):
-            for piece in _pieces(self.message.get(key) or ""):
+            yield self._event([self._choice(first, more=with_first)], **self._tries())
+        said = {
+            "reasoning_content": self.message.get("reasoning_content"),
+            "content": content_text(self.message["content"]),
+        }
+        for key, text in said.items():
+            for piece in _pieces(text or ""):
                 yield self._event([self._choice({key: piece})])
         for index, call in enumerate(self.message.get("tool_calls", ())):
             named = {**call, "index": index, "function": {"name": call["function"]["name"], "arguments": ""}}
             yield self._event([self._choice({"tool_calls": [named]})])
-            for piece in _pieces(call["function"]["arguments"]):
+            for piece in _pieces(str(call["function"].get("arguments", ""))):
                 yield self._event([self._choice({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})])
         yield self._event([self._choice({}, finish_reason=self.finish_reason)])
         if self.request.stream_options is not None and self.request.stream_options.include_usage:
@@ -100,12 +107,15 @@ class Completion:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
 
     def _choice(
-        self, delta: Mapping[str, JSON], finish_reason: str | None = None, more: Mapping[str, JSON] | None = None
-    ) -> dict[str, JSON]:
+        self, delta: Mapping[str, object], finish_reason: str | None = None, more: Mapping[str, JSON] | None = None
+    ) -> dict[str, object]:
         return {"index": 0, "delta": delta, "finish_reason": finish_reason, **(more or {})}
 
-    def _event(self, choices: Sequence[JSON], **more: JSON) -> bytes:
+    def _event(self, choices: Sequence[object], **more: JSON) -> bytes:
         return event({**self._head("chat.completion.chunk"), "choices": choices, **more})
+
+    def _tries(self) -> dict[str, JSON]:
+        return {} if self.tries is None else {"tries": self.tries}
 
     def _usage(self) -> dict[str, JSON]:
         return {
@@ -125,7 +135,7 @@ class Completion:
         return {"content": content, "refusal": None}
 
 
-def event(value: JSON) -> bytes:
+def event(value: object) -> bytes:
     """Encode one server-sent event."""
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 

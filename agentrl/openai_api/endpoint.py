@@ -23,10 +23,11 @@ from agentrl.agent_loop.base import Episode
 from agentrl.openai_api.completion import KEEP_ALIVE, Completion, error_event
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Digest
-from agentrl.openai_api.request import read_request
 from agentrl.openai_api.session import Session
+from agentrl.system.http import allow_many_files
 from agentrl.system.http_bounds import BodyLimit, metered
 from agentrl.system.json_value import JSON
+from agentrl.system.threads import OwnThread
 from agentrl.tool import ToolSchema
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ MODEL = "policy"
 """Name of the only model; requests may name any."""
 API_KEY = "unused"
 """Key that clients insist on. The secret is in the URL."""
-MAX_BODY = 32 << 20
+MAX_BODY = 8 << 20
+"""Bytes of a request."""
 KEEP_ALIVE_SECONDS = 5.0
 IDLE_SECONDS = 3600
 """Seconds that an idle connection is kept: longer than clients keep theirs, who must be the ones to close it."""
@@ -58,11 +60,13 @@ class Endpoint:
         self._sessions: dict[str, Session] = {}
         self._tool_lists: dict[Digest, list[ToolSchema]] = {}
         self._warned: set[str] = set()
+        self._thread = OwnThread("long requests of agents")
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the server; returns when calls are answered. Raises OSError when the port is taken."""
+        allow_many_files()
         listener = _listen(self.port)
         self.port = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -73,6 +77,7 @@ class Endpoint:
             access_log=False,
             lifespan="off",
             ws="none",
+            proxy_headers=False,
             server_header=False,
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=1,
@@ -88,6 +93,7 @@ class Endpoint:
         """End all sessions and the server."""
         await asyncio.gather(*(session.close() for session in self._sessions.values()))
         self._sessions.clear()
+        self._thread.end()
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await self._task
@@ -97,7 +103,7 @@ class Endpoint:
     async def session(self, episode: Episode) -> AsyncIterator[tuple[Session, str]]:
         """Open a session that records into branches of `episode`: (session, base URL). Ended with the context."""
         token = secrets.token_urlsafe(24)
-        session = self._sessions[token] = Session(episode, self._tool_lists)
+        session = self._sessions[token] = Session(episode, self._tool_lists, self._thread)
         try:
             yield session, f"{self.url}/{token}/v1"
         finally:
@@ -110,6 +116,7 @@ class Endpoint:
         app.add_api_route("/{token}/v1/models", self._models, methods=["GET"], response_model=None)
         app.add_exception_handler(ApiError, _answer_error)
         app.add_exception_handler(HTTPException, _answer_error)
+        app.add_exception_handler(Exception, _answer_bug)
         return app
 
     def _find(self, token: str) -> Session:
@@ -125,8 +132,7 @@ class Endpoint:
     async def _complete(self, token: str, request: Request) -> Response:
         session = self._find(token)
         try:
-            asked = read_request(await request.body())
-            task = session.begin(asked)
+            asked, task = await session.begin(await request.body())
         except ApiError as error:
             session.last_error = error.message
             raise
@@ -145,7 +151,9 @@ class Endpoint:
         for name in names:
             if name not in self._warned:
                 self._warned.add(name)
-                logger.warning("an agent's requests set %s; the run's own sampling holds, and this is ignored", name)
+                logger.warning(
+                    "an agent's requests set %s, which is ignored: the run alone says how the policy is sampled", name
+                )
 
 
 _NO_BUFFER = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -204,3 +212,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         return _refusal(error.status_code, f"{request.method} {request.url.path.split('/', 2)[-1]}: {error.detail}")
     assert isinstance(error, ApiError)
     return JSONResponse(error.body(), error.status, headers=error.headers)
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:
+    """Answer an exception of this endpoint's own code, which the server then logs."""
+    broken = ApiError(500, f"The endpoint failed: {type(error).__name__}: {error}")
+    return JSONResponse(broken.body(), broken.status, headers=broken.headers)

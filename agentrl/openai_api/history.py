@@ -84,7 +84,7 @@ def digest_after(before: Digest, message: Message) -> Digest:
     return _digest(before, [message["role"], message["content"], calls, named])
 
 
-def _digest(before: Digest, value: JSON) -> Digest:
+def _digest(before: Digest, value: object) -> Digest:
     text = json.dumps(value, ensure_ascii=True, sort_keys=True).encode()
     return hashlib.blake2b(before + text, digest_size=16).digest()
 

@@ -1,34 +1,55 @@
 """Validation of chat completion requests.
 
-A field that asks for something that the run decides (how to sample) is ignored and counted. One that would change the
-result in a way that is not offered is refused by name. Any other unknown field is ignored.
+Types are strict: nothing is converted. A field that asks for something that the run decides (how to sample) is ignored
+and counted. One that would change the result in a way that is not offered is refused by name, and so is one that is
+not known, unless it holds nothing (null, false, empty), as the objects of OpenAI's client do that are sent back.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from reprlib import Repr
+from typing import Annotated, Literal, Protocol, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, from_json
 
+from agentrl import tool as tools
+from agentrl import trajectory
+from agentrl.openai_api.choice import Promise
 from agentrl.openai_api.errors import ApiError
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
-RUN_DECIDES = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_effort")
+MAX_MESSAGES = 2048
+MAX_TOOLS = 128
+MAX_STOPS = 16
+
+RUN_DECIDES = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_effort", "verbosity")
 """Fields that never hold: the trainer's log-probs are of the run's own sampling."""
 
 DEFAULTS: dict[str, tuple[JSON, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none"),
-    "parallel_tool_calls": (True,),
     "logit_bias": ({},),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
+    "length_penalty": (1,),
     "top_logprobs": (0,),
     "modalities": (["text"],),
     "echo": (False,),
@@ -36,104 +57,225 @@ DEFAULTS: dict[str, tuple[JSON, ...]] = {
     "min_tokens": (0,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
+    "skip_special_tokens": (True,),
     **dict.fromkeys(("functions", "function_call", "audio", "web_search_options", "stop_token_ids"), ([],)),
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), ()),
     **dict.fromkeys(("regex", "ebnf", "json_schema", "chat_template", "chat_template_kwargs", "documents"), ()),
 }
 """Fields that would change the result, and the values (null besides) with which they do not."""
 
-Part: TypeAlias = dict[str, Any]
+NoEffect: TypeAlias = object
+"""Value of a field that changes no answer."""
+Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-class FunctionCall(BaseModel):
-    """Function name and arguments, as JSON text, of a call."""
+class Strict(BaseModel):
+    """Model without conversions. Unknown fields are refused unless they hold nothing."""
 
-    name: str = ""
-    arguments: str = ""
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {name: member for name, member in value.items() if name in cls.model_fields or not holds_nothing(member)}
 
 
-class ToolCall(BaseModel):
+def holds_nothing(value: object) -> bool:
+    """True for null, false, and what is empty or has only such members."""
+    if isinstance(value, dict):
+        return all(holds_nothing(member) for member in value.values())
+    if isinstance(value, list):
+        return all(holds_nothing(member) for member in value)
+    return value is None or value is False or value == ""
+
+
+class Part(Strict):
+    """Part of a message's content; a refusal is text of the assistant's."""
+
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+    cache_control: NoEffect = None
+
+    @model_validator(mode="after")
+    def _has_its_text(self) -> Part:
+        if self.words is None:
+            raise ValueError(f"a part of the type {self.type!r} needs {self.type!r}")
+        return self
+
+    @property
+    def words(self) -> str | None:
+        """The part's text."""
+        return self.text if self.type == "text" else self.refusal
+
+
+def _kind(content: object) -> str:
+    return "list" if isinstance(content, list) else "str"
+
+
+Content = Annotated[Annotated[str, Tag("str")] | Annotated[list[Part], Tag("list")], Discriminator(_kind)]
+
+
+class FunctionCall(Strict):
+    """Function name and arguments, as JSON text, of a call; either may be what the policy wrote by mistake."""
+
+    name: str
+    arguments: str
+    parsed_arguments: NoEffect = None
+
+
+class ToolCall(Strict):
     """One call of an assistant message."""
 
-    id: str | None = None
+    id: str = Field(min_length=1)
+    type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = None
+
+    def to_call(self) -> trajectory.ToolCall:
+        """Convert to the form that `Chat` takes."""
+        function: trajectory.FunctionCall = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
-class ChatMessage(BaseModel):
-    """One message. Keys that clients add (refusal, annotations, audio, index, null fields) are left out."""
+class ChatMessage(Strict):
+    """One message; `check_conversation` says which role may have which fields."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: Content | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    name: str | None = None
-
-    @field_validator("content")
-    @classmethod
-    def _text_only(cls, content: str | list[Part] | None) -> str | list[Part] | None:
-        for part in content if isinstance(content, list) else ():
-            if part.get("type") not in ("text", "refusal") or not isinstance(part.get(part["type"]), str):
-                raise ValueError(f"only text parts are supported, found {part.get('type')!r}")
-        return content
+    name: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
+    annotations: NoEffect = None
+    parsed: NoEffect = None
 
     @property
     def text(self) -> str:
         """The content as text, its parts joined."""
         if isinstance(self.content, list):
-            return "".join(part[part["type"]] for part in self.content)
-        return self.content or ""
+            return "".join(part.words or "" for part in self.content)
+        return self.content or self.refusal or ""
 
     def to_message(self) -> Message:
         """Convert to the form that `Chat` takes. Arguments stay the text that they are."""
         message: Message = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
-        for key in ("reasoning_content", "tool_call_id", "name"):
-            if value := getattr(self, key):
-                message[key] = value
+        if self.reasoning_content:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_call_id:
+            message["tool_call_id"] = self.tool_call_id
+        if self.name:
+            message["name"] = self.name
         if self.tool_calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": call.function.model_dump()} for call in self.tool_calls
-            ]
+            message["tool_calls"] = [call.to_call() for call in self.tool_calls]
         return message
 
 
-class FunctionSchema(BaseModel):
+class Parameters(Strict):
+    """JSON schema of a function's parameters, as far as chat templates take it apart."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["object"] | None = None
+    properties: dict[str, dict[str, object]] | None = None
+    required: list[str] | None = None
+
+
+class FunctionSchema(Strict):
     """Function of a tool declaration."""
 
-    name: str = Field(min_length=1)
+    name: Name
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
+    strict: bool | None = None
 
 
-class ToolDeclaration(BaseModel):
-    """Check of a tool declaration: a template is given what the client sent, in the client's order of keys."""
+class ToolDeclaration(Strict):
+    """Tool declaration."""
 
     type: Literal["function"]
     function: FunctionSchema
 
 
-class StreamOptions(BaseModel):
+def _checked_tool(tool: dict[str, object]) -> dict[str, object]:
+    """Check a declaration; a template is given what the client sent, in the client's order of keys."""
+    ToolDeclaration.model_validate(tool)
+    json.dumps(tool, allow_nan=False)
+    return tool
+
+
+class ChosenFunction(Strict):
+    """Name of a function that must be called."""
+
+    name: str
+
+
+class NamedChoice(Strict):
+    """A `tool_choice` that names a function."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+def _kind_of_choice(choice: object) -> str:
+    return "str" if isinstance(choice, str) else "named"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["auto", "none", "required"], Tag("str")] | Annotated[NamedChoice, Tag("named")],
+    Discriminator(_kind_of_choice),
+]
+
+
+class StreamOptions(Strict):
     """OpenAI's `stream_options`."""
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
-class ChatRequest(BaseModel):
-    """Body of POST chat/completions, as far as it is read."""
+Stop = Annotated[str, StringConstraints(max_length=256)]
+Stops = Annotated[
+    Annotated[Stop, Tag("str")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("list")], Discriminator(_kind)
+]
 
-    model_config = ConfigDict(extra="allow")
 
-    model: str = "policy"
-    messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[ToolSchema] | None = None
+class ChatRequest(Strict):
+    """Body of POST chat/completions without the fields of `DEFAULTS`."""
+
+    model: str = Field("policy", max_length=256)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    tools: list[Annotated[dict[str, object], AfterValidator(_checked_tool)]] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    stop: StrictStr | list[StrictStr] | None = None
-    stream: StrictBool | None = None
+    stop: Stops | None = None
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logprobs: StrictBool | None = None
-    return_token_ids: StrictBool | None = None
+    logprobs: bool | None = None
+    return_token_ids: bool | None = None
     """Extension of OpenAI's API: adds `token_ids` to the choice and `prompt_token_ids` to the answer."""
+
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = None
+    reasoning_effort: str | None = Field(None, max_length=64)
+    verbosity: str | None = Field(None, max_length=64)
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    prediction: dict[str, object] | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -149,63 +291,179 @@ class ChatRequest(BaseModel):
     @property
     def may_call(self) -> bool:
         """True when tool calls are read; with tool_choice "none" they stay text."""
-        return (self.model_extra or {}).get("tool_choice") != "none"
+        return self.tool_choice != "none"
 
-    @field_validator("tools")
-    @classmethod
-    def _functions_only(cls, tools: list[ToolSchema] | None) -> list[ToolSchema] | None:
-        for tool in tools or ():
-            ToolDeclaration.model_validate(tool)
-        return tools
+    @property
+    def promise(self) -> Promise | None:
+        """Requirements on every answer to this request; None: it may hold anything."""
+        at_most = 1 if self.parallel_tool_calls is False else None
+        if isinstance(self.tool_choice, NamedChoice):
+            return Promise(frozenset((self.tool_choice.function.name,)), at_most)
+        if self.tool_choice == "required":
+            return Promise(frozenset(_names(self.tools or ())), at_most)
+        return None if at_most is None or not self.may_call else Promise(None, at_most)
 
     @property
     def declared_tools(self) -> list[ToolSchema]:
         """Declared tools without null fields, and with parameters, which chat templates take for granted."""
-        declared = []
-        for tool in self.tools or ():
-            function = {key: value for key, value in tool["function"].items() if value is not None}
-            function.setdefault("parameters", {"type": "object", "properties": {}})
-            function["parameters"].setdefault("properties", {})
+        declared: list[ToolSchema] = []
+        for tool in cast(list[ToolSchema], self.tools or []):  # as ToolDeclaration checked
+            function = cast(tools.FunctionSchema, {k: v for k, v in tool["function"].items() if v is not None})
+            parameters = function.setdefault("parameters", {"type": "object"})
+            if parameters.get("properties") is None:
+                function["parameters"] = {**parameters, "properties": {}}
             declared.append({"type": "function", "function": function})
         return declared
 
     def overruled(self) -> list[str]:
         """List the fields that the run decides and that were given all the same."""
-        extra = self.model_extra or {}
-        return [name for name in RUN_DECIDES if extra.get(name) is not None]
+        names = [name for name in RUN_DECIDES if getattr(self, name) is not None]
+        functions = [cast(dict[str, object], tool["function"]) for tool in self.tools or ()]
+        return [*names, "strict"] if any(function.get("strict") for function in functions) else names
 
 
 def read_request(body: bytes) -> ChatRequest:
     """Parse a request. Raises ApiError naming the field that is wrong or not supported."""
     try:
-        request = ChatRequest.model_validate_json(body)
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from None
+    if isinstance(value, dict):
+        value = _without_defaults(value)
+    try:
+        request = ChatRequest.model_validate(value)
     except ValidationError as error:
         raise _as_api_error(error) from None
-    for name, value in (request.model_extra or {}).items():
-        if name in DEFAULTS and value is not None and value not in DEFAULTS[name]:
-            raise ApiError(400, f"{name}={_short(value)} is not supported by this endpoint.", param=name)
+    check_conversation(request.messages)
+    _check_tools(request)
     return request
+
+
+def _without_defaults(value: dict[str, JSON]) -> dict[str, JSON]:
+    """Leave out the fields of DEFAULTS. Raises ApiError for one that would change the result."""
+    for name in DEFAULTS.keys() & value.keys():
+        given = value[name]
+        if given is not None and not any(_same(given, default) for default in DEFAULTS[name]):
+            raise ApiError(
+                400,
+                f"{name}={_short(given)} is not supported by this endpoint.",
+                param=name,
+                code="unsupported_value",
+            )
+    return {name: given for name, given in value.items() if name not in DEFAULTS}
+
+
+def _same(given: JSON, default: JSON) -> bool:
+    """Compare JSON values; True is not 1."""
+    return given == default and isinstance(given, bool) == isinstance(default, bool)
+
+
+class Refuse(Protocol):
+    """Maker of an error that names a field of the conversation."""
+
+    def __call__(self, field: str, problem: str) -> ApiError: ...
+
+
+def check_conversation(messages: Sequence[ChatMessage]) -> None:
+    """Raise ApiError for a message without what its role needs, and for answers to calls that were not made."""
+    calls: list[str] = []
+    answered: set[str] = set()
+    for index, message in enumerate(messages):
+        refuse = partial(_refusal, index)
+        if message.role == "tool":
+            _check_answer(message, calls, answered, refuse)
+            continue
+        if message.tool_call_id is not None:
+            raise refuse("tool_call_id", f"a {message.role} message answers no call")
+        if message.tool_calls and message.role != "assistant":
+            raise refuse("tool_calls", f"a {message.role} message makes no calls")
+        if message.content is None and message.role != "assistant":
+            raise refuse("content", f"a {message.role} message needs a content")
+        calls, answered = [call.id for call in message.tool_calls or ()], set()
+        if len(set(calls)) < len(calls):
+            twice = next(id for place, id in enumerate(calls) if id in calls[:place])
+            raise refuse("tool_calls", f"two calls have the id {_short(twice)}")
+
+
+def _check_answer(message: ChatMessage, calls: Sequence[str], answered: set[str], refuse: Refuse) -> None:
+    if message.tool_calls:
+        raise refuse("tool_calls", "a tool message makes no calls")
+    if message.content is None:
+        raise refuse("content", "a tool message needs a content")
+    id = message.tool_call_id
+    if not id:
+        raise refuse("tool_call_id", "a tool message needs the id of the call that it answers")
+    if id in answered:
+        raise refuse("tool_call_id", f"the call {_short(id)} is answered already")
+    if id not in calls:
+        made = ", ".join(map(_short, calls[:8])) or "none"
+        raise refuse("tool_call_id", f"the assistant message before made no call {_short(id)}; its calls: {made}")
+    answered.add(id)
+
+
+def _refusal(index: int, field: str, problem: str) -> ApiError:
+    param = f"messages[{index}].{field}"
+    return ApiError(400, f"{param}: {problem}.", param=param, code="invalid_value")
+
+
+def _check_tools(request: ChatRequest) -> None:
+    """Raise ApiError for a name that is declared twice, and for a forced call of no declared tool."""
+    names = _names(request.tools or ())
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            param = f"tools[{index}].function.name"
+            raise ApiError(400, f"{param}: {name!r} is declared twice.", param=param, code="invalid_value")
+    choice = request.tool_choice
+    if choice == "required" and not names:
+        raise ApiError(400, "tool_choice='required' needs tools.", param="tool_choice", code="invalid_value")
+    if isinstance(choice, NamedChoice) and (name := choice.function.name) not in names:
+        message = f"tool_choice names {_short(name)}, which is not among the tools: {', '.join(names[:16]) or 'none'}."
+        raise ApiError(400, message, param="tool_choice", code="invalid_value")
+
+
+def _names(declared: Sequence[dict[str, object]]) -> list[str]:
+    return [tool["function"]["name"] for tool in cast(list[ToolSchema], declared)]
 
 
 def _as_api_error(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_context=False)[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"The body is not valid JSON: {first['msg']}")
     param = _path(first["loc"])
-    return ApiError(400, f"{param or 'The body'}: {first['msg']}, found {_short(first['input'])}", param=param or None)
+    where = param or "The body"
+    if first["type"] == "extra_forbidden":
+        message = f"{where}: this endpoint does not know the field, found {_short(first['input'])}; leave it out"
+    elif first["type"] == "missing":
+        message = f"{where}: the field is required"
+    else:
+        message = f"{where}: {first['msg']}, found {_short(first['input'])}"
+    return ApiError(400, message, param=param or None, code=_code(first))
+
+
+def _code(error: ErrorDetails) -> str:
+    """Name the kind of an error as OpenAI does."""
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return "unknown_parameter"
+    if kind == "missing":
+        return "missing_required_parameter"
+    return "invalid_type" if kind.endswith("_type") else "invalid_value"
 
 
 def _path(location: Sequence[int | str]) -> str:
-    """Format a location as `messages[0].content`; the names of a union's alternatives are left out."""
+    """Format a location as `messages[0].content`; the tags of unions are left out."""
     path = ""
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "list"):
+        elif part not in ("str", "list", "named") or not path.endswith(("content", "stop", "tool_choice")):
             path += f".{part}" if path else part
     return path
 
 
+_REPR = Repr()
+_REPR.maxstring = _REPR.maxother = 80
+_REPR.maxlist = _REPR.maxdict = _REPR.maxlevel = 3
+
+
 def _short(value: object) -> str:
-    text = repr(value)
+    text = _REPR.repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

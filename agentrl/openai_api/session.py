@@ -5,26 +5,39 @@ the engine was given. A call continues a transcript where its messages do; then 
 whose history is recorded up to an earlier place, or whose place is being continued by another call, opens a new
 transcript that begins with the recorded ids. Where the history is not recorded (the agent rewrote it, or has other
 tools), its full render is taken: appended to the transcript whose ids it begins with, else as a new transcript.
+
+An answer that breaks the request's promise (`choice`) stays recorded as it was sampled, and the policy is asked again
+in a new transcript with the same tokens before it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ParamSpec, TypeVar
 
 from agentrl.agent_loop.base import Episode, Reply
-from agentrl.errors import UserError
+from agentrl.chat.message import content_text
 from agentrl.openai_api.completion import Completion, assistant_message
 from agentrl.openai_api.errors import ApiError, budget_used_up, unknown_session
 from agentrl.openai_api.history import Checkpoint, Digest, History, digest_after, digests_of
-from agentrl.openai_api.request import ChatRequest
+from agentrl.openai_api.request import ChatRequest, read_request
+from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
 from agentrl.trajectory import Message, Status, ToolCallRecord
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 MAX_TOOL_LISTS = 128
+LONG_BODY = 64 << 10
+"""Bytes of a request from which it is read, rendered and encoded beside the event loop."""
+MAX_TRIES = 4
+"""Answers that are sampled until one keeps the request's promise."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +53,39 @@ class Branch:
     replied_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was read."""
+
+    request: ChatRequest
+    messages: list[Message]
+    tools: list[ToolSchema]
+    digests: list[Digest]
+    """See `digests_of`."""
+    characters: int
+    """Number of characters in texts that every template writes; blanks are left out where there are many."""
+    long: bool
+    """True: what is rendered for it is rendered beside the event loop."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A request that is being answered in `branch`."""
+
+    request: ChatRequest
+    branch: Branch
+    sampling: bool = True
+    """True: the last turn that was counted for it is not recorded yet."""
+
+
 class Session:
     """Recorder of one agent's calls. `episode` is the trajectory's; its branches write the transcripts."""
 
-    def __init__(self, episode: Episode, tool_lists: dict[Digest, list[ToolSchema]]) -> None:
-        """`tool_lists`: shared by sessions, so that chat formats, which cache by list, meet the same ones again."""
+    def __init__(self, episode: Episode, tool_lists: dict[Digest, list[ToolSchema]], thread: OwnThread) -> None:
+        """`tool_lists`: shared by sessions, so that chat formats, which cache by list, meet the same ones again.
+
+        `thread`: does the work of long requests, those of all sessions one after another.
+        """
         self.episode = episode
         self.ending = Status.COMPLETED
         """Status of the trajectory if no further call comes, as the last call left it."""
@@ -62,22 +103,30 @@ class Session:
         self._history: History[Branch] = History()
         self._tasks: set[asyncio.Task[Completion]] = set()
         self._tool_lists = tool_lists
+        self._thread = thread
+        self._most_characters = episode.context.chat.most_characters(episode.context.limits.max_model_len)
 
-    def begin(self, request: ChatRequest) -> asyncio.Task[Completion]:
-        """Find the call's place and start generating there. Cancelling the task leaves a sound record.
+    async def begin(self, body: bytes) -> tuple[ChatRequest, asyncio.Task[Completion]]:
+        """Read a request, find its place and start generating there. Cancelling the task leaves a sound record.
 
         Raises ApiError; so may the task.
         """
-        branch = self._place(request)
-        for name in request.overruled():
+        try:
+            long = len(body) > LONG_BODY
+            asked = await self._work(long, read, body, self._most_characters)
+            call = await self._placed(asked)
+        except ApiError:
+            raise
+        except Exception as error:
+            self._fail(error)
+            raise
+        for name in asked.request.overruled():
             self._count(f"openai_ignored_{name}")
         self._count("openai_calls")
-        branch.busy = True
-        self.turns += 1
-        task = asyncio.create_task(self._answer(branch, request))
+        task = asyncio.create_task(self._answer(call))
         self._tasks.add(task)
-        task.add_done_callback(partial(self._ended, branch))
-        return task
+        task.add_done_callback(partial(self._ended, call))
+        return asked.request, task
 
     async def close(self) -> None:
         """End the running calls; later ones get "unknown session"."""
@@ -89,66 +138,120 @@ class Session:
         for branch in self._branches:
             await self.episode.context.engine.release(branch.episode.session)
 
+    async def _work(self, long: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function without state of the session, beside the event loop where that may take long."""
+        if not long:
+            return function(*args, **kwargs)
+
+        def work() -> T:
+            if self.closed:  # Nobody waits any more.
+                raise unknown_session()
+            return function(*args, **kwargs)
+
+        result = await self._thread.submit(work)
+        self._check_open()  # The trajectory may have ended meanwhile; nothing is recorded any more.
+        return result
+
     # Where a call goes on
 
-    def _place(self, request: ChatRequest) -> Branch:
-        """Return the branch with the call's prompt at the end of its transcript, ready to be sampled from."""
+    async def _placed(self, asked: Asked) -> Call:
+        """Return a call whose branch has its prompt at the end of the transcript, and is kept for it."""
         self._check_open()
-        messages = _with_names([message.to_message() for message in request.messages])
-        declared = request.declared_tools
-        digests = digests_of(messages, declared)
-        if len(self._tool_lists) >= MAX_TOOL_LISTS:
-            self._tool_lists.clear()
-        tools = self._tool_lists.setdefault(digests[0], declared)
+        self._check_turns()
+        self._check_asked(asked)
+        self.turns += 1
+        try:
+            return Call(asked.request, await self._place(asked))
+        except BaseException:
+            self.turns -= 1
+            raise
+
+    async def _place(self, asked: Asked) -> Branch:
         # Found by messages, not by re-rendering: sampled tokens stay as they were sampled, even where the template
         # would write them otherwise.
-        found = self._history.find(messages, digests)
-        try:
-            for checkpoint in found:
-                if checkpoint.owner.tip is checkpoint and not checkpoint.owner.busy:
-                    return self._continue(checkpoint, messages, digests[-1])
-            if found:
-                return self._fork(found[-1], messages, digests[-1])
-            return self._rendered(messages, tools, digests[-1])
-        except (UserError, ValueError) as error:
-            raise ApiError(400, f"The chat template cannot write these messages: {error}", param="messages") from error
+        found = self._history.find(asked.messages, asked.digests)
+        for checkpoint in found:
+            if checkpoint.owner.tip is checkpoint and not checkpoint.owner.busy:
+                with _kept(checkpoint.owner):
+                    return await self._continue(checkpoint, asked)
+        branch = await (self._fork(found[-1], asked) if found else self._rendered(asked))
+        branch.busy = True
+        return branch
 
     def _check_open(self) -> None:
         if self.closed:
             raise unknown_session()
         if self.over.is_set():
             raise ApiError(503, f"The engine failed: {self.fault or 'it was told to stop'}.")
+
+    def _check_turns(self, so_far: str = "") -> None:
         limit = self.episode.context.limits.max_assistant_turns
         if self.turns >= limit:
-            raise self._refuse(Status.TURN_LIMIT, f"All {limit} assistant turns of this session are used up.")
+            message = f"All {limit} assistant turns of this session are used up{so_far}."
+            raise self._refuse(Status.TURN_LIMIT, message)
 
-    def _continue(self, checkpoint: Checkpoint[Branch], messages: list[Message], digest: Digest) -> Branch:
+    def _check_asked(self, asked: Asked) -> None:
+        """Raise ApiError for what can be refused without rendering."""
+        most, limit = self._most_characters, self.episode.context.limits.max_model_len
+        if most is not None and asked.characters > most:
+            message = (
+                f"The messages have {asked.characters:,} characters, and the context length of {limit} tokens holds "
+                f"{most:,} at most."
+            )
+            raise self._refuse(Status.LENGTH, message)
+        promise, chat = asked.request.promise, self.episode.context.chat
+        if promise is not None and promise.functions is not None and not chat.format.parses_tools:
+            message = (
+                f"tool_choice: the run's chat format {chat.format.name!r} reads no tool calls, so none can be "
+                f"required; set multi_turn.format."
+            )
+            raise ApiError(400, message, param="tool_choice", code="unsupported_value")
+
+    async def _continue(self, checkpoint: Checkpoint[Branch], asked: Asked) -> Branch:
         branch = checkpoint.owner
-        rest = _new_messages(checkpoint, messages)
+        rest = _new_messages(checkpoint, asked.messages)
         if not rest:  # A call whose generation was cancelled, again.
             self._check_room(branch.episode, 0)
             return branch
-        ids = self._bridge(checkpoint, rest)
+        ids = await self._bridge(checkpoint, rest, asked.long)
         self._check_room(branch.episode, len(ids))
         branch.episode.observe_ids(ids, rest)
         self._record_answers(branch, rest)
-        return self._ready(branch, digest)
+        return self._ready(branch, asked.digests[-1])
 
-    def _fork(self, checkpoint: Checkpoint[Branch], messages: list[Message], digest: Digest) -> Branch:
-        source, rest = checkpoint.owner.episode, _new_messages(checkpoint, messages)
-        ids = source.transcript.ids[: checkpoint.tokens] + (self._bridge(checkpoint, rest) if rest else [])
-        return self._open([*checkpoint.messages, *rest], source.tools, ids, digest)
+    async def _fork(self, checkpoint: Checkpoint[Branch], asked: Asked) -> Branch:
+        source, rest = checkpoint.owner.episode, _new_messages(checkpoint, asked.messages)
+        ids = source.transcript.ids[: checkpoint.tokens]
+        if rest:
+            ids += await self._bridge(checkpoint, rest, asked.long)
+        return self._open([*checkpoint.messages, *rest], source.tools, ids, asked.digests[-1])
 
-    def _rendered(self, messages: list[Message], tools: list[ToolSchema], digest: Digest) -> Branch:
-        ids = self.episode.context.chat.render(messages, tools or None)
+    async def _rendered(self, asked: Asked) -> Branch:
+        tools, messages = self._shared_tools(asked), asked.messages
+        ids = await self._written(asked.long, partial(self.episode.context.chat.render, messages, tools or None))
         branch = self._beginning_of(ids, tools)
         if branch is None:
-            return self._open(messages, tools, ids, digest)
+            return self._open(messages, tools, ids, asked.digests[-1])
         known, recorded = len(branch.episode.transcript), len(branch.episode.messages)
         self._check_room(branch.episode, len(ids) - known)
         branch.episode.observe_ids(ids[known:], messages[recorded:] or messages[-1:])
         branch.episode.messages = list(messages)
-        return self._ready(branch, digest)
+        return self._ready(branch, asked.digests[-1])
+
+    def _shared_tools(self, asked: Asked) -> list[ToolSchema]:
+        if len(self._tool_lists) >= MAX_TOOL_LISTS:
+            self._tool_lists.clear()
+        return self._tool_lists.setdefault(asked.digests[0], asked.tools)
+
+    async def _written(self, long: bool, write: Callable[[], list[int]]) -> list[int]:
+        """Write messages as ids. Raises ApiError for any error: templates are foreign code, and so are the messages."""
+        try:
+            return await self._work(long, write)
+        except ApiError:
+            raise
+        except Exception as error:
+            message = f"The chat template cannot write these messages: {error or type(error).__name__}"
+            raise ApiError(400, message, param="messages", code="invalid_value") from error
 
     def _beginning_of(self, ids: list[int], tools: list[ToolSchema]) -> Branch | None:
         """Find the free branch with the longest transcript that `ids` begin with."""
@@ -173,12 +276,12 @@ class Session:
         self._branches.append(branch)
         return self._ready(branch, digest)
 
-    def _bridge(self, checkpoint: Checkpoint[Branch], rest: list[Message]) -> list[int]:
+    async def _bridge(self, checkpoint: Checkpoint[Branch], rest: list[Message], long: bool) -> list[int]:
         episode = checkpoint.owner.episode
         before = episode.transcript.ids
         if checkpoint.tokens < len(before):
             before = before[: checkpoint.tokens]
-        return self.episode.context.chat.bridge(before, rest, episode.tools)
+        return await self._written(long, partial(self.episode.context.chat.bridge, list(before), rest, episode.tools))
 
     def _ready(self, branch: Branch, digest: Digest) -> Branch:
         """Set a checkpoint at the generation prompt that the transcript now ends with."""
@@ -205,37 +308,77 @@ class Session:
 
     # The answer
 
-    async def _answer(self, branch: Branch, request: ChatRequest) -> Completion:
-        episode = branch.episode
-        prompt_tokens, cached = len(episode.transcript), episode.cached_tokens
-        whole = episode.room()
-        asked = request.token_limit
+    async def _answer(self, call: Call) -> Completion:
+        """Sample until an answer keeps the request's promise."""
+        promise, broken = call.request.promise, list[str]()
+        while True:
+            reply, start, cached = await self._sampled(call)
+            problem = None if promise is None else promise.broken_by(reply.message)
+            if problem is None:
+                tries = None if promise is None else len(broken) + 1
+                return self._completion(call, reply, start, cached, tries)
+            broken.append("was cut before it ended" if reply.finish_reason.kind == "length" else problem)
+            self._ask_again(call, start, broken)
+
+    async def _sampled(self, call: Call) -> tuple[Reply, int, int]:
+        """Sample a turn: (the turn, its first place in the transcript, prompt tokens that came from the cache)."""
+        episode, asked = call.branch.episode, call.request.token_limit
+        start, cached, whole = len(episode.transcript), episode.cached_tokens, episode.room()
         self.episode.waiting_for = "the engine"
         try:
-            reply = await episode.generate(stop=request.stops, max_tokens=asked)
+            reply = await episode.generate(stop=call.request.stops, max_tokens=asked)
         except Exception as error:
-            self.fault = error
-            self.over.set()
+            self._fail(error)
             raise ApiError(503, f"The engine failed: {error}") from error
         if reply.finish_reason.kind == "abort":
             self.ending = Status.ABORTED
             self.over.set()
             raise ApiError(503, "The engine was told to stop.")
+        call.sampling = False
         cut = reply.finish_reason.kind == "length" and (asked is None or asked >= whole)
         self.ending = Status.LENGTH if cut else Status.COMPLETED
-        message = self._record_reply(branch, request, reply, prompt_tokens)
-        transcript = episode.transcript
-        ids = transcript.ids[prompt_tokens:]
+        return reply, start, episode.cached_tokens - cached
+
+    def _ask_again(self, call: Call, start: int, broken: Sequence[str]) -> None:
+        """Move the call to a new transcript with the same tokens before the answer.
+
+        Raises ApiError when no further answer is sampled.
+        """
+        branch = call.branch
+        branch.tip = None  # Its answer was sent to nobody, so no call goes on behind it.
+        said = ", ".join(f"answer {number} {problem}" for number, problem in enumerate(broken, 1))
+        params = branch.episode.params
+        if self.ending is Status.LENGTH:
+            raise self._refuse(Status.LENGTH, f"The budget was used up before an answer kept tool_choice: {said}.")
+        if len(broken) >= MAX_TRIES or params.temperature == 0 or params.top_k == 1:  # Greedy answers are all the same.
+            self.ending = Status.MALFORMED
+            self._count("openai_promise_broken")
+            message = f"No answer of the policy kept tool_choice and parallel_tool_calls: {said}."
+            raise ApiError(400, message, param="tool_choice", code="tool_use_failed")
+        self._check_turns(f" before an answer kept tool_choice: {said}")
+        episode = branch.episode
+        digest, ids = branch.digest, episode.transcript.ids[:start]
+        call.branch = self._open(episode.messages[:-1], episode.tools, ids, digest)
+        branch.busy, call.branch.busy = False, True
+        self.turns += 1
+        call.sampling = True
+        self._count("openai_asked_again")
+
+    def _completion(self, call: Call, reply: Reply, start: int, cached: int, tries: int | None) -> Completion:
+        request, transcript = call.request, call.branch.episode.transcript
+        message = self._record_reply(call.branch, request, reply, start)
+        ids = transcript.ids[start:]
         decode = self.episode.context.chat.decode
         return Completion(
             request=request,
             message=message,
             finish_reason="tool_calls" if reply.stopped and "tool_calls" in message else reply.finish_reason.kind,
-            prompt_ids=transcript.ids[:prompt_tokens],
+            prompt_ids=transcript.ids[:start],
             ids=ids,
-            logprobs=transcript.logprobs[prompt_tokens:],
+            logprobs=transcript.logprobs[start:],
             tokens=[decode([id]) for id in ids] if request.logprobs else [],
-            cached_tokens=episode.cached_tokens - cached,
+            cached_tokens=cached,
+            tries=tries,
         )
 
     def _record_reply(self, branch: Branch, request: ChatRequest, reply: Reply, start: int) -> Message:
@@ -266,22 +409,57 @@ class Session:
         for message in messages:
             record = branch.calls.pop(message.get("tool_call_id", ""), None)
             if record is not None and message["role"] == "tool":
-                record.response, record.seconds = message["content"], seconds
+                record.response, record.seconds = content_text(message["content"]), seconds
 
     def _count(self, name: str) -> None:
         metrics = self.episode.trajectory.metrics
         metrics[name] = metrics.get(name, 0.0) + 1.0
 
-    def _ended(self, branch: Branch, task: asyncio.Task[Completion]) -> None:
+    def _fail(self, error: Exception) -> None:
+        """End the session: the try is lost."""
+        self.fault = error
+        self.over.set()
+
+    def _ended(self, call: Call, task: asyncio.Task[Completion]) -> None:
         """Clean up after a call.
 
         A callback, because a task that is cancelled before its first step runs none of its own code.
         """
         self._tasks.discard(task)
-        branch.busy = False
+        call.branch.busy = False
         self.episode.waiting_for = "the engine" if self._tasks else "the agent"
-        if task.cancelled() or task.exception() is not None:
+        if call.sampling:
             self.turns -= 1
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and not isinstance(error, ApiError):
+            self._fail(error)
+
+
+@contextlib.contextmanager
+def _kept(branch: Branch) -> Iterator[None]:
+    """Keep the branch for a call, or give it back after an error."""
+    branch.busy = True
+    try:
+        yield
+    except BaseException:
+        branch.busy = False
+        raise
+
+
+def read(body: bytes, most_characters: int | None) -> Asked:
+    """Read a request; blanks are only told from text where there are more characters than `most_characters`.
+
+    Raises ApiError.
+    """
+    request = read_request(body)
+    messages = _with_names([message.to_message() for message in request.messages])
+    # Templates may leave out what an assistant wrote, such as reasoning.
+    texts = [content_text(message["content"]) for message in messages if message["role"] != "assistant"]
+    characters = sum(map(len, texts))
+    if most_characters is not None and characters > most_characters:
+        characters = sum(len("".join(text.split())) for text in texts)
+    tools = request.declared_tools
+    return Asked(request, messages, tools, digests_of(messages, tools), characters, len(body) > LONG_BODY)
 
 
 def _with_names(messages: list[Message]) -> list[Message]:
@@ -289,9 +467,9 @@ def _with_names(messages: list[Message]) -> list[Message]:
     names: dict[str, str] = {}
     for message in messages:
         for call in message.get("tool_calls", ()):
-            names[call["id"]] = call["function"]["name"]
-        if message["role"] == "tool" and "name" not in message and message.get("tool_call_id") in names:
-            message["name"] = names[message["tool_call_id"]]
+            names[call.get("id", "")] = call["function"]["name"]
+        if message["role"] == "tool" and "name" not in message and (answered := message.get("tool_call_id")) in names:
+            message["name"] = names[answered]
     return messages
 
 
@@ -303,7 +481,7 @@ def _new_messages(checkpoint: Checkpoint[Branch], messages: list[Message]) -> li
         return []
     recorded, given = checkpoint.messages[-1], messages[end - 1]
     own = {
-        theirs["id"]: ours["id"]
+        theirs.get("id", ""): ours.get("id", "")
         for theirs, ours in zip(given.get("tool_calls", ()), recorded.get("tool_calls", ()), strict=True)
     }
     return [

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ class Muon(torch.optim.Optimizer):
                     raise ValueError(f"Muon takes matrices only, found a parameter of shape {tuple(param.shape)}")
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[torch.nn.Parameter]] = defaultdict(list)
             for param in group["params"]:

@@ -68,7 +68,10 @@ class Optim:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Everything it remembers between steps, sharded as it is here, by the name `<parameter>/<state>`."""
+        """Return what is remembered between steps, sharded as it is here, by the name `<parameter>/<state>`.
+
+        A state is float32 in its parameter's shape [*], or a scalar (AdamW's count of steps).
+        """
         state: dict[str, torch.Tensor] = {}
         for name, param in self._params.items():
             for key, value in self._of(param).state.get(param, {}).items():
@@ -76,7 +79,9 @@ class Optim:
         return state
 
     def empty_state(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor for `load_state`, not filled, for what `state` names `name`: placed as its parameter is.
+        """Make a tensor for `load_state`, not filled, for what `state` names `name`: placed as its parameter is.
+
+        `shape`: the parameter's, or () for a scalar; `dtype`: as in `state`.
 
         Raises ValueError for what cannot be the state of a parameter.
         """
@@ -88,7 +93,7 @@ class Optim:
         raise ValueError(f"{name} of shape {list(shape)} is not the state of a parameter")
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over `state`, tensors of `empty_state` that are filled; parameters without an entry start anew."""
+        """Take over `state`, filled tensors [*] of `empty_state`; parameters without an entry start anew."""
         for _, optimizer in self._optimizers:
             optimizer.state.clear()
         for key, value in state.items():

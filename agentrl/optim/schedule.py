@@ -10,15 +10,16 @@ from agentrl.config.sections.optim import OptimConfig
 def lr_factor(config: OptimConfig, step: int, total_steps: int) -> float:
     """Factor of the learning rates at `step` of `total_steps`, both counted from 1.
 
-    Warm-up rises in `lr_warmup_steps` equal parts and reaches 1 at the step after them (step s: s / (warmup + 1)), so
-    no step is spent at rate 0. From there constant stays at 1, linear and cosine fall so that they would reach
-    `min_lr_ratio` one step after the last. Steps past the last get `min_lr_ratio`.
+    Warm-up rises in `lr_warmup_steps` equal parts (with lr_warmup_steps_ratio: in that part of `total_steps`) and
+    reaches 1 at the step after them (step s: s / (warmup + 1)), so no step is spent at rate 0. From there constant
+    stays at 1, linear and cosine fall so that they would reach `min_lr_ratio` one step after the last. Steps past the
+    last get `min_lr_ratio`.
 
     Raises ValueError when `step` is below 1.
     """
     if step < 1:
         raise ValueError(f"lr_factor: steps are counted from 1, found step {step}")
-    warmup = config.lr_warmup_steps
+    warmup = config.lr_warmup_steps or int(config.lr_warmup_steps_ratio * total_steps)
     if step <= warmup:
         return step / (warmup + 1)
     if config.lr_scheduler_type == "constant":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -17,7 +17,7 @@ from agentrl.parallel.collectives import full
 
 def by_mesh(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Group `params` by the mesh that they are sharded over, as torch's fused operations need."""
-    groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    groups: dict[DeviceMesh | None, list[nn.Parameter]] = defaultdict(list)
     for param in params:
         groups[param.device_mesh if isinstance(param, DTensor) else None].append(param)
     return list(groups.values())

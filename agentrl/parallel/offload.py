@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -82,10 +82,10 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device | None) ->
                 state[key] = value.to(param.device if device is None else device)
 
 
-def offloading(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+def offloading(checkpoint: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function that checkpoints a layer: the saved input lies in host memory until the backward pass."""
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         # Page-locked memory is what CUDA copies fast from.
         with save_on_cpu(pin_memory=torch.cuda.is_available()):
             return checkpoint(*args, **kwargs)

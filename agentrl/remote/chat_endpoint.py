@@ -1,4 +1,7 @@
-"""Client of a language model behind an OpenAI-compatible endpoint, for interactions and scorers."""
+"""Client of a language model behind an OpenAI-compatible endpoint, for interactions and scorers.
+
+The one way by which text reaches another model than the policy's: `complete` breaks up control tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.remote.client import RemoteClient, RemoteOptions
+from agentrl.remote.control_tokens import part_control_tokens
 from agentrl.remote.credentials import Secrets, from_environment
 from agentrl.remote.faults import FaultKind, RemoteRefused, RemoteUnavailable
 from agentrl.remote.url import checked_url
@@ -15,6 +19,7 @@ from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON
 from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Message
+from agentrl.trajectory.picture import text_of
 
 START_SECONDS = 30.0
 """Seconds in which an endpoint has to answer when a run begins."""
@@ -67,9 +72,11 @@ class ChatEndpoint:
     async def complete(self, messages: Sequence[Message], **parameters: JSON) -> str:
         """Return the text of the model's answer, which may be empty; `parameters` are further fields of the request.
 
-        Raises RemoteUnavailable and RemoteRefused.
+        Messages are sent as text. Instructions (role system) go as they are; in all others, which may quote a policy,
+        no control token is left whole (`part_control_tokens`). Raises RemoteUnavailable and RemoteRefused.
         """
-        answer = await self._ask("POST", "chat/completions", model=self.model, messages=list(messages), **parameters)
+        sent = [_without_control_tokens(message) for message in messages]
+        answer = await self._ask("POST", "chat/completions", model=self.model, messages=sent, **parameters)
         try:
             text = answer["choices"][0]["message"]["content"] or ""
         except (LookupError, TypeError) as error:
@@ -86,7 +93,7 @@ class ChatEndpoint:
         """Close the connections."""
         await self._client.close()
 
-    async def _ask(self, method: str, path: str, **body: JSON) -> Any:
+    async def _ask(self, method: str, path: str, **body: object) -> Any:
         """Make a request and return the JSON of its answer."""
         url = f"{self.url}/{path}"
         content = json.dumps(body, ensure_ascii=False).encode(errors="replace") if body else None
@@ -96,3 +103,9 @@ class ChatEndpoint:
             return json.loads(self._secrets.hide(answer.body.decode(errors="replace")))
         except ValueError as error:
             raise RemoteUnavailable(FaultKind.ANSWER, f"{url} answered no JSON: {error}") from None
+
+
+def _without_control_tokens(message: Message) -> Message:
+    text = text_of(message.get("content"))
+    is_ours = message["role"] == "system"
+    return {"role": message["role"], "content": text if is_ours else part_control_tokens(text)}

@@ -187,7 +187,11 @@ class RemoteClient:
     def _summary(self, faults: list[RemoteFault]) -> str:
         tries = f" ({len(faults)} attempts)" if len(faults) > 1 else ""
         waiting = "; it is left alone after too many failures" if self._breaker.is_open else ""
-        return f"{self.name}: {faults[-1] if faults else 'no answer'}{tries}{waiting}"
+        told = str(faults[-1]) if faults else "no answer"
+        causes = [fault for fault in faults if fault.kind is not FaultKind.TIMEOUT]
+        if causes and causes[-1] is not faults[-1]:  # that the time was over does not say why
+            told = f"{causes[-1]}, then {told}"
+        return f"{self.name}: {told}{tries}{waiting}"
 
     async def _send(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], most: int) -> Answer:
         assert self._connections is not None

@@ -7,9 +7,10 @@ The program is hostile: it is written by what is rewarded for passing. So expect
 from __future__ import annotations
 
 import json
-import math
+import re
 import secrets
 from collections.abc import Iterator
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from agentrl.config.sections.reward import SandboxFusionConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import FaultKind, RemoteClient, RemoteOptions, RemoteRefused, RemoteUnavailable, checked_url
 from agentrl.system.deadline import paused_deadlines, within
+from agentrl.system.json_value import JSON
 
 HARNESS = Path(__file__).with_name("code_harness.py")
 QUEUE_SECONDS = 15.0
@@ -29,8 +31,16 @@ MOST_QUEUED = 600.0
 """Seconds after which a server that only says that it is busy is taken for broken."""
 START_SECONDS = 10.0
 """Seconds within which a server has to answer when a run begins."""
-TOLERANCE = 1e-6
-"""Relative and absolute, of decimal numbers in outputs."""
+TOLERANCE = Decimal("1e-6")
+"""Tolerance with which decimal numbers in outputs are compared; see `same_output`."""
+CALLED = """\
+import bisect, collections, functools, heapq, itertools, math, re, string
+from typing import Any, Dict, List, Optional, Set, Tuple, Union
+"""
+"""Prelude of programs that are called: published solutions take it for granted. It brings no names of functions, among
+which the one that is asked for could be."""
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_BLANKS = re.compile(r"[ \t]+")
 
 
 class AssertTests(pydantic.BaseModel):
@@ -95,9 +105,10 @@ class CodeJudge:
         await self._client.close()
 
     async def compute_score(
-        self, data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+        self, data_source: str, solution_str: str, ground_truth: object, extra_info: object = None
     ) -> dict[str, float]:
-        """Score 1.0 when all tests pass, else 0.0; `pass_fraction`: of cases or asserts.
+        """Score 1.0 when all tests pass, else 0.0, or with `partial_credit` the share that does; `pass_fraction`: of
+        cases or asserts.
 
         Raises ValueError for a ground truth that holds no tests, DataError for tests that cannot run, RemoteUnavailable
         and RemoteRefused when the server gives no verdict.
@@ -107,7 +118,8 @@ class CodeJudge:
     async def judge(self, program: str, tests: Tests) -> dict[str, float]:
         """The same for a program that has been taken out of its answer."""
         outcomes = await self.outcomes(program, tests)
-        return {"score": float(all(outcomes)), "pass_fraction": sum(outcomes) / len(outcomes)}
+        share = sum(outcomes) / len(outcomes)
+        return {"score": share if self._config.partial_credit else float(share == 1.0), "pass_fraction": share}
 
     async def outcomes(self, program: str, tests: Tests) -> list[bool]:
         """Judge each case, or each assert as written (a test without any is one)."""
@@ -174,18 +186,70 @@ class CodeJudge:
         raise RemoteUnavailable(FaultKind.ANSWER, f"{self._url}: {problem}")
 
 
-def read_tests(ground_truth: Any) -> Tests:
-    """Raises ValueError when it holds none; `data_prep.code_tests` writes them."""
+def read_tests(ground_truth: object) -> Tests:
+    """Read the tests of a row, which may be JSON text: as `data_prep.code_tests` writes them, or {"inputs", "outputs"}
+    as APPS, TACO and PRIME's collection have them, with "fn_name" where a function is called.
+
+    Raises ValueError when it holds none.
+    """
     try:
-        if isinstance(ground_truth, str):
-            return _TESTS.validate_json(ground_truth)
-        return _TESTS.validate_python(ground_truth)
+        value = _json(ground_truth) if isinstance(ground_truth, str) else ground_truth
+        return _TESTS.validate_python(_pairs(value) if isinstance(value, dict) and "inputs" in value else value)
     except pydantic.ValidationError as error:
         fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, fault["loc"])) or "ground_truth"
-        raise ValueError(
-            f"ground_truth holds no tests as data_prep.code_tests writes them: {where}: {fault['msg']}"
-        ) from error
+        problem = f"{'.'.join(map(str, fault['loc'])) or 'ground_truth'}: {fault['msg']}"
+    except ValueError as error:
+        problem = str(error)
+    raise ValueError(
+        f"ground_truth holds no tests as data_prep.code_tests writes them, nor inputs and outputs: {problem}"
+    )
+
+
+def _json(text: str) -> JSON:
+    try:
+        value: JSON = json.loads(text)
+        return value
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{text!r:.80} is no JSON ({error})") from error
+
+
+def _pairs(value: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError."""
+    inputs, outputs, name = value["inputs"], value.get("outputs"), value.get("fn_name")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ValueError("inputs and outputs must be lists of the same length")
+    if not name:
+        pairs = zip(inputs, outputs, strict=True)
+        return {
+            "kind": "stdio",
+            "tests": [{"input": _lines_of(one), "output": _lines_of(other)} for one, other in pairs],
+        }
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"fn_name must be the name of a function, found {name!r:.80}")
+    results = [_json(output) if isinstance(output, str) else output for output in outputs]
+    # Some sets wrap each result in a list of one item. Where one is not, none is: a part of a right list is no answer.
+    wrapped = all(isinstance(result, list) and len(result) == 1 for result in results)
+    tests = [
+        _call(name, given, [result, *result] if wrapped and isinstance(result, list) else [result])
+        for given, result in zip(inputs, results, strict=True)
+    ]
+    return {"kind": "asserts", "setup": CALLED, "entry_points": [name], "tests": tests}
+
+
+def _lines_of(value: object) -> object:
+    """A text; some sets have a list of its lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _call(name: str, arguments: object, accepted: list[object]) -> str:
+    """A test of one call. Arguments are a list, or lines of JSON; one of the `accepted` results is right."""
+    given = [_json(line) for line in arguments.split("\n")] if isinstance(arguments, str) else arguments
+    if not isinstance(given, list):
+        raise ValueError(f"expected a list of arguments of {name}, found {given!r:.80}")
+    return (
+        f"import json\nfound = {name}(*json.loads({json.dumps(given)!r}))\n"
+        f"assert json.loads(json.dumps(found)) in json.loads({json.dumps(accepted)!r})"
+    )
 
 
 def extract(text: str) -> str:
@@ -209,7 +273,15 @@ def extract(text: str) -> str:
 
 
 def same_output(found: str, expected: str) -> bool:
-    """Equal line by line, spaces and empty lines at the ends apart; decimal numbers within `TOLERANCE`."""
+    r"""Compare what a program printed with what was expected, word by word.
+
+    Lines end with \n or \r\n, words with spaces or tabs. Spaces at the ends of lines, and empty lines at both ends of
+    the text, do not count. A word that is expected with a decimal point is a number: it is met by any plain decimal
+    number (sign, digits, point, exponent) whose distance is at most TOLERANCE times its value, or at most TOLERANCE
+    where so few decimals are expected, and half of the last decimal where there are more: 0 is not 0.0000004. Where the
+    digits are those of no double (1.0e400, forty digits of pi), it is met by its value alone. All other words are met
+    by themselves.
+    """
     lines, wanted = _lines(found), _lines(expected)
     return len(lines) == len(wanted) and all(
         len(words) == len(others) and all(map(_same_word, words, others))
@@ -218,16 +290,24 @@ def same_output(found: str, expected: str) -> bool:
 
 
 def _lines(text: str) -> list[list[str]]:
-    return [line.split() for line in text.strip().splitlines()]
+    return [_BLANKS.split(line.strip(" \t\r")) for line in text.strip(" \t\r\n").split("\n")]
 
 
 def _same_word(found: str, expected: str) -> bool:
     if found == expected:
         return True
-    try:
-        return "." in expected and math.isclose(float(found), float(expected), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    except ValueError:
+    if "." not in expected or not _NUMBER.fullmatch(expected) or not _NUMBER.fullmatch(found):
         return False
+    with localcontext(Context(prec=len(found) + len(expected), Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])):
+        value = Decimal(expected)
+        return abs(Decimal(found) - value) <= _tolerance(value)
+
+
+def _tolerance(value: Decimal) -> Decimal:
+    last_place = Decimal((0, (1,), int(value.as_tuple().exponent)))
+    if Decimal(float(value)).quantize(last_place) != value:
+        return Decimal(0)
+    return max(TOLERANCE * abs(value), min(TOLERANCE, last_place / 2))
 
 
 def _after(nonce: str, output: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +31,8 @@ from typing import IO, Any
 PR_SET_DUMPABLE = 4
 ROLE = "program"
 """Argument of the untrusted process."""
+ENDS = (StopIteration, StopAsyncIteration)
+"""Exceptions that are no errors: with GeneratorExit, KeyboardInterrupt and SystemExit, which are no `Exception`."""
 MOST_ITEMS = 1_000_000
 """Most items that are read of an iterator that the program returns."""
 
@@ -40,32 +42,34 @@ def encode(value: Any) -> Any:
 
     Raises TypeError for what is no plain data.
     """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, list):
-        return [encode(item) for item in value]
-    if isinstance(value, dict):
-        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
-    for name, kind in COLLECTIONS.items():
+    for kind, written in WRITTEN:
         if isinstance(value, kind):
-            return {name: [encode(item) for item in value]}
-    if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
-    if isinstance(value, (bytes, bytearray)):
-        return {"bytes": list(value)}
-    if isinstance(value, range):
-        return {"range": [value.start, value.stop, value.step]}
+            return written(value)
     if hasattr(value, "tolist"):  # numpy's arrays and numbers
         return encode(value.tolist())
-    if isinstance(value, Iterator):
-        return {"iterator": [encode(item) for item in islice(value, MOST_ITEMS)]}
     raise TypeError(f"a {type(value).__name__} cannot be passed between program and tests")
+
+
+def encode_all(items: Iterable[Any]) -> list[Any]:
+    return [encode(item) for item in items]
+
+
+WRITTEN: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    ((type(None), bool), lambda value: value),
+    (int, int),
+    (float, float),
+    (str, str.__str__),
+    (list, encode_all),
+    (dict, lambda value: {"dict": [[encode(key), encode(item)] for key, item in value.items()]}),
+    (tuple, lambda value: {"tuple": encode_all(value)}),
+    (set, lambda value: {"set": encode_all(value)}),
+    (frozenset, lambda value: {"frozenset": encode_all(value)}),
+    (complex, lambda value: {"complex": [value.real, value.imag]}),
+    ((bytes, bytearray), lambda value: {"bytes": list(value)}),
+    (range, lambda value: {"range": [value.start, value.stop, value.step]}),
+    (Iterator, lambda value: {"iterator": encode_all(islice(value, MOST_ITEMS))}),
+)
+"""How values are written, by type; the first type that fits is taken."""
 
 
 def decode(value: Any) -> Any:
@@ -80,9 +84,10 @@ def decode(value: Any) -> Any:
     return MAKERS[kind](decode(content))
 
 
-COLLECTIONS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 MAKERS: dict[str, Callable[[Any], Any]] = {
-    **COLLECTIONS,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
     "dict": dict,
     "complex": lambda parts: complex(*parts),
     "bytes": bytes,
@@ -111,12 +116,20 @@ def run_program() -> None:
     while line := requests.readline():
         request = json.loads(line)
         try:
-            function = getattr(module, request["name"])
-            value = function(*decode(request["arguments"]), **dict(decode(request["keywords"])))
+            value = function_of(module, request["name"])(
+                *decode(request["arguments"]), **dict(decode(request["keywords"]))
+            )
             answer = {"value": encode(value)}
         except BaseException as error:
             answer = {"raised": [type(error).__name__, str(error)[:500]]}
         send(answers, answer)
+
+
+def function_of(module: types.ModuleType, name: str) -> Callable[..., Any]:
+    """Find a function of the program; some data sets want it as a method of a class `Solution`."""
+    methods = not hasattr(module, name) and hasattr(module, "Solution")
+    function: Callable[..., Any] = getattr(module.Solution() if methods else module, name)
+    return function
 
 
 class Program:
@@ -138,7 +151,7 @@ class Program:
             return False
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Calls the program's function `name`. Raises what it raised, if that is a built-in exception."""
+        """Calls the program's function `name`. Raises what `relayed` makes of what it raised."""
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             request = {"name": name, "arguments": encode(arguments), "keywords": encode(keywords)}
@@ -146,14 +159,25 @@ class Program:
             answer = json.loads(self.answers.readline())
             if "value" in answer:
                 return decode(answer["value"])
-            kind, text = answer["raised"]
-            known = getattr(builtins, kind, None)
-            if isinstance(known, type) and issubclass(known, Exception):
-                raise known(text)
-            raise RuntimeError(f"{kind}: {text}")
+            raise relayed(*answer["raised"])
 
         call.__name__ = name
         return call
+
+
+def relayed(kind: str, text: str) -> Exception:
+    """Make the exception that tests meet for the one of a program: the same, if it is built in and an error.
+
+    All others become RuntimeError: those by which Python itself is told that an iteration, a generator or the process
+    has ended. In the tests they would end their own `map`, `zip` or `all` early, with nothing left to fail.
+    """
+    known = getattr(builtins, kind, None)
+    if isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, ENDS):
+        try:
+            return known(text)
+        except TypeError:  # UnicodeDecodeError and alike want more than a text
+            pass
+    return RuntimeError(f"{kind}: {text}")
 
 
 class Counted(ast.NodeTransformer):

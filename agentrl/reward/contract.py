@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from agentrl.config.registries import REWARD_MANAGERS
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
@@ -48,6 +48,13 @@ class RewardManager(ABC):
 
     def check(self, data_sources: Iterable[str]) -> None:  # noqa: B027 - a manager may score anything
         """Before the first step: raises UserError for a data source that it cannot score."""
+
+    def is_tried(self, data_source: str) -> bool:
+        """Say whether a made-up answer to one of its rows may be scored before the run's first step."""
+        return True
+
+    def bind(self, tokenizer: Any) -> None:  # noqa: B027 - most managers read texts
+        """Take the policy's tokenizer (Hugging Face's), before the first trajectory; not where texts are scored."""
 
     async def start(self, run: str) -> None:  # noqa: B027 - most managers reach nothing
         """Reach what it needs; `run` names the run. Raises ConfigError where a server does not answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal
+from typing import Literal
 
 Method = Literal["strict", "flexible"]
 
@@ -13,19 +13,24 @@ FORMAT_SCORE = 0.1
 
 # Without adjacent repetitions that can match the same text, so that no answer takes more than linear time.
 _NUMBER = re.compile(r"-?\$?-?\.?[0-9][0-9.,]*")
+_GROUPED = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 
 
 def extract(text: str, method: Method = "strict") -> str | None:
-    """The answer without commas, dollar signs and trailing full stops; None when there is none.
+    """The answer without dollar signs, commas between thousands and trailing full stops; None when there is none.
 
-    strict: the number right after the last `####`; flexible: the last number of the text.
+    strict: the number right after the last `####`, when it is the only one of its line: who writes `42 or 43`, or 3/4,
+    has not answered with a number. flexible: the last number of the text.
     """
-    if method == "strict":
-        _, marker, answer = text.rpartition("####")
-        match = _NUMBER.match(answer.lstrip(" \t")) if marker else None
-        return _plain(match[0]) if match else None
-    numbers = _NUMBER.findall(text)
-    return _plain(numbers[-1]) if numbers else None
+    if method == "flexible":
+        numbers = _NUMBER.findall(text)
+        return _plain(numbers[-1]) if numbers else None
+    _, marker, answer = text.rpartition("####")
+    line = answer.partition("\n")[0].lstrip(" \t")
+    match = _NUMBER.match(line) if marker else None
+    if match is None or re.search("[0-9]", line[match.end() :]):
+        return None
+    return _plain(match[0])
 
 
 def is_right(answer: str, ground_truth: str) -> bool:
@@ -38,7 +43,7 @@ def is_right(answer: str, ground_truth: str) -> bool:
 
 
 def compute_score(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, method: Method = "strict"
+    data_source: str, solution_str: str, ground_truth: object, extra_info: object = None, method: Method = "strict"
 ) -> float:
     """1.0 for the right number, 0.1 for a wrong one in the right form, 0.0 without one."""
     answer = extract(solution_str, method)
@@ -48,4 +53,5 @@ def compute_score(
 
 
 def _plain(number: str) -> str:
-    return re.sub(r"[,$\s]", "", number).rstrip(".")
+    number = re.sub(r"[$\s]", "", number).rstrip(".,")
+    return number.replace(",", "") if _GROUPED.fullmatch(number) else number

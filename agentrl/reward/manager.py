@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from agentrl.config.registries import SCORERS
@@ -38,7 +38,7 @@ class NaiveRewardManager(RewardManager):
         config: RewardConfig | None = None,
         custom: CustomRewardConfig | None = None,
         *,
-        function: Callable[..., Any] | None = None,
+        function: Callable[..., object] | None = None,
         beside_model: bool = False,
     ) -> None:
         """Load the scorers.
@@ -95,6 +95,10 @@ class NaiveRewardManager(RewardManager):
                     "custom_reward_function.path to a file with a function for all rows"
                 )
 
+    def is_tried(self, data_source: str) -> bool:
+        """Say so of scorers that ask no server of ours."""
+        return self._custom is not None or self._scorer(data_source) not in self._asking.values()
+
     async def start(self, run: str) -> None:
         """The run named `run` begins, in its event loop. Raises ConfigError when a server does not answer."""
         for judge in self._judges.values():
@@ -113,18 +117,28 @@ class NaiveRewardManager(RewardManager):
             await judge.close()
 
     async def score(self, trajectory: Trajectory, sample: Sample) -> Verdict:
-        scorer = self._custom or self._scorer(sample.data_source)
+        return await self.judge(
+            {
+                "data_source": sample.data_source,
+                "solution_str": policy_text(trajectory, sample),
+                "ground_truth": sample.ground_truth,
+                "extra_info": self.extra_info(trajectory, sample),
+                "trajectory": trajectory,
+            }
+        )
+
+    def extra_info(self, trajectory: Trajectory, sample: Sample) -> dict[str, Any]:
+        """Return what scorers are given as `extra_info`."""
+        return shown_info(trajectory, sample)
+
+    async def judge(self, arguments: Mapping[str, Any]) -> Verdict:
+        """Score by the scorer of the data source; arguments: what `agentrl.reward.scorer.ARGUMENTS` names."""
+        data_source = str(arguments["data_source"])
+        scorer = self._custom or self._scorer(data_source)
         if scorer is None and self._beside_model:
             return Verdict(0.0, {})
         if scorer is None or isinstance(scorer, str):
-            raise LookupError(f"no scorer for data_source {sample.data_source!r}")
-        arguments = {
-            "data_source": sample.data_source,
-            "solution_str": policy_text(trajectory, sample),
-            "ground_truth": sample.ground_truth,
-            "extra_info": {**sample.extra_info, "turn_rewards": trajectory.turn_rewards},
-            "trajectory": trajectory,
-        }
+            raise LookupError(f"no scorer for data_source {data_source!r}")
         if scorer.is_instant:
             return await scorer(arguments)
         async with self._place(scorer):
@@ -169,6 +183,32 @@ class NaiveRewardManager(RewardManager):
         return self._places.setdefault(owner, asyncio.Semaphore(most or self._config.max_concurrent))
 
 
+def shown_info(trajectory: Trajectory, sample: Sample) -> dict[str, Any]:
+    """Return the row's `extra_info` with what scorers read of the trajectory, under the names that verl has for it.
+
+    num_turns: the prompt, assistant turns and answers to them; rollout_reward_scores: by tool, the rewards of its
+    calls, and under `user_turn_rewards` those of turns without calls.
+    """
+    if trajectory.turns:
+        num_turns = 1 + len(trajectory.turns)
+    else:
+        num_turns = 1 + max(len(trajectory.messages) - len(sample.prompt), 0)
+    by_tool: dict[str, list[float]] = {}
+    for call in trajectory.tool_calls:
+        if call.reward is not None:
+            by_tool.setdefault(call.name, []).append(call.reward)
+    scores = [turn.reward for turn in trajectory.turns if turn.reward is not None and not turn.calls]
+    return {
+        **sample.extra_info,
+        "turn_rewards": trajectory.turn_rewards,
+        "num_turns": num_turns,
+        "rollout_reward_scores": {**by_tool, **({"user_turn_rewards": scores} if scores else {})},
+        "turn_scores": scores,
+        "tool_rewards": [reward for rewards in by_tool.values() for reward in rewards],
+        **trajectory.for_scorers,
+    }
+
+
 def policy_text(trajectory: Trajectory, sample: Sample) -> str:
     """The assistant messages that the policy wrote, one after another on lines of their own.
 
@@ -188,7 +228,7 @@ def turns_text(trajectory: Trajectory) -> str:
 
 
 def _text(message: Message) -> str:
-    content: Any = message.get("content")
+    content = message.get("content")
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        return "".join(part.get("text") or "" for part in content if isinstance(part, dict))
     return content or ""

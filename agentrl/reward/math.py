@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from agentrl.system.deadline import paused_deadlines
 
@@ -36,14 +35,15 @@ class MathJudges:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._places = asyncio.Semaphore(workers)
 
-    async def judge(self, solution: str, ground_truth: str) -> dict[str, float]:
+    async def judge(self, solution: str, ground_truth: str, *, expressions: bool = False) -> dict[str, float]:
         """{"score": 1.0 or 0.0, "unjudged": 1.0 when no verdict could be reached within time and memory, else 0.0}.
 
         Raises ValueError when the ground truth cannot be read, RuntimeError when workers do not start or do not stay.
         """
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop, self._places = loop, asyncio.Semaphore(self._most)
-        request = {"solution": solution, "ground_truth": ground_truth, "seconds": self._seconds}
+        request = {"solution": solution, "ground_truth": ground_truth, "expressions": expressions}
+        request["seconds"] = self._seconds
         with paused_deadlines():
             async with self._places:
                 verdict = await self._ask(json.dumps(request).encode() + b"\n")
@@ -51,7 +51,7 @@ class MathJudges:
             raise ValueError(verdict["error"])
         return {name: float(value) for name, value in verdict.items()}
 
-    async def _ask(self, line: bytes) -> dict[str, Any]:
+    async def _ask(self, line: bytes) -> dict[str, float | str]:
         for _ in range(2):  # an idle one may have been killed, and its answer must not be lost by that
             worker = self._idle.pop() if self._idle else _Worker()
             try:
@@ -78,7 +78,7 @@ class _Worker:
         self._socket.setblocking(False)
         self._started = False
 
-    async def verdict(self, line: bytes) -> dict[str, Any] | None:
+    async def verdict(self, line: bytes) -> dict[str, float | str] | None:
         """None when the process has ended. Raises RuntimeError when it cannot judge."""
         try:
             async with asyncio.timeout(STALLED):
@@ -93,14 +93,14 @@ class _Worker:
         except TimeoutError as error:
             raise RuntimeError(f"the math-verify process said nothing for {STALLED:g} s") from error
 
-    async def _line(self) -> dict[str, Any] | None:
+    async def _line(self) -> dict[str, float | str] | None:
         said = b""
         while not said.endswith(b"\n"):
             part = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16)
             if not part:
                 return None
             said += part
-        verdict: dict[str, Any] = json.loads(said)
+        verdict: dict[str, float | str] = json.loads(said)
         return verdict
 
     def kill(self) -> None:
@@ -113,9 +113,39 @@ _judges = MathJudges(workers=min(8, os.cpu_count() or 1))
 
 
 async def compute_score(
-    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None
+    data_source: str,
+    solution_str: str,
+    ground_truth: object,
+    extra_info: object = None,
+    expressions: bool = False,
+    format_share: float = 0.0,
 ) -> dict[str, float]:
-    """Score 1.0 when the last formula or number equals the ground truth, else 0.0; `unjudged` counts answers that took
-    too much time or memory.
+    """Score 1.0 when the last formula or number equals the ground truth and is a value, else 0.0; `unjudged` counts
+    answers that took too much time or memory.
+
+    A value leaves no work that the ground truth does not leave: `\\sum_{k=1}^{100} k^2` is none (see
+    `agentrl.reward.math_value.left_to_do`). With `expressions` any equal formula is right. `format_share` of the score,
+    0.0 to 1.0, is paid for the form of the answer (`is_formed`) and the rest for the value. Raises ValueError for
+    another share.
     """
-    return await _judges.judge(solution_str, str(ground_truth))
+    if not 0.0 <= format_share <= 1.0:
+        raise ValueError(f"format_share: expected a number from 0 to 1, found {format_share!r}")
+    verdict = await _judges.judge(solution_str, str(ground_truth), expressions=expressions)
+    if format_share:
+        verdict["score"] = (1.0 - format_share) * verdict["score"] + format_share * is_formed(solution_str)
+    return verdict
+
+
+def is_formed(text: str) -> bool:
+    """True for thoughts in `<think>...</think>` at the beginning, and a `\\boxed{...}` behind them.
+
+    The form that published scores of geometry3k pay 0.1 for.
+    """
+    if not text.startswith("<think>"):
+        return False
+    place = 0
+    for part in ("</think>", "\\boxed{", "}"):
+        place = text.find(part, place)
+        if place < 0:
+            return False
+    return True

@@ -1,14 +1,16 @@
 """The process that judges mathematical answers: one JSON request a line in, one JSON verdict a line out.
 
-Run as a file, by `agentrl.reward.math`: it imports math-verify and nothing of ours. Comparing two formulas may take any
-time and memory, and much of that where no exception reaches it. So answers are judged in a fork, which the kernel ends
-when one of them has had its share. The next fork takes milliseconds, where starting anew takes a second.
+Run as a file, by `agentrl.reward.math`: of ours it loads `math_value.py` alone, which says what is right. Comparing two
+formulas may take any time and memory, and much of that where no exception reaches it. So answers are judged in a fork,
+which the kernel ends when one of them has had its share. The next fork takes milliseconds, where starting anew takes a
+second.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import itertools
 import json
 import logging
@@ -16,7 +18,8 @@ import os
 import resource
 import signal
 import sys
-from types import FrameType
+from pathlib import Path
+from types import FrameType, ModuleType
 from typing import NoReturn, TextIO
 
 MEMORY_BYTES = 1 << 30
@@ -34,28 +37,6 @@ _USUAL = (
     (r"\boxed{x = 2 + 3i}", "x = 2"),
 )
 """Judged once before all forks, which then have what the libraries import and build when it is first needed."""
-
-
-def read_gold(ground_truth: str) -> list[object]:
-    """The formulas of a ground truth. Raises ValueError when it holds none."""
-    from math_verify import LatexExtractionConfig, parse
-
-    boxed = ground_truth if "\\boxed" in ground_truth else f"\\boxed{{{ground_truth.strip().strip('$')}}}"
-    # Without math-verify's own deadlines, here and below: they count wall time, so that verdicts would depend on what
-    # else the machine does.
-    gold: list[object] = parse(boxed, [LatexExtractionConfig()], parsing_timeout=None)
-    if not gold:
-        raise ValueError(f"the ground truth {ground_truth!r} is not mathematics that can be read")
-    return gold
-
-
-def is_right(solution: str, gold: list[object]) -> bool:
-    """Return True if the last formula or number of `solution` equals `gold`."""
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-
-    ways = [LatexExtractionConfig(), ExprExtractionConfig()]
-    answer = parse(solution, ways, parsing_timeout=None)
-    return bool(answer) and bool(verify(gold, answer, timeout_seconds=None))
 
 
 class Fork:
@@ -135,7 +116,13 @@ def _judge_all(inwards: int, outwards: int) -> NoReturn:
         os._exit(1)
 
 
-def _judge(late: _Late, verdicts: TextIO, solution: str, ground_truth: str, seconds: float) -> dict[str, object]:
+def _rules() -> ModuleType:
+    return importlib.import_module("math_value")
+
+
+def _judge(
+    late: _Late, verdicts: TextIO, solution: str, ground_truth: str, expressions: bool, seconds: float
+) -> dict[str, object]:
     """Raises what judging the answer raises."""
     from math_verify.errors import TimeoutException
 
@@ -143,10 +130,10 @@ def _judge(late: _Late, verdicts: TextIO, solution: str, ground_truth: str, seco
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds / 2)
     try:
-        gold = read_gold(ground_truth)
+        gold = _rules().read_gold(ground_truth)
         verdicts.write(_GOLD_READ)
         verdicts.flush()
-        right = is_right(solution, gold)
+        right = _rules().is_right(solution, gold, expressions=expressions)
         return {"score": float(right), "unjudged": float(late.said and not right)}
     except (Exception, TimeoutException) as error:
         if gold is not None:
@@ -162,12 +149,13 @@ def main() -> None:
     verdicts = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     logging.disable(logging.CRITICAL)
+    sys.path.append(str(Path(__file__).parent))  # last, since a module there is called `math`
     for solution, ground_truth in _USUAL:
-        is_right(solution, read_gold(ground_truth))
+        _rules().is_right(solution, _rules().read_gold(ground_truth))
     gc.collect()
     gc.freeze()
     # The first verdict is asked for by nobody: it says that everything is imported, or why it cannot be.
-    trial = json.dumps({"solution": "1", "ground_truth": "1", "seconds": 60.0})
+    trial = json.dumps({"solution": "1", "ground_truth": "1", "expressions": False, "seconds": 60.0})
     fork = None
     for line in itertools.chain([trial + "\n"], sys.stdin):
         fork = fork or Fork()

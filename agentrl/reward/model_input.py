@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jinja2 import TemplateError
@@ -19,7 +18,7 @@ from agentrl.chat.codec import Codec
 from agentrl.chat.load import load_tokenizer
 from agentrl.chat.message import content_text, normalise
 from agentrl.errors import ConfigError
-from agentrl.trajectory import Message, Status, Trajectory, exclusion
+from agentrl.trajectory import Message, Status, ToolCall, Trajectory, exclusion
 from agentrl.trajectory.batch import RaggedBatch
 
 CALL, ANSWER = "AgentrlCallMark", "AgentrlAnswerMark"
@@ -64,9 +63,10 @@ class ModelInput:
         It ends where transformers takes the score: at the last token that is no padding. Raises ValueError when the
         template cannot write it.
         """
-        texts = [{**message, "content": content_text(message["content"])} for message in normalise(messages)]
-        prepared = [_guarded(message, self._codec) for message in texts]
-        written = [_with_malformed_as_text(message) for message in prepared]
+        texts: list[Message] = [
+            {**message, "content": content_text(message["content"])} for message in normalise(messages)
+        ]
+        written = [_with_malformed_as_text(self._codec.guard_values(message)) for message in texts]
         if not self._writes_calls:
             written = _plain(written)
         ids = self._codec.encode(self._text(written))
@@ -121,29 +121,24 @@ def conversations(trajectories: Sequence[Trajectory], reading: ModelInput, first
     )
 
 
-def _guarded(value: Any, codec: Codec) -> Any:
-    if isinstance(value, str):
-        return codec.guard(value)
-    if isinstance(value, dict):
-        return {codec.guard(str(key)): _guarded(item, codec) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_guarded(item, codec) for item in value]
-    return value
-
-
 def _with_malformed_as_text(message: Message) -> Message:
     calls = message.get("tool_calls", [])
     good = [call for call in calls if isinstance(call["function"].get("arguments"), dict)]
     broken = [call for call in calls if not isinstance(call["function"].get("arguments"), dict)]
-    out = {key: value for key, value in message.items() if key != "tool_calls"} | ({"tool_calls": good} if good else {})
-    return out | {"content": _joined(message["content"], *map(_call_text, broken))} if broken else out
+    out = message.copy()
+    out.pop("tool_calls", None)
+    if good:
+        out["tool_calls"] = good
+    if broken:
+        out["content"] = _joined(content_text(message["content"]), *map(_call_text, broken))
+    return out
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
     """Without tool calls and the role of tools; messages of one role in a row become one, as some templates want it."""
     said = []
     for message in messages:
-        text = _joined(message["content"], *map(_call_text, message.get("tool_calls", ())))
+        text = _joined(content_text(message["content"]), *map(_call_text, message.get("tool_calls", ())))
         is_answer = message["role"] == "tool"
         said.append(("user", f"Tool answer:\n{text}") if is_answer else (message["role"], text))
     return [
@@ -152,7 +147,7 @@ def _plain(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def _call_text(call: dict[str, Any]) -> str:
+def _call_text(call: ToolCall) -> str:
     function = call["function"]
     return json.dumps({"name": function.get("name"), "arguments": function.get("arguments")}, ensure_ascii=False)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.system.numbers import finite
@@ -17,6 +16,7 @@ from agentrl.system.user_code import contract_error, is_agentrl_code, user_code
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info", "trajectory")
 """Arguments that a function may ask for by name; it is given those that its signature has."""
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class Scorer:
 
     where: str
     """Names it in messages."""
-    function: Callable[..., Any]
+    function: Callable[..., object]
     accepts: frozenset[str]
     """Names among ARGUMENTS."""
-    kwargs: Mapping[str, Any]
+    kwargs: Mapping[str, object]
     threads: DaemonThreads | None
     """None: it is async, or takes microseconds and runs in the event loop."""
     is_async: bool
@@ -45,9 +45,9 @@ class Scorer:
 
     @staticmethod
     def of(
-        function: Callable[..., Any],
+        function: Callable[..., object],
         where: str,
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, object],
         *,
         key: str = "kwargs",
         in_loop: bool = False,
@@ -67,7 +67,7 @@ class Scorer:
         accepts = _accepted(function, where, kwargs, key)
         return Scorer(where, function, accepts, dict(kwargs), threads, is_async, max_concurrent)
 
-    async def __call__(self, arguments: Mapping[str, Any]) -> Verdict:
+    async def __call__(self, arguments: Mapping[str, object]) -> Verdict:
         """Raises what the function raises, and ValueError for an answer that is no score; of a user's function a
         CodeError for both, unless it was a fault.
         """
@@ -92,7 +92,7 @@ class Scorer:
         return self.threads is None and not self.is_async
 
 
-def as_verdict(answer: Any) -> Verdict:
+def as_verdict(answer: object) -> Verdict:
     """A number, or a mapping with `score` whose other finite numbers are kept. Raises ValueError for anything else."""
     if not isinstance(answer, Mapping):
         return Verdict(_finite(answer), {})
@@ -106,46 +106,55 @@ def as_verdict(answer: Any) -> Verdict:
     return Verdict(_finite(answer["score"]), extra)
 
 
-def _finite(value: Any) -> float:
+def _finite(value: object) -> float:
     number = finite(value)
     if number is None:
         raise ValueError(f"a score must be a finite number (in float32), found {value!r}")
     return number
 
 
-def _accepted(function: Callable[..., Any], where: str, kwargs: Mapping[str, Any], key: str) -> frozenset[str]:
+def _accepted(function: Callable[..., object], where: str, kwargs: Mapping[str, object], key: str) -> frozenset[str]:
     """Which of ARGUMENTS the function is called with. Raises ConfigError when no call can fit its signature."""
     if not callable(function) or isinstance(function, type):
         raise ConfigError(f"{where}: expected a function, found {function!r}")
     signature = inspect.signature(function)
     what = f"{where}{signature}"
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = signature.parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind in by_name]
+    names = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
     any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    for name in kwargs:
-        if name in ARGUMENTS:
-            raise ConfigError(f"{what}: {key} may not set {name!r}, which every scorer is given")
-        if name not in names and not any_name:
-            raise ConfigError(f"{what}: {key} sets {name!r}{nearest(name, names)}, which is no parameter of it")
-    for parameter in parameters:
-        needed = parameter.default is parameter.empty and parameter.kind in (*by_name, parameter.POSITIONAL_ONLY)
-        if needed and (parameter.name not in (*ARGUMENTS, *kwargs) or parameter.kind not in by_name):
-            raise ConfigError(
-                f"{what}: parameter {parameter.name!r}{nearest(parameter.name, ARGUMENTS)}; a scorer is given, by "
-                f"name, {', '.join(ARGUMENTS)}, and what {key} sets"
-            )
+    _check_kwargs(what, kwargs, key, names, any_name=any_name)
+    _check_needed(what, parameters, kwargs, key)
     if not any_name and "solution_str" not in names and "trajectory" not in names:
         raise ConfigError(f"{what}: it must have the parameter solution_str (or trajectory)")
     # `trajectory` only where it is asked for by name: functions written for other trainers may print their **kwargs.
     return frozenset(name for name in ARGUMENTS if name in names or (any_name and name != "trajectory"))
 
 
-def load_function(path: str, name: str) -> Callable[..., Any]:
+def _check_kwargs(what: str, kwargs: Iterable[str], key: str, names: Sequence[str], *, any_name: bool) -> None:
+    for name in kwargs:
+        if name in ARGUMENTS:
+            raise ConfigError(f"{what}: {key} may not set {name!r}, which every scorer is given")
+        if name not in names and not any_name:
+            raise ConfigError(f"{what}: {key} sets {name!r}{nearest(name, names)}, which is no parameter of it")
+
+
+def _check_needed(what: str, parameters: Iterable[inspect.Parameter], kwargs: Iterable[str], key: str) -> None:
+    for parameter in parameters:
+        needed = parameter.default is parameter.empty and parameter.kind in (*_BY_NAME, parameter.POSITIONAL_ONLY)
+        if needed and (parameter.name not in (*ARGUMENTS, *kwargs) or parameter.kind not in _BY_NAME):
+            raise ConfigError(
+                f"{what}: parameter {parameter.name!r}{nearest(parameter.name, ARGUMENTS)}; a scorer is given, by "
+                f"name, {', '.join(ARGUMENTS)}, and what {key} sets"
+            )
+
+
+def load_function(path: str, name: str) -> Callable[..., object]:
     """The function `name` of a Python file. Raises ConfigError naming the file and what went wrong."""
     try:
         module = load_file(path)
     except ConfigError as error:
         raise ConfigError(f"custom_reward_function.path: {error}") from error
-    found: Callable[..., Any] = member(module, name, path, "custom_reward_function.name")
+    found = member(module, name, path, "custom_reward_function.name")
+    if not callable(found):
+        raise ConfigError(f"custom_reward_function: {path}: {name}: expected a function, found {found!r}")
     return found

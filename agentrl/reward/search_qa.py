@@ -7,31 +7,41 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_COMMA_OF_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_PUNCTUATION = re.compile(
+    r"((?<=\d)PUNCTUATION(?=\d)|(?<!\w)-(?=[$€£]?\.?\d)|(?<!\w)\.(?=\d))|PUNCTUATION".replace(
+        "PUNCTUATION", f"[{re.escape(string.punctuation)}]"
+    )
+)
+"""Group 1: what belongs to a number."""
 
 
 def normalise(text: str) -> str:
-    """Lower case, without punctuation and the articles a, an, the; single spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """Lower case, without punctuation and the articles a, an, the; single spaces.
+
+    Numbers keep their values: a sign before one and a mark between two digits stay, but for commas between thousands.
+    A text that would be left empty keeps its articles, and if it has none its punctuation: "The" and "!!!" are names.
+    """
+    text = text.lower().replace("\u2212", "-")
+    words = _PUNCTUATION.sub(r"\1", _COMMA_OF_THOUSANDS.sub("", text))
+    without_articles = _ARTICLES.sub(" ", words)
+    return next((" ".join(left.split()) for left in (without_articles, words, text) if left.strip()), "")
 
 
 def extract(text: str) -> str | None:
     """Return what the last `<answer>...</answer>` holds, else the last line that is not empty, else None."""
-    end = text.rfind("</answer>")
-    begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
-    if begin >= 0:
-        return text[begin + len("<answer>") : end].strip()
+    if (tagged := _tagged(text)) is not None:
+        return tagged
     lines = text.strip().splitlines()
     return lines[-1].strip() if lines else None
 
 
 def exact_match(answer: str, gold: Iterable[str]) -> float:
-    """1.0 when the answer is one of the gold answers."""
+    """1.0 when the answer is one of the gold answers. An empty one is none."""
     found = normalise(answer)
-    return float(any(found == normalise(item) for item in gold))
+    return float(found != "" and any(found == normalise(item) for item in gold))
 
 
 def f1(answer: str, gold: Iterable[str]) -> float:
@@ -41,12 +51,12 @@ def f1(answer: str, gold: Iterable[str]) -> float:
 
 def _f1(found: list[str], gold: list[str]) -> float:
     if not found or not gold:
-        return float(found == gold)
+        return 0.0
     same = (Counter(found) & Counter(gold)).total()
     return 2 * same / (len(found) + len(gold))
 
 
-def gold_answers(ground_truth: Any) -> list[str]:
+def gold_answers(ground_truth: object) -> list[str]:
     """A text, a sequence of texts, or {"target": either}. Raises ValueError for anything else."""
     value = ground_truth["target"] if isinstance(ground_truth, dict) and "target" in ground_truth else ground_truth
     if isinstance(value, (str, int, float)):
@@ -56,10 +66,25 @@ def gold_answers(ground_truth: Any) -> list[str]:
     return [str(item) for item in value]
 
 
-def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, float]:
-    """Score: exact match (1.0 or 0.0); and F1 as a further number."""
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: object,
+    extra_info: object = None,
+    format_score: float = 0.0,
+) -> dict[str, float]:
+    """Score: 1.0 for an exact match, `format_score` for a wrong answer in `<answer>...</answer>`, else 0.0; and F1 as a
+    further number.
+    """
     gold = gold_answers(ground_truth)
-    answer = extract(solution_str)
-    if answer is None:
+    tagged = _tagged(solution_str)
+    answer = tagged or extract(solution_str)
+    if not answer:
         return {"score": 0.0, "f1": 0.0}
-    return {"score": exact_match(answer, gold), "f1": f1(answer, gold)}
+    return {"score": exact_match(answer, gold) or (format_score if tagged else 0.0), "f1": f1(answer, gold)}
+
+
+def _tagged(text: str) -> str | None:
+    end = text.rfind("</answer>")
+    begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
+    return text[begin + len("<answer>") : end].strip() if begin >= 0 else None

@@ -39,7 +39,7 @@ def open_rollouts(
 
     separate = config.actor_rollout_ref.rollout.nnodes > 0
     with closing(
-        RayRollouts(config, device, run_dir, display, None if separate else nodes, context.objects)
+        RayRollouts(config, device, run_dir, display, None if separate else nodes, context.objects, context.first)
     ) as workers:
         yield workers
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,7 +18,9 @@ from agentrl.config.sections.data import DataConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.data.contract import Dataset
 from agentrl.data.dataset import ParquetDataset
+from agentrl.data.json_lines import JsonDataset
 from agentrl.data.own import load_own
+from agentrl.data.sources import expand, is_json
 from agentrl.errors import ConfigError, DataError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction.recorded import RecordedInteraction
@@ -35,6 +38,16 @@ from agentrl.trajectory.picture import pictures_in
 from agentrl.trajectory.sample import Sample
 
 logger = logging.getLogger(__name__)
+ASKING = "interaction/"
+"""Beginning of data sources that are scored by an interaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """The first rows of each data source, and of each interaction, on which scorers and interactions are tried."""
+
+    by_source: dict[str, Sample] = field(default_factory=dict)
+    by_interaction: dict[str, Sample] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +63,15 @@ class ContextParts:
     """Parts of the above that were given as objects, as they were given."""
     examples: dict[str, Sample] = field(default_factory=dict)
     """The first row that was met of each loop."""
+    first: FirstRows = field(default_factory=FirstRows)
+    told: set[str] = field(default_factory=set)
+    """Kinds of warnings that were given already."""
 
     def bind(self, chat: Chat) -> None:
-        """Give tools the tokenizer by which their answers are cut."""
+        """Give tools the tokenizer by which their answers are cut, and the reward manager the same."""
         self.tools.bind(chat.encode, chat.decode, chat.vision.tokens_of if chat.vision is not None else None)
+        if self.reward is not None:
+            self.reward.bind(chat.tokenizer)
 
     async def start(self, run: str) -> None:
         """Reach what tools and interactions need, unless their answers are replayed. Raises ConfigError."""
@@ -113,6 +131,7 @@ def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, 
         timeout=turns.tool_timeout,
         max_response_tokens=turns.max_tool_response_length,
         truncate_side=turns.tool_response_truncate_side,
+        unit=turns.tool_response_unit,
         cassette=cassette,
         further=objects.tools,
     )
@@ -133,6 +152,8 @@ def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, 
         if name in loops:
             raise ConfigError(f"agent loop {name!r} is registered already: give yours another name")
         loops[name] = as_loop(name, given)
+    for loop in loops.values():
+        loop.configure(config)
     return ContextParts(loops, tools, interactions, reward, objects)
 
 
@@ -167,7 +188,8 @@ def open_rows(
         custom = config.data.custom_cls
         data = load_own(custom, files, default_agent_loop=loop, max_samples=max_samples, on_bad_row=on_bad_row)
     else:
-        data = ParquetDataset(
+        kind = JsonDataset if any(map(is_json, expand(files))) else ParquetDataset
+        data = kind(
             files,
             prompt_key=config.data.prompt_key,
             image_key=config.data.image_key,
@@ -187,11 +209,17 @@ def open_rows(
 
 def fit_prompts(data: Dataset, config: RolloutsConfig, chat: Chat, context: ContextParts, display: Display) -> None:
     """Render every prompt; leave out (or refuse) those that are too long. Raises DataError."""
+    unanswered: list[Sample] = []
 
     def length(sample: Sample) -> int:
         check_interaction(sample, context)
         check_images(sample, context)
         context.examples.setdefault(sample.agent_name, sample)
+        context.first.by_source.setdefault(sample.data_source, sample)
+        if sample.interaction is not None:
+            context.first.by_interaction.setdefault(sample.interaction, sample)
+        elif sample.data_source.startswith(ASKING):
+            unanswered.append(sample)
         return len(chat.render(*first_prompt(sample, context)))
 
     with display.stage("check prompts", total=len(data)) as stage:
@@ -205,13 +233,50 @@ def fit_prompts(data: Dataset, config: RolloutsConfig, chat: Chat, context: Cont
         display.note(
             f"{dropped} prompts longer than data.max_prompt_length={config.data.max_prompt_length} are left out"
         )
+    for kind, remark in remarks_on_rows(data, config, context, unanswered):
+        if kind not in context.told:
+            context.told.add(kind)
+            display.warn(remark)
+
+
+def remarks_on_rows(
+    data: Dataset, config: RolloutsConfig, context: ContextParts, unanswered: list[Sample]
+) -> Iterator[tuple[str, str]]:
+    """Yield (kind, warning) for rows that leave tools or interactions unused, which is seldom meant.
+
+    unanswered: the rows whose data source wants an interaction, and that name none.
+    """
+    files, agent = ", ".join(data.files), config.actor_rollout_ref.rollout.agent
+    if data.without_loop and context.tools.names and agent.default_agent_loop == "single_turn":
+        yield (
+            "loop",
+            f"{data.without_loop} rows of {files} have no agent_name and run single_turn, which calls no tool; "
+            f"configured are {', '.join(context.tools.names)}. Give rows an agent_name, e.g. tool_agent, or set "
+            "actor_rollout_ref.rollout.agent.default_agent_loop",
+        )
+    columns = (
+        "Where rows have them, the file may not: pyarrow.Table.from_pylist takes its columns from the first row alone"
+    )
+    if unanswered:
+        first = unanswered[0]
+        yield (
+            "interaction",
+            f"{len(unanswered)} rows, the first is {first.file} row {first.row}, have data_source={first.data_source} "
+            f"and no interaction_kwargs: nobody answers the policy in them. {columns}",
+        )
+    elif context.interactions and not context.first.by_interaction:
+        yield (
+            "interaction",
+            f"interactions are configured ({', '.join(context.interactions)}), and no row of {files} has "
+            f"interaction_kwargs. {columns}",
+        )
 
 
 def check_interaction(sample: Sample, context: ContextParts) -> None:
     """Raise DataError for an interaction that the row's loop would not ask, or arguments that it does not take."""
-    kwargs = dict(sample.interaction_kwargs)
-    if not kwargs:
+    if sample.interaction is None:
         return
+    kwargs = dict(sample.interaction_kwargs)
     if not context.loops[sample.agent_name].takes_interactions:
         taking = ", ".join(name for name, loop in context.loops.items() if loop.takes_interactions)
         raise DataError(

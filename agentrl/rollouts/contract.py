@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from agentrl.algorithms.declared import declared_by_estimator
 from agentrl.config import Config
 from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -69,13 +70,24 @@ class Task:
     step: int = 0
     part: str = ""
     """Suffix of the names of files that this step's trajectories are written to."""
+    greedy: bool = False
+    """One more trajectory of each prompt, drawn greedily beside the others: a `Trajectory.baseline`."""
+
+    states: bool = False
+    """The batch says in which state each turn was taken."""
+
+    @property
+    def each(self) -> int:
+        """Trajectories of each prompt, the greedy one included."""
+        return self.n + self.greedy
 
 
-def training(config: RolloutsConfig, step: int) -> Task:
-    """Ask for rollout.n sampled trajectories of each prompt."""
+def training(config: Config, step: int) -> Task:
+    """Ask for rollout.n sampled trajectories of each prompt, and a greedy one where the estimator reads its reward."""
     rollout = config.actor_rollout_ref.rollout
-    tag = f"train/{step}"
-    return Task("rollout", rollout.n, _sampled(rollout), tag, tag, "train", step)
+    tag, columns = f"train/{step}", declared_by_estimator(config).columns
+    greedy, states = "greedy_rewards" in columns, "state" in columns
+    return Task("rollout", rollout.n, _sampled(rollout), tag, tag, "train", step, greedy=greedy, states=states)
 
 
 def validation(config: Config, step: int, *, greedy: bool, first: int = 0) -> Task:

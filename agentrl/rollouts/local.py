@@ -20,10 +20,13 @@ from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, TrainingError
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import ContextParts, run_name, uses_reward_model
-from agentrl.rollouts.contract import Audience, Rollout, Task
+from agentrl.rollouts.contract import GREEDY, Audience, Rollout, Task
+from agentrl.rollouts.trial import try_once
+from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
 from agentrl.runtime.thread_state import torch_state
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.metrics import Metrics
+from agentrl.system.registry import configured
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import collect_numbers
 from agentrl.trajectory import Outline, Trajectory
@@ -32,6 +35,7 @@ from agentrl.trajectory.parquet import fill_rewards, write_trajectories
 from agentrl.trajectory.sample import Sample
 
 STALL_SECONDS = 30.0
+ENGINE_OPTIONS = "actor_rollout_ref.rollout.engine_options"
 
 
 @contextmanager
@@ -49,13 +53,18 @@ def open_local_rollouts(
     with ExitStack() as stack:
         loop = stack.enter_context(LoopThread("rollouts", torch_state()))
         limits = LoopLimits.from_config(config)
-        observers = Observers.load(agent.observers, run_dir)
+        observers = Observers.load(agent.observers, run_dir, agent.observer_options)
         setting = EngineSetting(config, device, limits.max_model_len, run_dir, chat.decode, audience)
-        engine = ENGINES.get(config.actor_rollout_ref.rollout.name)(setting, loop)
+        rollout = config.actor_rollout_ref.rollout
+        build = configured(ENGINES.get(rollout.name), rollout.engine_options, ENGINE_OPTIONS)
+        engine = build(setting, loop)
         stack.callback(lambda: loop.run(engine.close()))
         stack.callback(lambda: loop.run(context.close()))
         with audience.stage("reach tools"):
             loop.run(context.start(run_name(config)))
+        if config.tools.cassette is None:  # what is recorded or replayed are the calls of trajectories
+            n = config.actor_rollout_ref.rollout.n
+            loop.run(try_once(context, agent.on_code_error, audience.warn, n))
         scheduler = Scheduler(
             context=LoopContext(engine, chat, context.tools, context.interactions, limits, observers),
             loops=context.loops,
@@ -116,38 +125,55 @@ class LocalRollouts:
         """Which splits are written: all, val or none."""
         self.needs_weights = False
         """See `Rollouts.needs_weights`."""
-        self._going_on: asyncio.Task[list[Trajectory]] | None = None
+        self._going_on: asyncio.Task[object] | None = None
         self._once = OncePerKey()
 
     def run(self, task: Task, samples: Sequence[Sample], first: int = 0, *, show: bool = False) -> Rollout:
         """See `Rollouts.run`."""
-        trajectories, number = self.respond(task, samples, first), first * task.n
+        return self.pack(task, self.respond(task, samples, first), first * task.each, show=show)
+
+    def pack(self, task: Task, trajectories: list[Trajectory], first: int = 0, *, show: bool = False) -> Rollout:
+        """Make the result of a task from its trajectories, which are numbered from `first`, and write them."""
         batch = None
         if task.split == "train":
-            batch = from_trajectories(trajectories, turn_reward_coef=self.turn_reward_coef, first=number)
+            coef = self.turn_reward_coef
+            batch = from_trajectories(trajectories, turn_reward_coef=coef, first=first, states=task.states)
         return Rollout(
             [trajectory.outline() for trajectory in trajectories],
             batch,
             next((trajectory for trajectory in trajectories if trajectory.transcripts), None) if show else None,
-            None if self.reading is None else conversations(trajectories, self.reading, number),
+            None if self.reading is None else conversations(trajectories, self.reading, first),
             self._write(task, trajectories),
         )
 
     def respond(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
         """See `Rollouts.respond`."""
+        return self.loop.run(self.responses(task, samples, first))
+
+    async def responses(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
+        """See `Rollouts.respond`; on the event loop."""
         requests = [
+            request for group, sample in enumerate(samples, first) for request in self.requests(task, group, sample)
+        ]
+        with self.observed(task, len(requests)) as on_end:
+            trajectories = await self.scheduler.run(requests, lambda _: on_end())
+        self.check()
+        return trajectories
+
+    def requests(self, task: Task, group: int, sample: Sample) -> list[Request]:
+        """Ask for the trajectories of one prompt."""
+        return [
             Request(
-                uid=f"{task.tag}/{group}/{k}",
+                uid=f"{task.tag}/{group}/{'greedy' if k == task.n else k}",
                 group=group,
                 sample=sample,
-                params=task.params,
+                params=GREEDY if k == task.n else task.params,
                 seed=seed_of(self.config.trainer.seed, task.seeds, group, k),
                 count_drift=k == 0,
+                baseline=k == task.n,
             )
-            for group, sample in enumerate(samples, first)
-            for k in range(task.n)
+            for k in range(task.each)
         ]
-        return self.loop.run(self._run_all(requests, task.name))
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
         """See `Rollouts.fill_rewards`."""
@@ -223,28 +249,39 @@ class LocalRollouts:
         )
         return [(path, len(trajectories))]
 
-    async def _run_all(self, requests: list[Request], title: str) -> list[Trajectory]:
-        with self.audience.stage(title, total=len(requests)) as stage:
+    @contextmanager
+    def observed(self, task: Task, total: int | None) -> Iterator[Callable[[], None]]:
+        """Show, watch and profile what a coroutine waits for, which calls what this yields for each end of `total`.
+
+        `stop` cancels the coroutine.
+        """
+        profile = None
+        if task.split == "train" and isinstance(self.config, Config):
+            profile = rollout_profile(self.config.trainer, self.record_dir.parent, task.step)
+        with self.audience.stage(task.name, total=total) as stage:
             ended = 0
 
-            def on_end(trajectory: Trajectory) -> None:
+            def on_end() -> None:
                 nonlocal ended
                 ended += 1
                 stage.advance(1)
 
-            watch = asyncio.create_task(self._watch(lambda: ended, title))
+            watch = asyncio.create_task(self._watch(lambda: ended, task.name))
             self._going_on = asyncio.current_task()
             try:
-                trajectories = await self.scheduler.run(requests, on_end)
+                with profiled(profile, self.share[0] - 1), nvtx_range(task.name):
+                    yield on_end
             finally:
                 self._going_on = None
                 watch.cancel()
+
+    def check(self) -> None:
+        """Raise the error of tools that answer no call any more, or of a call that is on no cassette."""
         cassette = self.scheduler.context.tools.cassette
         if cassette is not None:
             cassette.check()
         if self.config.actor_rollout_ref.rollout.agent.on_code_error == "error":
             self.scheduler.context.tools.check()
-        return trajectories
 
     async def _watch(self, ended: Callable[[], int], title: str) -> None:
         """Warn, whenever no trajectory ended for a while, of what the running ones wait for."""

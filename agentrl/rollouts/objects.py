@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.agent_loop.function import LoopFunction
@@ -21,7 +20,7 @@ class UserObjects:
 
     loops: Mapping[str, AgentLoop | type[AgentLoop] | LoopFunction] = field(default_factory=dict)
     """By the name that rows (`agent_name`) and rollout.agent.default_agent_loop have for them."""
-    tools: Sequence[Tool | Callable[..., Any]] = ()
+    tools: Sequence[Tool | Callable[..., object]] = ()
     interactions: Sequence[Interaction] = ()
-    reward: Callable[..., Any] | None = None
+    reward: Callable[..., object] | None = None
     """Scores every trajectory, in place of the scorers by data source; see docs/rewards.md."""

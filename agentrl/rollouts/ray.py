@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
@@ -21,11 +21,12 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import ConfigError, WorkerDied
 from agentrl.observe.display import Display, Stage
+from agentrl.rollouts.context import FirstRows
 from agentrl.rollouts.contract import Rollout, Task
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.ray_worker import News, RolloutPart, RolloutWorker, Work, run_part
-from agentrl.runtime.ray.pool import WeightReader, placed, raised
+from agentrl.runtime.ray.pool import WeightReader, ask, end, placed, raised
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings, death_of
 from agentrl.runtime.ray.stored import StoredBatch
@@ -34,11 +35,23 @@ from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.sample import Sample
 
+if TYPE_CHECKING:
+    from ray.actor import ActorProxy
+
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Placing = dict[str, float | NodeAffinitySchedulingStrategy | PlacementGroupSchedulingStrategy]
+"""Options of an actor that say where it runs."""
 LOOK_EVERY = 0.25
 """Seconds between two looks at how far the workers are."""
 CLOSED_WITHIN = 30.0
 """Seconds that a worker has to end its rollouts, or its servers and tools."""
+
+
+class SharedWork(Protocol[T_co]):
+    """Work of which each worker is given its samples, and the position of the first of them."""
+
+    def __call__(self, rollouts: LocalRollouts, /, *, samples: Sequence[Sample], first: int) -> T_co: ...
 
 
 class RayRollouts:
@@ -47,6 +60,7 @@ class RayRollouts:
     Args:
         nodes: the Ray nodes on which a worker each shares the devices with the policy; None: devices of their own, as
             rollout.nnodes and rollout.n_gpus_per_node say.
+        first: rows on which the first worker tries scorers and interactions; all workers have the same ones.
     """
 
     def __init__(
@@ -57,6 +71,7 @@ class RayRollouts:
         display: Display,
         nodes: Sequence[str] | None,
         objects: UserObjects,
+        first: FirstRows,
     ) -> None:
         """Raises ConfigError when the cluster has no room, and whatever keeps a worker from starting."""
         self.config, self.device, self.run_dir, self.display = config, device, run_dir.absolute(), display
@@ -68,15 +83,16 @@ class RayRollouts:
                 f"cannot be pickled: {type(error).__name__}: {error}\nHave it open what it needs in its start(run), or "
                 "name it in the config, so that each worker makes its own"
             ) from error
+        self._first = first
         self.needs_weights = False
         """See `Rollouts.needs_weights`."""
         self._restarts = config.trainer.max_worker_restarts
         self._groups: list[PlacementGroup] = []
         self._places = self._placed(nodes)
         self._weights: tuple[Weights, int] | None = None
-        self._actors: list[Any] = []
+        self._actors: list[ActorProxy[RolloutWorker]] = []
         self._done = [0] * len(self._places)
-        self._asked_news: dict[Any, int] = {}
+        self._asked_news: dict[ray.ObjectRef[News], int] = {}
         """Calls that are not answered yet: a worker takes its news out when it answers, so none may be dropped."""
         try:
             self._actors = [self._actor(number) for number in range(len(self._places))]
@@ -132,23 +148,23 @@ class RayRollouts:
                 self._replace(number, f"rollout worker {number + 1} died: {death_of(error)}")
 
     def close(self) -> None:
-        closing = [actor.close.remote() for actor in self._actors]
+        closing = [ask(actor, RolloutWorker.close) for actor in self._actors]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSED_WITHIN)
         for actor in self._actors:
-            ray.kill(actor)
+            end(actor)
         for group in self._groups:
             remove_placement_group(group)
         self._actors, self._groups = [], []
 
-    def _shared(self, work: Callable[..., T], task: Task, samples: Sequence[Sample], first: int) -> list[T]:
+    def _shared(self, work: SharedWork[T], task: Task, samples: Sequence[Sample], first: int) -> list[T]:
         """`work(rollouts, samples=..., first=...)` on every worker, each with its part of the samples."""
         count = len(self._actors)
         bounds = [len(samples) * number // count for number in range(count + 1)]
         calls = [
             partial(work, samples=samples[start:end], first=first + start) for start, end in itertools.pairwise(bounds)
         ]
-        with self.display.stage(task.name, total=len(samples) * task.n) as stage:
+        with self.display.stage(task.name, total=len(samples) * task.each) as stage:
             return self._call(calls, what=task.name, stage=stage)
 
     def _everyone(self, work: Work[T]) -> list[T]:
@@ -162,7 +178,7 @@ class RayRollouts:
         """
         answers: dict[int, T] = {}
         running = {
-            actor.call.remote(work): number
+            ask(actor, RolloutWorker.call, work): number
             for number, (actor, work) in enumerate(zip(self._actors, works, strict=True))
         }
         try:
@@ -173,14 +189,14 @@ class RayRollouts:
                         answers[number] = answer_of(call, f"rollout worker {number + 1} of {len(works)}, {what}")
                     except GONE as error:
                         self._replace(number, f"rollout worker {number + 1} died in {what}: {death_of(error)}")
-                        running[self._actors[number].call.remote(works[number])] = number
+                        running[ask(self._actors[number], RolloutWorker.call, works[number])] = number
                 self._tell(stage)
         except BaseException:  # Ctrl-C among them
             self._stop(running)
             raise
         return [answers[number] for number in range(len(works))]
 
-    def _stop(self, running: Mapping[Any, int]) -> None:
+    def _stop(self, running: Mapping[ray.ObjectRef[T | Failure], int]) -> None:
         """Cancel the work of the workers that still do it, and wait for them."""
         for number in running.values():
             self._actors[number].stop.remote()
@@ -218,14 +234,14 @@ class RayRollouts:
         if self._weights is not None and isinstance(self._weights[0].read, WeightReader):
             self._weights[0].read.check()
         self.display.warn(f"{death}; a new one takes its place")
-        ray.kill(self._actors[number])  # an answer that is lost with its machine does not say that the process is dead
+        end(self._actors[number])  # an answer that is lost with its machine does not say that the process is dead
         self._actors[number], self._done[number] = self._actor(number), 0
         self._asked_news = {call: other for call, other in self._asked_news.items() if other != number}
         opened = [self._opened(number)]
         if self._weights is not None:
             weights, version = self._weights
             update = partial(LocalRollouts.update_weights, weights=weights, version=version)
-            opened.append(self._actors[number].call.remote(update))
+            opened.append(ask(self._actors[number], RolloutWorker.call, update))
         try:
             for call in opened:
                 answer_of(call, f"rollout worker {number + 1}, its start")
@@ -244,23 +260,26 @@ class RayRollouts:
                     self._replace(number, f"rollout worker {number + 1} died in its start: {death_of(error)}")
             self._tell(None)
 
-    def _opened(self, number: int) -> Any:
+    def _opened(self, number: int) -> ray.ObjectRef[object]:
         """Ask a worker to start its engine and tools; the call."""
         count = len(self._places)
         part = part_of(self.config, number, count)
-        return self._actors[number].open.remote(part, self.device, self.run_dir, (number + 1, count), self._objects)
+        objects = cast(UserObjects, self._objects)  # Ray hands over what the reference refers to
+        share, first = (number + 1, count), self._first if number == 0 else FirstRows()
+        return ask(self._actors[number], RolloutWorker.open, part, self.device, self.run_dir, share, objects, first)
 
-    def _actor(self, number: int) -> Any:
+    def _actor(self, number: int) -> ActorProxy[RolloutWorker]:
         variables = {
             "OMP_NUM_THREADS": str(os.cpu_count() or 1),
             "OMP_WAIT_POLICY": "PASSIVE",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without GPUs of its own it sees all of the machine
         }
-        worker: Any = ray.remote(concurrency_groups={"news": 1})(RolloutWorker)  # type: ignore[call-overload]
-        options = worker.options(runtime_env={"env_vars": variables}, **self._places[number])
-        return options.remote(Surroundings.here())
+        kind = ray.remote(concurrency_groups={"news": 1})(RolloutWorker)  # type: ignore[call-overload]
+        options = kind.options(runtime_env={"env_vars": variables}, **self._places[number])
+        actor: ActorProxy[RolloutWorker] = options.remote(Surroundings.here())
+        return actor
 
-    def _placed(self, nodes: Sequence[str] | None) -> list[dict[str, Any]]:
+    def _placed(self, nodes: Sequence[str] | None) -> list[Placing]:
         """Return Ray's placement options for each worker. Raises ConfigError when the cluster has no room."""
         if nodes is not None:
             # Where the ranks have all CPUs of a machine, a worker that asks for one would be waited for for ever.
@@ -285,7 +304,7 @@ class RayRollouts:
         ]
 
 
-def answer_of(call: Any, worker: str) -> Any:
+def answer_of(call: ray.ObjectRef[T | Failure], worker: str) -> T:
     """Wait for a worker's answer. Raises the error that it met, or one of `GONE`."""
     answer = ray.get(call)
     if isinstance(answer, Failure):
@@ -309,7 +328,7 @@ def joined(parts: Sequence[RolloutPart]) -> Rollout:
 def part_of(config: RolloutsConfig, number: int, count: int) -> RolloutsConfig:
     """Return the config of one of `count` workers, with its share of the servers and of the run's limits."""
 
-    def share(limit: Any) -> Any:
+    def share(limit: float | None) -> float | None:
         return limit if limit is None else limit / count if isinstance(limit, float) else -(-limit // count)
 
     roles, rollout = config.actor_rollout_ref, config.actor_rollout_ref.rollout

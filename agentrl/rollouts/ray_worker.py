@@ -8,7 +8,7 @@ from __future__ import annotations
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -16,7 +16,7 @@ from typing import TypeVar
 import ray
 
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.rollouts.context import load_chat, load_context
+from agentrl.rollouts.context import FirstRows, load_chat, load_context
 from agentrl.rollouts.contract import Task
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
@@ -80,13 +80,19 @@ class RolloutWorker:
         self.rollouts: LocalRollouts
 
     def open(
-        self, config: RolloutsConfig, device: str, run_dir: Path, share: tuple[int, int], objects: UserObjects
+        self,
+        config: RolloutsConfig,
+        device: str,
+        run_dir: Path,
+        share: tuple[int, int],
+        objects: UserObjects,
+        first: FirstRows,
     ) -> Failure | None:
-        """Start engine and tools."""
+        """Start engine and tools, and try scorers and interactions on the rows of `first`."""
         try:
             chat = load_chat(config)
             scored = getattr(config.data, "output_scores", True)
-            context = load_context(config, objects, scored=scored)
+            context = replace(load_context(config, objects, scored=scored), first=first)
             context.bind(chat)
             opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, share)
             self.rollouts = self.stack.enter_context(opened)

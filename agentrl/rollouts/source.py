@@ -7,14 +7,16 @@ overlap, also those of steps to come, which a checkpoint must not lose.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
+from agentrl.errors import DataError
 from agentrl.rollouts.contract import Rollout, Rollouts, training, validation
+from agentrl.system.json_value import JSON, as_list, as_mapping, as_object
 from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
@@ -64,14 +66,14 @@ class TrajectorySource(Protocol):
         """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
         ...
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, JSON]:
         """Return, as JSON values, what a run continued after the current step needs: the position in the data.
 
         A checkpoint holds these keys beside its own.
         """
         ...
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, JSON]) -> None:
         """Continue where `state()` was taken; `publish` follows. Other keys of a checkpoint are ignored.
 
         Raises DataError when the data are others.
@@ -121,13 +123,20 @@ class TakingTurns:
         """See `TrajectorySource`."""
         return self.rollouts.metrics()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, JSON]:
         """Return the loader's position: nothing is in flight between two steps."""
         return {"loader": self.loader.state_dict()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """See `TrajectorySource`."""
-        self.loader.load_state_dict(state["loader"])
+    def load_state(self, state: Mapping[str, JSON]) -> None:
+        """See `TrajectorySource`. Raises DataError, too, for a state with prompts that were begun ahead."""
+        begun = as_list(as_object(state.get("flow")).get("groups"))
+        if begun:
+            raise DataError(
+                "the checkpoint was made with async_training.max_staleness above 0 and holds "
+                f"{len(begun)} prompts that were begun and not trained on: go on with "
+                "async_training.max_staleness=1 or more, or start anew with trainer.resume_mode=disable"
+            )
+        self.loader.load_state_dict(as_mapping(state["loader"]))
 
     def revive(self) -> None:
         """See `TrajectorySource`."""

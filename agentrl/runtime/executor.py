@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 
 from agentrl.runtime.placement import Pool, Role
-from agentrl.runtime.profiler import Profile, profiled
+from agentrl.runtime.profiler import Profile, nvtx_range, profiled
 from agentrl.runtime.ranks import Batch, LocalRanks, Ranks
 from agentrl.runtime.stall import STALL_SECONDS, watched
 from agentrl.trajectory.batch import RaggedBatch, Sequences
@@ -67,12 +67,13 @@ class Executor(Protocol):
 class LocalExecutor:
     """One worker a role, in this process. Implements `Executor`."""
 
-    def __init__(self, roles: Sequence[Role[Any]]) -> None:
+    def __init__(self, roles: Sequence[Role[object]]) -> None:
         self._profile: Profile | None = None
         self._workers = {role.name: role.make() for role in roles}
 
     def ranks(self, role: Role[Worker]) -> LocalRanks[Worker]:
-        return LocalRanks(self._workers[role.name], partial(self._around, role.name))
+        worker = cast(Worker, self._workers[role.name])  # what role.make() returned
+        return LocalRanks(worker, partial(self._around, role.name))
 
     @property
     def nodes(self) -> Sequence[str]:
@@ -102,7 +103,8 @@ class LocalExecutor:
 
     @contextmanager
     def _around(self, role: str, method: str) -> Iterator[None]:
-        with profiled(self._profile, 0), watched(f"{role}.{method}", STALL_SECONDS, logger.warning):
+        name = f"{role}.{method}"
+        with profiled(self._profile, 0), nvtx_range(name), watched(name, STALL_SECONDS, logger.warning):
             yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 Worker_co = TypeVar("Worker_co", covariant=True)
 
@@ -26,7 +26,7 @@ class Pool:
 
     nnodes: int
     n_gpus_per_node: int
-    roles: tuple[Role[Any], ...]
+    roles: tuple[Role[object], ...]
     keys: str
     """Section of the config with the keys nnodes and n_gpus_per_node, for messages."""
 

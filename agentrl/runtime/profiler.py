@@ -45,6 +45,26 @@ def profile_of(trainer: RunConfig, run_dir: Path, step: int, stage: str) -> Prof
     return Profile(run_dir.absolute() / "profile" / f"step_{step:06d}", stage)
 
 
+def rollout_profile(trainer: RunConfig, run_dir: Path, step: int) -> Profile | None:
+    """Make the profile of a step's rollouts, which run outside of the workers; None where the config asks for none."""
+    if step not in (trainer.profile_steps or ()):
+        return None
+    return Profile(run_dir.absolute() / "profile" / f"step_{step:06d}", "rollout")
+
+
+@contextmanager
+def nvtx_range(name: str) -> Iterator[None]:
+    """Mark the block as a range in NVIDIA's profilers; without CUDA do nothing."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    torch.cuda.nvtx.range_push(name)
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
+
+
 def check_profile_steps(trainer: RunConfig, total_steps: int) -> None:
     """Raises ConfigError for a step that the run does not have."""
     beyond = [step for step in trainer.profile_steps or () if step > total_steps]

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from agentrl.engines.weights import Weights
+from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
 P = ParamSpec("P")
@@ -29,7 +31,6 @@ Worker = TypeVar("Worker")
 Worker_co = TypeVar("Worker_co", covariant=True)
 Batch = TypeVar("Batch", bound=Sequences)
 
-Metrics = dict[str, float]
 Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards", "entropy", "squared_probs"]
 """Columns of a `RaggedBatch` that workers compute."""
 
@@ -64,9 +65,9 @@ class Ranks(Protocol[Worker_co]):
     def add_columns(
         self,
         fields: Sequence[Field],
-        method: Callable[[Worker_co, RaggedBatch], tuple[torch.Tensor, Metrics]],
+        method: Callable[[Worker_co, RaggedBatch], tuple[torch.Tensor, Numbers]],
         batch: Batch,
-    ) -> tuple[Batch, Metrics]:
+    ) -> tuple[Batch, Numbers]:
         """Give each rank a share of `batch`, and join the answers: (the batch with the columns `fields`, metrics).
 
         method: (values for the tokens of its share, [tokens] for one field, [tokens, k] for k; metrics over the shares
@@ -75,8 +76,8 @@ class Ranks(Protocol[Worker_co]):
         ...
 
     def metrics(
-        self, method: Callable[Concatenate[Worker_co, P], Metrics], *args: P.args, **kwargs: P.kwargs
-    ) -> Metrics:
+        self, method: Callable[Concatenate[Worker_co, P], Numbers], *args: P.args, **kwargs: P.kwargs
+    ) -> Numbers:
         """Give every rank the same arguments, whole batches among them, and reduce the metrics (`reduce_metrics`)."""
         ...
 
@@ -106,15 +107,15 @@ class LocalRanks(Generic[Worker]):
     def add_columns(
         self,
         fields: Sequence[Field],
-        method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Metrics]],
+        method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Numbers]],
         batch: Batch,
-    ) -> tuple[Batch, Metrics]:
+    ) -> tuple[Batch, Numbers]:
         [(values, metrics)] = self.every(method, batch.load())
         columns = values.reshape(len(values), len(fields)).unbind(1)
         found = {field: column.contiguous() for field, column in zip(fields, columns, strict=True)}
         return batch.with_fields(**found), metrics
 
-    def metrics(self, method: Callable[Concatenate[Worker, P], Metrics], *args: P.args, **kwargs: P.kwargs) -> Metrics:
+    def metrics(self, method: Callable[Concatenate[Worker, P], Numbers], *args: P.args, **kwargs: P.kwargs) -> Numbers:
         return self.every(method, *args, **kwargs)[0]
 
     def every(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
@@ -137,7 +138,7 @@ def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     # its parts, fullest first). Which sequences are in a part follows from the merges alone.
     heap = [(-length, index, index, np.append(length, alone[1:])) for index, length in enumerate(lengths)]
     heapq.heapify(heap)
-    merges: list[tuple[int, int, np.ndarray]] = []
+    merges: list[tuple[int, int, npt.NDArray[np.int64]]] = []
     while len(heap) > 1:
         _, first, one, mine = heapq.heappop(heap)
         _, _, other, theirs = heap[0]

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, TypedDict, final
 
 from agentrl.errors import ConfigError, TrainingError
 
@@ -35,7 +35,7 @@ class MethodCall:
     method: str
     instance: str
     """The trajectory's name."""
-    arguments: dict[str, Any]
+    arguments: Mapping[str, object]
     state: str = ""
     """Key of the call before it, by which the earlier calls count where the tool or interaction keeps state."""
 
@@ -44,6 +44,28 @@ class MethodCall:
         """Digest (32 hex digits) of everything that identifies the call, the trajectory's name aside."""
         text = json.dumps([self.who, self.method, self.state, self.arguments], sort_keys=True, default=_plain)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@final
+class _AnswerLine(TypedDict):
+    """Line of a call's outcome."""
+
+    key: str
+    nth: int
+    """Earlier calls with the key in the same trajectory."""
+    instance: str
+    who: str
+    method: str
+    arguments: Mapping[str, object]
+    outcome: Mapping[str, object]
+
+
+@final
+class _SourceLine(TypedDict):
+    """Line of a source's tools: each one's schema, and whether it keeps state for a trajectory."""
+
+    source: str
+    tools: Sequence[tuple[Mapping[str, object], bool]]
 
 
 class Cassette:
@@ -55,9 +77,9 @@ class Cassette:
         self.path, self.mode = Path(path), mode
         self.missed: str | None = None
         """Message about the first call that was not found; None: all were."""
-        self._sources: dict[str, list[tuple[dict[str, Any], bool]]] = {}
-        self._answers: dict[tuple[str, str, int], dict[str, Any]] = {}
-        self._first: dict[str, dict[str, Any]] = {}
+        self._sources: dict[str, list[tuple[dict[str, object], bool]]] = {}
+        self._answers: dict[tuple[str, str, int], Mapping[str, object]] = {}
+        self._first: dict[str, Mapping[str, object]] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
         self._file: BinaryIO | None = None
         if mode == "replay":
@@ -71,14 +93,23 @@ class Cassette:
         except OSError as error:
             raise ConfigError(f"tools.cassette_path: {self.path} cannot be written: {error.strerror}") from error
 
-    def record(self, call: MethodCall, outcome: Mapping[str, Any]) -> None:
+    def record(self, call: MethodCall, outcome: Mapping[str, object]) -> None:
         """Store the outcome of a call. One with a true `is_fault` is replayed only to the trajectory that met it."""
         place = (call.instance, call.key)
-        called = {"instance": call.instance, "who": call.who, "method": call.method, "arguments": call.arguments}
-        self._write({"key": call.key, "nth": self._counts[place], **called, "outcome": outcome})
+        self._write(
+            {
+                "key": call.key,
+                "nth": self._counts[place],
+                "instance": call.instance,
+                "who": call.who,
+                "method": call.method,
+                "arguments": call.arguments,
+                "outcome": outcome,
+            }
+        )
         self._counts[place] += 1
 
-    def replay(self, call: MethodCall) -> dict[str, Any]:
+    def replay(self, call: MethodCall) -> Mapping[str, Any]:
         """Return the recorded outcome of a call. Raises NotOnCassette, naming the call."""
         place = (call.instance, call.key)
         found = self._answers.get((*place, self._counts[place])) or self._first.get(call.key)
@@ -99,11 +130,11 @@ class Cassette:
         if self.missed is not None:
             raise NotOnCassette(self.missed)
 
-    def record_source(self, entry: str, tools: Sequence[tuple[dict[str, Any], bool]]) -> None:
+    def record_source(self, entry: str, tools: Sequence[tuple[Mapping[str, object], bool]]) -> None:
         """Store the tools of a source: each one's schema, and whether it keeps state for a trajectory."""
         self._write({"source": entry, "tools": tools})
 
-    def replay_source(self, entry: str) -> list[tuple[dict[str, Any], bool]]:
+    def replay_source(self, entry: str) -> list[tuple[dict[str, object], bool]]:
         """Return a source's (schema, keeps state) pairs. Raises ConfigError when they were not recorded."""
         if entry not in self._sources:
             raise ConfigError(f"{self.path} holds no tools of {entry}: record it with tools.cassette=record")
@@ -114,7 +145,7 @@ class Cassette:
         if self._file is not None:
             self._file.close()
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: _AnswerLine | _SourceLine) -> None:
         assert self._file is not None
         self._file.write(json.dumps(line, default=_plain).encode() + b"\n")
 
@@ -131,9 +162,9 @@ class Cassette:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ConfigError(f"{self.path}:{number}: no line of a cassette ({error})") from error
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _take(self, line: _AnswerLine | _SourceLine) -> None:
         if "source" in line:
-            self._sources[line["source"]] = [(schema, bool(stateful)) for schema, stateful in line["tools"]]
+            self._sources[line["source"]] = [(dict(schema), bool(stateful)) for schema, stateful in line["tools"]]
             return
         outcome = line["outcome"]
         self._answers[line["instance"], line["key"], line["nth"]] = outcome

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from agentrl.errors import UserError
+from agentrl.errors import NothingLeft, UserError
 
 # Threads that spin while they wait would take the cores from each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -29,11 +29,14 @@ class Terminated(KeyboardInterrupt):
 def exit_status(work: Callable[[], object]) -> int:
     """Do the work and return the process's exit status.
 
-    0: done; 2: something the user can mend, with one message; 130: interrupted (Ctrl-C); 143: terminated (SIGTERM).
+    0: done, or nothing is left to do; 2: something the user can mend, with one message; 130: interrupted (Ctrl-C);
+    143: terminated (SIGTERM).
     """
     try:
         with _sigterm_raises():
             work()
+    except NothingLeft as told:
+        print(told)
     except UserError as error:
         return _complain(str(error))
     except OSError as error:
@@ -42,7 +45,8 @@ def exit_status(work: Callable[[], object]) -> int:
         return _complain(f"the disk is full: writing {error.filename or 'a file'} failed; earlier files are intact")
     except KeyboardInterrupt as interrupt:
         ended, status = ("terminated", 143) if isinstance(interrupt, Terminated) else ("interrupted", 130)
-        print(f"{ended}; the same command goes on from the last checkpoint, if there is one", file=sys.stderr)
+        general = ["the same command goes on from the last checkpoint, if there is one"]
+        print(f"{ended}; {'; '.join(getattr(interrupt, '__notes__', general))}", file=sys.stderr)
         return status
     return 0
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar, Token
 from types import TracebackType
 
@@ -91,3 +91,42 @@ def paused_deadlines() -> Iterator[None]:
     finally:
         for one in stopped:
             one._go_on()
+
+
+class Clock:
+    """Clock of deadlines that can be stopped for all of them at once. Its methods are called on one event loop."""
+
+    def __init__(self) -> None:
+        self._left: dict[asyncio.Timeout, float] = {}
+        """Seconds left of each deadline when the clock was stopped."""
+        self._is_stopped = False
+
+    @contextlib.asynccontextmanager
+    async def timeout(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
+        """Be `asyncio.timeout(seconds)` on this clock."""
+        async with asyncio.timeout(None if self._is_stopped else seconds) as timeout:
+            self._left[timeout] = seconds
+            try:
+                yield timeout
+            finally:
+                del self._left[timeout]
+
+    def stop(self) -> None:
+        """Let no deadline pass until `go_on`."""
+        if self._is_stopped:
+            return
+        self._is_stopped, now = True, asyncio.get_running_loop().time()
+        for timeout in self._left:
+            when = timeout.when()
+            if when is not None and not timeout.expired():
+                self._left[timeout] = when - now
+                timeout.reschedule(None)
+
+    def go_on(self) -> None:
+        """Give each deadline the time that it had left at `stop`."""
+        if not self._is_stopped:
+            return
+        self._is_stopped, now = False, asyncio.get_running_loop().time()
+        for timeout, left in self._left.items():
+            if not timeout.expired():
+                timeout.reschedule(now + left)

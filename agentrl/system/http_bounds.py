@@ -1,8 +1,9 @@
-"""Bounds on the bytes that a client can send to a server, however they are framed.
+"""Bounds on what a client can send to a server, however it is framed and however slowly it comes.
 
-Two parts. `BodyLimit` refuses, in the server's own words, a body that is too long or whose length is unclear. `metered`
-bounds what never becomes a body: headers, extensions of chunks, trailers. `sandbox.gate` does the same for a server
-that imports nothing of this package.
+Two parts. `BodyLimit` refuses, in the server's own words, headers and bodies that are too long, bodies whose length is
+unclear, and those that do not come in time or find no room (`client_bounds`). `metered` bounds what never becomes a
+body: extensions of chunks, trailers, requests that do not begin. `sandbox.gate` does the same for a server that imports
+nothing of this package.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from collections.abc import Callable
 
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-MAX_HEADERS = 64 << 10
-"""Bytes of a request before its body, as h11 bounds them too; one read from the socket comes on top."""
+from agentrl.system.client_bounds import MAX_HEADERS, Bodies, Patient, address, too_large
+
+MAX_BODIES = 1 << 30
+"""Bytes of all bodies on their way to a server together."""
 
 
 class BodyLimit:
-    """ASGI middleware that refuses a request of unclear length (400) or with more than `most` bytes (413).
+    """ASGI middleware that refuses a request of unclear length (400), with more than `most` bytes (413) or too large
+    headers (431), and one whose body does not come in time (408) or has no room (429).
 
     A refusal ends the connection; so does any answer that is sent before the whole body has come, because nobody reads
     the rest.
@@ -29,35 +34,46 @@ class BodyLimit:
     def __init__(self, app: ASGIApp, most: int, refusal: Callable[[int, str], Response]) -> None:
         """`refusal(status, detail)` makes the answer to a request that the app does not see."""
         self.app, self.most, self.refusal = app, most, refusal
+        self._bodies = Bodies(MAX_BODIES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        declared, problem = body_length(scope)
-        complete, taken = declared == 0, 0
+        declared, problem = self._judged(scope)
+        body = self._bodies.begin(address(scope), declared)
 
         async def received() -> Message:
-            nonlocal complete, taken
-            message = await receive()
-            if message["type"] == "http.request":
-                complete = not message.get("more_body")
-                taken += len(message.get("body", b""))
-                if taken > self.most:
-                    raise HTTPException(413, self._too_large)
+            message = await body.receive(receive)
+            if body.taken > self.most:
+                raise HTTPException(413, self._too_large)
+            if body.complete:
+                body.end()  # what is held from here on is the app's own
             return message
 
         async def sent(message: Message) -> None:
-            if message["type"] == "http.response.start" and not complete:
+            if message["type"] == "http.response.start" and not body.complete:
                 message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)
 
-        if problem:
-            await self.refusal(400, problem)(scope, receive, sent)
-        elif declared is not None and declared > self.most:
-            await self.refusal(413, self._too_large)(scope, receive, sent)
-        else:
-            await self.app(scope, received, sent)
+        try:
+            app = self.refusal(*problem) if problem else self.app
+            await app(scope, received, sent)
+        except ClientDisconnect:
+            pass  # it left before its body had come: nobody is there to be answered, and nothing is wrong here
+        finally:
+            body.end()
+
+    def _judged(self, scope: Scope) -> tuple[int | None, tuple[int, str] | None]:
+        """Return the declared length of the body (None: unknown), and status and reason of a refusal."""
+        declared, unclear = body_length(scope)
+        if large := too_large(scope):
+            return declared, (431, large)
+        if unclear:
+            return declared, (400, unclear)
+        if declared is not None and declared > self.most:
+            return declared, (413, self._too_large)
+        return declared, None
 
     @property
     def _too_large(self) -> str:
@@ -82,17 +98,16 @@ def metered(most: int) -> type[asyncio.Protocol]:
     """Make the protocol for `uvicorn.Config(http=...)` of a server whose bodies have `most` bytes at most.
 
     It closes a connection that has sent more than MAX_HEADERS without a request, or for one request more than chunks of
-    few bytes can make of its body.
+    few bytes can make of its body; and those that `Patient` closes.
     """
 
-    class Metered(AutoHTTPProtocol):  # type: ignore[valid-type,misc]
+    class Metered(Patient, AutoHTTPProtocol):  # type: ignore[valid-type,misc]
         _taken = 0
 
         def data_received(self, data: bytes) -> None:
             self._taken += len(data)
             super().data_received(data)
-            under_way = self.cycle is not None and not self.cycle.response_complete
-            if self._taken > MAX_HEADERS + under_way * 2 * most:
+            if self._taken > MAX_HEADERS + self.is_under_way * 2 * most:
                 self.transport.close()
 
         def on_response_complete(self) -> None:

@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 HURRIED_SECONDS = 5.0
 """Time that the loop has for each further call (closing) after a second interrupt, before it is given up."""
@@ -27,14 +28,14 @@ class LoopThread:
         """`around()` is entered in the thread for its whole life; what entering it raises is raised by `run`."""
         self._around = around
         self._loop = asyncio.new_event_loop()
-        self._running: set[_Running[Any]] = set()
+        self._running: set[_Running[object]] = set()
         self._error: BaseException | None = None
         self._ending = self._hurried = self._given_up = False
         # Daemon: a loop that was given up must not keep the process from ending.
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[object, None, T]) -> T:
         """Run `work` on the loop and wait for it. Returns its result, or raises its exception.
 
         An exception of a signal handler in the waiting thread (KeyboardInterrupt) cancels `work` and is raised once
@@ -102,7 +103,7 @@ class LoopThread:
             self._hurried = True
             raise
 
-    def _begin(self, running: _Running[Any]) -> None:
+    def _begin(self, running: _Running[object]) -> None:
         if self._given_up:
             running.cancel()
             return
@@ -136,15 +137,15 @@ class LoopThread:
                 self._fail(error)
 
 
-class _Running(Generic[T]):
+class _Running(Generic[T_co]):
     """A coroutine on its way, and what the waiting thread is told of it. All methods run on the loop's thread."""
 
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, work: Coroutine[object, None, T_co]) -> None:
         self.work = work
-        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.outcome: concurrent.futures.Future[T_co] = concurrent.futures.Future()
         self.error: BaseException | None = None
         """Raised in place of what `work` comes to."""
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[T_co] | None = None
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         self._task = loop.create_task(self.work)
@@ -157,7 +158,7 @@ class _Running(Generic[T]):
             self.work.close()
             self.outcome.set_exception(asyncio.CancelledError())
 
-    def _settle(self, task: asyncio.Task[T]) -> None:
+    def _settle(self, task: asyncio.Task[T_co]) -> None:
         # CancelledError is no exception of a task, and asyncio's is another class than that of concurrent.futures.
         raised = asyncio.CancelledError() if task.cancelled() else task.exception()
         if self.error is not None or raised is not None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["sum", "mean", "max"]
+Numbers = dict[str, float]
+"""Numbers by name that are final: nothing is merged with them any more."""
 
 
 @dataclass(slots=True)

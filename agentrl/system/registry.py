@@ -7,12 +7,12 @@ import typing
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import pydantic
 
 from agentrl.errors import ConfigError
-from agentrl.system.plugin import describe, nearest
+from agentrl.system.plugin import adapted, describe, nearest
 from agentrl.system.targets import is_target, load_target, plain_name
 
 T = TypeVar("T")
@@ -75,11 +75,12 @@ class Registry(Generic[T]):
         key = key or self.key
         found = self._registered.get(name)
         if found is None:
-            found = load_target(self._target(name, key), key)
+            found = cast(T, adapted(load_target(self._target(name, key), key)))
         if self._functions and not callable(found):
             raise ConfigError(f"{key}={name}: expected a function, found {found!r:.200}")
         if self._base is not None:
             base = load_target(self._base, key)
+            assert isinstance(base, type)
             if not (isinstance(found, type) and issubclass(found, base)):
                 wanted = ".".join(_place(base))
                 raise ConfigError(
@@ -87,7 +88,7 @@ class Registry(Generic[T]):
                 )
         return found
 
-    def check(self, name: str, options: Mapping[str, Any], key: str | None = None, options_key: str = "") -> None:
+    def check(self, name: str, options: Mapping[str, object], key: str | None = None, options_key: str = "") -> None:
         """Raises ConfigError for a name that `get` refuses, and for options (`options_key`) that it does not take.
 
         A built-in choice without options is not imported.
@@ -117,13 +118,13 @@ def options_model(found: object) -> type[pydantic.BaseModel] | None:
     if not callable(function) or "options" not in (parameters := inspect.signature(function).parameters):
         return None
     # This annotation alone: others may name what is imported for type checkers only.
-    annotated: Any = SimpleNamespace(__annotations__={"options": parameters["options"].annotation})
+    annotated = SimpleNamespace(__annotations__={"options": parameters["options"].annotation})
     hint = typing.get_type_hints(annotated, globalns=getattr(inspect.unwrap(function), "__globals__", {}))["options"]
     models = [one for one in (hint, *typing.get_args(hint)) if isinstance(one, type)]
     return next((one for one in models if issubclass(one, pydantic.BaseModel)), None)
 
 
-def read_options(found: object, values: Mapping[str, Any], key: str) -> pydantic.BaseModel | None:
+def read_options(found: object, values: Mapping[str, object], key: str) -> pydantic.BaseModel | None:
     """Check `values`, the mapping under the config key `key`, as options of `found`; None where it takes none.
 
     Raises ConfigError with the wrong key, its nearest one, and what was expected.
@@ -147,7 +148,7 @@ def read_options(found: object, values: Mapping[str, Any], key: str) -> pydantic
         raise ConfigError(f"{key}: {describe(error, known)}") from error
 
 
-def configured(found: Callable[..., Made], values: Mapping[str, Any], key: str) -> Callable[..., Made]:
+def configured(found: Callable[..., Made], values: Mapping[str, object], key: str) -> Callable[..., Made]:
     """`found` with its parameter `options` set to what `read_options` makes of `values`, where it has one."""
     options = read_options(found, values, key)
     return found if options is None else partial(found, options=options)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from agentrl.errors import ConfigError
 from agentrl.system.plugin import import_module, nearest
@@ -27,20 +26,20 @@ def is_target(name: str) -> bool:
     return _TARGET.fullmatch(name) is not None
 
 
-def load_target(target: str, key: str) -> Any:
+def load_target(target: str, key: str) -> object:
     """The object that `target` names. Raises ConfigError that begins with `key`, the config key that holds it."""
     match = _TARGET.fullmatch(target)
     if match is None:
         raise ConfigError(f"{key}: expected package.module:object or path/to/file.py:object, found {target!r}")
     where, name = match.groups()
     try:
-        found: Any = load_file(where) if where.endswith(".py") else import_module(where)
+        found = load_file(where) if where.endswith(".py") else import_module(where)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
     return member(found, name, where, key)
 
 
-def member(holder: Any, name: str, where: str, key: str) -> Any:
+def member(holder: object, name: str, where: str, key: str) -> object:
     """The object `name`, which may be dotted, of a module or class. Raises ConfigError naming `key` and `where`."""
     for part in name.split("."):
         found = getattr(holder, part, None)

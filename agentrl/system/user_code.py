@@ -166,9 +166,10 @@ def code_error(what: str, error: BaseException, code: Code) -> CodeError:
 
 
 def contract_error(what: str, code: Code, problem: str) -> CodeError:
-    """Make the CodeError for `code` that broke its contract, with the place where it is defined."""
+    """Make the error for `code` that broke its contract, with the place where it is defined."""
     place = _defined(code)
-    return CodeError(f"{what} ({_name(code)}): {problem}" + (f"\n  {place}" if place else ""), place)
+    message = f"{what} ({_name(code)}): {problem}" + (f"\n  {place}" if place else "")
+    return CodeError(message, place, of_contract=True)
 
 
 def is_agentrl_code(code: Code) -> bool:

@@ -10,19 +10,21 @@ from agentrl.tool.contract import (
     ToolArgumentsError,
     ToolError,
     ToolResponse,
-    ToolSchema,
     ToolSource,
     as_response,
     own_config,
     tool,
 )
+from agentrl.tool.schema import FunctionSchema, Schema, ToolSchema, parameters_of
 
 __all__ = [
     "CALL_KEYS",
     "MALFORMED",
     "ErrorKind",
+    "FunctionSchema",
     "FunctionTool",
     "Metrics",
+    "Schema",
     "Tool",
     "ToolArgumentsError",
     "ToolError",
@@ -31,5 +33,6 @@ __all__ = [
     "ToolSource",
     "as_response",
     "own_config",
+    "parameters_of",
     "tool",
 ]

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
 
 import jsonschema_rs
 
 from agentrl.errors import ConfigError
+from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.system.plugin import nearest
-from agentrl.tool import ToolSchema
+from agentrl.tool import Schema, ToolSchema
+from agentrl.tool.schema import look_up
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_UNKNOWN = (
+    jsonschema_rs.ValidationErrorKind.AdditionalProperties,
+    jsonschema_rs.ValidationErrorKind.UnevaluatedProperties,
+)
+_HOLDS_ONE = ("items", "additionalProperties", "contains")
+_HOLDS_LIST = ("prefixItems", "anyOf", "oneOf", "allOf")
+_HOLDS_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords of a JSON schema whose value is a schema, a list of them, or several by name."""
+_ALTERNATIVES = (jsonschema_rs.ValidationErrorKind.AnyOf, jsonschema_rs.ValidationErrorKind.OneOfNotValid)
 _MAX_FAULTS = 3
 _MAX_CHARACTERS = 160
 """Characters of one fault's text: the validator quotes the value, which may be a whole document."""
@@ -20,12 +31,12 @@ _MAX_CHARACTERS = 160
 class ArgumentCheck:
     """Compiled schema: called with arguments, it returns None or a short text about what is wrong with them.
 
-    Arguments that the schema does not name are refused, unless the schema allows them explicitly.
+    Members that the schema does not name are refused, those of nested objects too, unless it allows them explicitly.
     """
 
     __slots__ = ("_names", "_validator")
 
-    def __init__(self, schema: ToolSchema) -> None:
+    def __init__(self, schema: ToolSchema | Mapping[str, object]) -> None:
         """Compile `schema`.
 
         Raises ConfigError when it is no OpenAI function schema, or refers to anything outside itself.
@@ -49,16 +60,17 @@ class ArgumentCheck:
                 f"tool_schema of {name!r}: function.parameters must be a JSON schema of type object, "
                 f"found {_short(repr(parameters))}"
             )
-        self._names = list(parameters.get("properties") or {})
+        self._names = list(as_object(parameters.get("properties")))
         try:
-            strict = {"type": "object", "additionalProperties": False, **parameters}
-            self._validator = jsonschema_rs.validator_for(strict, offline=True)
+            self._validator = jsonschema_rs.validator_for(closed(parameters), offline=True)
+        except RecursionError:
+            raise ConfigError(f"tool_schema of {name!r}: function.parameters is nested too deeply") from None
         except ValueError as error:
             raise ConfigError(
                 f"tool_schema of {name!r}: function.parameters is no valid JSON schema: {_short(str(error))}"
             ) from error
 
-    def __call__(self, arguments: dict[str, Any]) -> str | None:
+    def __call__(self, arguments: Mapping[str, JSON]) -> str | None:
         try:
             if self._validator.is_valid(arguments):
                 return None
@@ -71,16 +83,83 @@ class ArgumentCheck:
         return "; ".join(texts)
 
     def _describe(self, fault: jsonschema_rs.ValidationError) -> str:
+        fault = _innermost(fault)
         path = ".".join(map(str, fault.instance_path))
-        if isinstance(fault.kind, jsonschema_rs.ValidationErrorKind.AdditionalProperties) and not path:
+        if isinstance(fault.kind, _UNKNOWN):
             unknown = fault.kind.unexpected[0][:64]
+            if path:
+                return _short(f"unknown argument {unknown!r} in {path}")
             known = ", ".join(self._names) or "none"
             return _short(f"unknown argument {unknown!r}{nearest(unknown, self._names)}; arguments: {known}")
         if isinstance(fault.kind, jsonschema_rs.ValidationErrorKind.Required):
             return _short(f"argument {fault.kind.property!r} is missing" + (f" in {path}" if path else ""))
-        return _short(f"{path}: {fault.message}" if path else fault.message)
+        return _with_ends(f"{path}: {fault.message}" if path else fault.message)
+
+
+def closed(parameters: Schema) -> Schema:
+    """Add to a schema of arguments that members which it does not name are refused, wherever it names any.
+
+    An object without named members stays open. JSON Schema's own rule is that unnamed members are allowed.
+    """
+    top: Schema = {"type": "object", **parameters}
+    if re.search(r"draft-0?[3-7]", str(parameters.get("$schema"))):  # knows no unevaluatedProperties
+        return {"additionalProperties": False, **top}
+    return {"unevaluatedProperties": False, **_closed(top, top)}
+
+
+def _closed(schema: Schema, root: Schema, *, is_part: bool = False) -> Schema:
+    """Close the schema of a value. `is_part`: it is combined with others, which may name members of the same object."""
+    names = _names_members(schema, root)
+    is_combined = {"anyOf": is_part or names, "oneOf": is_part or names, "allOf": True}
+    # A definition is closed where it is referred to.
+    is_combined |= {"$defs": True, "definitions": True}
+
+    def close(key: str, value: JSON) -> JSON:
+        return _closed(value, root, is_part=is_combined.get(key, False)) if isinstance(value, dict) else value
+
+    out: Schema = {}
+    for key, value in schema.items():
+        if key in _HOLDS_NAMED:
+            out[key] = {name: close(key, member) for name, member in as_object(value).items()}
+        elif key in _HOLDS_LIST:
+            out[key] = [close(key, item) for item in as_list(value)]
+        else:
+            out[key] = close(key, value) if key in _HOLDS_ONE else value
+    return {"unevaluatedProperties": False, **out} if names and not is_part else out
+
+
+def _names_members(schema: Schema, root: Schema, seen: frozenset[str] = frozenset()) -> bool:
+    """True when a schema names members of an object, by itself, by its reference or by a part that always holds."""
+    parts = [part for part in as_list(schema.get("allOf")) if isinstance(part, dict)]
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        seen = seen | {reference}
+        parts.append(as_object(look_up(reference, root)))
+    return bool(schema.get("properties")) or any(_names_members(part, root, seen) for part in parts)
+
+
+def _innermost(fault: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:
+    """Find what is wrong within the alternative that a value was meant for: the first whose type it has."""
+    while isinstance(fault.kind, _ALTERNATIVES):
+        firsts = [faults[0] for faults in fault.kind.context if faults]
+        meant = [one for one in firsts if not _is_of_type(one, fault)]
+        if not meant:
+            break
+        fault = meant[0]
+    return fault
+
+
+def _is_of_type(one: jsonschema_rs.ValidationError, whole: jsonschema_rs.ValidationError) -> bool:
+    is_type = isinstance(one.kind, jsonschema_rs.ValidationErrorKind.Type)
+    return is_type and list(one.instance_path) == list(whole.instance_path)
 
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= _MAX_CHARACTERS else line[: _MAX_CHARACTERS - 4] + " ..."
+
+
+def _with_ends(text: str) -> str:
+    """Shorten to one line without its middle: the validator's reason stands behind the value that it quotes."""
+    line, end = " ".join(text.split()), _MAX_CHARACTERS // 3
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - end - 5]} ... {line[-end:]}"

@@ -13,15 +13,19 @@ import pydantic
 import pydantic_core
 
 from agentrl.system.threads import DaemonThreads
-from agentrl.tool.schema import arguments_model, function_name, parameters_schema, parse_docstring
+from agentrl.tool.schema import (
+    FunctionSchema,
+    ToolSchema,
+    arguments_model,
+    function_name,
+    parameters_schema,
+    parse_docstring,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from agentrl.trajectory.picture import Picture
-
-ToolSchema = dict[str, Any]
-"""An OpenAI function schema: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 
 CALL_KEYS = frozenset({"type", "timeout", "max_concurrent", "max_rate", "max_response_tokens", "on_error"})
@@ -99,9 +103,10 @@ class Tool(ABC):
         self.options: pydantic.BaseModel | None = (
             self.config_model.model_validate(self.own_config) if self.config_model else None
         )
-        if schema is None and self.default_schema is None:
+        schema = schema or self.default_schema
+        if schema is None:
             raise TypeError(f"{type(self).__name__} has no default_schema, so a schema (`tool_schema`) must be given")
-        self.schema: ToolSchema = schema or self.default_schema or {}
+        self.schema: ToolSchema = schema
         self.name: str = self.schema["function"]["name"]
 
     @property
@@ -114,6 +119,11 @@ class Tool(ABC):
         """True when trajectories have instances: any of create, calc_reward, release is overridden."""
         hooks = ("create", "calc_reward", "release")
         return any(getattr(type(self), hook) is not getattr(Tool, hook) for hook in hooks)
+
+    @property
+    def code(self) -> Callable[..., object]:
+        """The user's own part of `execute`, by which messages name the place of an error."""
+        return self.execute
 
     async def start(self, run: str) -> None:
         """Reach what the tool needs, as the run named `run` begins in this event loop.
@@ -189,7 +199,7 @@ class FunctionTool(Tool):
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         config: dict[str, Any] | None = None,
         *,
         name: str | None = None,
@@ -203,7 +213,7 @@ class FunctionTool(Tool):
         self.function = function
         self.arguments = arguments_model(function)
         text, _ = parse_docstring(inspect.getdoc(function) or "")
-        declaration = {
+        declaration: FunctionSchema = {
             "name": name or function_name(function),
             "description": description or text,
             "parameters": parameters_schema(self.arguments),
@@ -215,8 +225,13 @@ class FunctionTool(Tool):
         self._in_loop = in_loop
         self._threads = DaemonThreads(f"tool {self.name}")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self.function(*args, **kwargs)
+
+    @property
+    def code(self) -> Callable[..., object]:
+        """See `Tool.code`."""
+        return self.function
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
         try:
@@ -224,10 +239,9 @@ class FunctionTool(Tool):
         except pydantic.ValidationError as error:
             problems = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
             raise ToolArgumentsError("; ".join(problems)) from error
-        if self._is_async:
-            return as_response(await self.function(**checked))
-        if self._in_loop:
-            return as_response(self.function(**checked))
+        if self._is_async or self._in_loop:
+            answer = self.function(**checked)
+            return as_response(await answer if inspect.isawaitable(answer) else answer)
         return as_response(await self._threads.run(self.function, **checked))
 
 
@@ -241,24 +255,24 @@ def as_response(value: object) -> ToolResponse:
 
 
 @overload
-def tool(function: Callable[..., Any], /) -> FunctionTool: ...
+def tool(function: Callable[..., object], /) -> FunctionTool: ...
 @overload
 def tool(
     *,
     name: str | None = None,
     description: str | None = None,
     in_loop: bool = False,
-    **config: Any,
-) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+    **config: object,
+) -> Callable[[Callable[..., object]], FunctionTool]: ...
 def tool(
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., object] | None = None,
     /,
     *,
     name: str | None = None,
     description: str | None = None,
     in_loop: bool = False,
-    **config: Any,
-) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    **config: object,
+) -> FunctionTool | Callable[[Callable[..., object]], FunctionTool]:
     """Make a tool of a function (decorator). `config` takes the keys of `agentrl.tool.session.CallLimits`.
 
     @tool(timeout=5)

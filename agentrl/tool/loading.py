@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pydantic
 
+from agentrl.config.verl_classes import translated
 from agentrl.errors import ConfigError
 from agentrl.system.cassette import Cassette
-from agentrl.system.plugin import Entry, describe, nearest
+from agentrl.system.entries import Entry
+from agentrl.system.plugin import describe, nearest
 from agentrl.tool import CALL_KEYS, FunctionTool, Tool, ToolResponse, ToolSchema, ToolSource
 from agentrl.tool.arguments import ArgumentCheck
 
@@ -20,10 +22,11 @@ def tools_of_entry(entry: Entry, cassette: Cassette | None = None) -> list[Tool]
 
     Those of a source come from the cassette while one is replayed. Raises ConfigError naming file and entry.
     """
+    entry = translated(entry)
     if "mcp" in entry.values:
         mcp = entry.mapping("mcp")
         file, tools = mcp.get("mcp_servers_config_path", "FILE.json"), mcp.get("tool_selected_list")
-        chosen = f", tools: [{', '.join(map(str, tools))}]" if tools else ""
+        chosen = f", tools: [{', '.join(map(str, tools))}]" if isinstance(tools, list) and tools else ""
         spelling = f"`class_name: tools.mcp.MCPTools` and `config: {{servers_file: {file}{chosen}}}`"
         raise entry.error(f"`mcp` is not a key here; the tools of MCP servers are named by {spelling}")
     if ("class_name" in entry.values) == ("function" in entry.values):
@@ -48,7 +51,7 @@ def tools_of_entry(entry: Entry, cassette: Cassette | None = None) -> list[Tool]
             ArgumentCheck(schema)
         except ConfigError as error:
             raise entry.error(str(error)) from error
-    return _made(entry, tool_class, lambda: [tool_class(config, schema)])
+    return _made(entry, tool_class, lambda: [tool_class(config, cast(ToolSchema | None, schema))])
 
 
 def _made(entry: Entry, tool_class: type[Tool] | type[ToolSource], make: Callable[[], list[Tool]]) -> list[Tool]:
@@ -67,10 +70,10 @@ def _tools_of_source(source: type[ToolSource], entry: Entry, cassette: Cassette 
     config = entry.mapping("config")
     place = f"{entry.key}[{entry.index}] ({entry.text('class_name')})"
     if cassette is not None and cassette.mode == "replay":
-        return [_ReplayedTool(config, *recorded) for recorded in cassette.replay_source(place)]
+        return [_ReplayedTool(config, cast(ToolSchema, schema), kept) for schema, kept in cassette.replay_source(place)]
     tools = source(config).tools()
     if cassette is not None:
-        cassette.record_source(place, [(tool.schema, tool.is_stateful) for tool in tools])
+        cassette.record_source(place, [(dict(tool.schema), tool.is_stateful) for tool in tools])
     return tools
 
 

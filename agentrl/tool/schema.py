@@ -1,4 +1,4 @@
-"""Tool schemas and argument models of plain Python functions.
+"""Types of tool schemas, and the schemas and argument models of plain Python functions.
 
 Types come from the hints (through pydantic: Annotated, Field, Literal, nested models), texts from the docstring (Google
 or Sphinx style) or from `Field(description=...)`, which wins.
@@ -10,12 +10,31 @@ import inspect
 import re
 import typing
 import warnings
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 import pydantic
 
-Schema = dict[str, Any]
+from agentrl.system.json_value import JSON, as_object
+
+Schema: TypeAlias = dict[str, JSON]
+"""A JSON schema."""
+
+
+class FunctionSchema(TypedDict):
+    """Name, description and JSON schema of the parameters of a function."""
+
+    name: str
+    description: NotRequired[str]
+    parameters: NotRequired[Schema]
+
+
+class ToolSchema(TypedDict):
+    """An OpenAI function schema, as the model is shown it."""
+
+    type: NotRequired[str]
+    function: FunctionSchema
+
 
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Return|Yields|Raises|Examples?|Notes?|Warnings?):\s*$")
 _PARAMETER_SECTIONS = ("Args", "Arguments", "Parameters")
@@ -24,7 +43,7 @@ _SPHINX = re.compile(r"^:(?:param|parameter|arg|argument)\s+(?:[^:]*\s)?(\w+)\s*
 _SPHINX_OTHER = re.compile(r"^:\w+[^:]*:")
 
 
-def arguments_model(function: Callable[..., Any]) -> type[pydantic.BaseModel]:
+def arguments_model(function: Callable[..., object]) -> type[pydantic.BaseModel]:
     """Make a pydantic model whose fields are the function's parameters.
 
     Raises TypeError when a parameter cannot be given by name, has no type hint, or has a hint that has no schema.
@@ -53,7 +72,7 @@ def arguments_model(function: Callable[..., Any]) -> type[pydantic.BaseModel]:
         raise TypeError(f"{name}: no schema can be made of its parameters: {error}") from error
 
 
-def function_name(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., object]) -> str:
     """Return the name of a function, or of the class of a callable object."""
     return str(getattr(function, "__name__", type(function).__name__))
 
@@ -67,6 +86,31 @@ def _with_description(hint: Any, text: str | None) -> Any:
     return Annotated[(base, pydantic.Field(description=text), *metadata)]
 
 
+def parameters_of(schema: ToolSchema) -> dict[str, JSON]:
+    """Return the JSON schemas of the tool's parameters, by name."""
+    return as_object(as_object(schema["function"].get("parameters")).get("properties"))
+
+
+def resolved(schema: JSON, root: Schema) -> JSON:
+    """Merge the schema that the `$ref` of `schema` names into it."""
+    if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
+        named = look_up(reference, root)
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return {**named, **rest} if isinstance(named, dict) else named
+    return schema
+
+
+def look_up(reference: str, root: Schema) -> JSON:
+    """Look up a `$ref` within the schema `root`. True, the schema that allows everything, where there is none."""
+    found: JSON = root
+    for part in reference.removeprefix("#").strip("/").split("/") if reference.strip("#/") else ():
+        part = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, dict) or part not in found:
+            return True
+        found = found[part]
+    return found
+
+
 def parameters_schema(model: type[pydantic.BaseModel]) -> Schema:
     """Return the model's JSON schema without titles, its definitions inlined.
 
@@ -77,27 +121,29 @@ def parameters_schema(model: type[pydantic.BaseModel]) -> Schema:
     except pydantic.errors.PydanticInvalidForJsonSchema as error:
         raise TypeError(f"{model.__name__}: no JSON schema: {error.message}") from error
     definitions = schema.pop("$defs", {})
-    cleaned: Schema = _clean(schema, definitions, ())
+    cleaned = _cleaned(schema, definitions, ())
     cleaned.setdefault("properties", {})
     # The validator refuses unknown arguments without being told so; the model's prompt stays shorter.
     cleaned.pop("additionalProperties", None)
     return {"type": cleaned.pop("type"), "properties": cleaned.pop("properties"), **cleaned}
 
 
-def _clean(node: Any, definitions: Schema, inside: tuple[str, ...]) -> Any:
+def _clean(node: JSON, definitions: Mapping[str, Schema], inside: tuple[str, ...]) -> JSON:
     if isinstance(node, list):
         return [_clean(item, definitions, inside) for item in node]
-    if not isinstance(node, dict):
-        return node
+    return _cleaned(node, definitions, inside) if isinstance(node, dict) else node
+
+
+def _cleaned(node: Schema, definitions: Mapping[str, Schema], inside: tuple[str, ...]) -> Schema:
     if "$ref" in node:
         name = str(node["$ref"]).removeprefix("#/$defs/")
         if name in inside:
             raise TypeError(f"the type {name} contains itself; a tool's schema cannot be recursive")
         rest = {key: value for key, value in node.items() if key != "$ref"}
-        return _clean({**definitions[name], **rest}, definitions, (*inside, name))
+        return _cleaned({**definitions[name], **rest}, definitions, (*inside, name))
     out: Schema = {}
     for key, value in node.items():
-        if key == "properties":
+        if key == "properties" and isinstance(value, dict):
             out[key] = {name: _clean(item, definitions, inside) for name, item in value.items()}
         elif key in ("default", "const", "enum", "examples"):
             out[key] = value

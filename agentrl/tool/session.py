@@ -14,16 +14,18 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
 
 import pydantic
 
 from agentrl.errors import CodeError, DataError, InfrastructureError
 from agentrl.system.cassette import MethodCall
 from agentrl.system.deadline import within
+from agentrl.system.json_value import JSON, as_object
 from agentrl.system.numbers import finite, number_of
 from agentrl.system.plugin import nearest
 from agentrl.system.quota import Quota
+from agentrl.system.threads import DaemonThreads
 from agentrl.system.throttle import ThrottledWarnings
 from agentrl.system.user_code import await_user_code, contract_error, is_fault
 from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse
@@ -37,7 +39,12 @@ if TYPE_CHECKING:
     from agentrl.tool.toolset import ToolSet
 
 warnings = ThrottledWarnings(logging.getLogger(__name__))
+P = ParamSpec("P")
 T = TypeVar("T")
+LONG_ANSWER = 16_384
+"""Characters of an answer from which on it is cut in a thread: encoding as many takes about the 5 ms that the
+interpreter leaves a thread before another one may run, so with fewer the event loop would stand still as long."""
+CUTTING = DaemonThreads("cutting tool answers")
 
 _ERROR_CHARACTERS = 500
 """Characters of an exception's text that are kept before tokens are counted: a library may put a whole document into
@@ -132,13 +139,13 @@ class ToolSession:
         self.instance_id = instance_id
         self._images = images
         self._set = toolset
-        self._create_kwargs: dict[str, dict[str, Any]] = {}
+        self._create_kwargs: dict[str, dict[str, JSON]] = {}
         self._created: dict[str, Slot] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._state_keys: dict[str, str] = {}
         self._closing: asyncio.Task[list[float]] | None = None
 
-    async def create_named(self, tools_kwargs: Mapping[str, Mapping[str, Any] | None]) -> None:
+    async def create_named(self, tools_kwargs: Mapping[str, Mapping[str, JSON] | None]) -> None:
         """Create the tools that the row names. Releases what was created when one of them fails."""
         for name, kwargs in tools_kwargs.items():
             if name not in self._set.slots:
@@ -147,7 +154,7 @@ class ToolSession:
                     f"{', '.join(self._set.names) or 'none'}: see actor_rollout_ref.rollout.multi_turn.tool_config_path"
                 )
             if kwargs is not None:  # parquet fills the tools that other rows name with null
-                self._create_kwargs[name] = dict(kwargs.get("create_kwargs") or {})
+                self._create_kwargs[name] = dict(as_object(kwargs.get("create_kwargs")))
         slots = [self._set.slots[name] for name in self._create_kwargs]
         try:
             for error in await asyncio.gather(*map(self._create, slots), return_exceptions=True):
@@ -174,7 +181,7 @@ class ToolSession:
             await self._via_cassette(slot, "create", kwargs, create)
             self._created[name] = slot
 
-    async def call(self, name: str, arguments: dict[str, Any] | None, parse_error: str | None = None) -> ToolResult:
+    async def call(self, name: str, arguments: dict[str, JSON] | None, parse_error: str | None = None) -> ToolResult:
         """Run one call, as the policy wrote it. `parse_error`: why it could not be read.
 
         Raises ToolInfrastructureError when the tool is configured with `on_error: fail`, or its `create` failed for a
@@ -203,14 +210,15 @@ class ToolSession:
         if outcome.error is not None:
             return self._error(ErrorKind(outcome.error), outcome.text, limit, seconds, metrics)
         if not outcome.images:
-            text, truncated = self._set.truncation.text(outcome.text, limit)
+            text, truncated = await _cut(self._set.truncation.text, outcome.text, limit)
             return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files)
         pictures = [Picture(base64.b64decode(image)) for image in outcome.images]
-        text, kept, truncated = self._set.truncation.with_images(outcome.text, pictures, limit, images=self._images)
+        fit = functools.partial(self._set.truncation.with_images, images=self._images)
+        text, kept, truncated = await _cut(fit, outcome.text, pictures, limit)
         return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files, tuple(kept))
 
     async def _via_cassette(
-        self, slot: Slot, hook: str, arguments: dict[str, Any], perform: Callable[[], Awaitable[HookOutcome]]
+        self, slot: Slot, hook: str, arguments: dict[str, JSON], perform: Callable[[], Awaitable[HookOutcome]]
     ) -> HookOutcome:
         """Run `perform` and record its outcome, or replay the recorded one.
 
@@ -242,7 +250,7 @@ class ToolSession:
             raise ToolInfrastructureError(f"tool {name}: {outcome.text}") from cause
         return outcome
 
-    async def _execute(self, slot: Slot, arguments: dict[str, Any]) -> HookOutcome:
+    async def _execute(self, slot: Slot, arguments: dict[str, JSON]) -> HookOutcome:
         async with slot.quota as first, self._set.quota as second:
             slot.queued.append(first + second)
             begun = time.perf_counter()
@@ -382,7 +390,7 @@ def _encoded(image: bytes | Picture | Image) -> str:
     return base64.b64encode(picture.data).decode()
 
 
-async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: Any, **kwargs: Any) -> T:
+async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: object, **kwargs: object) -> T:
     """Await a method of the tool within the tool's deadline.
 
     Raises _Fault for what the infrastructure or the row is to blame for, CodeError for an error of the tool's code.
@@ -399,6 +407,13 @@ async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: An
         if timeout.expired():
             problem = f"not done within {slot.limits.timeout:g} s"
         raise _Fault(f"{hook.__name__}: {problem}") from error
+
+
+async def _cut(cut: Callable[Concatenate[str, P], T], text: str, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Cut an answer to its limit: a long one in a thread, so that the event loop goes on."""
+    if len(text) < LONG_ANSWER:
+        return cut(text, *args, **kwargs)
+    return await CUTTING.run(cut, text, *args, **kwargs)
 
 
 def _one_line(text: str) -> str:

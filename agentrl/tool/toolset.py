@@ -9,22 +9,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pydantic
 
 from agentrl.errors import CodeError, ConfigError
 from agentrl.system.cassette import Cassette
+from agentrl.system.entries import read_entries
+from agentrl.system.json_value import JSON
 from agentrl.system.metrics import Metrics
-from agentrl.system.plugin import describe, read_entries
+from agentrl.system.plugin import describe
 from agentrl.system.quota import Quota
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import await_user_code, code_error, collect_numbers
-from agentrl.tool import CALL_KEYS, FunctionTool, Tool, ToolSchema
+from agentrl.tool import CALL_KEYS, Tool, ToolSchema
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.tool.loading import tool_of_function, tools_of_entry
 from agentrl.tool.session import CallLimits, Slot, ToolSession
-from agentrl.tool.truncation import Decode, Encode, Side, Truncation
+from agentrl.tool.truncation import Decode, Encode, Side, Truncation, Unit
 from agentrl.trajectory.picture import Picture
 
 logger = logging.getLogger(__name__)
@@ -55,9 +56,11 @@ class FailureCount:
 class ToolSet:
     """All tools of a run. `bind` a tokenizer before opening sessions; one object serves all trajectories."""
 
-    def __init__(self, tools: Sequence[Tool], defaults: CallLimits, truncate_side: Side = "middle") -> None:
+    def __init__(
+        self, tools: Sequence[Tool], defaults: CallLimits, truncate_side: Side = "middle", unit: Unit = "tokens"
+    ) -> None:
         """Add the tools. Raises ConfigError: duplicate names, invalid schemas or limits."""
-        self.truncate_side = truncate_side
+        self.truncate_side, self.unit = truncate_side, unit
         self.default_max_tokens = defaults.max_response_tokens
         self.slots: dict[str, Slot] = {}
         self.schemas: list[ToolSchema] = []
@@ -87,7 +90,7 @@ class ToolSet:
 
     @staticmethod
     def from_tools(
-        tools: Sequence[Tool | Callable[..., Any]],
+        tools: Sequence[Tool | Callable[..., object]],
         *,
         timeout: float = 30.0,
         max_response_tokens: int = 1024,
@@ -108,8 +111,9 @@ class ToolSet:
         timeout: float = 30.0,
         max_response_tokens: int = 1024,
         truncate_side: Side = "middle",
+        unit: Unit = "tokens",
         cassette: Cassette | None = None,
-        further: Sequence[Tool | Callable[..., Any]] = (),
+        further: Sequence[Tool | Callable[..., object]] = (),
     ) -> ToolSet:
         """Load the tools of a YAML file (None: no tools), looked for in the working directory, else in `configs/`.
 
@@ -125,7 +129,7 @@ class ToolSet:
         Raises ConfigError naming the file and the entry.
         """
         defaults = CallLimits(timeout=timeout, max_response_tokens=max_response_tokens)
-        toolset = ToolSet([], defaults, truncate_side)
+        toolset = ToolSet([], defaults, truncate_side, unit)
         toolset.cassette = cassette
         for entry in read_entries(path, "tools") if path is not None else []:
             for tool in tools_of_entry(entry, cassette):
@@ -152,7 +156,10 @@ class ToolSet:
 
         `image_tokens` returns the number of tokens that stand for an image; None: the model takes no images.
         """
-        self._truncation = Truncation(encode, decode, image_tokens, self.truncate_side)
+        if self.unit == "characters":
+            self._truncation = Truncation.by_characters(image_tokens, self.truncate_side)
+        else:
+            self._truncation = Truncation(encode, decode, image_tokens, self.truncate_side)
 
     @property
     def truncation(self) -> Truncation:
@@ -195,7 +202,7 @@ class ToolSet:
         An exception does not say whether the code or the policy's arguments are to blame, and a policy must not be able
         to end a run. So it is the tool's error, for `check`, only where it is of a kind that arguments seldom provoke.
         """
-        found = code_error(f"tool {slot.tool.name}", error, _code_of(slot.tool))
+        found = code_error(f"tool {slot.tool.name}", error, slot.tool.code)
         if isinstance(error, CODE_ERRORS):
             slot.broken = slot.broken or found
             failed = self._failed.setdefault(slot.tool.name, FailureCount())
@@ -245,7 +252,7 @@ class ToolSet:
         return metrics
 
     async def open(
-        self, instance_id: str, tools_kwargs: Mapping[str, Mapping[str, Any] | None], *, images: bool = True
+        self, instance_id: str, tools_kwargs: Mapping[str, Mapping[str, JSON] | None], *, images: bool = True
     ) -> ToolSession:
         """Begin a trajectory. Tools that `tools_kwargs` names are created now, the others at their first call.
 
@@ -261,11 +268,6 @@ class ToolSet:
         if tools_kwargs:
             await session.create_named(tools_kwargs)
         return session
-
-
-def _code_of(tool: Tool) -> Callable[..., object]:
-    """Return the part of a tool that a user wrote: its function, or `execute`."""
-    return tool.function if isinstance(tool, FunctionTool) else tool.execute
 
 
 def percentile(ascending: Sequence[float], fraction: float) -> float:

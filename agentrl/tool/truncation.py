@@ -17,6 +17,8 @@ Encode = Callable[[str], list[int]]
 Decode = Callable[[list[int]], str]
 Side = Literal["left", "right", "middle"]
 """Part of a long text that is cut away."""
+Unit = Literal["tokens", "characters"]
+"""Unit in which the answers of tools are measured."""
 
 NOT_SHOWN = "\n[{} images left out: only text can be shown]"
 BUDGET_MARKER = "\n[cut: the token budget is used up]"
@@ -34,12 +36,24 @@ class Truncation:
     image_tokens: Callable[[Picture], int] | None
     """Number of tokens that stand for an image; None: the model takes no images."""
     side: Side
+    unit: Unit = "tokens"
+
+    @staticmethod
+    def by_characters(image_tokens: Callable[[Picture], int] | None, side: Side) -> Truncation:
+        """Make one that measures in characters, and does not count images."""
+        return Truncation(
+            lambda text: list(map(ord, text)),
+            lambda ids: "".join(map(chr, ids)),
+            None if image_tokens is None else lambda _: 0,
+            side,
+            "characters",
+        )
 
     def text(self, text: str, limit: int) -> tuple[str, bool]:
         """Truncate `text` to `limit` tokens, as text that any tokenizer takes: (text, was it cut)."""
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode()  # lone surrogates
-        return truncate(text, limit, self.side, self.encode, self.decode)
+        return truncate(text, limit, self.side, self.encode, self.decode, self.unit)
 
     def with_images(
         self, text: str, pictures: Sequence[Picture], limit: int, *, images: bool = True
@@ -83,9 +97,11 @@ def fit_budget(
     return ids[:end] + marker, [one for one in images if one.start < end], text + BUDGET_MARKER, True
 
 
-def truncate(text: str, limit: int, side: Side, encode: Encode, decode: Decode) -> tuple[str, bool]:
-    """Fit a text into `limit` tokens: (text, was it cut). The marker counts towards the limit and says how many are
-    missing.
+def truncate(
+    text: str, limit: int, side: Side, encode: Encode, decode: Decode, unit: Unit = "tokens"
+) -> tuple[str, bool]:
+    """Fit a text into `limit` tokens, as `encode` counts them: (text, was it cut). The marker counts towards the limit
+    and says how many are missing.
 
     A limit too small for the marker (it may take half) gives a cut text without one. For texts much longer than the
     limit the marker's count is an estimate.
@@ -105,7 +121,7 @@ def truncate(text: str, limit: int, side: Side, encode: Encode, decode: Decode) 
     def build(keep: int, marked: bool) -> str:
         first = {"left": 0, "right": keep, "middle": (keep + 1) // 2}[side]
         last = keep - first
-        marker = f"\n[... {total - keep} tokens cut ...]\n" if marked else ""
+        marker = f"\n[... {total - keep} {unit} cut ...]\n" if marked else ""
         # A cut inside a character of several tokens decodes to replacement characters.
         start = decode(head[:first]).rstrip("\ufffd")
         return start + marker + (decode(tail[len(tail) - last :]).lstrip("\ufffd") if last else "")

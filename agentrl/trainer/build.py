@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
 from agentrl.checkpoint.manager import CheckpointManager
+from agentrl.checkpoint.recovery import check_same_form, choose_checkpoint
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config
 from agentrl.config.sections.trainer import RunConfig
-from agentrl.data.loader import make_loader
+from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import ConfigError
 from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
@@ -22,10 +23,16 @@ from agentrl.rollouts.context import (
     reading_of,
     show_first_prompts,
 )
-from agentrl.rollouts.source import TakingTurns
+from agentrl.rollouts.contract import Rollouts
+from agentrl.rollouts.flow import Settings
+from agentrl.rollouts.local import LocalRollouts
+from agentrl.rollouts.overlapping import Overlapping
+from agentrl.rollouts.source import TakingTurns, TrajectorySource
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import check_profile_steps
 from agentrl.runtime.ray.session import ray_session
+from agentrl.system.json_value import as_mapping
+from agentrl.trainer.best import best_by
 from agentrl.trainer.grpo import Trainer
 from agentrl.trainer.inputs import Inputs
 from agentrl.trainer.run_folder import RunFolder
@@ -53,6 +60,8 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     store = open_store(config.trainer, display)
     folder = RunFolder(config, store, display)
     run_dir = folder.path
+    checkpoints = build_checkpoints(config, store, display)
+    begun_from = find_beginning(config, checkpoints, loader, total_steps, display)
 
     tracker = Tracker.of(config.trainer, run_dir, config, display)
     with ExitStack() as stack:
@@ -70,26 +79,60 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
             send_first_weights(config, rollouts, workers.policy.weights(), display)
         yield kind(
             config,
-            source=TakingTurns(config, loader, rollouts),
+            source=stack.enter_context(open_source(config, loader, rollouts, total_steps)),
             workers=workers,
             kl_controller=build_kl_controller(config),
-            checkpoints=build_checkpoints(config, run_dir, store, display),
+            checkpoints=checkpoints,
             tracker=tracker,
             folder=folder,
             chat=chat,
             validation=inputs.validation,
             total_steps=total_steps,
+            begun_from=begun_from,
             display=display,
         )
 
 
-def build_checkpoints(config: Config, run_dir: Path, store: ObjectStore | None, display: Display) -> CheckpointManager:
-    """Make the manager of the run's checkpoints, in `run_dir` and, with a `store`, there."""
+@contextmanager
+def open_source(config: Config, loader: Loader, rollouts: Rollouts, total_steps: int) -> Iterator[TrajectorySource]:
+    """Make the source of trajectories that the config asks for; at the end, cancel what it has begun."""
+    keys = config.async_training
+    if keys.max_staleness == 0:
+        yield TakingTurns(config, loader, rollouts)
+        return
+    assert isinstance(rollouts, LocalRollouts)
+    batch = config.data.train_batch_size
+    settings = Settings(batch, total_steps, keys.max_staleness, keys.depth, keys.publish_every)
+    with closing(Overlapping(config, loader, rollouts, settings)) as source:
+        yield source
+
+
+def find_beginning(
+    config: Config, checkpoints: CheckpointManager, loader: Loader, total_steps: int, display: Display
+) -> Path | None:
+    """Choose the checkpoint to go on from, if there is one, and check as much of it as needs no model.
+
+    Raises UserError: nothing is left to train, or the checkpoint is of other data or of a model of another form.
+    """
+    policy = Path(config.trainer.default_local_dir) / "policy"
+    last = None if config.trainer.val_only else total_steps
+    found = choose_checkpoint(config.trainer, checkpoints, last, policy, display)
+    if found is None:
+        return None
+    path, state = found
+    check_same_form(path, state, config)
+    loader.load_state_dict(as_mapping(state["loader"]))
+    return path
+
+
+def build_checkpoints(config: Config, store: ObjectStore | None, display: Display) -> CheckpointManager:
+    """Make the manager of the run's checkpoints, in its folder and, with a `store`, there."""
     return CheckpointManager(
-        run_dir / "checkpoints",
+        Path(config.trainer.default_local_dir) / "checkpoints",
         keep=config.trainer.max_actor_ckpt_to_keep,
         fingerprint={"algorithm.adv_estimator": config.algorithm.adv_estimator},
         store=store,
+        best_by=best_by(config.trainer, validates=config.data.val_files is not None),
         background=config.actor_rollout_ref.actor.checkpoint.async_save,
         warn=display.warn,
     )

@@ -12,6 +12,7 @@ that were not skipped; a number that has nothing to be taken over is left out:
 | `group/groups` | prompts of which at least one trajectory is trained on |
 | `group/groups_of_one` | those of which one is; of several asked for it teaches nothing (group estimators) |
 | `group/groups_equal` | those of two or more whose rewards are all equal |
+| `group/groups_without_greedy` | those whose greedy trajectory failed, so that none of them teaches (remax) |
 | `rollout/logprob_gap_mean_abs` `/max_abs` `/kl` | trainer's log-probs against the engine's, over all policy tokens |
 | `actor/entropy` | mean over all policy tokens of the policy's entropy before the update, in nats |
 | `actor/reward_kl_penalty`, `actor/reward_kl_penalty_coeff` | KL in the reward: mean over sequences; its coefficient |
@@ -23,6 +24,7 @@ that were not skipped; a number that has nothing to be taken over is left out:
 | `actor/grad_norm`, `critic/grad_norm` | before clipping, mean over the taken optimizer steps |
 | `actor/lr`, `critic/lr` | the learning rate that was used |
 | `actor/skipped_updates`, `critic/skipped_updates` | optimizer steps skipped: loss or gradient was not finite |
+| `train/sequences` | sequences that are trained on and have an advantage; 0: rewards teach nothing in this step |
 | `train/filtered_fraction` | fraction of the sequences that the policy's update did not go over: zero advantage |
 | `perf/update_tokens` | all tokens that it went over, counted in each epoch |
 """
@@ -30,28 +32,33 @@ that were not skipped; a number that has nothing to be taken over is left out:
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from agentrl.algorithms.declared import declared_by_estimator
 from agentrl.algorithms.estimate import Estimate, estimate
 from agentrl.algorithms.kl import KLController
 from agentrl.chat import Chat
 from agentrl.checkpoint.export import export_policy
-from agentrl.checkpoint.manager import CheckpointManager
+from agentrl.checkpoint.manager import CheckpointManager, reading_state, step_in
 from agentrl.checkpoint.recovery import Continuation
 from agentrl.config import Config, config_to_dict
 from agentrl.data.contract import Dataset
 from agentrl.errors import TrainingError, WorkerDied
 from agentrl.observe.display import Display
+from agentrl.observe.generations import some, write_texts
 from agentrl.observe.metrics import step_metrics
 from agentrl.observe.plot import plot
 from agentrl.observe.tracking import Tracker
+from agentrl.observe.troubles import Troubles
+from agentrl.observe.verl_names import verl_names
+from agentrl.rollouts.contract import Rollout
 from agentrl.rollouts.source import TrajectorySource
-from agentrl.runtime.profiler import profile_of
+from agentrl.runtime.profiler import nvtx_range, profile_of
+from agentrl.system.json_value import JSON, as_mapping
+from agentrl.system.metrics import Metrics, Numbers
 from agentrl.trainer.model_scores import trained_on, with_model_scores
 from agentrl.trainer.run_folder import RunFolder
 from agentrl.trainer.validation import validate
@@ -60,8 +67,6 @@ from agentrl.trajectory.batch import Sequences
 from agentrl.trajectory.collate import left_out
 from agentrl.workers.groups import TrainableGroup
 from agentrl.workers.roles import Workers
-
-Metrics = dict[str, float]
 
 
 class Trainer:
@@ -80,31 +85,48 @@ class Trainer:
         chat: Chat,
         validation: Dataset | None,
         total_steps: int,
+        begun_from: Path | None,
         display: Display,
     ) -> None:
-        """validation: the rows that are validated on; None: the run does not validate."""
+        """Args:
+        validation: the rows that are validated on; None: the run does not validate.
+        begun_from: the checkpoint that the run goes on from; None: it begins anew.
+        """
         self.config, self.display = config, display
         self.source, self.workers, self.kl_controller = source, workers, kl_controller
         self.checkpoints, self.tracker, self.folder, self.dir = checkpoints, tracker, folder, folder.path
         self.chat, self.validation, self.total_steps = chat, validation, total_steps
         self.step = 0
-        self.continuation = Continuation(config.trainer, workers.executor.restart, checkpoints, display)
-        self.seconds: Metrics = {}
-        self.validated: Metrics = {}
+        self.version = 0
+        """Version of the policy; see `agentrl.trajectory.staleness`."""
+        self.continuation = Continuation(config.trainer, workers.executor.restart, checkpoints, begun_from)
+        self.seconds: Numbers = {}
+        self.validated: Numbers = {}
         """Metrics of the last validation; empty before the first."""
+        self.troubles = Troubles()
         self.first = self.state()
 
-    def steps(self) -> Generator[Metrics, None, None]:
+    def steps(self) -> Generator[Numbers, None, None]:
         """Resume, validate if asked, train to the last step, and export the policy. Yields each step's metrics.
 
-        Closing the generator between two steps waits for the checkpoints that are being written.
+        Closing the generator between two steps waits for the checkpoints that are being written. An interruption is
+        raised with a note of what the run would go on from.
         """
+        try:
+            yield from self._steps()
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(self.continuation.way_on())
+            raise
+
+    def _steps(self) -> Generator[Numbers, None, None]:
         config, total = self.config.trainer, self.total_steps
         self.resume()
         if config.val_only or (self.step == 0 and config.val_before_train):
             self.validated = self.validate_first()
             self.log(self.validated)
+            self.checkpoints.is_named_in(self.validated)
         if config.val_only:
+            self.display.note(f"done: {self.dir} holds metrics.jsonl and trajectories/")
             return
         with self.display.stage("train", total=total, done=self.step) as stage:
             while True:
@@ -113,8 +135,7 @@ class Trainer:
                     if done == total:
                         self.checkpoints.settle()
                         self.export()
-                        contents = "metrics.jsonl, reward.png, trajectories/, checkpoints/ and policy/"
-                        self.display.note(f"done: {self.dir} holds {contents}")
+                        self.tell_end()
                         return
                     metrics = self.next_step()
                 except WorkerDied as death:
@@ -132,7 +153,19 @@ class Trainer:
                     self.checkpoints.settle()
                     raise
 
-    def next_step(self) -> Metrics:
+    def tell_end(self) -> None:
+        """Say what the run's folder holds, and what went wrong on the way."""
+        trainer, ray_init = self.config.trainer, self.config.ray_init
+        held = ["metrics.jsonl", "reward.png", "checkpoints/", "policy/"]
+        held += ["trajectories/"] if trainer.save_trajectories != "none" else []
+        held += ["profile/"] if trainer.profile_steps else []
+        self.display.note(f"done: {self.dir} holds {', '.join(name for name in held if (self.dir / name).exists())}")
+        if self.config.uses_ray and ray_init.timeline_json_file is not None:
+            self.display.note(f"Ray's timeline is written to {ray_init.timeline_json_file}")
+        if (text := self.troubles.text()) is not None:
+            self.display.warn(text)
+
+    def next_step(self) -> Numbers:
         """Train one step; validate, show, log and save as far as it is due."""
         config, total = self.config.trainer, self.total_steps
         self.step += 1
@@ -144,11 +177,11 @@ class Trainer:
             self.display.step(self.step, total, metrics)
         self.log(metrics)
         self.checkpoints.settle(wait=False)
-        if due(config.save_freq, self.step, total):
+        if self.checkpoints.is_best(self.step, metrics) or due(config.save_freq, self.step, total):
             self.save()
         return metrics
 
-    def validate_first(self) -> Metrics:
+    def validate_first(self) -> Numbers:
         """Validate before any step; by new workers when some die."""
         while True:
             try:
@@ -173,13 +206,13 @@ class Trainer:
 
     def begin_again(self) -> None:
         """Restore the state in which this process began from no checkpoint, with workers that are new."""
-        self.step = 0
+        self.step = self.version = 0
         self.source.load_state(self.first)
         if self.kl_controller is not None:
-            self.kl_controller.load_state_dict(self.first["kl_controller"])
+            self.kl_controller.load_state_dict(as_mapping(self.first["kl_controller"]))
         self.source.publish(self.workers.policy.weights(), 0)
 
-    def train_step(self) -> Metrics:
+    def train_step(self) -> Numbers:
         """Take one step: rollouts, log-probs, advantages, update, weights to the engine."""
         algorithm = self.config.algorithm
         workers = self.workers
@@ -187,25 +220,21 @@ class Trainer:
         self.seconds = {}
         began = time.perf_counter()
 
-        frequency = self.config.trainer.show_trajectory_freq
-        with self.timed("rollout", shown=False):
-            show = frequency > 0 and (self.step - 1) % frequency == 0
-            rollout = self.source.next_batch(self.step, show=show)
-        metrics |= self.source.metrics()
-        self.source.rest()
-        self.show(rollout.shown, "train")
-        outlines, further_rewards = rollout.outlines, None
+        rollout, of_source = self.collect()
+        metrics |= of_source
+        outlines = rollout.outlines
         if workers.reward_model is not None:
             with self.timed("reward_model"):
                 outlines = with_model_scores(self.config.reward_model, workers, self.source, rollout)
-            further_rewards = {number: outline.model_reward for number, outline in enumerate(outlines)}
-        self.check_failures(outlines)
+        sampled = [outline for outline in outlines if not outline.baseline]
+        self.write_texts([path for path, _ in rollout.files], self.config.trainer.rollout_data_dir)
+        self.check_failures(sampled)
         metrics |= step_metrics(
-            outlines,
+            sampled,
             turn_reward_coef=algorithm.turn_reward_coef,
             success_threshold=self.config.reward_model.success_threshold,
         )
-        metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(outlines).items()}
+        metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(sampled).items()}
 
         batch = trained_on(workers.executor, rollout, outlines)
         tokens = batch.num_tokens
@@ -220,36 +249,57 @@ class Trainer:
                 batch = workers.critic.values(batch)
 
         with self.timed("advantages"):
-            batch, found = self.estimate(batch, further_rewards)
+            batch, found = self.estimate(batch, outlines)
         metrics |= found.metrics
         filtered = algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
         updated = False
+        metrics["train/sequences"] = float(len(batch) - len(found.zero_advantage))
+        self.troubles.add(sampled, of_source, learnt=metrics["train/sequences"] > 0)
         if len(batch):
             updated, update_metrics = self.update(batch, found.zero_advantage if filtered else [])
             metrics |= update_metrics
+        self.version += updated
         if updated or self.source.needs_weights:
             metrics |= self.publish()
 
         seconds = time.perf_counter() - began
         return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
 
-    def estimate(self, batch: Sequences, further_rewards: Mapping[int, float] | None) -> tuple[Sequences, Estimate]:
-        """Add advantages, returns and rewards to the batch (see `estimate`), and steer the KL's coefficient."""
+    def collect(self) -> tuple[Rollout, Metrics]:
+        """Take the step's trajectories and the source's metrics, and let the engine rest."""
+        frequency = self.config.trainer.show_trajectory_freq
+        with self.timed("rollout", shown=False):
+            show = frequency > 0 and (self.step - 1) % frequency == 0
+            rollout = self.source.next_batch(self.step, show=show)
+        metrics = self.source.metrics()
+        self.source.rest()
+        self.show(rollout.shown, "train")
+        return rollout, metrics
+
+    def estimate(self, batch: Sequences, outlines: Sequence[Outline]) -> tuple[Sequences, Estimate]:
+        """Add advantages, returns and rewards to the batch (see `estimate`), and steer the KL's coefficient.
+
+        outlines: of all trajectories of the step, which the batch's `trajectory` counts.
+        """
+        further: dict[int, float] | None = None
+        if self.workers.reward_model is not None:
+            further = {number: outline.model_reward for number, outline in enumerate(outlines)}
+        greedy = greedy_rewards(outlines, self.config.algorithm.turn_reward_coef)
         n, controller = self.config.actor_rollout_ref.rollout.n, self.kl_controller
         kl_coef = None if controller is None else controller.coef
         compute = self.workers.executor.compute
-        batch, found = compute(estimate, batch, self.config.algorithm, n, kl_coef, further_rewards)
+        batch, found = compute(estimate, batch, self.config.algorithm, n, kl_coef, further, greedy)
         if controller is not None:
             controller.update(found.kl, len(batch))
         return batch, found
 
-    def update(self, batch: Sequences, zero_advantage: list[int]) -> tuple[bool, Metrics]:
+    def update(self, batch: Sequences, zero_advantage: list[int]) -> tuple[bool, Numbers]:
         """Update critic, and policy after the critic's warm-up. Returns (the policy has new weights, metrics).
 
         zero_advantage: sequences that the policy need not go over where they teach it nothing.
         """
         workers = self.workers
-        metrics: Metrics = {}
+        metrics: Numbers = {}
         updated = self.step > self.config.trainer.critic_warmup
         if workers.critic is not None:
             with self.timed("update_critic"):
@@ -259,10 +309,10 @@ class Trainer:
                 metrics |= workers.policy.update(batch, step=self.step, zero_advantage=zero_advantage)
         return updated, metrics
 
-    def publish(self) -> Metrics:
+    def publish(self) -> Numbers:
         """Give the policy's weights to the engine."""
         with self.timed("sync_weights"):
-            report = self.source.publish(self.workers.policy.weights(), self.step)
+            report = self.source.publish(self.workers.policy.weights(), self.version)
         return {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
 
     def check_failures(self, outlines: list[Outline]) -> None:
@@ -276,20 +326,39 @@ class Trainer:
                 f"actor_rollout_ref.rollout.agent.max_failed_fraction allows. Causes: {'; '.join(causes[:5])}"
             )
 
-    def validate(self) -> Metrics:
+    def validate(self) -> Numbers:
         """Validate and show. Empty when there is no validation data."""
         if self.validation is None:
             return {}
         samples = [self.validation[index] for index in range(len(self.validation))]
         with self.timed("validation", shown=False):
             show = self.config.trainer.show_trajectory_freq > 0
-            metrics, shown = validate(self.config, samples, self.source, self.workers, self.step, show=show)
+            metrics, shown, files = validate(self.config, samples, self.source, self.workers, self.step, show=show)
         self.show(shown, "val")
+        if count := self.config.trainer.log_val_generations:
+            self.tracker.log_generations(some(self.here(files), self.chat.decode, count), self.step)
+        self.write_texts(files, self.config.trainer.validation_data_dir)
         self.display.validation(self.step, metrics)
         return metrics | {"time/validation": self.seconds["time/validation"]}
 
-    def log(self, metrics: Metrics) -> None:
+    def write_texts(self, files: Sequence[Path], folder: str | None) -> None:
+        """Write trajectories as text into the folder, where one is asked for."""
+        if folder is not None:
+            write_texts(self.here(files), self.chat.decode, Path(folder) / f"{self.step}.jsonl")
+
+    def here(self, files: Sequence[Path]) -> list[Path]:
+        """Leave out the files that rollout workers wrote on machines which share no file system with this one."""
+        found = [path for path in files if path.exists()]
+        if len(found) < len(files):
+            self.display.warn(
+                f"{len(files) - len(found)} of {len(files)} files of trajectories are not on this machine"
+            )
+        return found
+
+    def log(self, metrics: Numbers) -> None:
         """Log the step's metrics, and draw the plot whenever validation is in them."""
+        if self.config.trainer.verl_metric_names:
+            metrics = {**metrics, **verl_names(metrics)}
         self.tracker.log(metrics, self.step)
         if any(name.startswith("val/") for name in metrics):
             plot(self.dir / "metrics.jsonl", self.dir / "reward.png", self.config.trainer.experiment_name)
@@ -308,9 +377,9 @@ class Trainer:
         with self.timed("save"):
             self.checkpoints.save(self.step, writers, self.state() | {"config": config_to_dict(self.config)})
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, JSON]:
         """Collect what a checkpoint holds beside the workers."""
-        state: dict[str, Any] = {"step": self.step, **self.source.state()}
+        state: dict[str, JSON] = {"step": self.step, "version": self.version, **self.source.state()}
         if self.kl_controller is not None:
             state["kl_controller"] = self.kl_controller.state_dict()
         return state
@@ -321,19 +390,18 @@ class Trainer:
         self.workers.policy.load(path / "policy")
         if self.workers.critic is not None:
             self.workers.critic.load(path / "critic")
-        if self.kl_controller is not None:
-            self.kl_controller.load_state_dict(state["kl_controller"])
-        self.source.load_state(state)
-        self.step = state["step"]
-        self.source.publish(self.workers.policy.weights(), self.step)
+        with reading_state(path):
+            if self.kl_controller is not None:
+                self.kl_controller.load_state_dict(as_mapping(state["kl_controller"]))
+            self.source.load_state(state)
+        self.step = step_in(state)
+        version = state.get("version")  # checkpoints of earlier releases have none: theirs was the step
+        self.version = version if isinstance(version, int) else self.step
+        self.source.publish(self.workers.policy.weights(), self.version)
 
     def resume(self) -> None:
-        """Load the checkpoint that `resume_mode` asks for, if there is one, then begin to write into the run's folder.
-
-        Raises ConfigError (see `Continuation`).
-        """
-        config = self.config.trainer
-        path = self.continuation.begin(None if config.val_only else self.total_steps, self.dir / "policy")
+        """Load the checkpoint that the run goes on from, if there is one, then begin to write into its folder."""
+        config, path = self.config.trainer, self.continuation.begun_from
         if path is not None:
             self.load(path)
             self.display.note(f"resumed from {path} (step {self.step})")
@@ -351,11 +419,17 @@ class Trainer:
         began = time.perf_counter()
         self.workers.executor.profile_with(profile_of(self.config.trainer, self.dir, self.step, name))
         try:
-            with self.display.stage(name.replace("_", " ")) if shown else nullcontext():
+            with self.display.stage(name.replace("_", " ")) if shown else nullcontext(), nvtx_range(name):
                 yield
         finally:
             self.workers.executor.profile_with(None)  # what follows a worker's death is no part of the stage
         self.seconds[f"time/{name}"] = time.perf_counter() - began
+
+
+def greedy_rewards(outlines: Sequence[Outline], turn_reward_coef: float) -> dict[int, float] | None:
+    """Find by prompt the rewards of the trajectories that are a baseline; None where none was drawn."""
+    drawn = {outline.group: outline.reward(turn_reward_coef) for outline in outlines if outline.baseline}
+    return {group: reward for group, reward in drawn.items() if reward is not None} if drawn else None
 
 
 def due(frequency: int, step: int, total: int) -> bool:

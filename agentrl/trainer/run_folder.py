@@ -18,11 +18,13 @@ from agentrl.system.publish import is_disk_full
 
 
 class RunFolder:
-    """`trainer.default_local_dir`, and the run's folder in an object store where it has one."""
+    """`trainer.default_local_dir` (with val_only `val_only/` in it), and the run's folder in an object store."""
 
     def __init__(self, config: Config | SFTConfig, store: ObjectStore | None, display: Display) -> None:
         """Raises ConfigError where nothing can be written, CheckpointError when resume_from_path is no checkpoint."""
         self.path = Path(config.trainer.default_local_dir)
+        if isinstance(config, Config) and config.trainer.val_only:
+            self.path /= "val_only"  # a run's own files tell of what it trained
         self._config, self._store, self._display = config, store, display
         self._is_cleared = config.trainer.resume_mode != "disable"
         given = config.trainer.resume_from_path
@@ -47,8 +49,8 @@ class RunFolder:
             self._display.note(f"resume_mode=disable: the run that was in {path} is now in {aside}")
 
     def begin(self, tracker: Tracker, checkpoints: CheckpointManager, after: int | None) -> None:
-        """Every check has passed: write the config, forget the metrics of steps `after` this one (None: keep all), and
-        remove what a killed save left.
+        """Every check has passed: write the config, forget the metrics of steps `after` this one, and remove what a
+        killed save left. `after` is None where nothing is trained: only the config is written then.
 
         The store comes after the folder: it has the config of no run that could not begin here. Raises ConfigError
         where one of them cannot be written.
@@ -59,6 +61,8 @@ class RunFolder:
             if after is not None:
                 tracker.truncate_after(after)
             write_config(self._config, file := self.path / "config.yaml")
+            if after is None:
+                return
             if self._store is not None:
                 self._store.begin(file)
             checkpoints.clean_up()

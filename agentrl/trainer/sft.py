@@ -14,12 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from agentrl.chat import Chat
 from agentrl.checkpoint.export import export_policy
-from agentrl.checkpoint.manager import CheckpointManager
-from agentrl.checkpoint.recovery import Continuation
+from agentrl.checkpoint.manager import CheckpointManager, step_in
+from agentrl.checkpoint.recovery import Continuation, check_same_form, choose_checkpoint
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import SFTConfig, config_to_dict
 from agentrl.data.sft import SFTSample
@@ -27,12 +26,14 @@ from agentrl.errors import WorkerDied
 from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
 from agentrl.runtime.profiler import profile_of
+from agentrl.system.json_value import JSON
+from agentrl.system.metrics import Numbers
+from agentrl.trainer.best import best_by
 from agentrl.trainer.grpo import due
 from agentrl.trainer.run_folder import RunFolder
 from agentrl.workers.roles import SFTWorkers
 from agentrl.workers.sft import to_batch
 
-Metrics = dict[str, float]
 CHECKPOINTS, POLICY = "checkpoints", "policy"
 
 
@@ -49,7 +50,8 @@ class SupervisedTrainer:
         total: int,
         folder: RunFolder,
         tracker: Tracker,
-        store: ObjectStore | None,
+        checkpoints: CheckpointManager,
+        begun_from: Path | None,
         display: Display,
     ) -> None:
         self.config, self.chat, self.display, self.tracker = config, chat, display, tracker
@@ -57,21 +59,24 @@ class SupervisedTrainer:
         self.batches = batches(config, train)
         self.folder, self.dir = folder, folder.path
         self.executor, self.policy = workers.executor, workers.sft
-        self.checkpoints = CheckpointManager(
-            self.dir / CHECKPOINTS,
-            keep=config.trainer.max_ckpt_to_keep,
-            fingerprint=order_of(config, train),
-            background=config.trainer.checkpoint.async_save,
-            store=store,
-            warn=display.warn,
-        )
+        self.checkpoints = checkpoints
         self.step = 0
-        self.continuation = Continuation(config.trainer, self.executor.restart, self.checkpoints, display)
+        self.continuation = Continuation(config.trainer, self.executor.restart, checkpoints, begun_from)
 
-    def fit(self) -> Metrics:
-        """Train, write the policy, and return the last step's metrics; none where no step was left."""
+    def fit(self) -> Numbers:
+        """Train, write the policy, and return the last step's metrics; none where no step was left.
+
+        An interruption is raised with a note of what the run would go on from.
+        """
+        try:
+            return self._fit()
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(self.continuation.way_on())
+            raise
+
+    def _fit(self) -> Numbers:
         self.resume()
-        metrics: Metrics = {}
+        metrics: Numbers = {}
         with self.display.stage("sft", total=self.total, done=self.step) as stage:
             while True:
                 done = self.step
@@ -91,7 +96,7 @@ class SupervisedTrainer:
                         self.checkpoints.settle()
                     raise
 
-    def train_step(self) -> Metrics:
+    def train_step(self) -> Numbers:
         """Take the next step: an update, and validation and a checkpoint where they are due."""
         began = time.perf_counter()
         batch = to_batch(next(self.batches))
@@ -109,17 +114,15 @@ class SupervisedTrainer:
             self.display.validation(self.step, metrics)
         self.tracker.log(metrics, self.step)
         self.checkpoints.settle(wait=False)
-        if trainer.save_freq > 0 and due(trainer.save_freq, self.step, self.total):
+        is_best = self.checkpoints.is_best(self.step, metrics)
+        if is_best or (trainer.save_freq > 0 and due(trainer.save_freq, self.step, self.total)):
             writers = {POLICY: partial(self.policy.save, background=self.checkpoints.background)}
             self.checkpoints.save(self.step, writers, {"step": self.step, "config": config_to_dict(self.config)})
         return metrics
 
     def resume(self) -> None:
-        """Load the checkpoint that `resume_mode` asks for, if there is one, then begin to write into the run's folder.
-
-        Raises ConfigError (see `Continuation`).
-        """
-        path = self.continuation.begin(self.total, self.dir / POLICY)
+        """Load the checkpoint that the run goes on from, if there is one, then begin to write into its folder."""
+        path = self.continuation.begun_from
         self.load(path)
         self.folder.begin(self.tracker, self.checkpoints, self.step)
         if path is not None:
@@ -129,7 +132,7 @@ class SupervisedTrainer:
         """Restore a checkpoint; None: the start, where new workers are."""
         self.step = 0
         if path is not None:
-            self.step = self.checkpoints.load(path)["step"]
+            self.step = step_in(self.checkpoints.load(path))
             self.policy.load(path / POLICY)
         self.batches = batches(self.config, self.train, self.step)
 
@@ -148,7 +151,36 @@ class SupervisedTrainer:
         export_policy(export, self.chat, self.step, self.dir / POLICY, store, self.display)
 
 
-def order_of(config: SFTConfig, samples: Sequence[SFTSample]) -> dict[str, Any]:
+def build_checkpoints(
+    config: SFTConfig, train: Sequence[SFTSample], store: ObjectStore | None, display: Display, *, validates: bool
+) -> CheckpointManager:
+    """Make the manager of the run's checkpoints, in its folder and, with a `store`, there."""
+    return CheckpointManager(
+        Path(config.trainer.default_local_dir) / CHECKPOINTS,
+        keep=config.trainer.max_ckpt_to_keep,
+        fingerprint=order_of(config, train),
+        background=config.trainer.checkpoint.async_save,
+        store=store,
+        best_by=best_by(config.trainer, validates=validates),
+        warn=display.warn,
+    )
+
+
+def find_beginning(config: SFTConfig, checkpoints: CheckpointManager, total: int, display: Display) -> Path | None:
+    """Choose the checkpoint to go on from, if there is one, and check as much of it as needs no model.
+
+    Raises UserError: nothing is left to train, or the checkpoint is of other data or of a model of another form.
+    """
+    policy = Path(config.trainer.default_local_dir) / POLICY
+    found = choose_checkpoint(config.trainer, checkpoints, total, policy, display)
+    if found is None:
+        return None
+    path, state = found
+    check_same_form(path, state, config)
+    return path
+
+
+def order_of(config: SFTConfig, samples: Sequence[SFTSample]) -> dict[str, JSON]:
     """Fingerprint of the order of the data: what decides which transcripts each step takes, by the config's keys."""
     checksum = 0
     for sample in samples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from agentrl.config import Config
 from agentrl.observe.metrics import validation_metrics
@@ -15,13 +16,17 @@ from agentrl.workers.roles import Workers
 
 def validate(
     config: Config, samples: Sequence[Sample], source: TrajectorySource, workers: Workers, step: int, *, show: bool
-) -> tuple[dict[str, float], Trajectory | None]:
-    """Run all `samples` by the policy as the engine has it; return metrics, and with `show` one of the trajectories."""
+) -> tuple[dict[str, float], Trajectory | None, list[Path]]:
+    """Run all `samples` by the policy as the engine has it.
+
+    Returns metrics, with `show` one of the trajectories, and the files that all were written to.
+    """
     val = config.actor_rollout_ref.rollout.val_kwargs
     size = config.data.val_batch_size or len(samples)
     sampled: list[Outline] = []
     greedy: list[Outline] = []
     shown: Trajectory | None = None
+    files: list[Path] = []
     for start in range(0, len(samples), size):
         chunk = samples[start : start + size]
         for wanted, is_greedy, kept in ((val.do_sample, False, sampled), (val.greedy, True, greedy)):
@@ -31,10 +36,11 @@ def validate(
                     config.reward_model, workers, source, rollout, start * (1 if is_greedy else val.n)
                 )
                 shown = shown or rollout.shown
+                files += [path for path, _ in rollout.files]
     metrics = validation_metrics(
         sampled,
         greedy,
         turn_reward_coef=config.algorithm.turn_reward_coef,
         success_threshold=config.reward_model.success_threshold,
     )
-    return metrics, shown
+    return metrics, shown, files

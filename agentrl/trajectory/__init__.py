@@ -1,10 +1,10 @@
 """The record of what was sampled, and the data made of it."""
 
+from agentrl.trajectory.message import Content, FunctionCall, Message, Part, ToolCall
 from agentrl.trajectory.trajectory import (
     COUNTED,
     POLICY,
     Image,
-    Message,
     Outline,
     PlacedImage,
     Status,
@@ -19,11 +19,15 @@ from agentrl.trajectory.trajectory import (
 __all__ = [
     "COUNTED",
     "POLICY",
+    "Content",
+    "FunctionCall",
     "Image",
     "Message",
     "Outline",
+    "Part",
     "PlacedImage",
     "Status",
+    "ToolCall",
     "ToolCallRecord",
     "Trajectory",
     "Transcript",

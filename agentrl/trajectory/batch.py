@@ -87,6 +87,7 @@ class RaggedBatch:
     policy: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int32, index in `policies`; -1 where no policy sampled
     policies: tuple[str, ...]
     """Names; `version` counts each policy's weights apart."""
+    state: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, a hash; -1 where mask is False
     old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, before the update
     ref_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the reference policy's
     values: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the critic's
@@ -94,6 +95,7 @@ class RaggedBatch:
     squared_probs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, sum over the vocabulary
     advantages: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
+    greedy_rewards: torch.Tensor | None = field(default=None, metadata=_SEQUENCE)  # [N] float32, NaN: unknown
     images: Images | None = None
     """The images of all sequences; None where there are none."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import chain, compress
 
 import torch
@@ -14,40 +15,36 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
 
 
-def from_trajectories(trajectories: Sequence[Trajectory], *, turn_reward_coef: float, first: int = 0) -> RaggedBatch:
+def from_trajectories(
+    trajectories: Sequence[Trajectory], *, turn_reward_coef: float, first: int = 0, states: bool = False
+) -> RaggedBatch:
     """Make a batch with one sequence for every transcript that holds policy tokens, in order; it may be empty.
 
     Left out, never trained on as a zero: trajectories that FAILED, have no score or no policy token (see `left_out`),
-    and transcripts without policy tokens. `group` is the trajectory's, `trajectory` its position in `trajectories`,
-    counted from `first`.
-    `rewards` are those of `token_rewards`, `turn` those of `token_turns`, `version` those of `token_versions`.
+    those that are a `baseline`, and transcripts without policy tokens. `group` is the trajectory's, `trajectory` its
+    position in `trajectories`, counted from `first`. `rewards` are those of `token_rewards`, `turn` those of
+    `token_turns`, `version` those of `token_versions`, and with `states`, `state` those of `token_states`.
 
     Raises ValueError when a record is unsound: a sampled token of no version or no assistant turn.
     """
-    rows = [
-        row
-        for position, trajectory in enumerate(trajectories, first)
-        if exclusion(trajectory) is None
-        for row in _rows(position, trajectory, turn_reward_coef)
-    ]
+    rows = list(_rows(trajectories, first, turn_reward_coef, states))
     transcripts = [row.transcript for row in rows]
     offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
     torch.cumsum(torch.tensor(list(map(len, transcripts)), dtype=torch.int64), 0, out=offsets[1:])
     policies = tuple(dict.fromkeys(item.policy for item in transcripts))
     return RaggedBatch(
         offsets=offsets,
-        ids=torch.tensor(list(chain.from_iterable(item.ids for item in transcripts)), dtype=torch.int64),
-        mask=torch.tensor(list(chain.from_iterable(item.mask for item in transcripts)), dtype=torch.bool),
-        rollout_logprobs=torch.tensor(
-            list(chain.from_iterable(item.logprobs for item in transcripts)), dtype=torch.float32
-        ),
-        version=torch.tensor(list(chain.from_iterable(row.versions for row in rows)), dtype=torch.int32),
-        turn=torch.tensor(list(chain.from_iterable(row.turns for row in rows)), dtype=torch.int32),
-        rewards=torch.tensor(list(chain.from_iterable(row.rewards for row in rows)), dtype=torch.float32),
+        ids=_joined((item.ids for item in transcripts), torch.int64),
+        mask=_joined((item.mask for item in transcripts), torch.bool),
+        rollout_logprobs=_joined((item.logprobs for item in transcripts), torch.float32),
+        version=_joined((row.versions for row in rows), torch.int32),
+        turn=_joined((row.turns for row in rows), torch.int32),
+        rewards=_joined((row.rewards for row in rows), torch.float32),
         group=torch.tensor([row.group for row in rows], dtype=torch.int64),
         trajectory=torch.tensor([row.position for row in rows], dtype=torch.int64),
         policy=torch.tensor([policies.index(item.policy) for item in transcripts], dtype=torch.int32),
         policies=policies,
+        state=_joined((row.states for row in rows), torch.int64) if states else None,
         images=Images.of(item.images for item in transcripts),
     )
 
@@ -62,19 +59,28 @@ class _Row:
     rewards: list[float]
     turns: list[int]
     versions: list[int]
+    states: list[int]
 
 
-def _rows(position: int, trajectory: Trajectory, turn_reward_coef: float) -> Iterator[_Row]:
-    by_transcript = zip(
-        trajectory.transcripts,
-        token_rewards(trajectory, turn_reward_coef),
-        token_turns(trajectory),
-        token_versions(trajectory),
-        strict=True,
-    )
-    for transcript, rewards, turns, versions in by_transcript:
-        if transcript.sampled_length:
-            yield _Row(position, trajectory.group, transcript, rewards, turns, versions)
+def _rows(trajectories: Sequence[Trajectory], first: int, turn_reward_coef: float, with_states: bool) -> Iterator[_Row]:
+    for position, trajectory in enumerate(trajectories, first):
+        if trajectory.baseline or exclusion(trajectory) is not None:
+            continue
+        by_transcript = zip(
+            trajectory.transcripts,
+            token_rewards(trajectory, turn_reward_coef),
+            token_turns(trajectory),
+            token_versions(trajectory),
+            token_states(trajectory) if with_states else ([] for _ in trajectory.transcripts),
+            strict=True,
+        )
+        for transcript, rewards, turns, versions, states in by_transcript:
+            if transcript.sampled_length:
+                yield _Row(position, trajectory.group, transcript, rewards, turns, versions, states)
+
+
+def _joined(by_sequence: Iterable[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(list(chain.from_iterable(by_sequence)), dtype=dtype)
 
 
 def left_out(trajectories: Sequence[Trajectory | Outline]) -> dict[str, int]:
@@ -126,6 +132,33 @@ def token_turns(trajectory: Trajectory) -> list[list[int]]:
             turns[turn.transcript][turn.start : turn.end] = [index if sampled else -1 for sampled in mask]
     _check_known(trajectory, turns, "in no assistant turn")
     return turns
+
+
+def token_states(trajectory: Trajectory) -> list[list[int]]:
+    """Give each token of every transcript a hash of the state in which its turn was taken, -1 where none sampled it.
+
+    The state is the turn's own (`Turn.state`), or else the text that was observed in the transcript since the assistant
+    turn before; for the first turn of a transcript without such text it is the prompt.
+    """
+    states = [[-1] * len(transcript) for transcript in trajectory.transcripts]
+    observed: dict[int, list[str]] = {}
+    for turn in trajectory.turns:
+        transcript = trajectory.transcripts[turn.transcript]
+        if turn.role != "assistant":
+            observed.setdefault(turn.transcript, []).append(turn.text)
+            continue
+        prompt = repr(transcript.ids[: transcript.prompt_length])
+        seen = "\n".join(observed[turn.transcript]) if turn.transcript in observed else prompt
+        observed[turn.transcript] = []
+        number = _hashed(seen if turn.state is None else turn.state)
+        mask = transcript.mask[turn.start : turn.end]
+        states[turn.transcript][turn.start : turn.end] = [number if sampled else -1 for sampled in mask]
+    return states
+
+
+def _hashed(text: str) -> int:
+    """Hash a text to 63 bits, the same in every process."""
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()) >> 1
 
 
 def token_versions(trajectory: Trajectory) -> list[list[int]]:

@@ -147,7 +147,7 @@ def fill_rewards(path: Path, outlines: Sequence[Outline], turn_reward_coef: floa
         raise DataError(f"{path}: the rewards cannot be filled in, for it cannot be read: {error}") from error
     if table["uid"].to_pylist() != [_text(outline.uid) for outline in outlines]:
         raise DataError(f"{path}: the rewards cannot be filled in, for it holds other trajectories than were scored")
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, list[object]] = {
         "status": [outline.status.value for outline in outlines],
         "failure": [_text(outline.failure) for outline in outlines],
         "score": [outline.score for outline in outlines],
@@ -173,7 +173,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     return [from_row(row) for row in table.to_pylist(maps_as_pydicts="strict")]
 
 
-def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: float | None) -> dict[str, Any]:
+def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: float | None) -> dict[str, object]:
     """Values of SCHEMA's columns for one trajectory; see `write_trajectories`."""
     return {
         "step": step,
@@ -192,42 +192,46 @@ def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: floa
         "messages": [_message_row(message) for message in trajectory.messages],
         "turns": [_turn_row(turn) for turn in trajectory.turns],
         "calls": [_call_row(index, call) for index, turn in enumerate(trajectory.turns) for call in turn.calls],
-        "prompt_length": [transcript.prompt_length for transcript in trajectory.transcripts],
-        "ids": [transcript.ids for transcript in trajectory.transcripts],
-        "mask": [transcript.mask for transcript in trajectory.transcripts],
-        "logprobs": [transcript.logprobs for transcript in trajectory.transcripts],
-        "versions": [
-            [{"version": span.version, "start": span.start, "end": span.end} for span in transcript.versions]
-            for transcript in trajectory.transcripts
-        ],
-        "images": [[_image_row(one) for one in transcript.images] for transcript in trajectory.transcripts],
-        "policy": [valid_unicode(transcript.policy) for transcript in trajectory.transcripts],
+        **_transcript_columns(trajectory.transcripts),
         "score_extra": {valid_unicode(name): value for name, value in trajectory.score_extra.items()},
         "metrics": {valid_unicode(name): value for name, value in trajectory.metrics.items()},
     }
 
 
-def _image_row(placed: PlacedImage) -> dict[str, Any]:
+def _transcript_columns(transcripts: Sequence[Transcript]) -> dict[str, object]:
+    return {
+        "prompt_length": [transcript.prompt_length for transcript in transcripts],
+        "ids": [transcript.ids for transcript in transcripts],
+        "mask": [transcript.mask for transcript in transcripts],
+        "logprobs": [transcript.logprobs for transcript in transcripts],
+        "versions": [
+            [{"version": span.version, "start": span.start, "end": span.end} for span in transcript.versions]
+            for transcript in transcripts
+        ],
+        "images": [[_image_row(one) for one in transcript.images] for transcript in transcripts],
+        "policy": [valid_unicode(transcript.policy) for transcript in transcripts],
+    }
+
+
+def _image_row(placed: PlacedImage) -> dict[str, object]:
     image = placed.image
     return {"start": placed.start, "tokens": image.tokens, "grid": image.grid, "digest": image.digest.hex()}
 
 
-def _message_row(message: Message) -> dict[str, Any]:
-    plain = isinstance(message.get("content"), str)
-    other = {
-        key: value
-        for key, value in message.items()
-        if key not in ("role", "tool_calls") and not (plain and key == "content")
-    }
+def _message_row(message: Message) -> dict[str, object]:
+    content = message.get("content")
+    plain = content if isinstance(content, str) else None
+    columns = ("role", "tool_calls") if plain is None else ("role", "tool_calls", "content")
+    other = {key: value for key, value in message.items() if key not in columns}
     return {
         "role": _text(message["role"]),
-        "content": _text(message["content"]) if plain else None,
+        "content": _text(plain),
         "tool_calls": _json(message["tool_calls"]) if "tool_calls" in message else None,
         "other": _json(other) if other else None,
     }
 
 
-def _turn_row(turn: Turn) -> dict[str, Any]:
+def _turn_row(turn: Turn) -> dict[str, object]:
     return {
         "role": turn.role,
         "text": _text(turn.text),
@@ -240,7 +244,7 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _call_row(turn: int, call: ToolCallRecord) -> dict[str, Any]:
+def _call_row(turn: int, call: ToolCallRecord) -> dict[str, object]:
     return {
         "turn": turn,
         "name": _text(call.name),
@@ -296,7 +300,7 @@ def _message(row: dict[str, Any]) -> Message:
     return message
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return valid_unicode(json.dumps(value, ensure_ascii=False, default=str))
 
 

@@ -11,10 +11,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.trajectory import Message
+from agentrl.trajectory import Content, Message, Part
 
 if TYPE_CHECKING:
     from PIL import Image as Pillow
@@ -100,7 +100,7 @@ def _opened(data: bytes) -> Pillow.Image:
         raise DataError(f"no image that can be read (formats: {', '.join(FORMATS)}): {error}") from error
 
 
-def as_picture(image: Any) -> Picture:
+def as_picture(image: Picture | bytes | bytearray | memoryview | Pillow.Image) -> Picture:
     """Make a Picture of a Picture, the bytes of a file, or a Pillow image. Raises DataError."""
     if isinstance(image, Picture):
         return image
@@ -118,7 +118,7 @@ def png(image: Pillow.Image) -> bytes:
     return file.getvalue()
 
 
-def image_part(picture: Picture) -> dict[str, Any]:
+def image_part(picture: Picture) -> Part:
     """Make the part of a message's content that shows the picture."""
     return {"type": "image", "image": picture}
 
@@ -129,20 +129,20 @@ def pictures_in(messages: Sequence[Message]) -> Iterator[Picture]:
         content = message.get("content")
         if isinstance(content, list):
             for part in content:
-                if isinstance(part, dict) and isinstance(part.get("image"), Picture):
-                    yield part["image"]
+                if isinstance(part, dict) and isinstance(picture := part.get("image"), Picture):
+                    yield picture
 
 
-def text_of(content: Any) -> str:
+def text_of(content: Content) -> str:
     """Write a message's content as plain text, with a name for each image."""
     if not isinstance(content, list):
         return "" if content is None else str(content)
     return "".join(part.get("text") or str(part.get("image", "")) for part in content)
 
 
-def joined(content: Any, text: str, *, before: bool = False) -> Any:
+def joined(content: Content, text: str, *, before: bool = False) -> Content:
     """Append `text` to a message's content, or put it before."""
     if not isinstance(content, list):
-        return text + content if before else content + text
-    part = {"type": "text", "text": text}
+        return text + (content or "") if before else (content or "") + text
+    part: Part = {"type": "text", "text": text}
     return [part, *content] if before else [*content, part]

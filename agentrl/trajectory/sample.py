@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
 
 AGENT_ALIASES = {"single_turn_agent": "single_turn", "react_agent": "react"}
@@ -22,7 +23,7 @@ class Sample:
     ground_truth: Any = None
     """`reward_model.ground_truth` of the row."""
     ability: str | None = None
-    tools_kwargs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tools_kwargs: dict[str, dict[str, JSON]] = field(default_factory=dict)
     """By tool name: {"create_kwargs": {...}, ...}. Every configured tool is offered, named here or not; a name that
     is not configured is an error."""
     interaction_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -31,3 +32,8 @@ class Sample:
     """Position in the data set, over all files."""
     file: str = ""
     row: int = 0
+
+    @property
+    def interaction(self) -> str | None:
+        """Name of its interaction; None where `interaction_kwargs` names none."""
+        return self.interaction_kwargs.get("name") or None

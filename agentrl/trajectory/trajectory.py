@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agentrl.system.json_value import JSON
+from agentrl.trajectory.message import Message
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,9 +26,6 @@ they are not paid again beside it."""
 POLICY = "policy"
 """The name of the policy of a run that trains one."""
 
-Message = dict[str, Any]
-"""An OpenAI-style chat message: role, content, and optionally tool_calls, tool_call_id, name."""
-
 
 class Status(StrEnum):
     """How a trajectory ended."""
@@ -37,7 +37,7 @@ class Status(StrEnum):
     TURN_LIMIT = "turn_limit"
     """The limit of assistant or user turns was reached."""
     MALFORMED = "malformed"
-    """More malformed tool calls than `max_malformed`."""
+    """More malformed tool calls than `max_malformed`, or no sound call where an agent required one."""
     TIMEOUT = "timeout"
     """The trajectory's deadline passed."""
     ABORTED = "aborted"
@@ -172,7 +172,7 @@ class ToolCallRecord:
 
     name: str
     """The name the policy wrote; empty when none could be read."""
-    arguments: dict[str, Any] | None
+    arguments: dict[str, JSON] | None
     """None when they could not be parsed."""
     response: str
     """The text the model was shown."""
@@ -202,6 +202,9 @@ class Turn:
     """Turn reward from tools or an interaction; it belongs to the policy's tokens of this turn."""
     seconds: float = 0.0
     """Time that the engine took for an assistant turn."""
+    state: str | None = None
+    """State that an assistant turn was taken in, as an interaction or a loop names it; None: what was observed since
+    the turn before stands for it. Not stored with the trajectory."""
 
 
 @dataclass(slots=True)
@@ -225,8 +228,13 @@ class Trajectory:
     """The reward function's value; None until it has been scored."""
     score_extra: dict[str, float] = field(default_factory=dict)
     """Further numbers from the scorer (e.g. exact match, F1); averaged as metrics."""
+    for_scorers: dict[str, object] = field(default_factory=dict)
+    """Further values that scorers find in `extra_info`; not stored with the trajectory."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Counts and seconds that the loop measured: generate_seconds, tool_seconds, drift counts, retries."""
+    baseline: bool = False
+    """True: drawn greedily beside the others of its prompt. Its reward is what theirs are compared with; it is recorded
+    and not trained on."""
     attempt: int = 0
     """Number of this try, the first is 0; those before it failed, and nothing of them is in this record."""
 
@@ -272,6 +280,8 @@ class Trajectory:
             prompt_length=self.transcripts[0].prompt_length if self.transcripts else 0,
             response_length=sum(transcript.response_length for transcript in self.transcripts),
             num_sampled=self.num_sampled,
+            agent_name=self.agent_name,
+            baseline=self.baseline,
         )
 
 
@@ -299,6 +309,9 @@ class Outline:
     num_sampled: int
     model_reward: float = 0.0
     """Reward model's part of its reward."""
+    agent_name: str = ""
+    baseline: bool = False
+    """Same as `Trajectory.baseline`."""
 
     def reward(self, turn_reward_coef: float) -> float | None:
         """Reward that it is trained on as a whole: score + turn_reward_coef * turn_reward + model_reward.

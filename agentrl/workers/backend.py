@@ -168,4 +168,9 @@ class PolicySettings(Settings):
 
 
 PolicyBackendFactory = Callable[[PolicySettings], PolicyBackend]
-"""Factory that the config's strategy names. Called on every rank at once. Raises ConfigError."""
+"""Factory that the config's strategy names. Called on every rank at once. Raises ConfigError.
+
+A parameter `options`, annotated with a pydantic model, is given `strategy_options`.
+"""
+CriticBackendFactory = Callable[[Settings], CriticBackend]
+"""Factory that `critic.strategy` names, likewise."""

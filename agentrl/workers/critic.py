@@ -6,12 +6,13 @@ import torch
 
 from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.algorithms.value_loss import value_loss
+from agentrl.config.registries import CRITIC_BACKENDS
 from agentrl.config.sections.actor import ActorConfig, CriticConfig
 from agentrl.config.sections.model import ModelConfig
-from agentrl.runtime.ranks import Metrics
+from agentrl.system.metrics import Numbers
+from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import Loss, MiniBatch, Settings
-from agentrl.workers.fsdp import FSDPCritic
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.trainable import TrainableWorker
 
@@ -52,14 +53,15 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
             param_offload=actor_config.fsdp_config.param_offload,
             use_torch_compile=actor_config.use_torch_compile,
         )
-        self.backend = FSDPCritic(settings)
+        make = CRITIC_BACKENDS.get(critic_config.strategy)
+        self.backend = configured(make, critic_config.strategy_options, f"{CRITIC_BACKENDS.key}_options")(settings)
         super().__init__(self.backend)
 
-    def compute_values(self, batch: RaggedBatch) -> tuple[torch.Tensor, Metrics]:
+    def compute_values(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Return ([T] float32 on the CPU: the value of the state before each token, see `ValueModel.forward`; {})."""
         return self.backend.values(batch), {}
 
-    def update(self, batch: Sequences, *, step: int) -> Metrics:
+    def update(self, batch: Sequences, *, step: int) -> Numbers:
         """Fit the values to `batch.returns`, in mini-batches of whole prompts; `step` counts from 1.
 
         Returns critic/vf_loss, critic/clip_frac, critic/value_mean, critic/grad_norm, critic/lr and

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import fields
 
 import torch
 
@@ -34,11 +33,10 @@ def filler(like: RaggedBatch) -> RaggedBatch:
     For a rank that has no more work than to keep step with the others.
     """
     values = {item.name: getattr(like, item.name) for item in fields(like)}
-    empty: dict[str, Any] = {
-        name: value.new_zeros(1) for name, value in values.items() if isinstance(value, torch.Tensor)
-    }
-    unsampled = {name: empty[name] - 1 for name in ("version", "turn")}
-    return replace(like, **(empty | unsampled | {"offsets": torch.tensor([0, 1]), "images": None}))
+    tensors = {name: value.new_zeros(1) for name, value in values.items() if isinstance(value, torch.Tensor)}
+    tensors |= {name: tensors[name] - 1 for name in ("version", "turn")}
+    tensors["offsets"] = torch.tensor([0, 1])
+    return like.with_fields(**tensors, images=None)
 
 
 def to_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
@@ -46,7 +44,5 @@ def to_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
     if device.type == "cpu":
         return batch
     values = {item.name: getattr(batch, item.name) for item in fields(batch)}
-    tensors: dict[str, Any] = {
-        name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)
-    }
-    return replace(batch, **tensors)
+    tensors = {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)}
+    return batch.with_fields(**tensors)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -17,8 +17,9 @@ from agentrl.parallel.collectives import rank
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import give_back
 from agentrl.runtime.ranks import RankWeights
+from agentrl.system.json_value import JSON
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.backend import Needs, PolicySettings, Settings
+from agentrl.workers.backend import CriticBackend, Needs, PolicyBackend, PolicySettings, Settings
 from agentrl.workers.forward import forward_tokens
 from agentrl.workers.learner import Learner
 
@@ -73,10 +74,11 @@ class FSDPPolicy(Learner[TokenScores]):
             return self.log_probs(batch, frozenset()).logprobs
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight once, by its name in checkpoints, whole and in the engine's dtype. Tied weights have one name.
+        """Yield every weight [*] once, by its name in checkpoints, whole and in the engine's dtype.
 
-        Adapters are merged into the weights that they stand beside. In float32 other tensors may be the live weights
-        themselves, which the next update changes: copy them. Every rank must read together, and has every tensor.
+        Tied weights have one name. Adapters are merged into the weights that they stand beside. In float32 other
+        tensors may be the live weights themselves, which the next update changes: copy them. Every rank must read
+        together, and has every tensor.
         """
         with self.offload:
             for name, tensor in self.model.named_tensors(self.tensors):
@@ -94,7 +96,7 @@ class FSDPPolicy(Learner[TokenScores]):
         with self.offload:
             export_model(self.model, self.tensors, self._dtype, dir, tokenizer)
 
-    def mark(self) -> Mapping[str, Any]:
+    def mark(self) -> Mapping[str, JSON]:
         return self.model.mark(self.tensors)
 
 
@@ -121,3 +123,9 @@ class FSDPCritic(Learner[torch.Tensor]):
         """Return [T] float32 on the CPU; see `CriticBackend`."""
         with self.offload:
             return forward_tokens(lambda micro: self.forward(micro, frozenset()), batch, self.max_tokens, self.device)
+
+
+# Nothing else compares them with the interfaces: the one is made by its name, the other is used as its own class.
+if TYPE_CHECKING:
+    _policy: Callable[[PolicySettings], PolicyBackend] = FSDPPolicy
+    _critic: Callable[[Settings], CriticBackend] = FSDPCritic

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -14,7 +14,8 @@ from agentrl.checkpoint.manager import Finish
 from agentrl.checkpoint.state import all_seen
 from agentrl.config.declaration import Score
 from agentrl.engines.weights import Weights
-from agentrl.runtime.ranks import Batch, Metrics, Ranks
+from agentrl.runtime.ranks import Batch, Ranks
+from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.critic import CriticWorker
 from agentrl.workers.policy import PolicyWorker
@@ -26,7 +27,7 @@ from agentrl.workers.trainable import TrainableWorker
 class TrainableGroup:
     """Saving and loading of a role that learns."""
 
-    def __init__(self, ranks: Ranks[TrainableWorker[Any]]) -> None:
+    def __init__(self, ranks: Ranks[TrainableWorker[object]]) -> None:
         self._trainable = ranks
 
     def save(self, dir: Path, *, background: bool) -> Finish:
@@ -56,11 +57,11 @@ class PolicyGroup(TrainableGroup):
         self._ranks = ranks
         self._further_scores = further_scores
 
-    def log_probs(self, batch: Batch) -> tuple[Batch, Metrics]:
+    def log_probs(self, batch: Batch) -> tuple[Batch, Numbers]:
         """Add the columns old_logprobs and `further_scores` [T] float32; the metrics hold actor/entropy in nats."""
         return self._ranks.add_columns(("old_logprobs", *self._further_scores), PolicyWorker.compute_log_probs, batch)
 
-    def update(self, batch: Sequences, *, step: int, zero_advantage: list[int]) -> Metrics:
+    def update(self, batch: Sequences, *, step: int, zero_advantage: list[int]) -> Numbers:
         """Take the optimizer steps of training step `step` (see `PolicyWorker.update`)."""
         return self._ranks.metrics(PolicyWorker.update, batch, step=step, zero_advantage=zero_advantage)
 
@@ -76,7 +77,7 @@ class PolicyGroup(TrainableGroup):
 class HasReference(Protocol):
     """A worker with the model that KLs are measured against."""
 
-    def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Metrics]:
+    def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics)."""
         ...
 
@@ -103,7 +104,7 @@ class CriticGroup(TrainableGroup):
         """Add the column values [T] float32."""
         return self._ranks.add_columns(("values",), CriticWorker.compute_values, batch)[0]
 
-    def update(self, batch: Sequences, *, step: int) -> Metrics:
+    def update(self, batch: Sequences, *, step: int) -> Numbers:
         """Take the optimizer steps of training step `step` (see `CriticWorker.update`)."""
         return self._ranks.metrics(CriticWorker.update, batch, step=step)
 
@@ -126,11 +127,11 @@ class SFTGroup(TrainableGroup):
         super().__init__(ranks)
         self._ranks = ranks
 
-    def update(self, batch: Sequences, *, step: int) -> Metrics:
+    def update(self, batch: Sequences, *, step: int) -> Numbers:
         """Take one optimizer step (see `SupervisedWorker.update`)."""
         return self._ranks.metrics(SupervisedWorker.update, batch, step=step)
 
-    def mean_loss(self, batch: Sequences) -> Metrics:
+    def mean_loss(self, batch: Sequences) -> Numbers:
         """Return val/loss, without learning."""
         return self._ranks.metrics(SupervisedWorker.mean_loss, batch)
 

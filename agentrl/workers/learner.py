@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -28,6 +28,7 @@ from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, offloading
 from agentrl.parallel.shard import decoder_layers, shard
 from agentrl.runtime.ranks import shares
+from agentrl.system.json_value import JSON
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import MiniBatch, Needs, Settings, StepReport
 from agentrl.workers.forward import filler, to_device
@@ -42,9 +43,7 @@ class Learner(Generic[Found]):
     def __init__(self, root: PolicyModel | ValueModel, settings: Settings, mesh: Mesh) -> None:
         """Shard `root` in place, and read its weights where it has none. Raises ConfigError."""
         base = root.base
-        matrices = {id(p) for layer in decoder_layers(base) for p in layer.parameters() if p.ndim == 2}
-        # The biases of all experts are one parameter of two dimensions.
-        names = {name for name, p in root.named_parameters() if id(p) in matrices and not name.endswith("bias")}
+        matrices = _matrix_names(root)
         if settings.model.enable_gradient_checkpointing:
             checkpoint_layers(base, offload=settings.model.enable_activation_offload)
         layers = text_layers(base)
@@ -58,8 +57,7 @@ class Learner(Generic[Found]):
         """All parameters; `params` are those that learn."""
         self.params = {name: p for name, p in self.tensors.items() if p.requires_grad}
         home = torch.device("cpu") if settings.param_offload else None
-        matrix_names = {_hugging_face_name(name) for name in names}
-        self.optim = Optim(self.params, matrix_names, settings.optim, settings.total_steps, home)
+        self.optim = Optim(self.params, matrices, settings.optim, settings.total_steps, home)
         self._partial = [param for name, param in self.params.items() if name in partial]
         self._grad_clip = settings.grad_clip
         self.max_tokens = settings.max_tokens * mesh.parallel.sequence
@@ -71,7 +69,7 @@ class Learner(Generic[Found]):
     def forward(self, micro: RaggedBatch, needs: Needs) -> Found:
         """Run the model on a micro-batch that is on its device, with gradient where it is enabled."""
 
-    def mark(self) -> Mapping[str, Any]:
+    def mark(self) -> Mapping[str, JSON]:
         """Return what a checkpoint of the trained parameters alone means nothing without (see `WorkerState.save`)."""
         return {}
 
@@ -136,6 +134,16 @@ class Learner(Generic[Found]):
         return dict(zip(sorted(sums), totals, strict=True))
 
 
+class _Checkpoint(Protocol):
+    def __call__(self, *args: object, **kwargs: object) -> object: ...
+
+
+class _CheckpointingLayer(Protocol):
+    """Attribute that transformers sets on layers, and does not declare."""
+
+    _gradient_checkpointing_func: _Checkpoint
+
+
 def checkpoint_layers(model: PreTrainedModel, *, offload: bool = False) -> None:
     """Have each decoder layer computed again in the backward pass. The rest stays in eval mode: no dropout appears.
 
@@ -146,8 +154,19 @@ def checkpoint_layers(model: PreTrainedModel, *, offload: bool = False) -> None:
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True  # only this flag, not its children's: the layer recomputes only when training
             if offload:
-                layer: Any = module
+                layer = cast(_CheckpointingLayer, module)
                 layer._gradient_checkpointing_func = offloading(layer._gradient_checkpointing_func)
+
+
+def _matrix_names(root: PolicyModel | ValueModel) -> set[str]:
+    """Names of the two-dimensional weights of the decoder layers, the parameters that Muon is for."""
+    matrices = {id(p) for layer in decoder_layers(root.base) for p in layer.parameters() if p.ndim == 2}
+    # The biases of all experts are one parameter of two dimensions.
+    return {
+        _hugging_face_name(name)
+        for name, p in root.named_parameters()
+        if id(p) in matrices and not name.endswith("bias")
+    }
 
 
 def _hugging_face_name(name: str) -> str:

@@ -16,7 +16,9 @@ from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.model.scores import TokenScores
-from agentrl.runtime.ranks import Metrics, RankWeights
+from agentrl.runtime.ranks import RankWeights
+from agentrl.system.metrics import Numbers
+from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import Loss, MiniBatch, Needs, PolicySettings
 from agentrl.workers.plan import update_plan, with_policy_tokens
@@ -77,10 +79,11 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             temperature=temperature,
             log_prob_max_tokens=log_prob_max_tokens,
         )
-        self.backend = POLICY_BACKENDS.get(actor_config.strategy)(settings)
+        make = POLICY_BACKENDS.get(actor_config.strategy)
+        self.backend = configured(make, actor_config.strategy_options, f"{POLICY_BACKENDS.key}_options")(settings)
         super().__init__(self.backend)
 
-    def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Metrics]:
+    def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; the metric actor/entropy).
 
         With k further scores the first is [T, 1 + k]. The entropy is the mean over the policy tokens of all ranks'
@@ -94,7 +97,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         found = torch.stack(columns, dim=1) if self._further_scores else scores.logprobs
         return found, {"actor/entropy": entropy / max(tokens, 1.0)}
 
-    def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Metrics]:
+    def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Do as `ReferenceWorker.compute_reference_log_probs`, under the model that the adapters were put into.
 
         The first part of the answer is [T] float32.
@@ -173,9 +176,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
 
     def _loss_needs(self) -> Needs:
         """Scores that the loss reads beside log-probs."""
-        declared = self._policy_loss.declaration.columns
-        wanted: tuple[Score, ...] = ("entropy", "squared_probs")
-        needs = frozenset(name for name in wanted if name in declared)
+        needs = frozenset(self._policy_loss.declaration.scores)
         return needs | ENTROPY if self.config.entropy_coeff != 0 else needs
 
     def _loss(self, scale: LossScale) -> Loss[TokenScores]:

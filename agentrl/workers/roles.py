@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from agentrl.algorithms.declared import declared_by_estimator, needs_reference
 from agentrl.config import Config, SFTConfig
 from agentrl.config.declaration import Score
-from agentrl.config.registries import POLICY_BACKENDS
+from agentrl.config.registries import CRITIC_BACKENDS, POLICY_BACKENDS
 from agentrl.runtime.executor import Executor, open_executor
 from agentrl.runtime.placement import Pool, Role
 from agentrl.workers.critic import CriticWorker
@@ -69,7 +68,7 @@ def open_sft_workers(config: SFTConfig, device: str, total_steps: int) -> SFTWor
     return SFTWorkers(executor, SFTGroup(executor.ranks(role)))
 
 
-def pools_of(config: Config, roles: Sequence[Role[Any]]) -> list[Pool]:
+def pools_of(config: Config, roles: Sequence[Role[object]]) -> list[Pool]:
     """Place roles: on the trainer's devices, the reward model on devices of its own where the config gives it some."""
     trainer, scoring = config.trainer, config.reward_model
     apart = tuple(role for role in roles if role.name == REWARD_MODEL and scoring.enable_resource_pool)
@@ -93,8 +92,7 @@ def processes(config: Config | SFTConfig) -> int:
 
 def further_scores(config: Config) -> list[Score]:
     """List what the estimator reads of the policy's distributions beside log-probs."""
-    wanted: tuple[Score, ...] = ("entropy", "squared_probs")
-    return [name for name in wanted if name in declared_by_estimator(config).columns]
+    return declared_by_estimator(config).scores
 
 
 def policy_is_reference(config: Config) -> bool:
@@ -143,7 +141,8 @@ def reference_role(config: Config, device: str) -> Role[ReferenceWorker] | None:
 
 
 def critic_role(config: Config, device: str, total_steps: int) -> Role[CriticWorker]:
-    """The critic. Making it raises ConfigError."""
+    """The critic. Raises ConfigError for a strategy that there is not; making it raises ConfigError, too."""
+    CRITIC_BACKENDS.get(config.critic.strategy)
     make = partial(
         CriticWorker,
         config.actor_rollout_ref.model,

@@ -13,7 +13,7 @@ from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.config.sections.sft import SFTConfig
 from agentrl.data.sft import SFTSample
 from agentrl.model.scores import TokenScores
-from agentrl.runtime.ranks import Metrics
+from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import MiniBatch, PolicySettings
 from agentrl.workers.fsdp import FSDPPolicy
@@ -39,7 +39,7 @@ class SupervisedWorker(TrainableWorker[TokenScores]):
         self.backend = FSDPPolicy(settings)
         super().__init__(self.backend)
 
-    def update(self, batch: Sequences, step: int) -> Metrics:
+    def update(self, batch: Sequences, step: int) -> Numbers:
         """Take one optimizer step; `step` counts from 1. Returns sft/skipped_updates (0 or 1), and of a step that was
         taken sft/loss, sft/grad_norm and sft/lr.
 
@@ -53,7 +53,7 @@ class SupervisedWorker(TrainableWorker[TokenScores]):
         report = self._learn([MiniBatch(f"step {step}", batch, loss)], step=step)
         return report.metrics("sft", {"loss": "loss"}, {})
 
-    def mean_loss(self, batch: Sequences) -> Metrics:
+    def mean_loss(self, batch: Sequences) -> Numbers:
         """Return val/loss, the loss over all tokens of `batch`, without learning. Every rank loads its share of it."""
         mine = self.backend.share_of(batch)
         logprobs = self.backend.log_probs(mine, frozenset()).logprobs[mine.mask].double()

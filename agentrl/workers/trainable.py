@@ -28,7 +28,7 @@ MAX_SKIPPED = 5
 CHECKED = ("rewards", "old_logprobs", "ref_logprobs", "values", "advantages", "returns")
 """Columns that are looked at when a loss is not finite."""
 
-Found = TypeVar("Found")
+Found_co = TypeVar("Found_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class UpdateReport:
         return {f"{role}/{name}": value for name, value in found.items()}
 
 
-class TrainableWorker(Generic[Found]):
+class TrainableWorker(Generic[Found_co]):
     """One rank's part of a role that learns, through a backend."""
 
-    def __init__(self, backend: Backend[Found]) -> None:
+    def __init__(self, backend: Backend[Found_co]) -> None:
         self._learner = backend
         self._barren = 0
         """Training steps in a row, up to the last one, in which every mini-batch was skipped."""
@@ -83,7 +83,7 @@ class TrainableWorker(Generic[Found]):
         """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
         self._learner.load(Path(dir))
 
-    def _learn(self, minis: Iterable[MiniBatch[Found]], *, step: int) -> UpdateReport:
+    def _learn(self, minis: Iterable[MiniBatch[Found_co]], *, step: int) -> UpdateReport:
         """Take one optimizer step for each mini-batch whose loss and gradient are finite.
 
         step: training steps in which this role has learnt, this one included, for the learning rate.
@@ -106,7 +106,7 @@ class TrainableWorker(Generic[Found]):
             raise TrainingError(f"{cause} It is the {MAX_SKIPPED}th training step in a row in which nothing was learnt")
         return UpdateReport(taken, skipped)
 
-    def _not_finite(self, mini: MiniBatch[Found], report: StepReport) -> str:
+    def _not_finite(self, mini: MiniBatch[Found_co], report: StepReport) -> str:
         """Say what is wrong in the mini-batch of all ranks; every rank must ask."""
         mine = self._learner.share_of(mini.sequences)
         names = [name for name in CHECKED if mine.has(name)]

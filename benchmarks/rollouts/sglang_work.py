@@ -26,13 +26,13 @@ from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.system.http import http_client
 from agentrl.tool.toolset import ToolSet
-from agentrl.trajectory import Status
+from agentrl.trajectory import Message, Status
 from agentrl.trajectory.sample import Sample
 
 MODEL_LENGTH = 2048
 GROUP = 8
 WORDS = " ".join(f"{number} apples and {number + 3} oranges," for number in range(10, 14))
-OBSERVED = {"role": "tool", "tool_call_id": "given", "content": "The shop has " + WORDS}
+OBSERVED: Message = {"role": "tool", "tool_call_id": "given", "content": "The shop has " + WORDS}
 STARTUP = 300.0  # seconds
 """For a server to answer."""
 
@@ -57,7 +57,7 @@ class Shape:
 
     def _request(self, name: str, number: int) -> Request:
         text = f"Row {number // GROUP}. What does the shop have, when it had {WORDS} and sold {number // GROUP}?"
-        prompt = [{"role": "user", "content": text}]
+        prompt: list[Message] = [{"role": "user", "content": text}]
         sample = Sample(prompt, "benchmark", "lengths", extra_info={"dialogue": number})
         return Request(f"{name}/{number // GROUP}/{number}", number // GROUP, sample, SamplingParams(1), seed=number)
 

@@ -34,7 +34,7 @@ from agentrl.engines.weights import Weights
 from agentrl.model.packed import load_model
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.tool.toolset import ToolSet
-from agentrl.trajectory import PlacedImage, Trajectory, VersionSpan
+from agentrl.trajectory import Message, PlacedImage, Trajectory, VersionSpan
 from agentrl.trajectory.sample import Sample
 from benchmarks.no_options import no_options
 
@@ -75,7 +75,7 @@ async def runtime_costs(chat: Chat) -> list[float]:
     limits = dataclasses.replace(LoopLimits.from_config(Config()), max_response_tokens=ROOM, max_model_len=ROOM)
     tools = ToolSet.from_tools([], timeout=30, max_response_tokens=1024, truncate_side="middle")
     context = LoopContext(InstantEngine(chat), chat, tools, {}, limits)  # type: ignore[arg-type]
-    prompt = [{"role": "user", "content": "What is 17 + 25?"}]
+    prompt: list[Message] = [{"role": "user", "content": "What is 17 + 25?"}]
     episode = Episode(context, Sample(prompt, "turn_cost", "tool_agent"), Trajectory("t", 0), SamplingParams(1), 1, "t")
     episode.start(prompt)
 

@@ -19,7 +19,7 @@ from typing import Any
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"}
 
 import torch
-from datasets import Dataset  # type: ignore[import-not-found]
+from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM
 from agentrl.agent_loop import AgentLoop, Episode, LoopContext, Request
 from agentrl.agent_loop.dialogue import Dialogue
 from agentrl.agent_loop.registry import register
-from agentrl.agent_loop.tool_calls import answer_calls, open_tools
 from agentrl.chat import Chat
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
@@ -27,7 +26,6 @@ from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.observe.invariants import check_trajectory
 from agentrl.reward.manager import policy_text
 from agentrl.tool import ToolResponse
-from agentrl.tool.session import ToolSession
 from agentrl.tool.toolset import ToolSet
 from agentrl.train import main
 from agentrl.trajectory import Message, Status, Trajectory
@@ -186,10 +184,11 @@ async def test_limits_of_turns_hold_over_all_transcripts(bench: MakeBench) -> No
 async def test_the_interactions_first_words_open_the_dialogue(bench: MakeBench) -> None:
     b = bench(["#### 5", "x", "y"], interactions={"it": Opening()})
     system: list[Message] = [{"role": "system", "content": "Be brief."}]
-    for prompt, expected in (
+    cases: list[tuple[list[Message], list[Message]]] = [
         (ROW.prompt, [{"role": "user", "content": "What is 2 + 3?\n\nFirst words to 1."}]),
         (system, [*system, {"role": "user", "content": "First words to 1."}]),
-    ):
+    ]
+    for prompt, expected in cases:
         row = sample(interaction_kwargs={"name": "it"}, prompt=prompt)
         (t,) = await b.run(row)
         assert t.messages[: len(expected)] == expected
@@ -286,17 +285,17 @@ class TwoAtOnce(AgentLoop):
     """Two branches at the same time."""
 
     async def run(self, episode: Episode) -> None:
-        async def one(branch: Episode, session: ToolSession) -> None:
+        async def one(branch: Episode) -> None:
             branch.start(episode.sample.prompt, episode.context.tools.schemas)
             reply = await branch.generate()
-            _, messages = await answer_calls(branch, session, reply.message.calls)
+            _, messages = await branch.answer_calls(reply.message.calls)
             branch.observe(messages)
             await branch.generate()
             await Dialogue(branch, episode.context.interactions["it"]).respond()
 
-        async with open_tools(episode) as session, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             for _ in range(2):
-                group.create_task(one(episode.branch(), session))
+                group.create_task(one(episode.branch()))
         episode.finish(Status.COMPLETED)
 
 

@@ -19,14 +19,14 @@ from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, InfrastructureError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward import NaiveRewardManager
-from agentrl.tool import Tool, ToolResponse
+from agentrl.tool import Schema, Tool, ToolResponse, ToolSchema
 from agentrl.tool.toolset import MIN_FAILED_CALLS
 from agentrl.trajectory import Message, Status, Trajectory
 from tests.agent_loop.conftest import Bench, call, sample
 
 MakeBench = Callable[..., Bench]
-NO_ARGUMENTS = {"type": "object", "properties": {}}
-SCHEMA = {"type": "function", "function": {"name": "thing", "description": "", "parameters": NO_ARGUMENTS}}
+NO_ARGUMENTS: Schema = {"type": "object", "properties": {}}
+SCHEMA: ToolSchema = {"type": "function", "function": {"name": "thing", "description": "", "parameters": NO_ARGUMENTS}}
 
 
 class Loop(AgentLoop):
@@ -493,11 +493,12 @@ async def test_siblings_are_ended_in_order_and_nothing_is_lost(bench: MakeBench)
     """Tools are released and interactions finalized of those that wait while another one meets an error."""
     thing = Thing()
     b = bench(lambda session, turn: [call("thing"), "#### 5"][turn], [thing])
-    b.engine.delay = 0.02
+    b.engine.delay = 0.2
 
     class Late(AgentLoop):
         async def run(self, episode: Episode) -> None:
-            await asyncio.sleep(0.03)
+            while thing.calls < 5:  # the others' second turns are far from their ends then
+                await asyncio.sleep(0.001)
             raise TypeError("late")
 
     ended: list[Trajectory] = []

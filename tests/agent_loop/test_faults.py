@@ -15,13 +15,13 @@ from agentrl.chat import AssistantMessage
 from agentrl.engines.contract import FinishReason, RequestError, SamplingParams
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.tool import Tool, ToolResponse
+from agentrl.tool import Schema, Tool, ToolResponse
 from agentrl.trajectory import Message, Status
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.agent_loop.test_tool_agent import add
 
 MakeBench = Callable[..., Bench]
-NO_ARGUMENTS = {"type": "object", "properties": {}}
+NO_ARGUMENTS: Schema = {"type": "object", "properties": {}}
 
 
 @pytest.mark.parametrize("fault", [DataError("row 7 is odd"), RequestError("too long")])

@@ -21,6 +21,7 @@ from tests.config.loading import load
 
 MakeBench = Callable[..., Bench]
 KEY = "actor_rollout_ref.rollout.agent.observers"
+OPTIONS = "actor_rollout_ref.rollout.agent.observer_options"
 PAGE = Path(__file__).parents[2] / "docs" / "tools.md"
 
 
@@ -142,3 +143,32 @@ def test_one_that_cannot_be_made_is_told_with_its_place(tmp_path: Path) -> None:
         made("Late")
     with pytest.raises(CodeError, match=r"turn observer \(seeing.Broken\): AttributeError.*\n.*seeing.py:6"):
         made("Broken")
+
+
+WRITING = """
+from pydantic import BaseModel
+from agentrl.agent_loop import TurnObserver
+
+class Options(BaseModel):
+    file: str
+
+class Writing(TurnObserver):
+    def __init__(self, run_dir, options: Options):
+        self.path = run_dir / options.file
+
+    def on_turn(self, trajectory, turn):
+        self.path.touch()
+"""
+
+
+def test_one_is_given_its_options(tmp_path: Path) -> None:
+    (tmp_path / "writing.py").write_text(WRITING)
+    name = f"{tmp_path}/writing.py:Writing"
+    agent = load(f"{KEY}=['{name}']", f"{OPTIONS}={{'{name}': {{file: a.txt}}}}").actor_rollout_ref.rollout.agent
+    observers = Observers.load(agent.observers, tmp_path, agent.observer_options)
+    observers.on_turn(Trajectory("t", 0, "", ""), Turn("user", "", 0, 0, 0))
+    assert (tmp_path / "a.txt").exists() and observers.take_error("t") is None
+    with pytest.raises(ConfigError, match=r"observer_options\..*Writing: unknown key 'fil'; did you mean 'file'"):
+        load(f"{KEY}=['{name}']", f"{OPTIONS}={{'{name}': {{fil: a.txt}}}}")
+    with pytest.raises(ConfigError, match=r"observer_options\.other has no effect: .*observers= does not name it"):
+        load(f"{OPTIONS}={{other: {{file: a.txt}}}}")

@@ -247,6 +247,18 @@ while True:
     assert t.transcripts[0].response_length <= 40
 
 
+@pytest.mark.parametrize("then", ["", "except openai.BadRequestError:\n    pass"], ids=["raises", "goes on"])
+async def test_a_policy_that_makes_no_required_call_is_trained_on_and_no_fault_of_the_agent(
+    run: Any, tmp_path: Path, then: str
+) -> None:
+    tools = [{"type": "function", "function": {"name": "submit", "parameters": {"type": "object", "properties": {}}}}]
+    ask = f"await ask(sample['prompt'], tools={tools}, tool_choice='required')"
+    body = ASYNC + (f"try:\n    {ask}\n{then}" if then else ask)
+    (t,) = await run(lambda session, turn: "#### 5", function(tmp_path, body))
+    assert (t.status, t.failure, t.metrics["retries"]) == (Status.MALFORMED, None, 0)
+    assert t.score is not None and len(t.transcripts) == t.metrics["openai_asked_again"] + 1 == 4
+
+
 async def test_an_engine_fault_ends_the_agent_at_once_and_is_tried_again(run: Any, tmp_path: Path) -> None:
     def script(session: str, turn: int) -> str | Exception:
         return EngineError("lost") if session.startswith("t/0.0") else "#### 5"

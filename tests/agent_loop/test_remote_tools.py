@@ -11,14 +11,14 @@ import pytest
 from aiohttp import web
 
 from agentrl.chat import Chat
-from agentrl.tool import Tool
-from agentrl.trajectory import Status
+from agentrl.tool import Tool, ToolSchema
+from agentrl.trajectory import Message, Status
 from tests.agent_loop.conftest import Bench, call, sample
 from tools.http_endpoint import HttpTool
 
 MakeBench = Callable[..., Bench]
 
-WEATHER = {
+WEATHER: ToolSchema = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -80,7 +80,7 @@ async def test_the_tools_of_an_mcp_server(bench: MakeBench, chat: Chat) -> None:
     hostile, harmless = (t.transcripts[0].ids[turn.start : turn.end] for turn in t.turns if turn.role == "tool")
     assert special in chat.decode(hostile)
     assert hostile.count(end) == harmless.count(end)
-    message = {"role": "user", "content": "x"}
+    message: Message = {"role": "user", "content": "x"}
     prompt = chat.render([message], [tool.schema for tool in tools])
     assert special in chat.decode(prompt)
     assert prompt.count(end) == chat.render([message], [WEATHER]).count(end)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.agent_loop import Request
+from agentrl.agent_loop import AgentLoop, Episode, Request, register
 from agentrl.algorithms.advantages import compute_advantages
 from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
@@ -144,3 +144,50 @@ async def test_a_group_is_scored_when_its_last_trajectory_has_ended(bench: Calla
     assert asked == [["t/0", "t/2", "t/3"]]
     assert [one.score for one in trajectories] == [0.0, None, 0.0, 1.0]
     assert sorted(ended) == ["t/0", "t/1", "t/2", "t/3"]
+
+
+class Worth(Paid):
+    """Is opened for the trajectory, and pays for it at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released: list[str] = []
+
+    async def create(self, instance_id: str, **kwargs: Any) -> None:
+        return None
+
+    async def calc_reward(self, instance_id: str) -> float:
+        return 0.5
+
+    async def release(self, instance_id: str) -> None:
+        self.released.append(instance_id)
+
+
+class Caller(AgentLoop):
+    """Calls tools itself: before the first turn, and after one."""
+
+    async def run(self, episode: Episode) -> None:
+        first = await episode.call("paid", {})
+        assert first.error is None
+        episode.start(episode.sample.prompt, episode.context.tools.schemas)
+        await episode.generate()
+        unknown = await episode.call("pay", {})
+        assert unknown.error == ErrorKind.UNKNOWN_TOOL and "paid" in unknown.text
+        episode.observe([{"role": "tool", "content": unknown.text, "name": "pay"}])
+        await episode.generate()
+        episode.finish(Status.COMPLETED)
+
+
+async def test_calls_of_a_loops_own_are_recorded_paid_and_closed(bench: MakeBench) -> None:
+    register("caller")(Caller)
+    b = bench(["Let me see.", "#### 5"], [tool := Worth()])
+    (t,) = await b.run(sample("caller"))
+    assert t.status is Status.COMPLETED, t.failure
+    check_record(b, t)
+    assistant = [turn for turn in t.turns if turn.role == "assistant"]
+    assert [[(call.name, call.error) for call in turn.calls] for turn in assistant] == [
+        [("paid", None), ("pay", ErrorKind.UNKNOWN_TOOL)],
+        [],
+    ]
+    assert [turn.reward for turn in assistant] == [0.25, 0.5], "the call's own, and at the end the last turn's"
+    assert tool.released == ["t/0.0"]

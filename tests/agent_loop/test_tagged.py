@@ -211,7 +211,7 @@ def test_a_prompt_that_explains_the_tags_is_taken_as_it_is() -> None:
     plain = sample("search_r1")
     (system, user), rendered = SearchR1Loop().first_prompt(plain, tools)
     assert (system["role"], [user], rendered) == ("system", plain.prompt, [])
-    assert "between <search> and </search>" in system["content"]
+    assert "between <search> and </search>" in str(system["content"])
     own = [{"role": "user", "content": "Use <search>..</search>, then <answer>..</answer>. Who?"}]
     assert SearchR1Loop().first_prompt(sample(prompt=own), tools)[0] == own
     assert ReToolLoop().first_prompt(sample(prompt=own), tools)[0][0]["role"] == "system"

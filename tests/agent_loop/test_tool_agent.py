@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.agent_loop import Request
 from agentrl.engines.contract import SamplingParams
-from agentrl.tool import ErrorKind, Tool, ToolResponse
+from agentrl.tool import ErrorKind, Tool, ToolResponse, ToolSchema
 from agentrl.trajectory import Status, Trajectory
 from interactions.gsm8k import Gsm8kInteraction
 from tests.agent_loop.conftest import Bench, call, sample
@@ -157,7 +157,10 @@ class Failing(Tool):
 
 
 async def test_on_error_fail_is_an_infrastructure_failure_without_reward(bench: MakeBench) -> None:
-    schema = {"type": "function", "function": {"name": "failing", "description": "Fails.", "parameters": {}}}
+    schema: ToolSchema = {
+        "type": "function",
+        "function": {"name": "failing", "description": "Fails.", "parameters": {}},
+    }
     b = bench([call("failing"), "#### 5"], [Failing({"on_error": "fail"}, schema)], max_retries=2)
     (t,) = await b.run(sample())
     assert t.status is Status.FAILED
@@ -261,7 +264,7 @@ class Paying(Tool):
 
 
 async def test_tool_rewards_belong_to_the_turns_that_earned_them(bench: MakeBench) -> None:
-    schema = {"type": "function", "function": {"name": "pay", "description": "Pays.", "parameters": {}}}
+    schema: ToolSchema = {"type": "function", "function": {"name": "pay", "description": "Pays.", "parameters": {}}}
     b = bench([call("pay") + call("pay"), call("pay"), "#### 5"], [Paying({}, schema)])
     (t,) = await b.run(sample())
     assert t.turn_rewards == [0.5, 0.25, 0.5]

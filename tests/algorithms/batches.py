@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from agentrl.algorithms.policy_loss import MicroLoss, PolicyLoss
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import AlgorithmConfig, PolicyLossConfig
 from agentrl.trajectory.batch import RaggedBatch
+
+LOSS_OPTIONS: dict[str, dict[str, Any]] = {"dro": {"dro_beta": 0.5}}
+"""Options of the losses that do not go without."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ def batch_of(*rows: Row) -> RaggedBatch:
     total = sum(lengths)
     return RaggedBatch(
         offsets=torch.tensor([0, *lengths]).cumsum(0),
+        state=torch.tensor(turns_of(rows)),
         ids=torch.arange(total),
         mask=torch.tensor([char == "1" for row in rows for char in row.mask], dtype=torch.bool),
         rollout_logprobs=torch.zeros(total),
@@ -48,6 +52,8 @@ def batch_of(*rows: Row) -> RaggedBatch:
         policies=("policy",),
         old_logprobs=torch.zeros(total),
         values=torch.tensor([value for row in rows for value in row.values or [0.0] * len(row.mask)]),
+        squared_probs=torch.full((total,), 0.5),
+        greedy_rewards=torch.zeros(len(rows)),
     )
 
 
@@ -79,7 +85,7 @@ def micro_loss(
         old_logprobs=old_logprobs,
         advantages=advantages,
     )
-    chosen = PolicyLossConfig(loss_mode=mode)
+    chosen = PolicyLossConfig(loss_mode=mode, options=LOSS_OPTIONS.get(mode, {}))
     config = ActorConfig(policy_loss=chosen, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=dual)
     return PolicyLoss.of(config)(batch, logprobs)
 
@@ -130,4 +136,12 @@ def batches(draw: st.DrawFn, max_trajectories: int = 6) -> RaggedBatch:
 
     batch.rollout_logprobs, batch.old_logprobs, batch.ref_logprobs = -normal().abs(), -normal().abs(), -normal().abs()
     batch.values, batch.advantages, batch.returns = normal(), normal(), normal()
+    batch.squared_probs = normal().sigmoid()
+    batch.state = torch.where(batch.mask, batch.turn % 3, -1).long()
+    batch.greedy_rewards = 0.5 * (batch.group == 1)
     return batch
+
+
+def suited(batch: RaggedBatch, estimator: str) -> RaggedBatch:
+    """The batch with rewards that the estimator takes: none below 0 for maxrl."""
+    return replace(batch, rewards=batch.rewards.abs()) if estimator == "maxrl" else batch

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from verl.trainer.ppo import core_algos  # type: ignore[import-not-found]
 from verl.utils import torch_functional  # type: ignore[import-not-found]
-from verl.workers.config import ActorConfig  # type: ignore[import-not-found]
+from verl.workers.config import ActorConfig, PolicyLossConfig  # type: ignore[import-not-found]
 
 WIDTH = 9
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -46,16 +46,20 @@ def outcome_rewards(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 def advantage_cases() -> list[dict[str, Any]]:
-    """Groups of 4, 3 and 1, then a batch with a group of equal rewards that float64 represents exactly."""
+    """Groups of 4, 3 and 1, then batches with a group of equal rewards that float64 represents exactly: 0.5, and 0."""
     cases = []
-    for seed, group in enumerate(([0, 0, 0, 0, 1, 1, 1, 2], [0, 0, 1, 1, 1, 1])):
+    for seed, group in enumerate(([0, 0, 0, 0, 1, 1, 1, 2], [0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1])):
         generator = torch.Generator().manual_seed(seed)
         lengths, mask = masked_rows(generator, len(group))
         scores = draw(generator, len(group))
-        if seed == 1:
-            scores[:2] = 0.5
+        if seed:
+            scores[:2] = 0.5 if seed == 1 else 0.0
         rewards, values = outcome_rewards(mask, scores), draw(generator, len(group), WIDTH)
         turns = rewards + draw(generator, len(group), WIDTH, scale=0.1) * mask
+        old = -draw(generator, len(group), WIDTH).abs()
+        # The token's own square, and some of what the others may have.
+        squared = old.exp() ** 2 + (1 - old.exp()) ** 2 * draw(generator, len(group), WIDTH).sigmoid()
+        baselines = draw(generator, max(group) + 1)
         index = np.array(group)
         expected = {}
         for name in ("grpo", "rloo", "opo"):
@@ -66,6 +70,20 @@ def advantage_cases() -> list[dict[str, Any]]:
         config = type("Config", (), {"gamma": 0.9})
         estimator = core_algos.get_adv_estimator_fn("reinforce_plus_plus")
         expected["reinforce_plus_plus"] = estimator(turns.clone(), mask, config=config)
+        estimator = core_algos.get_adv_estimator_fn("reinforce_plus_plus_baseline")
+        expected["reinforce_plus_plus_baseline"] = estimator(rewards.clone(), mask, index=index)
+        if seed != 1:  # where it counts rewards of 0 in place of groups that teach nothing (see agentrl's gpg)
+            expected["gpg"] = core_algos.get_adv_estimator_fn("gpg")(rewards.clone(), mask, index=index)
+        if seed:  # it refuses groups of one
+            by_std = {"norm_adv_by_std_in_grpo": True}
+            estimator = core_algos.get_adv_estimator_fn("grpo_passk")
+            expected["grpo_passk"] = estimator(rewards.clone(), mask, index=index, config=by_std)
+        estimator = core_algos.get_adv_estimator_fn("tir_optimal_token_baseline")
+        expected["tir_optimal_token_baseline"] = estimator(
+            turns.clone(), mask, index=index, old_log_probs=old, sum_pi_squared=squared
+        )
+        estimator = core_algos.get_adv_estimator_fn("remax")
+        expected["remax"] = estimator(rewards.clone(), baselines[index], mask)
         expected["gae"] = core_algos.compute_gae_advantage_return(turns.clone(), values, mask, 0.9, 0.8)
         cases.append(
             {
@@ -75,6 +93,9 @@ def advantage_cases() -> list[dict[str, Any]]:
                 "outcome_rewards": rewards,
                 "token_rewards": turns,
                 "values": values,
+                "old": old,
+                "squared_probs": squared,
+                "baselines": baselines,
                 "gamma": 0.9,
                 "lam": 0.8,
                 "expected": {
@@ -102,19 +123,52 @@ def policy_cases() -> list[dict[str, Any]]:
             if name == "gspo" and seed == 2:
                 continue  # verl clamps the sequence's log-ratio to 10 there, this project to 20
             expected = {mode: policy_figures(name, mode, old, new, advantages, mask) for mode in MODES}
-            cases.append(
-                {
-                    "loss": name,
-                    "lengths": lengths,
-                    "mask": mask,
-                    "old": old,
-                    "new": new,
-                    "advantages": advantages,
-                    "clip": CLIP,
-                    "norm_length": WIDTH,
-                    "expected": expected,
-                }
-            )
+            cases.append(policy_case(name, lengths, mask, old, new, advantages, expected))
+    return cases
+
+
+def policy_case(
+    name: str,
+    lengths: torch.Tensor,
+    mask: torch.Tensor,
+    old: torch.Tensor,
+    new: torch.Tensor,
+    advantages: torch.Tensor,
+    expected: dict[str, Any],
+) -> dict[str, Any]:
+    """A case of a policy loss as the reference file has it."""
+    return {
+        "loss": name,
+        "lengths": lengths,
+        "mask": mask,
+        "old": old,
+        "new": new,
+        "advantages": advantages,
+        "clip": CLIP,
+        "norm_length": WIDTH,
+        "expected": expected,
+    }
+
+
+def further_policy_cases() -> list[dict[str, Any]]:
+    """Losses beside vanilla and gspo; probabilities stay below 1, as those that read them need."""
+    cases = []
+    for seed, name in enumerate(("cispo", "dppo_tv", "dppo_kl", "gpg", "sapo", "geo_mean", "dro")):
+        generator = torch.Generator().manual_seed(60 + seed)
+        lengths, mask = masked_rows(generator, 5)
+        old = -draw(generator, 5, WIDTH).abs() - 0.01
+        new = (old + draw(generator, 5, WIDTH)).clamp(max=-0.01)
+        advantages = draw(generator, 5, WIDTH)
+        if name == "geo_mean":  # which knows one advantage a sequence
+            advantages = advantages[:, :1].expand(5, WIDTH)
+        advantages = advantages * mask
+        # These two always take this mean.
+        modes = ("seq-mean-token-mean",) if name in ("sapo", "geo_mean") else MODES
+        expected = {mode: policy_figures(name, mode, old, new, advantages, mask) for mode in modes}
+        for figures in expected.values() if name == "geo_mean" else ():
+            # These count tokens beyond either bound, also where the minimum takes the other side.
+            del figures["actor/pg_clipfrac"], figures["actor/pg_clipfrac_lower"]
+        cases.append(policy_case(name, lengths, mask, old, new, advantages, expected))
     return cases
 
 
@@ -130,6 +184,7 @@ def policy_figures(
         clip_ratio_low=low,
         clip_ratio_high=high,
         clip_ratio_c=dual,
+        policy_loss=PolicyLossConfig(loss_mode=name, dro_beta=0.5),
     )
     leaf = new.clone().requires_grad_()
     loss, metrics = core_algos.get_policy_loss_fn(name)(old, leaf, advantages, mask, mode, config)
@@ -213,7 +268,7 @@ if __name__ == "__main__":
     reference = {
         "source": "verl 0.9.1 (Apache-2.0), functions of verl.trainer.ppo.core_algos and verl.utils.torch_functional",
         "advantages": advantage_cases(),
-        "policy_loss": policy_cases(),
+        "policy_loss": [*policy_cases(), *further_policy_cases()],
         "aggregation": aggregation_cases(),
         "kl_penalty": kl_cases(),
         "kl_controller": controller_cases(),

@@ -18,12 +18,21 @@ from agentrl.algorithms.advantages import (
 )
 from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
+from agentrl.errors import TrainingError
 from agentrl.trajectory.batch import RaggedBatch
-from tests.algorithms.batches import Row, algorithm, batch_of, batches
+from tests.algorithms.batches import Row, algorithm, batch_of, batches, suited
 
 GROUP_ESTIMATORS = [
     name for name in ADVANTAGE_ESTIMATORS.names() if declaration_of(ADVANTAGE_ESTIMATORS.get(name)).compares_group
 ]
+KNOW_PROMPTS = {
+    *GROUP_ESTIMATORS,
+    "reinforce_plus_plus_baseline",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
+    "gigpo",
+}
+"""These compare the trajectories of a prompt; those that are no GROUP_ESTIMATORS also where their rewards are equal."""
 N = 4
 """Trajectories asked for of each prompt; the groups here may have fewer, as if some had failed, or more."""
 
@@ -69,8 +78,8 @@ def test_grpo_without_std_is_the_distance_to_the_mean() -> None:
 
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 def test_one_trajectory_a_prompt_has_mean_0_and_std_1(estimator: str) -> None:
-    found = advantages(outcome(0.7, -2, groups=[5, 2]), estimator, n=1)
-    assert found == approx([0.7, 0.7], [-2, -2])
+    found = advantages(outcome(0.7, 2, groups=[5, 2]), estimator, n=1)
+    assert found == approx([0.7, 0.7], [2, 2])
 
 
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
@@ -80,7 +89,7 @@ def test_a_lone_survivor_teaches_nothing(estimator: str) -> None:
     for by_std in (True, False):
         found = advantages(batch, estimator, norm_adv_by_std_in_grpo=by_std)
         assert found[0] == [0.0, 0.0]
-        assert found[1][0] < -0.1 < 0.1 < found[2][0]
+        assert found[1][0] <= 0 < 0.1 < found[2][0]
     assert group_counts(batch, N)["groups_of_one"] == 1
 
 
@@ -88,10 +97,10 @@ def test_a_lone_survivor_teaches_nothing(estimator: str) -> None:
 @given(estimator=st.sampled_from(ADVANTAGE_ESTIMATORS.names()), batch=batches(), n=st.integers(2, 8))
 def test_only_what_can_be_compared_teaches(estimator: str, batch: RaggedBatch, n: int) -> None:
     """An estimator compares the trajectories of a prompt, and a lone survivor teaches nothing; or knows no prompts."""
-    config = algorithm(estimator, gamma=0.9, lam=0.8)
+    batch, config = suited(batch, estimator), algorithm(estimator, gamma=0.9, lam=0.8)
     found = compute_advantages(batch, config, n).advantages
     assert found is not None
-    if estimator not in GROUP_ESTIMATORS:
+    if estimator not in KNOW_PROMPTS:
         apart = compute_advantages(replace(batch, group=torch.arange(len(batch.group))), config, n).advantages
         assert apart is not None and torch.equal(apart, found)
         return
@@ -102,7 +111,8 @@ def test_only_what_can_be_compared_teaches(estimator: str, batch: RaggedBatch, n
     assert not found[lone].any()
     rest = [row for row, group in enumerate(batch.group.tolist()) if members[group] > 1]
     others = compute_advantages(batch.select(rest), config, n).advantages
-    assert others is not None and torch.equal(others, found[~lone]), "nor does it change what others teach"
+    assert others is not None, "nor does it change what others teach"
+    torch.testing.assert_close(others, found[~lone], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
@@ -111,7 +121,7 @@ def test_equal_rewards_give_exactly_nothing(estimator: str) -> None:
     batch = outcome(0.1, 0.1, 0.1, 1, 0, groups=[0, 0, 0, 1, 1])
     found = advantages(batch, estimator)
     assert found[:3] == [[0.0, 0.0]] * 3
-    assert found[3][0] > 0.1
+    assert found[3][0] > 0.1, "the best of its group"
 
 
 def test_equal_up_to_the_rounding_of_a_sum_is_equal() -> None:
@@ -143,6 +153,90 @@ def test_rloo_compares_with_the_mean_of_the_others() -> None:
 def test_opo_weighs_by_policy_tokens_and_not_by_tool_tokens() -> None:
     batch = batch_of(Row("01000000", {1: 1.0}), Row("0111"))
     assert advantages(batch, "opo") == approx([0.75], [-0.25] * 3)
+
+
+def test_reinforce_plus_plus_baseline_whitens_the_distance_to_the_groups_mean() -> None:
+    # Distances -1, 1 and 0 (twice 7, which n = 2 asked for, equal); each on two tokens but the last, which has one.
+    batch = batch_of(Row("011"), Row("011", {1: 2.0}), Row("01", {1: 7.0}, 1), Row("01", {1: 7.0}, 1))
+    spread = math.sqrt((1 + 1 + 1 + 1) / 5)  # four tokens at distance 1 of six, mean 0
+    found = advantages(batch, "reinforce_plus_plus_baseline", n=2)
+    assert found == approx([-1 / spread] * 2, [1 / spread] * 2, [0], [0])
+
+
+def test_a_lone_survivor_takes_no_part_in_whitening() -> None:
+    batch = batch_of(Row("01"), Row("01", {1: 2.0}), Row("0111", {1: 50.0}, 1))
+    half = math.sqrt(0.5)
+    assert advantages(batch, "reinforce_plus_plus_baseline") == approx([-half], [half], [0, 0, 0])
+
+
+def test_gpg_makes_up_for_groups_that_teach_nothing() -> None:
+    # Two of six trajectories are of an equal group, and one of a lone survivor: alpha = 5 / 3.
+    batch = outcome(1, 0, 0, 1, 1, 1, groups=[0, 0, 0, 1, 1, 2])
+    up, down = 5 / 3 * 2 / 3, -5 / 3 / 3
+    assert advantages(batch, "gpg") == approx([up] * 2, [down] * 2, [down] * 2, [0, 0], [0, 0], [0, 0])
+
+
+def test_grpo_passk_teaches_the_best_of_a_group_alone() -> None:
+    # std([0.2, 1, 0.5]) = 0.404; two equal best ones would do without each other.
+    batch = outcome(0.2, 1, 0.5, 1, 1, 0, groups=[0, 0, 0, 1, 1, 1])
+    found = advantages(batch, "grpo_passk", norm_adv_by_std_in_grpo=False)
+    assert found == approx([0, 0], [0.5, 0.5], [0, 0], [0, 0], [0, 0], [0, 0])
+    assert advantages(batch, "grpo_passk")[1] == pytest.approx([0.5 / 0.404145] * 2, rel=1e-5)
+
+
+def test_maxrl_divides_by_the_share_of_successes() -> None:
+    # One of four: (1 - 1/4) / (1/4) = 3, and -1 for the others; a group without success teaches nothing.
+    batch = outcome(1, 0, 0, 0, 0, 0, groups=[0, 0, 0, 0, 1, 1])
+    assert advantages(batch, "maxrl") == approx([3, 3], *[[-1.0, -1.0]] * 3, [0, 0], [0, 0])
+    with pytest.raises(TrainingError, match=r"maxrl divides .* found -0\.5"):
+        advantages(outcome(1, -0.5), "maxrl")
+
+
+def test_the_optimal_token_baseline_weighs_by_the_energy_of_the_gradient() -> None:
+    # p = 1 and sum p^2 = 0.5 (batch_of): w = 1 - 2 + 0.5 < 0 would be no energy, so p is 0.5 and w = 0.5 here.
+    batch = batch_of(Row("0101", {1: 0.5, 3: 1.0}), Row("011", {2: 0.0}), Row("01", {1: 1.0}))
+    batch.old_logprobs = torch.full((batch.num_tokens,), math.log(0.5))
+    batch.squared_probs = torch.where(batch.sequence_ids() == 2, 1.5, 0.5)
+    # t = 1: G = 1.5, 0, 1 and W = 0.5, 0.5, 1.5: B = (0.75 + 1.5) / 2.5 = 0.9.  t = 2: G = 1, 0 and W = 1, 1: B = 0.5.
+    found = advantages(batch, "optimal_token_baseline")
+    assert found == approx([0.6, 0.5], [-0.9, -0.5], [0.1])
+    assert returns(batch, "optimal_token_baseline") == approx([1.5, 1], [0, 0], [1])
+
+
+def test_remax_compares_with_the_greedy_trajectory_of_the_prompt() -> None:
+    # Rewards to go: 0.5 + 1 and 1, less 0.2; 0.1 as float32 is not 0.1 and equal all the same; NaN: it failed.
+    batch = batch_of(Row("01001", {1: 0.5, 4: 1.0}), Row("01", {1: 0.1}, 1), Row("011", {2: 1.0}, 2))
+    batch.greedy_rewards = torch.tensor([0.2, 0.1, math.nan])
+    assert advantages(batch, "remax", n=1) == [pytest.approx([1.3, 0.8]), [0.0], [0.0, 0.0]]
+    assert returns(batch, "remax") == approx([1.5, 1], [0.1], [1, 1])
+
+
+def test_gigpo_compares_turns_that_were_taken_in_the_same_state() -> None:
+    # Both begin in state 7; the first goes by 8 and is right, the second stays in 7, then gives up in 9.
+    batch = batch_of(Row("01101", {4: 1.0}), Row("010101"))
+    batch.state = torch.tensor([-1, 7, 7, -1, 8, -1, 7, -1, 7, -1, 9])
+    options = {"step_gamma": 0.5, "step_advantage_w": 2.0}
+    found = advantages(batch, "gigpo", norm_adv_by_std_in_grpo=False, adv_options=options)
+    # Trajectories: 0.5 and -0.5. State 7: rewards to go of 0.5, 0 and 0, mean 1/6. States 8 and 9 are met once.
+    own, other = 2 * (0.5 - 1 / 6), 2 * (0 - 1 / 6)
+    assert found == approx([0.5 + own] * 2 + [0.5], [-0.5 + other, -0.5 + other, -0.5])
+    half, deviation = math.sqrt(0.5), math.sqrt(((1 / 3) ** 2 + 2 * (1 / 6) ** 2) / 2)
+    found = advantages(batch, "gigpo", adv_options=options)
+    assert found[0] == pytest.approx([half + own / deviation] * 2 + [half], rel=1e-5)
+
+
+def test_gigpo_compares_states_of_one_prompt_only() -> None:
+    batch = batch_of(*(Row("01", {1: score}, group) for score, group in ((1.0, 0), (0.0, 0), (1.0, 1), (1.0, 1))))
+    found = advantages(batch, "gigpo", norm_adv_by_std_in_grpo=False)
+    assert found == approx([1.0], [-1.0], [0], [0])
+
+
+@pytest.mark.parametrize(("alone", "expected"), [(True, 1.0), (False, 0.0)])
+def test_the_tail_of_the_longest_trajectory_has_nothing_to_be_compared_with(alone: bool, expected: float) -> None:
+    batch = batch_of(Row("011", {2: 1.0}), Row("01"))
+    batch.old_logprobs = torch.full((batch.num_tokens,), math.log(0.5))
+    found = advantages(batch, "optimal_token_baseline", adv_options={"handle_zero_tail": alone})
+    assert found == [pytest.approx([0.5, expected], abs=1e-6), pytest.approx([-0.5])]
 
 
 def test_reinforce_plus_plus_discounts_policy_tokens_only() -> None:

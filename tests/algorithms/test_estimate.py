@@ -59,6 +59,9 @@ def scored(**columns: Any) -> RaggedBatch:
         old_logprobs=torch.full((12,), -1.0),
         ref_logprobs=torch.full((12,), -1.0),
         values=torch.zeros(12),
+        squared_probs=torch.full((12,), 0.5),
+        greedy_rewards=torch.zeros(4),
+        state=torch.zeros(12, dtype=torch.int64),
     )
     return replace(batch, **columns)
 

@@ -50,6 +50,88 @@ def test_vanilla(ratio: float, advantage: float, loss: float, gradient: float, c
     assert found.sums["ppo_kl"].item() == pytest.approx(-math.log(ratio))
 
 
+@pytest.mark.parametrize(
+    ("mode", "ratio", "advantage", "loss", "gradient", "clipped", "lower"),
+    [
+        # log p_old is -1; the bounds are 0.2, 0.28 and 3.
+        ("cispo", 1.1, 2.0, -1.1 * 2 * (-1 + math.log(1.1)), -2.2, 0, None),
+        ("cispo", 2.0, 1.0, -1.28 * (-1 + math.log(2)), -1.28, 1, None),  # bounded, and still learnt from
+        ("cispo", 0.5, -1.0, 0.8 * (-1 + math.log(0.5)), 0.8, 1, None),
+        ("gpg", 2.0, 3.0, -3 * (-1 + math.log(2)), -3.0, None, None),
+        # p_old = 0.368; p = 0.662 has gone up by 0.294, p = 0.552 by 0.184, p = 0.110 down by 0.258.
+        ("dppo_tv", 1.8, 1.0, 0.0, 0.0, 1, 0),
+        ("dppo_tv", 1.5, 1.0, -1.5 * (-1 + math.log(1.5)), -1.5, 0, 0),  # a ratio that PPO would clip
+        ("dppo_tv", 1.8, -1.0, 1.8 * (-1 + math.log(1.8)), 1.8, 0, 0),  # coming back
+        ("dppo_tv", 0.3, -1.0, 0.0, 0.0, 1, 0),
+        # KL = 0.368 log(p_old / p) + 0.632 log(0.632 / (1 - p)): 0.180 at 1.8, 0.303 at 2.05, 0.226 at 0.3.
+        ("dppo_kl", 1.8, 1.0, -1.8 * (-1 + math.log(1.8)), -1.8, 0, 0),
+        ("dppo_kl", 2.05, 1.0, 0.0, 0.0, 1, 0),
+        ("dppo_kl", 0.3, 1.0, -0.3 * (-1 + math.log(0.3)), -0.3, 0, 0),  # coming back
+        ("dppo_kl", 0.3, -1.0, 0.0, 0.0, 1, 0),
+        # The gate at r = 1 is 4 / tau / 2, and its slope 1.
+        ("sapo", 1.0, 1.5, -1.5 * 2, -1.5, None, None),
+        ("sapo", 1.0, -1.0, 2 / 1.05, 1.0, None, None),
+        ("sapo", 2.0, 1.0, -4 / (1 + math.exp(-1)), -8 * math.exp(-1) / (1 + math.exp(-1)) ** 2, None, None),
+        # Bounds of the log-ratio: -0.2 and 0.28.
+        ("geo_mean", 1.1, 2.0, -2.2, -2.2, 0, 0),
+        ("geo_mean", 2.0, 1.0, -math.exp(0.28), 0.0, 1, 0),
+        ("geo_mean", 2.0, -1.0, 2.0, 2.0, 0, 0),  # coming back
+        ("geo_mean", 0.5, -1.0, math.exp(-0.2), 0.0, 0, 1),
+        # beta = 0.5 (LOSS_OPTIONS): slope -A + 0.5 log r.
+        ("dro", math.e, 2.0, 0.25 - 0.0, -1.5, None, None),
+        ("topr", 0.5, 2.0, 2 * (1 - math.log(0.5)), -2.0, 0, None),  # what went well has weight 1, however old
+        ("topr", 0.5, -2.0, -(1 - math.log(0.5)), 1.0, 0, None),
+        ("topr", math.e, -2.0, 0.0, 2.0, 1, None),
+    ],
+)
+def test_a_loss_of_one_token(
+    mode: str, ratio: float, advantage: float, loss: float, gradient: float, clipped: int | None, lower: int | None
+) -> None:
+    value, slope, found = one_token(mode, ratio, advantage)
+    assert [value, slope] == pytest.approx([loss, gradient], rel=1e-6, abs=1e-9)
+    counts = {"clip_frac": clipped, "clip_frac_lower": lower}
+    expected = {name: count for name, count in counts.items() if count is not None}
+    assert {name: found.sums[name].item() for name in found.sums if name != "ppo_kl"} == expected
+
+
+def test_dppo_bounds_a_tokens_weight() -> None:
+    found = one_token("dppo_tv", 5.0, -1.0)
+    assert found[:2] == pytest.approx((3 * (-1 + math.log(5)), 3.0))
+    assert found[2].sums["clip_frac_lower"].item() == 1
+
+
+def test_topr_weighs_by_the_whole_sequence() -> None:
+    # The second sequence's ratio is exp(-0.5 + 0.2); tool tokens do not count in it.
+    old = torch.full((6,), -1.0)
+    new = (old + torch.tensor([0.1, 0.3, 9.0, -0.5, 9.0, 0.2])).requires_grad_()
+    mask, offsets = torch.tensor([True, True, False, True, False, True]), torch.tensor([0, 3, 6])
+    found = micro_loss("topr", new, old, torch.tensor([1.0, 1, 0, -1, 0, -1]), mask, offsets)
+    found.by_token.sum().backward()
+    assert new.grad is not None
+    low = math.exp(-0.3)
+    assert new.grad.tolist() == pytest.approx([-1, -1, 0, low, 0, low])
+
+
+def test_geo_mean_is_the_gradient_of_the_geometric_mean() -> None:
+    # The paper's objective: the mean over sequences of A * exp(mean of the clipped log-ratios).
+    change = torch.tensor([0.0, 0.1, 0.5, -0.3, 0.0, -0.1, -0.6], dtype=torch.float64)
+    mask, offsets = torch.tensor([False, True, True, True, False, True, True]), torch.tensor([0, 4, 7])
+    old, advantages = torch.full((7,), -1.0, dtype=torch.float64), torch.tensor([2.0] * 4 + [-1.0] * 3).double()
+    ours = (old + change).requires_grad_()
+    by_token = micro_loss("geo_mean", ours, old, advantages, mask, offsets).by_token
+    loss = aggregate(by_token, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), "seq-mean-token-mean"))
+    loss.backward()
+
+    paper = (old + change).requires_grad_()
+    d = paper - old
+    first = ((d[1] + 0.28 + d[3]) / 3).exp()  # the third token is held at the upper bound
+    second = ((d[5] - 0.2) / 2).exp()  # and the last one at the lower
+    expected = (-2 * first + second) / 2
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item())
+    torch.testing.assert_close(ours.grad, paper.grad)
+
+
 def test_statistics_are_of_policy_tokens_with_advantage() -> None:
     old, new = torch.zeros(4), torch.tensor([5.0, 0.1, 0.3, -0.2])
     mask, offsets = torch.tensor([False, True, True, True]), torch.tensor([0, 4])
@@ -57,9 +139,15 @@ def test_statistics_are_of_policy_tokens_with_advantage() -> None:
     assert [found.tokens.item(), found.sums["ppo_kl"].item()] == pytest.approx([2, 0.1])
 
 
-@pytest.mark.parametrize("mode", POLICY_LOSSES.names())
+ADVANTAGE_ONLY = [mode for mode in POLICY_LOSSES.names() if declaration_of(POLICY_LOSSES.get(mode)).advantage_only]
+
+
+def test_dro_alone_teaches_tokens_without_advantage() -> None:
+    assert [mode for mode in POLICY_LOSSES.names() if mode not in ADVANTAGE_ONLY] == ["dro"]
+
+
+@pytest.mark.parametrize("mode", ADVANTAGE_ONLY)
 def test_a_token_without_advantage_has_no_gradient_if_the_loss_declares_so(mode: str) -> None:
-    assert declaration_of(POLICY_LOSSES.get(mode)).advantage_only
     new = torch.tensor([-1.0, -0.5, -2.0, -0.1], requires_grad=True)
     mask, advantages = torch.tensor([False, True, True, True]), torch.tensor([0.0, 0.0, 1.0, 0.0])
     micro_loss(mode, new, torch.full((4,), -1.0), advantages, mask, torch.tensor([0, 4])).by_token.sum().backward()
@@ -72,7 +160,7 @@ def test_gspo_has_no_dual_clip() -> None:
     assert [value, slope, found.sums["clip_frac_lower"].item()] == pytest.approx([5.0, 5.0, 0])
 
 
-@pytest.mark.parametrize("mode", POLICY_LOSSES.names())
+@pytest.mark.parametrize("mode", ["vanilla", "gspo"])
 def test_a_log_ratio_beyond_20_is_clamped_before_exp(mode: str) -> None:
     assert one_token(mode, math.exp(100), -1.0, dual=1e12)[0] == pytest.approx(math.exp(20))
     assert one_token(mode, math.exp(-100), 1.0)[0] == pytest.approx(-math.exp(-20))

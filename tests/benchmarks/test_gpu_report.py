@@ -163,7 +163,7 @@ def test_parts_at_tiny_size(
     module: str, rows: set[str], column: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", [module, "--device=cpu", "--tiny"])
-    monkeypatch.setattr(update, "compile_layers", lambda layers, device: None)  # tests/workers/test_compiled.py runs it
+    monkeypatch.setattr(update, "compile_layers", lambda layers, device: None)  # tests/model/test_compiled.py runs it
     importlib.import_module(f"benchmarks.gpu.{module}").main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(ROW)]
     found = dict(json.loads(line[len(ROW) :]) for line in lines)
@@ -177,7 +177,7 @@ def test_parts_at_tiny_size(
 
 def test_the_marked_tests_are_found_where_they_are() -> None:
     found = [str(file.relative_to(PROJECT)) for file in marked_tests.files()]
-    assert {"tests/model/test_packed.py", "tests/engines/test_embedded.py", "tests/workers/test_offload.py"} <= set(
+    assert {"tests/model/test_packed.py", "tests/engines/test_embedded.py", "tests/parallel/test_offload.py"} <= set(
         found
     )
     assert not any("sglang" in name for name in found)

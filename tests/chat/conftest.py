@@ -24,6 +24,9 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "opens_reasoning": (templates.OPENS_REASONING, QWEN, "<|im_end|>"),
     "llama": (templates.LLAMA, LLAMA, "<|end_of_text|>"),
     "mistral": (templates.MISTRAL, MISTRAL_TOKENS, "</s>"),
+    "mistral_args": (templates.MISTRAL_ARGS, (*MISTRAL_TOKENS, "[ARGS]", "[CALL_ID]"), "</s>"),
+    "always_lists_tools": (templates.ALWAYS_LISTS_TOOLS, QWEN, "<|im_end|>"),
+    "history_without_reasoning": (templates.HISTORY_WITHOUT_REASONING, QWEN, "<|im_end|>"),
     "header_ends_turn": (templates.HEADER_ENDS_TURN, GLM, "<|endoftext|>"),
 }
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
 
 from agentrl.chat import Chat
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
-from agentrl.trajectory import Message
+from agentrl.trajectory import Message, ToolCall
 
 TOOLS: list[ToolSchema] = [
     {
@@ -29,7 +29,7 @@ TOOLS: list[ToolSchema] = [
 ]
 
 
-def call(id: str, name: str = "calculator", **arguments: Any) -> dict[str, Any]:
+def call(id: str, name: str = "calculator", **arguments: JSON) -> ToolCall:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

@@ -1,5 +1,9 @@
 """Chat templates of the shapes that models ship, written small."""
 
+from __future__ import annotations
+
+import re
+
 TOOLS_IN_SYSTEM = """\
 {%- if tools %}{{- '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
@@ -123,6 +127,28 @@ MISTRAL = """\
 {%- endfor %}
 """
 """Mistral: no header before the assistant, call ids of nine characters, tools before the last user turn."""
+
+MISTRAL_ARGS = re.sub(
+    r"'\[TOOL_CALLS\] \[' }}.*?{{- '\]</s>' }}",
+    """'' }}{{- message.content }}
+        {%- for call in message.tool_calls %}
+            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + call.function.arguments | tojson }}
+        {%- endfor %}
+        {{- '</s>' }}""",
+    MISTRAL,
+    flags=re.DOTALL,
+)
+"""Mistral since Small 3.2: a marker and the name, then the arguments behind a marker of their own."""
+
+ALWAYS_LISTS_TOOLS = HERMES.replace(
+    "{%- if tools %}", "{%- set names = [] %}{%- for tool in tools %}{%- endfor %}{%- if tools %}"
+)
+"""Hermes 2 Pro, Command R+: the list of tools is gone through without asking whether there is one."""
+
+HISTORY_WITHOUT_REASONING = OPENS_REASONING.replace(
+    "{%- if message.reasoning_content is defined %}", "{%- if false %}"
+).replace("{{- message.content }}", "{{- message.content.split('</think>')[-1].lstrip('\\n') }}")
+"""QwQ: the generation prompt begins the reasoning, and no message of the history shows any."""
 
 HEADER_ENDS_TURN = """\
 {{- '[gMASK]<sop>' }}{%- if tools %}{{- '<|system|>\\n' + tools | tojson + ' <tool_call><arg_key>' }}{%- endif %}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from agentrl.chat.check import start_up_check
 from agentrl.chat.formats.arguments import NO_VALUE, read_argument, read_literal
 from agentrl.chat.sample_arguments import sample_arguments
 from agentrl.errors import ConfigError
-from agentrl.tool import ToolSchema
+from agentrl.tool import Schema, ToolSchema
 from agentrl.tool.arguments import ArgumentCheck
+from agentrl.trajectory import Message, ToolCall
 from tests.chat import templates
 from tests.chat.conversations import assistant, conversation, sampled_turns
+from tests.chat.cost import cpu_seconds
 from tests.chat.vocabularies import FAMILY_TOKENS, GLM, MINIMAX, QWEN, save_tokenizer
 
 OWN = {
@@ -34,7 +36,7 @@ OWN = {
 }
 FAMILIES = (
     *("prime-qwen3", "qwen3.5", "nemotron-3", "glm-4.5", "glm-5.3", "minimax-m2", "laguna-xs.2", "laguna-s-2.1"),
-    "deepseek-v4",
+    *("deepseek-v4", "hy3"),
 )
 """Of each way to write calls as tags, one or two."""
 DEFINITIONS: dict[str, Any] = {"Level": {"enum": ["low", "True", "3"]}, "Tree": {"type": "object", "properties": {}}}
@@ -58,20 +60,23 @@ def chat_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chat]:
 
 
 def tool_of(properties: dict[str, Any]) -> ToolSchema:
-    parameters = {"type": "object", "properties": properties, "$defs": DEFINITIONS}
+    parameters: Schema = {"type": "object", "properties": properties, "$defs": DEFINITIONS}
     return {"type": "function", "function": {"name": "f", "description": "", "parameters": parameters}}
 
 
 def read_back(chat: Chat, tool: ToolSchema, arguments: dict[str, Any]) -> Any:
     """The arguments of the call that the template writes."""
-    call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    for turn in ({**assistant(), "tool_calls": [call]}, {**assistant("", 0, "r"), "tool_calls": [call]}):
+    call: ToolCall = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    for reasoning in (None, "r"):
         try:
+            turn: Message = {**assistant("", 0, reasoning), "tool_calls": [call]}
             ids, mask = chat.render_training(conversation(turn), [tool])
         except ConfigError:
             continue
-        (parsed,) = chat.parse(sampled_turns(ids, mask)[0], [tool]).calls
-        return parsed.arguments if parsed.error is None else parsed.error
+        calls = chat.parse(sampled_turns(ids, mask)[0], [tool]).calls
+        broken = [call.error for call in calls if call.error is not None or call.name != "f"]
+        (parsed,) = calls[:1] if broken else calls
+        return broken[0] if broken else parsed.arguments
     raise AssertionError("the call cannot be written")
 
 
@@ -113,6 +118,47 @@ def test_what_a_template_writes_is_read_back(
 ) -> None:
     got = read_back(chat_of(name), tool_of(PROPERTIES), arguments)
     assert json.dumps(got, sort_keys=True) == json.dumps(arguments, sort_keys=True)  # True is not 1 there.
+
+
+SPELLED = st.lists(
+    st.sampled_from(
+        [
+            *(
+                "</parameter>",
+                "<parameter=new>",
+                "</function>",
+                "<function=g>",
+                "</tool_call>",
+                "<tool_call>",
+                "</invoke>",
+            ),
+            *(
+                '<parameter name="new">',
+                '<invoke name="g">',
+                "<arg_key>",
+                "</arg_key>new",
+                "<arg_value>",
+                "</arg_value>",
+            ),
+            *("\n", " ", "x", "</think>", "<think>", "｜DSML｜", '"', "\\"),
+        ]
+    ),
+    max_size=5,
+).map("".join)
+
+
+@pytest.mark.parametrize("name", [*OWN, *FAMILIES])
+@settings(max_examples=25, deadline=None)
+@given(first=SPELLED, second=SPELLED)
+def test_a_value_that_spells_tags_comes_back_whole_or_is_an_error(
+    chat_of: Callable[[str], Chat], name: str, first: str, second: str
+) -> None:
+    """A value that spells a whole further parameter is one, which the schema's check refuses."""
+    tool = tool_of({"p": {"type": "string"}, "q": {"type": "string"}})
+    arguments = {"p": first, "q": second}
+    got = read_back(chat_of(name), tool, arguments)
+    if isinstance(got, dict) and got != arguments:
+        assert ArgumentCheck(tool)(got) is not None
 
 
 def test_markers_in_values_that_are_written_as_python_does(chat_of: Callable[[str], Chat]) -> None:
@@ -164,10 +210,12 @@ def test_escapes_of_python() -> None:
     "piece", ["[", "{'a':", "'", "['", "\\", "['\\", '"\\', "[None,", "[1", "[-", "{'a': 'b', ", "True", "1", " "]
 )
 def test_reading_takes_linear_time(piece: str) -> None:
-    for text in (piece * 200_000, "[" + piece * 200_000 + "]"):
-        begun = time.process_time()
-        read_literal(text)
-        assert time.process_time() - begun < 1.0
+    for around in ("", "[]"):
+        seconds = []
+        for count in (10_000, 200_000):
+            text = around[:1] + piece * count + around[1:]
+            seconds.append(cpu_seconds(partial(read_literal, text)))
+        assert seconds[1] < 0.1 + 100 * seconds[0]
 
 
 CHOICES: dict[str, Any] = {"enum": ["1", 2, None, "auto"]}
@@ -221,7 +269,7 @@ CHOICES: dict[str, Any] = {"enum": ["1", 2, None, "auto"]}
     ],
 )
 def test_values_are_read_by_their_schema(schema: Any, text: str, value: Any) -> None:
-    root = {"$defs": {**DEFINITIONS, "Loop": {"$ref": "#/$defs/Loop"}}}
+    root: Schema = {"$defs": {**DEFINITIONS, "Loop": {"$ref": "#/$defs/Loop"}}}
     got = read_argument(text, schema, root)
     assert (got, type(got)) == (value, type(value))
 
@@ -262,18 +310,15 @@ def test_sample_arguments_exercise_every_type() -> None:
     assert sample_arguments(tool_of({})) == [{}]
 
 
-@pytest.mark.parametrize("name", [*OWN, *FAMILIES, "gemma4", "llama-3", "kimi-k2", "hy3"])
+@pytest.mark.parametrize("name", [*OWN, *FAMILIES, "gemma4", "llama-3", "kimi-k2"])
 def test_the_start_up_check_passes(chat_of: Callable[[str], Chat], name: str) -> None:
-    tool = RICH
-    if name == "hy3":  # The parser of its package knows types, but neither enum, const nor choices.
-        tool = tool_of({key: schema for key, schema in PROPERTIES.items() if "type" in schema})
-    start_up_check(chat_of(name), [{"role": "user", "content": "u"}], [tool])
+    start_up_check(chat_of(name), [{"role": "user", "content": "u"}], [RICH])
 
 
 def test_the_start_up_check_finds_values_that_do_not_come_back(tmp_path: Path) -> None:
     shouting = templates.CODER_MIXED.replace("else value | string", "else value | string | upper")
     chat = Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", shouting))
-    question = [{"role": "user", "content": "u"}]
+    question: list[Message] = [{"role": "user", "content": "u"}]
     start_up_check(chat, question, [tool_of({"n": {"type": "integer"}})])
     with pytest.raises(ConfigError, match="template and parser do not fit together"):
         start_up_check(chat, question, [tool_of({"n": {"type": "integer"}, "flag": {"type": "boolean"}})])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 
@@ -40,7 +41,7 @@ def test_first_prompt_is_remembered_by_content(make_chat: Callable[..., Chat]) -
     chat = make_chat("hermes")
     messages: list[Message] = [{"role": "user", "content": "one"}]
     first = chat.render(messages, TOOLS)
-    assert chat.render([dict(messages[0])], [dict(tool) for tool in TOOLS]) == first
+    assert chat.render(copy.deepcopy(messages), copy.deepcopy(TOOLS)) == first
     first.append(0)  # The caller's copy.
     assert chat.render(messages, TOOLS) == first[:-1]
     messages[0]["content"] = "two"

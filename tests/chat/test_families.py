@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.chat import Chat, Drift
-from agentrl.chat.formats.family import FAMILIES, FamilyFormat
+from agentrl.chat.formats.family import FamilyFormat
 from agentrl.chat.message import with_named_ids
+from agentrl.config.formats import families
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Message
 from tests.chat.conversations import GO_ON, TOOLS, answers, assistant, conversation, roll_out, sampled_turns
@@ -34,7 +35,7 @@ def plain_chat(make_chat: Callable[..., Chat], family: str) -> Chat:
 
 
 def test_all_families_are_covered() -> None:
-    assert set(FAMILIES) - set(FAMILY_TOKENS) == {"gpt-oss"}
+    assert set(families()) - set(FAMILY_TOKENS) == {"gpt-oss"}
 
 
 @pytest.mark.parametrize("family", PLAIN)
@@ -171,7 +172,8 @@ def test_learnt_shapes_write_what_the_renderer_writes(
     format = make_chat(family).format
     assert isinstance(format, FamilyFormat)
     answered: list[list[Message]] = [[{**answer, "content": content} for answer in answers(count)] for count in (1, 2)]
-    for messages in (*answered, [{**GO_ON, "content": content}]):
+    asked: Message = {**GO_ON, "content": content}
+    for messages in (*answered, [asked]):
         for stop in format.stop_token_ids:
             for _ in range(3):  # Written, learnt, filled in.
                 assert format._bridge_closed(stop, messages, None) == format._bridge_rendered(stop, messages, None)

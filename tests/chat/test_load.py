@@ -118,6 +118,8 @@ def test_template_file_replaces_the_tokenizers(qwen: str, tmp_path: Path) -> Non
         chat.decode(chat.render([{"role": "user", "content": "u"}]))
         == "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
     )
+    inline = Chat.from_pretrained(qwen, chat_template=templates.IGNORES_TOOLS)
+    assert inline.render([{"role": "user", "content": "u"}]) == chat.render([{"role": "user", "content": "u"}])
     with pytest.raises(ConfigError, match=r"expected a Jinja file, 'missing.jinja'"):
         Chat.from_pretrained(qwen, chat_template="missing.jinja")
 

@@ -10,7 +10,7 @@ import pytest
 from transformers import ByT5Tokenizer
 
 from agentrl.chat import Chat, Drift
-from agentrl.chat.formats.template import TemplateFormat
+from agentrl.chat.formats.template import MARK, TemplateFormat
 from agentrl.errors import ConfigError, DataError
 from agentrl.quickstart.tiny_policy import PLAIN_ENGLISH, train_tokenizer
 from agentrl.trajectory import Message
@@ -19,10 +19,10 @@ from tests.chat.conftest import TEMPLATES
 from tests.chat.conversations import GO_ON, TOOLS, answers, assistant, call, conversation, roll_out, sampled_turns
 from tests.chat.vocabularies import QWEN, save_tokenizer
 
-PLAIN = [name for name in TEMPLATES if name != "opens_reasoning"]
+PLAIN = [name for name in TEMPLATES if name not in ("opens_reasoning", "history_without_reasoning")]
 
 
-@pytest.mark.parametrize("name", [name for name in PLAIN if name != "mistral"])
+@pytest.mark.parametrize("name", [name for name in PLAIN if not name.startswith("mistral")])
 def test_rolled_out_transcript_equals_the_full_render(make_chat: Callable[..., Chat], name: str) -> None:
     chat = make_chat(name)
     calls = 1 if name == "llama" else 2
@@ -37,8 +37,9 @@ def test_rolled_out_transcript_equals_the_full_render(make_chat: Callable[..., C
     assert chat.drift(ids, [*messages, GO_ON], TOOLS) is Drift.CLEAN
 
 
-def test_template_that_moves_the_tools_to_the_last_user_turn(make_chat: Callable[..., Chat]) -> None:
-    chat = make_chat("mistral")
+@pytest.mark.parametrize("name", ["mistral", "mistral_args"])
+def test_template_that_moves_the_tools_to_the_last_user_turn(make_chat: Callable[..., Chat], name: str) -> None:
+    chat = make_chat(name)
     messages = conversation(assistant("", 2), assistant("", 1), assistant("So 5."))[1:]  # It has no system message.
     ids, mask = chat.render_training(messages, TOOLS)
     assert roll_out(chat, messages, sampled_turns(ids, mask)) == ids
@@ -52,7 +53,7 @@ def test_template_that_moves_the_tools_to_the_last_user_turn(make_chat: Callable
 def test_sampled_turns_are_read_back(make_chat: Callable[..., Chat], name: str) -> None:
     chat = make_chat(name)
     messages = conversation(assistant("", 1 if name == "llama" else 2), assistant("So 5."))
-    messages = messages[1:] if name == "mistral" else messages
+    messages = messages[1:] if name.startswith("mistral") else messages
     first, last = sampled_turns(*chat.render_training(messages, TOOLS))
     wanted = [call["function"] for message in messages for call in message.get("tool_calls", ())]
     parsed = chat.parse(first, TOOLS)
@@ -138,11 +139,35 @@ def test_learnt_shapes_write_what_the_template_writes(make_chat: Callable[..., C
     format = chat.format
     assert isinstance(format, TemplateFormat)
     filled: list[list[Message]] = [[{**answer, "content": content} for answer in answers(count)] for count in (1, 2)]
-    for messages in (*filled, [{**GO_ON, "content": content}]):
+    asked: Message = {**GO_ON, "content": content}
+    for messages in (*filled, [asked]):
         for _ in range(3):  # Written, learnt, filled in.
             assert format._between(messages, None) == format._render_between(messages, None)
     assert all(shape is not None for _, shape in format._shapes._known.values())
     assert bool(format._shapes._known) or not content.strip()
+
+
+ARGUMENTS_ONLY_AS_TEXT = templates.HERMES.replace(
+    "call.function.arguments | tojson", "(call.function.arguments if call.function.arguments is string else '{}')"
+)
+"""Writes no arguments of the stand-in call, so that its mark is not found there."""
+
+
+@pytest.mark.parametrize("template", [templates.HERMES, ARGUMENTS_ONLY_AS_TEXT, templates.MISTRAL_ARGS])
+@pytest.mark.parametrize("text", ["before AgentrlTurnMark behind", f"before {MARK} behind", "AgentrlSlot0End"])
+def test_a_text_that_spells_a_mark_is_kept(tmp_path: Path, template: str, text: str) -> None:
+    saved = save_tokenizer(tmp_path, (*QWEN, "[TOOL_CALLS]", "[ARGS]", "</s>"), "<|im_end|>", template)
+    chat = Chat.from_pretrained(saved, format="template:hermes")
+    answer = answers(1)[0]
+    following: list[Message] = [
+        {**answer, "content": text},
+        {**answer, "name": text},
+        {"role": "user", "content": text},
+    ]
+    for message in following:
+        for _ in range(3):
+            bridge = chat.decode(chat.bridge([*chat.encode("a"), chat.stop_token_ids[0]], [message], TOOLS))
+            assert str(message["content"]).replace("\ufdd0", "\ufffd") in bridge
 
 
 def test_templates_that_treat_contents_in_another_way_are_rendered_each_time(tmp_path: Path) -> None:
@@ -203,7 +228,7 @@ def test_tokenizer_written_in_python(tmp_path: Path) -> None:
 def test_fields_that_parquet_filled_with_none_are_dropped(make_chat: Callable[..., Chat]) -> None:
     chat = make_chat("hermes")
     clean = conversation(assistant("", 1), assistant("So 5."))
-    filled: list[Message] = [
+    filled: list[Any] = [
         {"name": None, "tool_call_id": None, "reasoning_content": None, "tool_calls": None, **message}
         for message in clean
     ]
@@ -215,7 +240,7 @@ def test_fields_that_parquet_filled_with_none_are_dropped(make_chat: Callable[..
 
 def test_content_in_text_parts_is_joined(make_chat: Callable[..., Chat]) -> None:
     chat = make_chat("hermes")
-    parts: dict[str, Any] = {
+    parts: Message = {
         "role": "user",
         "content": [{"type": "text", "text": "Go"}, {"type": "text", "text": " on."}],
     }

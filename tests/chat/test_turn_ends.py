@@ -62,7 +62,7 @@ def test_user_turns(chat_of: Callable[[str], Chat], name: str, asked: list[str],
     for question, reply in zip(asked, said, strict=False):
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": f"{reply}."}]
     if name in UNMARKED:
-        messages = [{**message, "content": message["content"].replace(EOS, "")} for message in messages]
+        messages = [{**message, "content": str(message["content"]).replace(EOS, "")} for message in messages]
     check_against_renders(chat, messages, unmarked=name in UNMARKED)
     ids, mask = chat.render_training(messages, TOOLS)
     given_text = chat.decode([id for id, learnt in zip(ids, mask, strict=True) if not learnt])

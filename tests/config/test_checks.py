@@ -57,6 +57,8 @@ INEFFECTIVE = [
     ("reward_model.judge.data_sources=[x]", [JUDGE, "reward_model.judge.model=m"]),
     ("custom_reward_function.name=f", ["custom_reward_function.path=pyproject.toml"]),
     ("quickstart.train_rows=5", ["data.train_files=quickstart"]),
+    ("async_training.depth=1", ["async_training.max_staleness=1", "trainer.save_freq=5"]),
+    ("async_training.publish_every=2", ["async_training.max_staleness=1", "trainer.save_freq=5"]),
     (f"{ROLLOUT}.num_servers=2", [SGLANG]),
     (f"{ROLLOUT}.tensor_model_parallel_size=2", [SGLANG]),
     (f"{ROLLOUT}.gpu_memory_utilization=0.8", [SGLANG]),
@@ -90,7 +92,6 @@ def test_a_key_without_effect_is_refused_until_it_has_one(override: str, needs: 
         ["algorithm.adv_estimator=gae", "algorithm.norm_adv_by_std_in_grpo=false"],
         ["algorithm.adv_estimator=gae", "algorithm.filter_groups.enable=false"],
         [VAL, f"{ROLLOUT}.val_kwargs.do_sample=false", f"{ROLLOUT}.val_kwargs.temperature=0.5"],
-        ["trainer.total_training_steps=5", "trainer.total_epochs=2"],
         [JUDGE, "reward_model.judge.model=m", "custom_reward_function.path=pyproject.toml"],
         [
             f"{ACTOR}.use_kl_loss=true",
@@ -257,6 +258,50 @@ def test_ranks_that_cannot_be_arranged_so(overrides: list[str], says: str) -> No
         load(*OWN, "trainer.nnodes=2", "trainer.n_gpus_per_node=4", *overrides)
 
 
+@pytest.mark.usefixtures("sglang_installed")
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["async_training.depth=3"], "depth=3 is above async_training.max_staleness=2: .* raise max_staleness"),
+        (["async_training.publish_every=4"], r"publish_every=4 is above async_training.max_staleness=2 \+ 1: "),
+        (
+            ["trainer.save_freq=-1"],
+            "save_freq=-1 conflicts with async_training.max_staleness=2: .* Set trainer",
+        ),
+        ([f"{ROLLOUT}.name=sglang"], "max_staleness=2 needs .*name=embedded in one process, found .*name=sglang"),
+        (["trainer.n_gpus_per_node=2"], "max_staleness=2 needs .* found Ray's workers"),
+    ],
+)
+def test_a_bound_on_staleness_that_cannot_hold(overrides: list[str], says: str) -> None:
+    keys = ["async_training.max_staleness=2", "trainer.save_freq=5"]
+    load(*keys, "async_training.depth=2", "async_training.publish_every=3")
+    with pytest.raises(ConfigError, match=says):
+        load(*keys, *overrides)
+
+
 def test_a_cluster_that_runs_has_its_cpus() -> None:
     with pytest.raises(ConfigError, match=r"ray_init\.num_cpus=2 conflicts with ray_init\.address=auto"):
         load("trainer.n_gpus_per_node=2", "ray_init.num_cpus=2", "ray_init.address=auto")
+
+
+def test_a_clip_ratio_that_is_the_bound_is_remarked_on(caplog: pytest.LogCaptureFixture) -> None:
+    load("actor_rollout_ref.actor.clip_ratio_high=1.2")
+    assert "clipped to [..., 2.2]; for the bound 1.2 set 0.2" in caplog.text
+    caplog.clear()
+    load("actor_rollout_ref.actor.clip_ratio_high=0.28")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("format", ["auto", "none", "hermes", "template:hermes", "qwen3"])
+def test_chat_formats_that_there_are(format: str) -> None:
+    assert load(f"actor_rollout_ref.rollout.multi_turn.format={format}")
+
+
+@pytest.mark.parametrize("format", ["hermess", "template:qwen", "json"])
+def test_an_unknown_chat_format_is_told_with_the_config(format: str) -> None:
+    with pytest.raises(ConfigError, match=rf"multi_turn\.format='{format}' is unknown; nearest: "):
+        load(f"actor_rollout_ref.rollout.multi_turn.format={format}")
+
+
+def test_epochs_may_stand_beside_steps() -> None:
+    assert load("trainer.total_epochs=3", "trainer.total_training_steps=7").trainer.total_training_steps == 7

@@ -30,15 +30,18 @@ def test_a_section_takes_no_value(text: str) -> None:
 
 
 def test_about_two_hundred_keys() -> None:
-    assert 100 < len(leaf_keys(Config)) <= 215
+    assert 100 < len(leaf_keys(Config)) <= 240
 
 
 def test_defaults_stand_in_the_schema_alone() -> None:
-    """Our YAML holds choices and recipes, whose keys exist and whose values are no defaults."""
+    """Our YAML holds choices and recipes, whose keys exist and whose values are no defaults.
+
+    Files in verl's dialect are apart: they are written in its keys, and hold its defaults even where they are ours.
+    """
     leaves, default = leaf_keys(Config), flatten(defaults(Config), leaf_keys(Config))
     for path in configs_dir().rglob("*.yaml"):
         group = path.relative_to(configs_dir()).parent.as_posix()
-        if group in ("tools", "interactions"):
+        if group in ("tools", "interactions", "model_engine") or path.stem.endswith("_trainer"):
             continue
         tree = yaml.safe_load(path.read_text()) or {}
         tree.pop("defaults", None)
@@ -190,13 +193,13 @@ def test_wrong_value_names_key_expectation_and_finding(override: str, key: str, 
 
 
 def test_all_wrong_keys_are_named_at_once() -> None:
-    wrong = ["data.seed=x", "trainer.sed=1", "~critic.lr", "algorithm=3", "data.truncation=left", "data.sead=1"]
+    wrong = ["data.seed=x", "trainer.sed=1", "~critic.lr", "algorithm=3", "data.return_full_prompt=true", "data.sead=1"]
     message = refused(*wrong)
     found = [line.partition(";")[0].partition(": ")[0] for line in message.splitlines()]
     assert found == [
         "unknown key critic.lr",
         "algorithm",
-        "data.truncation=left asks for something that agentrl does not do",
+        "data.return_full_prompt=true would change the result, and is not here",
         "unknown key data.sead",
         "unknown key trainer.sed",
         "data.seed",
@@ -248,7 +251,7 @@ def test_own_folder_of_yaml_files(tmp_path: Path) -> None:
         "defaults: [ppo_trainer, _self_]\n"
         "hydra: {searchpath: ['file://verl/trainer/config']}\n"
         "data: {train_files: mine.parquet, max_prompt_length: 100}\n"
-        "actor_rollout_ref: {hybrid_engine: true, model: {path: mine}, rollout: {n: 4}}\n"
+        "actor_rollout_ref: {hybrid_engine: true, model: {path: mine}, rollout: {n: 4, name: embedded}}\n"
     )
     argv = ["--config-path", str(tmp_path), "--config-name=job", "data.max_response_length=50"]
     config = load_config(argv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.data.dataset import ParquetDataset
+from agentrl.data.json_lines import JsonDataset
 from agentrl.errors import CodeError, DataError
 from agentrl.trajectory.sample import Sample
 
@@ -41,7 +43,7 @@ def refused(*args: Any, **kwargs: Any) -> str:
 
 
 def questions(dataset: ParquetDataset) -> list[str]:
-    return [sample.prompt[-1]["content"].removeprefix("question ") for sample in dataset]
+    return [str(sample.prompt[-1]["content"]).removeprefix("question ") for sample in dataset]
 
 
 # --- what a row becomes
@@ -202,7 +204,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     watcher.start()
     dataset = ParquetDataset(str(tmp_path / "a.parquet"))
     for index in range(0, 150_000, 1_501):
-        assert dataset[index].prompt[0]["content"].endswith(str(index))
+        assert str(dataset[index].prompt[0]["content"]).endswith(str(index))
     done.set()
     watcher.join()
     assert peak[0] - before < 130
@@ -223,7 +225,7 @@ def test_the_working_copy_is_freed_with_the_data_set(tmp_path: Path, monkeypatch
 def test_missing_file(tmp_path: Path) -> None:
     assert refused(f"{tmp_path}/no.parquet") == f"data file {tmp_path}/no.parquet does not exist"
     assert "matches the pattern" in refused(f"{tmp_path}/*.parquet")
-    assert "is a folder" in refused(str(tmp_path))
+    assert "holds no *.parquet" in refused(str(tmp_path))
     assert "no data file is given" in refused([])
 
 
@@ -243,7 +245,7 @@ def test_a_damaged_page(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[40:400] = b"\xff" * 360
     file.write_bytes(content)
-    assert f"{file}: the parquet file is damaged after row 0" in refused(str(file))
+    assert f"{file}: it is damaged after row 0" in refused(str(file))
 
 
 def test_without_a_prompt_column(tmp_path: Path) -> None:
@@ -261,7 +263,7 @@ def test_an_empty_data_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "column", "found"),
     [
-        ({"prompt": "just text"}, "prompt", "string"),
+        ({"prompt": 3}, "prompt", "int64"),
         ({"prompt": ["text"]}, "prompt", "a list of string"),
         ({"prompt": [{"content": "x"}]}, "prompt", "messages without role"),
         ({"prompt": [{"role": "user", "content": [["x"]]}]}, "prompt", "content of type"),
@@ -291,11 +293,6 @@ BAD = [
     ),
     ({"prompt": [{"role": "user", "content": "x"}, None]}, "prompt.role: expected one of"),
     ({"data_source": None}, "data_source: expected text, found null"),
-    ({"interaction_kwargs": {"name": None, "query": "q"}}, "interaction_kwargs.name: expected the name"),
-    (
-        {"extra_info": {"interaction_kwargs": {"name": None, "query": "q"}}},
-        "extra_info.interaction_kwargs.name: expected the name",
-    ),
 ]
 
 
@@ -312,6 +309,21 @@ def test_a_bad_row_is_named_or_skipped(tmp_path: Path, change: Row, says: str) -
     dataset = ParquetDataset([other, file], on_bad_row="skip")
     assert (len(dataset), dataset.skipped) == (4500, 1)
     assert (dataset[4200].row, dataset[4201].row, dataset[4201].ground_truth) == (4199, 4201, "4201")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_interaction_kwargs_without_a_name_ask_for_none_where_none_is_configured(tmp_path: Path, inside: bool) -> None:
+    """verl's rows for its GSM8K tool have such."""
+    kwargs: Row = {"interaction_kwargs": {"query": "q"}}
+    rows = [row(i, **({"extra_info": kwargs} if inside else kwargs)) for i in range(2)]
+    known: dict[str, list[str]] = {"agent_names": ["single_turn"], "tool_names": []}
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    for dataset in (ParquetDataset(write(tmp_path / "a.parquet", rows)), JsonDataset(str(lines))):
+        dataset.check(**known, interaction_names=[])
+        assert [sample.interaction for sample in dataset] == [None, None]
+        with pytest.raises(DataError, match=r"row 0 .*interaction_kwargs\.name: expected the name .* known: it"):
+            dataset.check(**known, interaction_names=["it"])
 
 
 def test_max_samples_counts_good_rows(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from agentrl.config.sections.data import CustomDatasetConfig, DataConfig
 from agentrl.data.loader import make_loader
 from agentrl.data.own import OwnDataset, load_own
-from agentrl.errors import CodeError, DataError
+from agentrl.errors import CodeError, ConfigError, DataError
 
 SUMS = """
 from pydantic import BaseModel
@@ -33,6 +33,8 @@ class Sums:
 class Dicts(Sums):
     def __getitem__(self, index):
         return {"prompt": "1"}
+
+LIMIT = 3
 """
 NAMES: dict[str, Any] = {"tool_names": [], "interaction_names": []}
 
@@ -50,7 +52,7 @@ def test_samples_are_checked_filtered_and_drawn(tmp_path: Path) -> None:
     assert data.files == ["made up"]
     assert data.check(agent_names=["single_turn", "tool_agent"], **NAMES) == ["sums"]
     before = data.fingerprint
-    assert data.filter_overlong(lambda sample: len(sample.prompt[0]["content"]), 20) == 1
+    assert data.filter_overlong(lambda sample: len(str(sample.prompt[0]["content"])), 20) == 1
     assert data.fingerprint not in (before, own(tmp_path, largest=3).fingerprint)
     assert [(one.index, one.agent_name, one.ground_truth, one.row) for one in data] == [
         (0, "tool_agent", "0", 0),
@@ -75,3 +77,5 @@ def test_what_a_class_must_give(tmp_path: Path) -> None:
         own(tmp_path, "Dicts")[0]
     with pytest.raises(DataError, match="the data set is empty"):
         own(tmp_path, largest=0)
+    with pytest.raises(ConfigError, match=r"data\.custom_cls: expected a class, .*:LIMIT is 3"):
+        own(tmp_path, "LIMIT")

@@ -50,7 +50,14 @@ OBJECTS = {
     "code": "class Pair: pass\ndef two(p): return 2",
     "test_list": ["assert two(Pair()) == 2"],
 }
-CALLED = {"question": "Add.", "input_output": {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}}
+CALLED = {
+    "question": "Add.",
+    "starter_code": "class Solution:\n    def add(self, xs: List[int]) -> int:\n",
+    "input_output": json.dumps({"fn_name": "add", "inputs": [[[1, 2]], [[3]]], "outputs": [[3], [3]]}),
+    "solutions": json.dumps(["class Solution:\n    def add(self, xs: List[int]) -> int:\n        return sum(xs)\n"]),
+}
+LINED = {"question": "Join.", "input_output": {"fn_name": "join", "inputs": ['"a"\n"b"'], "outputs": ['"ab"']}}
+NAMELESS = {"question": "Add.", "input_output": {"fn_name": "a+b", "inputs": [[1, 2]], "outputs": [3]}}
 WITHOUT = {"question": "Hidden.", "input_output": ""}
 
 
@@ -89,6 +96,16 @@ def test_rows_of_each_kind(tmp_path: Path) -> None:
     assert isinstance(read_tests(sample.ground_truth), StdioTests)
 
 
+def test_rows_whose_tests_call_a_function(tmp_path: Path) -> None:
+    called, lined = rows(tmp_path, CALLED, LINED, options=("--max-cases", "1"))
+    assert called["data_source"] == "code/calls"
+    told = called["prompt"][1]["content"]
+    assert "class Solution:" in told and "`add` is called" in told and "standard input" not in told
+    assert "Write a function `join`" in lined["prompt"][1]["content"]
+    assert truth(called)["entry_points"] == ["add"] and len(truth(called)["tests"]) == 1
+    assert '*json.loads(\'["a", "b"]\')' in truth(lined)["tests"][0]
+
+
 def test_options(tmp_path: Path) -> None:
     options = ("--agent", "single_turn", "--split", "test", "--max-cases", "3")
     (row,) = rows(tmp_path, STDIO, options=options, split="test")
@@ -99,7 +116,7 @@ def test_options(tmp_path: Path) -> None:
 
 def test_what_no_test_can_run_for_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     foreign = {**MBPP, "test_list": ["assert other(1) == 1"]}
-    assert len(rows(tmp_path, CALLED, WITHOUT, foreign, {**MBPP, "code": "def f("}, MBPP)) == 1
+    assert len(rows(tmp_path, NAMELESS, WITHOUT, foreign, {**MBPP, "code": "def f("}, MBPP)) == 1
     told = capsys.readouterr().out.splitlines()
     for number, reason in ((1, "fn_name"), (2, "no tests"), (3, "no function of its code"), (4, "can be parsed")):
         assert told[number - 1].startswith(f"left out: {tmp_path}/problems.jsonl.gz:{number}: ")
@@ -117,18 +134,23 @@ def test_the_check_leaves_out_what_its_own_solution_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sandbox: str
 ) -> None:
     broken = {**MBPP, "task_id": 905, "test_setup_code": "import no_such_module"}
-    records = (HUMANEVAL, MBPP, SANITISED, STDIO, LINES, WRONG, OBJECTS, broken)
+    records = (HUMANEVAL, MBPP, SANITISED, STDIO, LINES, WRONG, OBJECTS, broken, CALLED)
     kept = rows(tmp_path, *records, options=("--check", sandbox))
-    assert [row["extra_info"]["index"] for row in kept] == [0, 1, 2, 3, 4]
+    assert [row["extra_info"]["index"] for row in kept] == [0, 1, 2, 3, 4, 5]
     told = capsys.readouterr().out
     assert ":6 (HumanEval/903): its own solution passes 0% of its tests" in told
     assert ":7 (MBPP/904): its own solution passes 0% of its tests" in told
     assert ":8 (MBPP/905): the tests cannot run: ModuleNotFoundError" in told
-    assert "5 problems, 3 left out" in told
+    assert "6 problems, 3 left out" in told
 
     async def judged() -> list[float]:
         judge = CodeJudge(SandboxFusionConfig(url=sandbox))
-        answers = {0: "def zero(xs):\n    return -xs[0] / xs[1]", 3: STDIO["solutions"], 4: "print('a\\nb')"}
+        answers = {
+            0: "def zero(xs):\n    return -xs[0] / xs[1]",
+            3: STDIO["solutions"],
+            4: "print('a\\nb')",
+            5: "def add(xs): return 3",
+        }
         verdicts = [
             await judge.compute_score(
                 kept[n]["data_source"], f"```python\n{answer}\n```", kept[n]["reward_model"]["ground_truth"]
@@ -138,7 +160,7 @@ def test_the_check_leaves_out_what_its_own_solution_fails(
         await judge.close()
         return [verdict["score"] for verdict in verdicts]
 
-    assert asyncio.run(judged()) == [1.0, 0.0, 1.0]
+    assert asyncio.run(judged()) == [1.0, 0.0, 1.0, 1.0]
 
 
 def test_a_check_without_a_server_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

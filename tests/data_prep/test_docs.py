@@ -31,14 +31,17 @@ def test_the_pages_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name, records in sources.items():
         (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
     (tmp_path / "runs").mkdir()
+    turns = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "train.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 8)
     with running(None) as sandbox:
         for line in commands("docs/data.md"):
-            words = shlex.split(line.replace("http://127.0.0.1:8080", sandbox.url))
+            words = shlex.split(line.replace("http://127.0.0.1:8080", sandbox.url).replace("hf:owner/name", "hf:hub"))
             arguments = [word for word in scaled(words[1:], policy) if not word.startswith("data.val_max_samples")]
             assert arguments[0] == "-m"
             # In this process: five interpreters that import torch would take longer than all else.
             assert importlib.import_module(arguments[1]).main(arguments[2:]) == 0, line
-    assert len(commands("docs/data.md")) == 6
+    assert len(commands("docs/data.md")) == 7
     judged = lines(tmp_path / "runs" / "mbpp")[-1]
     assert judged["left_out/failed"] == 0
     assert judged["score/pass_fraction"] == 0.0

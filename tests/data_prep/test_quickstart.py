@@ -102,7 +102,7 @@ def test_a_good_conversation_calls_every_tool_and_ends_with_the_answer() -> None
     assert [message["role"] for message in messages] == ["system", "user"] + ["assistant", "tool"] * 2 + ["assistant"]
     calls = [message["tool_calls"][0]["function"] for message in messages if message.get("tool_calls")]
     assert [call["name"] for call in calls] == ["search", "calculator"]
-    assert json.loads(calls[1]["arguments"]) == {"expression": task.calls[1].argument}
+    assert json.loads(str(calls[1]["arguments"])) == {"expression": task.calls[1].argument}
     assert messages[-1]["content"] == f"#### {task.answer}"
 
 
@@ -111,8 +111,8 @@ def test_flawed_conversations_go_wrong_in_every_way() -> None:
     seen: list[str] = []
     for task in islice(world.tasks("train"), 2000):
         messages = flawed(task, world, rng)
-        answers = [message["content"] for message in messages if message["role"] == "tool"]
-        last = messages[-1]["content"]
+        answers = [str(message["content"]) for message in messages if message["role"] == "tool"]
+        last = str(messages[-1]["content"])
         if not answers:
             seen.append("guess")
         elif answers[0].startswith("Error"):
@@ -129,9 +129,9 @@ def test_flawed_conversations_go_wrong_in_every_way() -> None:
     assert shares == {"guess": 0.7, "malformed": 0.1, "wrong form": 0.1, "wrong argument": 0.1}
 
 
-def well_formed(arguments: str, required: str) -> bool:
+def well_formed(arguments: object, required: str) -> bool:
     try:
-        return required in json.loads(arguments)
+        return required in json.loads(str(arguments))
     except ValueError:
         return False
 
@@ -144,9 +144,9 @@ async def test_conversations_show_what_the_tools_really_answer(made: Path) -> No
     for task in islice(world.tasks("val"), 150):
         for messages in (good(task), flawed(task, world, rng)):
             for calling, answer in pairwise(messages):
-                if answer["role"] == "tool" and not answer["content"].startswith("Error (parse)"):
+                if answer["role"] == "tool" and not str(answer["content"]).startswith("Error (parse)"):
                     function = calling["tool_calls"][0]["function"]
-                    result = await session.call(function["name"], json.loads(function["arguments"]))
+                    result = await session.call(function["name"], json.loads(str(function["arguments"])))
                     assert result.text == answer["content"]
     await session.close()
 

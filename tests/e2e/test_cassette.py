@@ -20,8 +20,6 @@ from pathlib import Path
 
 from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.agent_loop.dialogue import Dialogue
-from agentrl.agent_loop.tool_calls import answer_calls, open_tools
-from agentrl.chat import ParsedCall
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.trajectory import Status
 
@@ -46,12 +44,11 @@ class Gambler(AgentLoop):
     takes_interactions = True
 
     async def run(self, episode: Episode) -> None:
-        async with open_tools(episode) as session, Dialogue.open(episode) as dialogue:
+        async with Dialogue.open(episode) as dialogue:
             episode.start(episode.sample.prompt)
             reply = await episode.generate(max_tokens=6)
-            call = ParsedCall("call_0", "roll", {"sides": len(reply.message.text) % 3}, "", None)
-            _, messages = await answer_calls(episode, session, (call,))
-            if episode.observe(messages):
+            rolled = await episode.call("roll", {"sides": len(reply.message.text) % 3})
+            if episode.observe([{"role": "tool", "content": rolled.text, "name": "roll"}]):
                 await episode.generate(max_tokens=6)
                 await dialogue.respond()
         episode.finish(Status.COMPLETED)

@@ -11,9 +11,11 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from aiohttp import web
 
 from agentrl.tool.toolset import ToolSet
+from agentrl.trajectory.parquet import SCHEMA
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_train import lines
 from tests.forked import forked
@@ -112,8 +114,20 @@ Overrides = Callable[..., list[str]]
 
 def test_the_quickstart_pages_code_runs(small_run: Overrides, tmp_path: Path) -> None:
     run(["-m", "agentrl.train", *small_run(*SMALL, run_dir=tmp_path / "runs" / "quickstart")], tmp_path)
-    assert write_files("docs/quickstart.md", tmp_path) == ["look.py"]
+    assert write_files("docs/quickstart.md", tmp_path) == ["look.py", "look_closer.py"]
     run(["look.py"], tmp_path)
+    run(["look_closer.py"], tmp_path)
+
+
+def test_the_quickstart_page_names_every_column_of_trajectories() -> None:
+    text = (PROJECT / "docs" / "quickstart.md").read_text()
+    assert [name for name in SCHEMA.names if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(("page", "config"), [("code_interpreter", "code_interpreter"), ("retriever", "remote_search")])
+def test_a_file_that_a_page_shows_is_the_file(page: str, config: str) -> None:
+    there = yaml.safe_load((PROJECT / "configs" / "tools" / f"{config}.yaml").read_text())
+    assert there in [yaml.safe_load(block) for block in blocks(f"docs/{page}.md", "yaml")]
 
 
 def test_every_link_and_picture_of_the_documents_is_there() -> None:
@@ -150,8 +164,15 @@ def test_every_link_and_picture_of_the_documents_is_there() -> None:
                 "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools/calculator.yaml",
             ],
         ),
+        (
+            {"agent_name": "look_up"},
+            [
+                "actor_rollout_ref.rollout.agent.agent_loop_config_path=my_lookup.yaml",
+                "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools/calculator.yaml",
+            ],
+        ),
     ],
-    ids=["tool class", "agent loop and observer", "tags"],
+    ids=["tool class", "agent loop and observer", "tags", "calls of a loop"],
 )
 def test_the_examples_of_docs_tools_run(
     small_run: Overrides, tmp_path: Path, row: dict[str, object], keys: list[str]
@@ -170,6 +191,7 @@ def test_the_examples_of_docs_tools_run(
     metrics = lines(tmp_path / "run")[-1]
     assert metrics["left_out/failed"] == 0
     assert metrics["turns/mean"] == (2.0 if "ask_twice" in str(row) else 1.0)
+    assert metrics["tool/calls_mean"] >= ("look_up" in str(row))
     seen = "".join(file.read_text() for file in (tmp_path / "run").glob("turns.*.jsonl"))
     assert ("Are you sure?" in seen) == ("my_journal" in str(keys))
 

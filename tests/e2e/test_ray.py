@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -41,11 +42,12 @@ def two_ranks(small_run: Overrides, tmp_path: Path) -> Overrides:
 
 def actors_of(process: subprocess.Popen[str], kind: str) -> list[psutil.Process]:
     """The Ray actors of a class that a run has started."""
-    return [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if f"ray::{kind}" in " ".join(child.cmdline())
-    ]
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # Ray's idle workers come and go.
+            if f"ray::{kind}" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def wait_for(process: subprocess.Popen[str], path: Path) -> None:
@@ -103,7 +105,8 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
         assert (tensor - weights[1][name]).abs().max() < 1e-4, name
     for run, ranks in (("one", 1), ("two", 2)):
         profiles = sorted(path.name for path in (tmp_path / run / "profile" / "step_000002").iterdir())
-        stages = [f"rank{rank}_{stage}" for rank in range(ranks) for stage in ("old_log_prob", "update_actor")]
+        each = ("rollout", "old_log_prob", "update_actor")
+        stages = [f"rank{rank}_{stage}" for rank in range(ranks) for stage in each]
         expected = [f"{stage}.{kind}" for stage in ["rank0_reward_model", *stages] for kind in ("json.gz", "txt")]
         assert profiles == sorted(expected)
 

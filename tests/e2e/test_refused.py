@@ -34,7 +34,7 @@ def test_a_refused_training_leaves_the_run_as_it_was(
     small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, lora = tmp_path / "run", "actor_rollout_ref.model.lora_rank"
-    first = ["data.val_files=null", f"{lora}=4", "trainer.total_training_steps=1"]
+    first = ["data.val_files=null", f"{lora}=4", "trainer.total_training_steps=2"]
     assert main(small_run(*first)) == 0
     leave_traces(run)
     other = make_tiny_policy(tmp_path / "other", seed=1, shape=TinyShape(hidden=64))
@@ -48,7 +48,7 @@ def test_a_refused_training_leaves_the_run_as_it_was(
     loose = tmp_path / "loose"
     loose.mkdir()
     tool_config, path = "actor_rollout_ref.rollout.multi_turn.tool_config_path", "actor_rollout_ref.model.path"
-    checkpoint = run / "checkpoints" / "step_000001"
+    checkpoint = run / "checkpoints" / "step_000002"
     refused: dict[str, tuple[list[str], str]] = {
         "another LoRA rank": ([f"{lora}=8"], "another model"),
         "no adapters": ([f"{lora}=0"], "another model"),
@@ -67,19 +67,23 @@ def test_a_refused_training_leaves_the_run_as_it_was(
             [f"{path}={other}", "trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"],
             "another model",
         ),
-        "nothing left to train": ([], "nothing left to train"),
+        "fewer steps than were done": (["trainer.total_training_steps=1"], "nothing left to train"),
     }
+    before_models = ("another LoRA rank", "no adapters", "another estimator", "fewer rows", "another optimizer")
     before = files(run)
     for name, (keys, says) in refused.items():
-        more = [] if name == "nothing left to train" else ["trainer.total_training_steps=3"]
+        more = [] if name == "fewer steps than were done" else ["trainer.total_training_steps=4"]
         capsys.readouterr()
         assert main(small_run(*first, *keys, *more)) == 2, name
-        said = capsys.readouterr().err
+        out, said = capsys.readouterr()
         assert says in said, f"{name}: {said}"
+        assert ("load models" not in out) or name not in before_models
         assert files(run) == before, name
         assert not run.with_name("run.1").exists(), name
 
-    assert main(small_run(*first, "trainer.total_training_steps=2")) == 0, "nothing was broken"
+    assert main(small_run(*first)) == 0, "it is done"
+    assert files(run) == before
+    assert main(small_run(*first, "trainer.total_training_steps=3")) == 0, "nothing was broken"
     assert not list((run / "checkpoints").glob(".*"))
 
 
@@ -104,7 +108,7 @@ def test_a_refused_supervised_training_leaves_the_run_as_it_was(
         ["model.lora_rank=4", "trainer.total_training_steps=3"],
         ["data.train_batch_size=20", "trainer.total_training_steps=3"],
         [f"model.path={tmp_path}/none", "trainer.resume_mode=disable"],
-        [],
+        ["trainer.total_training_steps=1"],
     ):
         capsys.readouterr()
         assert sft([*keys, *changed]) == 2, changed

@@ -68,8 +68,7 @@ def test_killed_and_resumed_equals_undisturbed(small_run: Overrides, tmp_path: P
         was_running = kill_after(overrides("killed"), killed, rng.uniform(0.3, 1.0) * seconds, last)
         assert was_running or last > STEPS
     resumed = forked_command(overrides("killed"), tmp_path)
-    if "nothing left to train" not in resumed.stderr:
-        assert resumed.returncode == 0, resumed.stderr
+    assert resumed.returncode == 0, resumed.stderr
     assert numbers(killed) == numbers(tmp_path / "whole")
     one, other = (load_file(tmp_path / name / "policy" / "model.safetensors") for name in ("whole", "killed"))
     assert one.keys() == other.keys()

@@ -43,7 +43,7 @@ class Moody(Interaction):
             raise ConnectionError("gone")
         if messages[-1]["content"] == "break":
             raise TypeError("broken")
-        history = [*messages, {"role": "user", "content": "again"}]
+        history: list[Message] = [*messages, {"role": "user", "content": "again"}]
         return InteractionResponse(False, f"hm {next(self.words)}", 0.5, {"mood": 0.1}, history)
 
     async def calculate_score(self, instance_id: str) -> float:

@@ -87,7 +87,6 @@ def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "says"),
     [
         ("tools: []", "expected a mapping with the key `interaction`, found the keys 'tools'"),
-        ("interaction:\n  - {class_name: interactions.gsm8k.Gsm8kInteraction}", "`name` must be a non-empty string"),
         ("interaction:\n  - {name: a}", "interaction[0] (a): `class_name` must be a non-empty string"),
         ("interaction:\n  - {name: a, class: x.Y}", "unknown key 'class'; did you mean 'class_name'?"),
         (

@@ -130,7 +130,7 @@ class Steps(Interaction):
         self.total = 0.0
 
     async def generate_response(self, instance_id: str, messages: list[Message]) -> InteractionResponse:
-        score = float(messages[-1]["content"])
+        score = float(str(messages[-1]["content"]))
         self.total += score
         return InteractionResponse(should_end=score == 0.5, text="more", score=score)
 

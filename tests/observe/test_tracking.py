@@ -6,12 +6,14 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from agentrl.config import Config, load_config
 from agentrl.errors import CodeError, ConfigError, DataError, TrainingError
+from agentrl.observe.generations import Generation
 from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.tracking import Tracker, read_metrics
 from tests.small_disk import small_disk_in
@@ -96,7 +98,7 @@ def test_a_broken_line_elsewhere_is_named(tmp_path: Path) -> None:
         read_metrics(path)
 
 
-@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("package", ["mlflow", "swanlab", "tensorboard", "trackio", "wandb"])
 def test_a_logger_that_is_not_installed_names_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
@@ -215,3 +217,88 @@ def test_a_full_disk_leaves_the_earlier_lines_whole(small_disk: Path) -> None:
     with pytest.raises(TrainingError, match="the disk is full"):
         log.truncate_after(written - 1)  # needs room for the shorter copy
     assert (small_disk / "metrics.jsonl").read_bytes() == content
+
+
+SPOKEN = Generation(2, "val/0/0", "math", "tool_agent", "completed", "What?\n", "Four.", 1.0, 1.0)
+
+
+def test_generations_are_tables_where_loggers_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    log = tracker(tmp_path, "console", "jsonl", "tensorboard", "wandb")
+    log.log_generations([], 1)
+    log.log_generations([SPOKEN, SPOKEN], 2)
+    log.log({"reward/mean": 0.5}, 2)
+    log.close()
+    (file,) = (tmp_path / "val_generations").iterdir()
+    assert file.name == "000002.jsonl"
+    assert [json.loads(line)["output"] for line in file.read_text().splitlines()] == ["Four.", "Four."]
+    assert [path.name for path in tmp_path.glob("wandb/offline-run-*/files/media/table/val/*.json")]
+    assert any(b"Four." in path.read_bytes() for path in (tmp_path / "tensorboard").iterdir())
+
+
+class FakePackage(ModuleType):
+    """Stands for swanlab and trackio where they are not installed: `init`, and what runs and tables are given."""
+
+    def __init__(self) -> None:
+        super().__init__("fake")
+        self.begun: list[dict[str, object]] = []
+        self.logged: list[tuple[dict[str, object], int]] = []
+        self.finished = 0
+        self.name = ""
+
+    def init(self, **given: object) -> FakePackage:
+        self.begun.append(given)
+        self.name = str(given["name"])
+        return self
+
+    def log(self, numbers: dict[str, object], step: int) -> None:
+        self.logged.append((numbers, step))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+    def Table(self, columns: list[str], data: list[list[object]]) -> object:
+        return dict(zip(columns, data[0], strict=True))
+
+    def Text(self, content: str, caption: str) -> object:
+        return content
+
+
+@pytest.mark.parametrize("name", ["swanlab", "trackio"])
+def test_a_run_elsewhere_is_gone_on_with_fake_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fake = FakePackage()
+    monkeypatch.setitem(sys.modules, name, fake)
+    for step in (1, 2):
+        log = tracker(tmp_path, name)
+        assert not fake.begun or step > 1, "nothing is begun before the run's checks have passed"
+        log.log_generations([SPOKEN], step)
+        log.log({"reward/mean": 0.5, "bad": math.nan}, step)
+        log.close()
+    assert fake.finished == 2 and [step for _, step in fake.logged] == [1, 1, 2, 2]
+    assert fake.logged[1][0] == {"reward/mean": 0.5}
+    assert "Four." in str(fake.logged[0][0]["val/generations"])
+    first, second = fake.begun
+    changing = {"resume"} if name == "trackio" else set()
+    assert {key for key in first if first[key] != second[key]} == changing
+    assert (first["project"], first["name"]) == ("agentrl", "quickstart")
+
+
+def test_an_mlflow_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the small package has no database
+    uri = f"file://{tmp_path}/mlruns"
+    for step in (1, 2):
+        log = tracker(tmp_path, "mlflow", options={"mlflow": {"tracking_uri": uri}})
+        log.log_generations([SPOKEN], step)
+        log.log({"val/x/mean@4": 0.5 * step, "bad": math.nan}, step)
+        log.close()
+    assert len(list(tmp_path.rglob("artifacts/val_generations/*.json"))) == 2
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("agentrl")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_id == (tmp_path / "mlflow_id").read_text() and run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "val/x/mean_at_4")
+    assert [(one.step, one.value) for one in history] == [(1, 0.5), (2, 1.0)]

@@ -119,7 +119,10 @@ async def test_half_a_surrogate_pair_comes_back_as_it_was_sent(chat: Chat) -> No
         ({}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type",
+        ),
         ({"messages": [QUESTION], "n": 2}, "n"),
         ({"messages": [QUESTION], "response_format": {"type": "json_schema"}}, "response_format"),
         ({"messages": [QUESTION], "logit_bias": {"5": 1}}, "logit_bias"),
@@ -128,7 +131,7 @@ async def test_half_a_surrogate_pair_comes_back_as_it_was_sent(chat: Chat) -> No
         ({"messages": [QUESTION], "frequency_penalty": 0.5}, "frequency_penalty"),
         ({"messages": [QUESTION], "top_logprobs": 3}, "top_logprobs"),
         ({"messages": [QUESTION], "functions": [{"name": "f"}]}, "functions"),
-        ({"messages": [QUESTION], "tools": [{"type": "retrieval"}]}, "tools.type"),
+        ({"messages": [QUESTION], "tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"messages": [QUESTION], "max_tokens": 0}, "max_tokens"),
         ({"messages": [QUESTION], "stream": "yes"}, "stream"),
         ({"messages": [{"role": "tool", "content": "x"}, {"role": "assistant", "tool_calls": [1]}]}, None),
@@ -221,6 +224,23 @@ async def test_a_caller_that_goes_away_cancels_its_generation_and_may_come_again
         assert open.trajectory.num_sampled == 0
         await open.say([QUESTION], **SHORT)
         assert (len(open.trajectory.transcripts), open.trajectory.num_sampled, open.session.turns) == (1, 12, 1)
+
+
+async def test_a_caller_that_goes_away_in_its_body_leaves_no_traceback(
+    chat: Chat, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scripted(chat, SCRIPT) as (service, _), service.session() as open:
+        path, port = open.base_url.split("/", 3)[3], service.endpoint.port
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST /{path}/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+        writer.write(head.encode() + b"{")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.sleep(0.1)
+        assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text
+        await open.say([QUESTION])
 
 
 async def test_closing_a_session_ends_its_calls(chat: Chat) -> None:

@@ -12,12 +12,12 @@ from agentrl.chat import Chat, Drift
 from agentrl.engines.contract import EngineError
 from agentrl.openai_api.history import Checkpoint, History, digests_of
 from agentrl.tool import ErrorKind
-from agentrl.trajectory import Status, Trajectory, Transcript
+from agentrl.trajectory import Message, Status, Trajectory, Transcript
 from tests.agent_loop.conftest import call
 from tests.agent_loop.scripted_engine import ScriptedEngine
 from tests.openai_api.conftest import ADD, Open, scripted, serve
 
-QUESTION = {"role": "user", "content": "What is 2 + 3?"}
+QUESTION: Message = {"role": "user", "content": "What is 2 + 3?"}
 
 
 def sampled(transcript: Transcript) -> list[int]:
@@ -307,10 +307,13 @@ async def test_an_engine_fault_is_a_503_that_is_not_tried_again_and_ends_the_ses
 
 
 def test_reasoning_left_out_or_sent_back_is_no_rewrite_but_changed_is(chat: Chat) -> None:
-    kept = [QUESTION, {"role": "assistant", "content": "5", "reasoning_content": "2 + 3"}]
+    kept: list[Message] = [QUESTION, {"role": "assistant", "content": "5", "reasoning_content": "2 + 3"}]
     history: History[str] = History()
     checkpoint = Checkpoint("owner", kept, 10, replied=True)
     history.add(digests_of(kept, None)[-1], checkpoint)
-    for reasoning, found in (({}, 1), ({"reasoning_content": "2 + 3"}, 1), ({"reasoning_content": "other"}, 0)):
-        talk = [QUESTION, {"role": "assistant", "content": "5", **reasoning}, {"role": "user", "content": "and?"}]
+    for reasoning, found in ((None, 1), ("2 + 3", 1), ("other", 0)):
+        answer: Message = {"role": "assistant", "content": "5"}
+        if reasoning is not None:
+            answer["reasoning_content"] = reasoning
+        talk: list[Message] = [QUESTION, answer, {"role": "user", "content": "and?"}]
         assert len(history.find(talk, digests_of(talk, None))) == found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
 import random
 import socket
@@ -11,16 +12,30 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.config.sections.reward import RewardConfig, SandboxFusionConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import RemoteRefused, RemoteUnavailable
 from agentrl.reward import NaiveRewardManager, score_all
-from agentrl.reward.code import HARNESS, AssertTests, Case, CodeJudge, StdioTests, Tests, extract, same_output
+from agentrl.reward.code import (
+    HARNESS,
+    AssertTests,
+    Case,
+    CodeJudge,
+    StdioTests,
+    Tests,
+    extract,
+    read_tests,
+    same_output,
+)
+from agentrl.reward.code_harness import relayed
 from agentrl.system.deadline import within
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
@@ -150,6 +165,34 @@ async def test_nothing_is_paid_for_an_attack(sandbox: str, name: str) -> None:
     assert verdict["pass_fraction"] in (0.0, 0.5)  # the first assert is no work of the program's
 
 
+ENDS = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "KeyboardInterrupt", "SystemExit")
+CALL_ATTACKS = {
+    **{name: program.replace("== (\\d{16})", "\\[(\\d{16})\\]") for name, program in ATTACKS.items()},
+    **{f"raises {kind}": f"def f(): raise {kind}" for kind in ENDS},
+    "patched JSON": """
+        import json
+        json.loads = json.dumps = lambda *a, **k: json
+        def f(): return 0
+        """,
+    "a list that holds everything": """
+        class L(list):
+            def __contains__(self, item): return True
+            def __eq__(self, other): return True
+        def f(): return L()
+        """,
+}
+
+
+@pytest.mark.slice(4, "hostile")
+@pytest.mark.parametrize("name", CALL_ATTACKS)
+async def test_nothing_is_paid_for_an_attack_on_the_tests_of_a_call(sandbox: str, name: str) -> None:
+    program, tests = CALL_ATTACKS[name], read_tests({"fn_name": "f", "inputs": [[]], "outputs": [int(SECRET)]})
+    method = f"class Solution:\n{textwrap.indent('f = staticmethod(f)', '    ')}\ndel f"
+    programs = [program] if "def f()" not in program else [program, f"{textwrap.dedent(program)}\n{method}"]
+    for each in programs:
+        assert await judged(sandbox, each, tests, timeout=3.0) == {"score": 0.0, "pass_fraction": 0.0}
+
+
 async def test_the_attack_on_the_memory_of_others_works_where_nothing_stops_it(sandbox: str) -> None:
     """So that its failure above says something."""
     judge = CodeJudge(SandboxFusionConfig(url=sandbox))
@@ -175,6 +218,60 @@ async def test_a_right_program_passes_and_a_wrong_one_gets_its_share(sandbox: st
     assert await judged(sandbox, "", tests) == {"score": 0.0, "pass_fraction": 0.0}
 
 
+async def test_partial_credit_is_the_share_of_tests_that_pass(sandbox: str) -> None:
+    tests = StdioTests(tests=[Case(input=str(n), output=str(n)) for n in range(4)])
+    for program, share in (("print(input())", 1.0), ("print(max(int(input()), 1))", 0.75), ("", 0.0)):
+        verdict = {"score": share, "pass_fraction": share}
+        assert await judged(sandbox, program, tests, partial_credit=True) == verdict
+    never = asserts("assert f(1) == 1\nassert f(2) == 1")
+    assert (await judged(sandbox, "def f(x): return 1 // (2 - x)", never, partial_credit=True))["score"] == 0.5
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_inputs_and_outputs_of_published_sets_are_tests(sandbox: str, as_text: bool) -> None:
+    def tests(**value: Any) -> Tests:
+        return read_tests(json.dumps(value) if as_text else value)
+
+    printed = tests(inputs=["2\n", ["3", "4"]], outputs=["2\n", ["3", "4"]])
+    assert await judged(sandbox, "import sys\nprint(sys.stdin.read())", printed) == {"score": 1.0, "pass_fraction": 1.0}
+    inputs = [[1, "a"], '2\n"b"', [3, {"c": []}]]
+    called = tests(fn_name="two", inputs=inputs, outputs=[[1, "a"], '[2, "b"]', [3, {"c": []}]])
+    for right in ("def two(a, b): return a, b", "class Solution:\n    def two(self, a, b): return [a, b]"):
+        assert await judged(sandbox, right, called) == {"score": 1.0, "pass_fraction": 1.0}
+        wrapped = tests(fn_name="two", inputs=inputs, outputs=[[[1, "a"]], '[[2, "b"]]', [[3, {"c": []}]]])
+        assert await judged(sandbox, right, wrapped) == {"score": 1.0, "pass_fraction": 1.0}
+    part = "def two(a, b): return a"
+    assert await judged(sandbox, part, tests(fn_name="two", inputs=[[1, 2]] * 2, outputs=[[1, 2], [1]])) == {
+        "score": 0.0,
+        "pass_fraction": 0.0,
+    }
+    wrong = "def two(a, b): return [a, b] if a < 3 else [[a, b]]"
+    assert await judged(sandbox, wrong, called) == {"score": 0.0, "pass_fraction": 2 / 3}
+
+
+@pytest.mark.parametrize(
+    ("truth", "problem"),
+    [
+        ({"inputs": ["1"], "outputs": []}, "same length"),
+        ({"inputs": ["1"]}, "same length"),
+        ({"inputs": [], "outputs": []}, "stdio.tests"),
+        ({"inputs": [1], "outputs": ["1"]}, "stdio.tests.0.input"),
+        ({"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}, "'x' is no JSON"),
+        ({"inputs": ["1"], "outputs": ["1"], "fn_name": "f(x) or g"}, "fn_name must be"),
+    ],
+)
+def test_inputs_and_outputs_that_are_no_tests_are_told(truth: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=f"nor inputs and outputs: .*{problem}"):
+        read_tests(json.dumps(truth))
+
+
+@pytest.mark.parametrize("source", ["apps", "codecontests", "codeforces", "taco"])
+def test_published_sources_of_programs_need_a_sandbox_and_no_name_of_a_scorer(source: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{source}'.*reward_model.sandbox_fusion.url="):
+        NaiveRewardManager().check([source])
+    NaiveRewardManager(RewardConfig(sandbox_fusion=SandboxFusionConfig(url="http://127.0.0.1:9"))).check([source])
+
+
 async def test_each_test_runs_apart_and_what_a_broken_one_did_not_reach_has_failed(sandbox: str) -> None:
     tests = asserts("assert f(1) == 1", "x = f(2)\nassert x == 2\nassert x", "assert f(3) == 3", "f(1)")
     program = "def f(x):\n    if x == 2: raise ValueError\n    return x"
@@ -197,6 +294,39 @@ async def test_every_kind_of_plain_value_comes_back_as_it_was(sandbox: str) -> N
         """
     tests = AssertTests(entry_points=["f", "g", "h"], tests=[same, more, raised])
     assert await judged(sandbox, program, tests) == {"score": 1.0, "pass_fraction": 1.0}
+
+
+SWALLOW = (
+    "assert all(f(x) == x for x in map(f, [1, 2]))",
+    "assert all(map(lambda x: f(x) == x, [1, 2]))",
+    "assert all(a == b for a, b in zip([1, 2], map(f, [1, 2])))",
+    "assert not list(filter(lambda x: f(x) != x, [1, 2]))",
+    "for found in map(f, [1, 2]):\n    assert found in (1, 2)",
+    "assert next(map(f, [1]), 1) == 1",
+    "assert list(iter(lambda: f(1), 1)) == []",
+    "[*map(f, [1, 2])]",
+)
+
+
+@pytest.mark.slice(2, "hostile")
+@pytest.mark.parametrize("kind", [*ENDS, "class Own(StopIteration): pass\n"])
+async def test_no_exception_of_a_program_ends_what_the_tests_do_without_a_failure(sandbox: str, kind: str) -> None:
+    """Each of these tests passes for a right program, and for none that ends their iteration or their process."""
+    raised = "Own" if "class" in kind else kind
+    program = f"{kind if raised == 'Own' else ''}\ndef f(x): raise {raised}"
+    assert await judged(sandbox, program, asserts(*SWALLOW)) == {"score": 0.0, "pass_fraction": 0.0}
+    assert (await judged(sandbox, "def f(x): return x", asserts(*SWALLOW)))["score"] == 1.0
+
+
+def test_errors_reach_the_tests_as_they_are_and_all_other_exceptions_as_errors() -> None:
+    every = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
+    for kind in every:
+        found = relayed(kind.__name__, "why")
+        is_error = issubclass(kind, Exception) and kind.__name__ not in ENDS
+        takes_text = not issubclass(kind, UnicodeError | BaseExceptionGroup) or kind is UnicodeError
+        assert type(found) is (kind if is_error and takes_text else RuntimeError)
+    for other in ("AssertionErrorX", "print", "Timeout", ""):
+        assert type(relayed(other, "")) is RuntimeError
 
 
 async def test_programs_that_read_and_print(sandbox: str) -> None:
@@ -345,10 +475,69 @@ def test_the_program_of_an_answer(answer: str, program: str) -> None:
         ("Yes", "yes", False),
         ("", "\n", True),
         ("", "0.0", False),
+        ("inf", "1.0e400", False),
+        ("1.00e400", "1.0e400", True),
+        ("1.0e401", "1.0e400", False),
+        ("1e9999999999999999999999", "1.0", False),
+        ("0", "0.0000004", False),
+        ("0.0000004000000001", "0.0000004", True),
+        ("0.00000041", "0.0000004", True),
+        ("0.123456", "0.123456789", False),
+        ("1e-17", "0.0", True),
+        ("-0", "0.000000", True),
+        ("0.000001", "0.000000", False),
+        ("1_000.5", "1000.5", False),
+        ("٣.5", "3.5", False),
+        ("0x1.8p1", "3.0", False),
+        ("+3.", "3.0", True),
+        ("0.54", "0.5", False),
+        ("3.141592653589793", "3.14159265358979323846264338327950288", False),
+        ("3.141592653589793238462643383279502880", "3.14159265358979323846264338327950288", True),
+        ("9007199254740992.0", "9007199254740993.0", False),
+        ("0.333333333333", "0.33333333333333331483", True),
+        ("1\u20282", "1\n2", False),
+        ("1\x0b2", "1 2", False),
+        ("1\xa02", "1 2", False),
+        ("1\r\n2\r\n", "1\n2", True),
+        ("1\r2", "1\n2", False),
+        ("\t1\t 2 \n \n", "1 2", True),
     ],
 )
 def test_outputs_are_compared_by_words(found: str, expected: str, same: bool) -> None:
     assert same_output(found, expected) is same
+
+
+@given(value=st.floats(allow_nan=False, allow_infinity=False), decimals=st.integers(7, 30))
+@settings(deadline=None)
+def test_a_double_is_met_by_itself_however_many_decimals_are_expected_and_by_no_other(
+    value: float, decimals: int
+) -> None:
+    expected = f"{value:.{decimals}f}"
+    assert same_output(f"{value:.17g}", expected)
+    off = Decimal(expected) + max(abs(Decimal(expected)) / 1000, Decimal("2e-6"))
+    assert not same_output(f"{off:f}", expected)
+
+
+LINES = st.lists(st.lists(st.text("ab1.-", min_size=1), min_size=1), min_size=1)
+
+
+@given(lines=LINES, mark=st.sampled_from("\x0b\x0c\x1c\x85\u2028\xa0\u2003"))
+@settings(deadline=None)
+def test_only_spaces_tabs_and_newlines_part_words(lines: list[list[str]], mark: str) -> None:
+    text = "\n".join(" ".join(line) for line in lines)
+    assert same_output(f"\n{text} \n\n", text)
+    assert not same_output(text + mark, text)
+    assert not same_output(f"1{mark}2", "1 2") and not same_output(f"1{mark}2", "1\n2")
+
+
+LONG = ["1" * 10**6 + "x", "." * 10**6, "0." + "3" * 10**6, "1" + "e1" * 10**5, "1e" + "9" * 10**6]
+
+
+@pytest.mark.parametrize("found", LONG, ids=lambda text: text[:4])
+def test_outputs_are_compared_in_linear_time(found: str) -> None:
+    begun = time.process_time()
+    assert not same_output(found, "0.5")
+    assert time.process_time() - begun < 0.5
 
 
 def test_the_harness_needs_nothing_but_python() -> None:

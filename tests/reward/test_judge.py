@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.chat import Chat
 from agentrl.config.sections.reward import JudgeConfig, RewardConfig
 from agentrl.errors import ConfigError
+from agentrl.remote.control_tokens import escape_control_tokens
 from agentrl.reward import NaiveRewardManager, score_all
 from agentrl.reward.judge import asked, read_verdict
-from agentrl.trajectory import Message, Status, Trajectory
+from agentrl.trajectory import Message, Status, ToolCall, Trajectory
 from agentrl.trajectory.sample import Sample
 from tests.openai_api.conftest import chat, scripted, tiny_dir  # noqa: F401 - fixtures
 from tests.remote.conftest import FaultyServer, Handler, hangs, says, server  # noqa: F401 - fixtures
@@ -76,7 +81,7 @@ async def test_what_it_is_asked(server: Serve, tmp_path: Path, monkeypatch: pyte
         extra_body={"reasoning_effort": "low", "max_tokens": None},
     )
     await it.start("run")
-    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"at": "map"}}}
+    call: ToolCall = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {"at": "map"}}}
     t = await scored(
         it, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "?"}, ANSWER
     )
@@ -118,6 +123,57 @@ def test_no_text_passes_for_another_message_or_for_the_fence() -> None:
     assert shown == [QUESTION, {"role": "assistant", "content": attack}]
 
 
+CONTROL = """
+<|im_end|> <|im_start|> <|endoftext|> <｜User｜> <｜begin▁of▁sentence｜> <s> </s> <bos> <eos> <unk> <start_of_turn>
+<|turn> <tool_call|> <|START_OF_TURN_TOKEN|> <seed:bos> <SPECIAL_12> <extra_id_0> <tool_call> </think> <unused7> <_user>
+<<SYS>> [INST] [/INST] [TOOL_CALLS] [gMASK] [CLS] [|assistant|] [@BOS@] [toxicity=0] [control_8] [EOS] ]~b]
+]~!b[ ]!p~[ [e~[ ＜|im_end|＞ ［INST］
+""".split()  # noqa: SIM905 - lines of tokens
+
+
+async def test_no_control_token_reaches_it_verbatim(server: Serve) -> None:  # noqa: F811
+    """Neither in what is judged, whoever wrote it, nor in the row, nor where the judge quotes it."""
+    spelled = f"ok{''.join(CONTROL)} <{' '.join(CONTROL)}"
+    call: ToolCall = {"id": "c", "type": "function", "function": {"name": spelled, "arguments": {spelled: [spelled]}}}
+    row = Sample([QUESTION], "judge/x", "single_turn", ground_truth=[spelled], extra_info={"a": {spelled: spelled}})
+    messages: list[Message] = [
+        {"role": "user", "content": spelled},
+        {"role": "assistant", "content": spelled, "tool_calls": [call]},
+        {"role": "tool", "content": spelled},
+    ]
+    s = await server(answers(f"It wrote {spelled}"), answers(spelled), verdict(3))
+    it, trajectory = manager(s.url), Trajectory("t", 0, messages=messages)
+    await score_all(it, [trajectory], row)
+    await it.close()
+    assert trajectory.score == 0.3
+    sent = [message["content"] for body in s.bodies for message in json.loads(body)["messages"]]
+    assert [token for token in CONTROL for text in sent if token in text] == []
+    shown = json.loads(between(sent[1])[1])
+    assert [shown[0], shown[2]] == [messages[0], messages[2]]
+    assert shown[1]["content"] == spelled
+    assert shown[1]["tool_calls"] == [{"name": spelled, "arguments": {spelled: [spelled]}}]
+
+
+TOKENS = st.lists(st.sampled_from([*CONTROL, *'<>[]|/~!"\\ \n{}:', "\u200b", "INST", "\\u003c"]), max_size=12).map(
+    "".join
+)
+
+
+@given(texts=st.lists(TOKENS, min_size=1, max_size=3))
+@settings(deadline=None)
+def test_no_text_makes_a_control_token_and_all_are_shown_as_they_are(texts: list[str]) -> None:
+    messages: list[Message] = [{"role": "assistant", "content": text} for text in texts]
+    request = asked(messages)
+    assert not any(token in request for token in CONTROL)
+    assert json.loads(between(request)[1]) == messages
+    assert not any(token in escape_control_tokens(text) for text in texts for token in CONTROL)
+
+
+def test_ordinary_text_is_sent_as_it_is() -> None:
+    for text in ("a < b, a <= b", "x[0] = [1, 2]", "[1], [-1.5]", '{"a": ["b", {}]}', "(see [3])", "- [ ] to do"):
+        assert escape_control_tokens(text).replace("\\u003c", "<") == text
+
+
 @pytest.mark.parametrize(
     ("text", "score"),
     [
@@ -126,6 +182,9 @@ def test_no_text_passes_for_another_message_or_for_the_fence() -> None:
         ('Let me see. {"score": 9} is too much.\n{"reason": "x", "score": 4}', 4),
         ('```json\n{"score": 10}\n```\n', 10),
         ('{"reason": "ends with </think> {", "score": 0}', 0),
+        ('{"reason": "a } and \\\\\\" [", "more": [{"score": 10}], "score": 1}', 1),
+        ('unbalanced }} ]] " {"score": 5}', 5),
+        ('{"reason": "\\\\", "score": 6}', 6),
     ],
 )
 def test_verdicts(text: str, score: int) -> None:
@@ -153,6 +212,27 @@ def test_verdicts(text: str, score: int) -> None:
 def test_no_verdicts(text: str) -> None:
     with pytest.raises(ValueError, match=r"`score` must be|does not end with a JSON object"):
         read_verdict(text)
+
+
+@given(
+    before=st.text(alphabet='{}[]" \\\\:a', max_size=20),
+    reason=st.text(alphabet='{}[]" \\\\:,1\n', max_size=20),
+    score=st.integers(0, 10),
+)
+@settings(deadline=None)
+def test_the_object_that_ends_an_answer_is_found_whatever_stands_before_it_and_in_it(
+    before: str, reason: str, score: int
+) -> None:
+    assert read_verdict(f"{before} {json.dumps({'reason': reason, 'score': score})}") == score
+
+
+@pytest.mark.parametrize("part", ['{"a":[', "{", "[", '"', '\\"', "\\", "}", ']"', '{"a":{}', '{"":""}'])
+def test_an_answer_is_read_in_linear_time(part: str) -> None:
+    begun = time.process_time()
+    for text in (part * 20_000, part * 20_000 + '"}', part * 20_000 + '{"score": 1}'):
+        with suppress(ValueError):
+            read_verdict(text)
+    assert time.process_time() - begun < 0.5  # where every `{` is tried, 1.7 s for `{"a":[`
 
 
 async def test_an_unreadable_answer_is_shown_to_it_again(server: Serve) -> None:  # noqa: F811

@@ -19,7 +19,8 @@ QUESTION: Message = {"role": "user", "content": "2 + 3?"}
 
 
 def said(*contents: Any) -> list[Message]:
-    return [QUESTION, *({"role": "assistant", "content": content} for content in contents)]
+    answers: list[Message] = [{"role": "assistant", "content": content} for content in contents]
+    return [QUESTION, *answers]
 
 
 def sample(**changes: Any) -> Sample:
@@ -52,7 +53,7 @@ def custom(tmp_path: Path, body: str, **config: Any) -> NaiveRewardManager:
     [
         ("openai/gsm8k", "#### 6", "5", 0.1),
         ("gsm8k", "#### 5.0", "5", 1.0),
-        ("lighteval/MATH", r"\boxed{\frac{10}{2}}", "5", 1.0),
+        ("lighteval/MATH", r"\boxed{\frac{10}{4}}", "2.5", 1.0),
         ("DigitalLearningGmbH/MATH-lighteval", r"\boxed{4}", "5", 0.0),
         ("HuggingFaceH4/MATH-500", "$5$", "5", 1.0),
         ("math_dapo", "Answer: 5", "5", 1.0),
@@ -108,7 +109,7 @@ async def test_what_a_custom_function_is_given(tmp_path: Path) -> None:
         "seen = []\n"
         "def compute_score(data_source, solution_str, ground_truth, extra_info, trajectory, weight):\n"
         "    assert (data_source, solution_str, ground_truth, weight) == ('mine', 'one\\ntwo', 5, 3)\n"
-        "    assert extra_info == {'index': 7, 'turn_rewards': [0.25, 0.5]}, extra_info\n"
+        "    assert (extra_info['index'], extra_info['turn_rewards']) == (7, [0.25, 0.5]), extra_info\n"
         "    assert trajectory.uid == 't'\n"
         "    extra_info['index'] = 8\n"
         "    extra_info['turn_rewards'].append(1)\n"

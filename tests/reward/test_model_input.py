@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.reward.model_input import ModelInput, conversations
-from agentrl.trajectory import Message, Status, Trajectory, Transcript
+from agentrl.trajectory import Message, Part, Status, ToolCall, Trajectory, Transcript
 from tests.reward.tiny_reward_model import make_reward_model
 
 
@@ -24,7 +24,7 @@ def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_reward_model(tmp_path_factory.mktemp("tools"), template=None)
 
 
-def call(arguments: Any) -> dict[str, Any]:
+def call(arguments: Any) -> ToolCall:
     return {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": arguments}}
 
 
@@ -71,7 +71,7 @@ def test_calls_where_the_template_knows_them_and_where_not(plain: Path, with_too
 
 def test_what_is_no_text_is_named(plain: Path) -> None:
     reading = ModelInput(str(plain), None)
-    parts = [{"type": "text", "text": "what is "}, {"type": "image"}, {"type": "text", "text": "?"}]
+    parts: list[Part] = [{"type": "text", "text": "what is "}, {"type": "image"}, {"type": "text", "text": "?"}]
     ids, _ = reading.ids([{"role": "user", "content": parts}])
     assert "user\nwhat is [image]?<|im_end|>" in reading._codec.decode(ids)
 

@@ -5,13 +5,36 @@ from __future__ import annotations
 import json
 import random
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.reward import final_answer, gsm8k, search_qa
 from agentrl.reward.gsm8k import Method
+from agentrl.reward.sources import kind_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "sources"),
+    [
+        ("gsm8k", "openai/gsm8k gsm8k"),
+        (
+            "math",
+            "lighteval/MATH DigitalLearningGmbH/MATH-lighteval HuggingFaceH4/MATH-500 math math_dapo aime2024 "
+            "math_dapo_reasoning hiyouga/geometry3k numina_aops_forum numina_synthetic_math numina_amc_aime "
+            "numina_synthetic_amc numina_cn_k12 numina_olympiads",
+        ),
+        ("code", "apps codecontests codeforces taco code/mbpp"),
+        ("search_qa", "nq searchR1_nq searchR1_hotpotqa"),
+        (None, "mathematics appstore taco2 geometry geometry3k/x"),
+    ],
+)
+def test_data_sources_as_published_sets_name_them(kind: str | None, sources: str) -> None:
+    assert {source: kind_of(source) for source in sources.split()} == dict.fromkeys(sources.split(), kind)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +57,13 @@ from agentrl.reward.gsm8k import Method
         ("#### seventy-two", "72", 0.0),
         ("#### ...", "72", 0.0),
         ("#### 72 ####", "72", 0.0),
+        ("#### 42 or 43", "42", 0.0),
+        ("#### 42, 43", "42", 0.0),
+        ("#### 42/1", "42", 0.0),
+        ("#### 42 (or forty-3)", "42", 0.0),
+        ("#### 42\n43 is wrong", "42", 1.0),
+        ("#### 4,2", "42", 0.1),
+        ("#### 4,200", "42,00", 0.1),
         ("####\n72", "72", 0.0),
         ("", "72", 0.0),
     ],
@@ -53,6 +83,18 @@ def test_gsm8k_strict(solution: str, truth: str, score: float) -> None:
 )
 def test_gsm8k_flexible(solution: str, truth: str, score: float) -> None:
     assert gsm8k.compute_score("gsm8k", solution, truth, method="flexible") == score
+
+
+PLAIN = st.decimals(-(10**6), 10**6, places=2).map(lambda number: f"{number.normalize():f}")
+WORDS = st.text(alphabet=st.characters(exclude_categories=["Nd", "Cs"], exclude_characters="#"), max_size=12)
+
+
+@given(number=PLAIN, before=WORDS, after=WORDS, more=PLAIN)
+@settings(deadline=None)
+def test_gsm8k_pays_one_number_on_the_last_line_of_the_form(number: str, before: str, after: str, more: str) -> None:
+    assert gsm8k.compute_score("gsm8k", f"{before}#### {number} {after}\n{more}", number) == 1.0
+    for hedged in (f"{number} or {more}", f"{number}, {more}", f"{number}/{more}", f"{number} {number}", more + "1"):
+        assert gsm8k.compute_score("gsm8k", f"{before}#### {hedged}", number) < 1.0
 
 
 def test_gsm8k_on_its_own_answers(shared_data: Path) -> None:
@@ -103,12 +145,66 @@ def test_final_answer(solution: str, truth: Any, score: float) -> None:
         ("closed</answer>", "closed", 0.0, 0.0),
         ("<answer>1990</answer>", 1990, 1.0, 1.0),
         ("", "x", 0.0, 0.0),
+        ("<answer>the</answer>", "a", 0.0, 0.0),
+        ("<answer>The</answer>", "the", 1.0, 1.0),
+        ("<answer>the  !</answer>", "the!", 1.0, 1.0),
+        ("<answer>!!!</answer>", "!!!", 1.0, 1.0),
+        ("<answer> </answer>", "!!!", 0.0, 0.0),
+        ("<answer>.</answer>", "The", 0.0, 0.0),
+        ("<answer>-5</answer>", "5", 0.0, 0.0),
+        ("<answer>5</answer>", "-5 °C", 0.0, 0.0),
+        ("<answer>1.5</answer>", "15", 0.0, 0.0),
+        ("<answer>.5</answer>", "5", 0.0, 0.0),
+        ("<answer>3:2</answer>", "32", 0.0, 0.0),
+        ("<answer>−5.</answer>", "-5", 1.0, 1.0),
+        ("<answer>$1,500,000!</answer>", "1500000", 1.0, 1.0),
+        ("<answer>15,00</answer>", "1500", 0.0, 0.0),
+        ("<answer>Covid-19, (U.S.)</answer>", "covid19 us", 1.0, 1.0),
     ],
 )
 def test_search_qa(solution: str, truth: Any, em: float, f1: float) -> None:
     score = search_qa.compute_score("nq", solution, truth)
     assert score["score"] == em
     assert score["f1"] == pytest.approx(f1)
+
+
+NUMBERS = st.decimals(-(10**4), 10**4, places=2).map(lambda number: f"{number.normalize():f}")
+
+
+@given(one=NUMBERS, other=NUMBERS, mark=st.sampled_from(["", ".", "!", "'", "?", " %"]))
+@settings(deadline=None)
+def test_search_qa_tells_numbers_apart_by_their_values(one: str, other: str, mark: str) -> None:
+    score = search_qa.compute_score("nq", f"<answer>({one}{mark})</answer>", [other])["score"]
+    assert score == float(Decimal(one) == Decimal(other))
+
+
+@given(gold=st.text(max_size=8), answer=st.sampled_from(["", " ", "\n", "<answer></answer>", "<answer> </answer>"]))
+@settings(deadline=None)
+def test_search_qa_pays_no_empty_answer(gold: str, answer: str) -> None:
+    assert search_qa.compute_score("nq", answer, [gold, "The"]) == {"score": 0.0, "f1": 0.0}
+
+
+@given(gold=st.text(max_size=12).filter(str.strip))
+@settings(deadline=None)
+def test_search_qa_pays_every_answer_that_is_the_gold_one(gold: str) -> None:
+    score = search_qa.compute_score("nq", f"<answer>{gold}</answer>", gold)
+    assert score == {"score": 1.0, "f1": 1.0} or "</answer>" in gold
+
+
+@pytest.mark.parametrize(
+    ("solution", "score"),
+    [
+        ("<answer>yes</answer>", 1.0),
+        ("yes", 1.0),
+        ("<answer>no</answer>", 0.25),
+        ("no", 0.0),
+        ("<answer></answer>", 0.0),
+        ("no</answer>", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_search_qa_with_a_score_for_the_form(solution: str, score: float) -> None:
+    assert search_qa.compute_score("nq", solution, "yes", format_score=0.25)["score"] == score
 
 
 @pytest.mark.parametrize("truth", [None, {"answers": ["x"]}])

@@ -24,7 +24,7 @@ from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.rollouts.contract import Audience, training, validation
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.system.loop_thread import LoopThread
-from agentrl.tool import Tool, ToolResponse
+from agentrl.tool import Schema, Tool, ToolResponse
 from agentrl.tool.toolset import MIN_FAILED_CALLS, ToolSet
 from agentrl.trajectory import Message
 from agentrl.trajectory.parquet import write_trajectories
@@ -172,7 +172,7 @@ def test_numbers_that_cannot_be_taken_end_the_run_or_are_left_out_and_told_once(
         async def health(self) -> Any:
             return SimpleNamespace(metrics={"requests": 1.0})
 
-    parameters = {"type": "object", "properties": {}}
+    parameters: Schema = {"type": "object", "properties": {}}
     tool = Counting({}, {"type": "function", "function": {"name": "t", "description": "", "parameters": parameters}})
     context = SimpleNamespace(tools=ToolSet.from_tools([tool]), interactions={"p": Partner({}, "p")})
     scheduler = cast(Scheduler, SimpleNamespace(context=context, reward=None))

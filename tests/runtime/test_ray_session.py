@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
+from agentrl.config.sections.trainer import RayInitConfig
 from agentrl.errors import ConfigError
-from agentrl.runtime.ray.session import start_ray
+from agentrl.runtime.ray.session import ray_session, start_ray
 
 ray = pytest.importorskip("ray")
 
@@ -35,3 +36,21 @@ def test_a_cluster_that_asks_for_a_token_is_told_so_fault_injected(monkeypatch: 
     monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(ConfigError, match=r"ray_init\.address=auto: Failed to connect .*: InvalidAuthToken: RAY_AUTH"):
         start_ray("auto", None)
+
+
+def test_a_node_that_does_not_start_is_told_in_words_fault_injected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def times_out(*args: object, **kwargs: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr("ray.init", times_out)
+    with pytest.raises(ConfigError, match=r"could not be started .* timed out during startup.*ray_init.num_cpus lower"):
+        start_ray(None, 1)
+
+
+def test_the_dashboard_and_the_variables_of_processes_reach_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr("ray.init", lambda **kwargs: given.update(kwargs))
+    config = RayInitConfig.model_validate({"include_dashboard": True, "runtime_env": {"env_vars": {"A": "1"}}})
+    with ray_session(config, 2):
+        pass
+    assert (given["include_dashboard"], given["runtime_env"]) == (True, {"env_vars": {"A": "1"}})

@@ -11,6 +11,7 @@ from agentrl.config.sections.reward import CustomRewardConfig
 from agentrl.reward import NaiveRewardManager, score_all
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.system.targets import load_target
+from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample
 
@@ -28,6 +29,10 @@ def half(solution_str):
 
 def broken(solution_str):
     return 1 / 0
+
+def shout(text: str) -> str:
+    "Say it loudly."
+    return text.upper()
 """
 
 
@@ -59,12 +64,18 @@ class Actor:
     async def scored(self, surroundings: Surroundings, name: str) -> tuple[str, float | None, str | None]:
         return await _scored(surroundings, name)
 
+    def tools(self, path: str) -> list[str]:
+        return ToolSet.from_yaml(path).names
+
 
 @pytest.mark.timeout(120)
 def test_a_worker_without_the_file_runs_the_drivers_text(ray_elsewhere: Path) -> None:
     file = ray_elsewhere / "mine.py"
     file.write_text(SCORER)
     NaiveRewardManager(custom=CustomRewardConfig(path="mine.py", name="half"))  # the driver loads what the config names
+    yaml = ray_elsewhere / "tools.yaml"
+    yaml.write_text("tools: [{function: 'mine.py:shout'}]")
+    ToolSet.from_yaml(yaml)
     surroundings = Surroundings.here()
     file.unlink()
     gone = Surroundings(str(ray_elsewhere / "not on that machine"), surroundings.files)
@@ -72,6 +83,7 @@ def test_a_worker_without_the_file_runs_the_drivers_text(ray_elsewhere: Path) ->
     folder, score, failure = ray.get(actor.scored.remote(gone, "half"))
     assert (folder, score, failure) == (str(ray_elsewhere / "elsewhere"), 0.5, None)
     folder, score, failure = ray.get(actor.scored.remote(gone, "broken"))
+    assert ray.get(actor.tools.remote(str(yaml))) == ["shout"]
     assert score is None and failure is not None and "mine.py:12 in broken: return 1 / 0" in failure
 
 

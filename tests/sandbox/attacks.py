@@ -292,6 +292,33 @@ hold(4, fill)
 """,
     ),
     _kernel_memory(
+        "TCP connections, half of them closed",
+        """
+def fill(say):
+    server = socket.create_server(("127.0.0.1", 0), backlog=1000)
+    kept = []
+    while True:
+        with socket.create_connection(server.getsockname()) as s:
+            t = server.accept()[0]
+            kept.append(t); say(full(s)); say(full(t))
+hold(8, fill)
+""",
+        tiers=ONLY_NAMESPACES,
+    ),
+    _kernel_memory(
+        "UDP sockets",
+        """
+def fill(say):
+    kept = []
+    while True:
+        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("127.0.0.1", 0)); s.connect(s.getsockname())
+        for _ in range(6): s.send(bytes(1 << 15))  # what does not fit is dropped: the kernel says what it holds (SO_MEMINFO)
+        kept.append(s); say(int.from_bytes(s.getsockopt(socket.SOL_SOCKET, 55, 36)[:4], "little"))
+hold(20, fill)
+""",
+        tiers=ONLY_NAMESPACES,
+    ),
+    _kernel_memory(
         "threads with descriptors of their own",
         """
 import platform
@@ -699,3 +726,26 @@ m = mmap.mmap(-1, 1 << 20)
 print("held")
 """
 """What many processes, threads, pipes and an event loop need, which has to work in every tier."""
+
+ORDINARY_NETWORK = """
+import asyncio, http.server, socket, threading, urllib.request
+async def echo(reader, writer):
+    writer.write(await reader.readline()); await writer.drain(); writer.close()
+async def main():
+    for host in ("127.0.0.1", "::1", "localhost"):
+        server = await asyncio.start_server(echo, host, 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        writer.write(b"spoken\\n"); await writer.drain()
+        assert await reader.readline() == b"spoken\\n"
+        writer.close(); server.close()
+asyncio.run(main())
+web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+threading.Thread(target=web.serve_forever, daemon=True).start()
+open("page", "w").write("x" * 3_000_000)
+with urllib.request.urlopen(f"http://127.0.0.1:{web.server_port}/page") as page: assert len(page.read()) == 3_000_000
+one, other = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+one.bind(("127.0.0.1", 0)); other.sendto(b"datagram", one.getsockname())
+assert one.recv(100) == b"datagram"
+print("held")
+"""
+"""What a run's own loopback is for, in the tiers that have one."""

@@ -4,8 +4,10 @@ Sessions and notebooks too.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -19,8 +21,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.sandbox.attacks import ATTACKS, ORDINARY, SESSION_ATTACK, Attack
+from tests.sandbox.attacks import ATTACKS, ONLY_NAMESPACES, ORDINARY, ORDINARY_NETWORK, SESSION_ATTACK, Attack
 from tests.sandbox.servers import NOBODY, Server, can_run_as_nobody, running
+from tests.sandbox.test_sessions import FORGE, GARBAGE
 
 SETTINGS = [
     pytest.param(("namespaces+cgroup", {}), id="root-cgroup"),
@@ -159,6 +162,44 @@ async def test_sessions_and_notebooks_work_and_are_held(setting: Setting) -> Non
         assert await settled(server, processes) == set()
 
 
+DRAWN = """
+import random, secrets, numpy, sympy
+prime, dummy = sympy.randprime(10**20, 10**21), sympy.srepr(sympy.Dummy("x"))
+(random.random(), secrets.token_hex(), numpy.random.rand(), prime, dummy)
+"""
+
+
+@pytest.mark.slice(2, "hostile")
+async def test_no_answer_is_forged_and_no_draw_repeats(setting: Setting) -> None:
+    """What test_sessions and test_reseed try in the best tier, in each."""
+    async with httpx.AsyncClient(base_url=setting.server.url, timeout=60) as client:
+
+        async def cell(name: str, code: str, **more: Any) -> dict[str, Any]:
+            answer = await client.post("/run_session", json={"session_id": name, "code": code, **more})
+            return dict(answer.raise_for_status().json())
+
+        assert (await cell("d", GARBAGE + "garbage()\n'own'"))["result"] == "'own'"
+        for number in range(3):
+            again = await cell("d", f"garbage()\n{number}")
+            assert (again["alive"], again["created"], again["result"]) == (True, False, str(number))
+        flood = await cell("d", "while True: garbage()", run_timeout=20)
+        assert not flood["alive"] and flood["run_result"]["execution_time"] < 15
+        forged = {"result": None, "error": None, "files": {"../x": "aGk=", "asked": "aGk="}, "refused": {"/etc": "no"}}
+        code = FORGE + f"import json\nsay(json.loads({json.dumps(forged)!r}))"
+        found = await cell("e", code, fetch_files=["asked"])
+        assert (found["alive"], found["files"], found["refused_files"]) == (True, {"asked": "aGk="}, {})
+        drawn = [(await cell(name, DRAWN))["result"] for name in ("f", "g")]
+        program = {"code": f"{DRAWN.rstrip()}\n", "language": "python", "show_last_expression": True}
+        for _ in range(2):
+            run = (await client.post("/run_code", json=program)).raise_for_status().json()["run_result"]
+            assert run["return_code"] == 0, run["stderr"]
+            drawn.append(run["stdout"].strip())
+        for name in "defg":
+            await client.delete(f"/sessions/{name}")
+    values = [ast.literal_eval(text) for text in drawn]
+    assert all(len(set(column)) == len(values) for column in zip(*values, strict=True)), values
+
+
 @pytest.mark.slice(2, "hostile")
 async def test_all_attacks_are_stopped(setting: Setting) -> None:
     server, tier = setting.server, setting.tier
@@ -176,8 +217,9 @@ async def test_all_attacks_are_stopped(setting: Setting) -> None:
                 await client.post("/run_code", json={"code": "import numpy; print(6 * 7)", "language": "python"})
             ).json()
             assert good["run_result"]["stdout"] == "42\n"
-            ordinary = (await client.post("/run_code", json={"code": ORDINARY, "language": "python"})).json()
-            assert ordinary["run_result"]["stdout"] == "held\n", ordinary
+            for code in (ORDINARY, *([ORDINARY_NETWORK] if tier in ONLY_NAMESPACES else [])):
+                ordinary = (await client.post("/run_code", json={"code": code, "language": "python"})).json()
+                assert ordinary["run_result"]["stdout"] == "held\n", ordinary
             assert await settled(server, processes) == set()
             after = (await client.get("/health")).json()
             assert (after["running"], after["waiting"]) == (0, 0)

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from sandbox import gate
+from sandbox import client_bounds, gate
 from tests import framing
 
 PATIENCE = 0.4
@@ -20,10 +20,10 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(gate, "HEADER_SECONDS", PATIENCE)
-    monkeypatch.setattr(gate, "BODY_SECONDS", PATIENCE)
-    monkeypatch.setattr(gate, "ANSWER_SECONDS", 3 * PATIENCE)
-    monkeypatch.setattr(gate, "MAX_BODIES", 1000)
+    monkeypatch.setattr(client_bounds, "HEADER_SECONDS", PATIENCE)
+    monkeypatch.setattr(client_bounds, "BODY_PATIENCE", PATIENCE)
+    monkeypatch.setattr(client_bounds, "ANSWER_SECONDS", 3 * PATIENCE)
+    monkeypatch.setattr(gate, "MAX_BODIES", 2000)
     yield
 
 
@@ -49,7 +49,7 @@ async def port(hurried: None) -> AsyncIterator[int]:
 
 async def test_no_framing_of_a_body_passes_the_limit(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MAX_BODY", 500)
-    monkeypatch.setattr(gate, "HEADER_SECONDS", 20.0)
+    monkeypatch.setattr(client_bounds, "HEADER_SECONDS", 20.0)
     await asyncio.to_thread(framing.check, port, 500, b"/")
 
 

@@ -116,7 +116,7 @@ def answers(url: str) -> bool:
         return False
 
 
-@pytest.mark.slice(2, "matrix")
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize("name", REQUESTS)
 def test_all_that_is_called_while_serving_is_there(recording: tuple[str, Path, Path], name: str) -> None:
     url, record, log = recording

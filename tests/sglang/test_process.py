@@ -15,9 +15,12 @@ import httpx
 import pytest
 
 from agentrl.engines.contract import EngineError
+from agentrl.engines.servers.client import ServerFailed
 from agentrl.engines.servers.process import living
+from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.options import RESERVED, ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
+from agentrl.system.http import http_client
 from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 from tests.sglang.conftest import STARTUP, StartServer
 
@@ -41,6 +44,26 @@ if child > 0:
 time.sleep(300)
 """
 """Starts a server, and a child that holds all that its parent held open."""
+
+
+async def test_a_server_with_a_key_answers_nobody_else(server_arguments: ServerArguments, tmp_path: Path) -> None:
+    key = "a-key-of-this-test-0123456789"
+    process = SGLangProcess(server_arguments, None, tmp_path / "0.log", key=key)
+    try:
+        process.start()
+        await process.ready(STARTUP)
+        async with http_client() as http:
+            info = await SGLangClient(process.url, http, key).info()
+            assert info.context_length == MAX_MODEL_LEN + RESERVED
+            await SGLangClient(process.url, http, key).check(60.0)
+            for wrong in (None, "another"):
+                with pytest.raises(ServerFailed, match="status 401"):
+                    await SGLangClient(process.url, http, wrong).info()
+                with pytest.raises(ServerFailed, match="status 401"):
+                    await SGLangClient(process.url, http, wrong).begin_weight_update(10.0)
+    finally:
+        process.stop()
+    assert key not in process.log.read_text()
 
 
 def test_the_shared_server_serves_what_it_was_asked_for(server: SGLangProcess, model_dir: Path) -> None:

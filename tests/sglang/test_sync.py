@@ -287,6 +287,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slice(0, "kill")
 async def test_no_shared_memory_and_no_open_stderr_is_left_by_a_trainer_that_was_killed(
     start_server: StartServer, http: aiohttp.ClientSession, reference: PreTrainedModel, model_dir: Path
 ) -> None:
@@ -316,6 +317,7 @@ async def test_no_shared_memory_and_no_open_stderr_is_left_by_a_trainer_that_was
     assert not shared_memory() - before
 
 
+@pytest.mark.slice(0, "matrix")
 async def test_experts_that_transformers_holds_as_one_tensor_arrive(
     start_server: StartServer, http: aiohttp.ClientSession, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

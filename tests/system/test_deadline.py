@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from agentrl.system.deadline import paused_deadlines, seconds_left, within
+from agentrl.system.deadline import Clock, paused_deadlines, seconds_left, within
 
 
 async def test_what_runs_inside_sees_how_long_it_has() -> None:
@@ -76,3 +76,31 @@ async def test_a_cancellation_ends_the_wait() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_deadlines_of_a_clock_that_is_stopped_do_not_pass() -> None:
+    clock = Clock()
+    async with clock.timeout(0.03) as first:
+        clock.stop()
+        clock.stop()
+        async with clock.timeout(0.01):  # one that begins meanwhile
+            await asyncio.sleep(0.1)
+            assert first.when() is None
+            clock.go_on()
+    with pytest.raises(TimeoutError):
+        async with clock.timeout(0.01):
+            await asyncio.sleep(10)
+    clock.stop()
+    clock.go_on()
+
+
+async def test_a_clock_that_goes_on_leaves_the_time_that_was_left() -> None:
+    clock = Clock()
+    with pytest.raises(TimeoutError):
+        async with clock.timeout(0.05) as timeout:
+            clock.stop()
+            clock.go_on()
+            left = timeout.when()
+            assert left is not None and left - asyncio.get_running_loop().time() <= 0.05
+            await asyncio.sleep(10)
+    assert timeout.expired()

@@ -11,12 +11,12 @@ import pytest
 
 from agentrl.errors import CodeError, ConfigError
 from agentrl.system.cassette import Cassette, Mode, NotOnCassette
-from agentrl.tool import Tool, ToolError, ToolResponse, ToolSource
+from agentrl.tool import Schema, Tool, ToolError, ToolResponse, ToolSchema, ToolSource
 from agentrl.tool.session import CallLimits, ToolInfrastructureError, ToolResult
 from agentrl.tool.toolset import ToolSet
 
 Bind = Callable[[ToolSet], ToolSet]
-NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}}
+NUMBER: Schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 
 class Dice(Tool):
@@ -39,7 +39,7 @@ class Counter(Tool):
 
     default_schema = {"type": "function", "function": {"name": "count", "parameters": NUMBER}}
 
-    def __init__(self, config: dict[str, Any] | None = None, schema: dict[str, Any] | None = None) -> None:
+    def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
         super().__init__(config, schema)
         self.sums: dict[str, int] = {}
 

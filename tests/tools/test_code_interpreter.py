@@ -17,6 +17,7 @@ from aiohttp import web
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import RemoteUnavailable
+from agentrl.tool import ToolSchema
 from agentrl.tool.session import ToolInfrastructureError, ToolResult, ToolSession
 from agentrl.tool.toolset import ToolSet
 from tests.sandbox.servers import PROJECT, Server, running
@@ -257,7 +258,7 @@ def test_the_description_tells_what_is_kept() -> None:
     assert "nothing is kept" in description() and "value of its last line" in description()
     assert "Variables, imports and files are kept" in description(session=True)
     assert description(language="bash").startswith("Run a Bash program and get what it prints. ")
-    own = {"type": "function", "function": {"name": "python", "description": "Mine.", "parameters": {}}}
+    own: ToolSchema = {"type": "function", "function": {"name": "python", "description": "Mine.", "parameters": {}}}
     assert CodeInterpreterTool({"url": "http://h:1"}, own).schema == own
 
 

@@ -256,10 +256,11 @@ async def test_an_entry_that_cannot_be(tmp_path: Path, config: dict[str, Any], s
     assert says in " ".join(str(caught.value).split())
 
 
-def test_an_entry_as_verl_writes_it(tmp_path: Path) -> None:
+def test_an_entry_with_a_key_that_verl_has(tmp_path: Path) -> None:
+    """Verl's own entries, by its class names, are in tests/verl/."""
     (tmp_path / "tools.yaml").write_text(
         "tools:\n"
-        "  - class_name: verl.tools.mcp_search_tool.MCPSearchTool\n"
+        "  - class_name: my.MCPSearchTool\n"
         "    config: {type: mcp, rate_limit: 120}\n"
         "    mcp: {mcp_servers_config_path: ./mcp.json, tool_selected_list: [search]}\n"
     )

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agentrl.tool import ToolSchema
+
 pytest.importorskip("tantivy", reason="the extra `retriever` is not installed")
 
 from agentrl.errors import ConfigError
@@ -195,7 +197,7 @@ async def test_an_answer_that_is_none(bound: Bind, body: bytes, status: int, say
     assert asked == 1
 
 
-QUERY_LIST = {
+QUERY_LIST: ToolSchema = {
     "type": "function",
     "function": {
         "name": "search",

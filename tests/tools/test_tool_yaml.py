@@ -88,6 +88,28 @@ tools:
     assert (await session.call("calculator", {"expression": "2*3"})).text == "6"
 
 
+MINE = """
+from agentrl.tool import Tool, ToolResponse
+
+class Counter(Tool):
+    async def execute(self, instance_id, arguments):
+        return ToolResponse("1")
+
+def add(n: int, m: int) -> int:
+    "Add."
+    return n + m
+"""
+
+
+async def test_a_class_and_a_function_of_a_file(load: Callable[[str], ToolSet], bound: Bind, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    counter = f"class_name: '${{yaml_dir}}/mine.py:Counter', tool_schema: {SCHEMA}"
+    toolset = bound(load(f"tools: [{{{counter}}}, {{function: '${{yaml_dir}}/mine.py:add'}}]"))
+    session = await toolset.open("i", {})
+    assert (await session.call("echo", {})).text == "1"
+    assert (await session.call("add", {"n": 2, "m": 3})).text == "5"
+
+
 def test_no_path_is_no_tools() -> None:
     assert ToolSet.from_yaml(None).names == []
 
@@ -115,7 +137,16 @@ def test_our_own_files_are_found_from_anywhere(name: str, tmp_path: Path, monkey
         ("tools:\n  - {class_name: HERE.Echo, confg: {}}", "unknown key 'confg'; did you mean 'config'?"),
         ("tools:\n  - {class_name: HERE.Echo, config: 3}", "`config` must be a mapping, found int 3"),
         ("tools:\n  - {class_name: 3}", "`class_name` must be a non-empty string, found 3"),
-        ("tools:\n  - {class_name: Echo}", "expected a dotted name like `my.module.Name`, found 'Echo'"),
+        (
+            "tools:\n  - {class_name: Echo}",
+            "expected a dotted name like `my.module.Name`, or path/to/file.py:Name, found 'Echo'",
+        ),
+        (
+            "tools:\n  - {class_name: '${yaml_dir}/mine.py:Countre'}",
+            "tools[0] (DIR/mine.py:Countre): DIR/mine.py has no 'Countre'; did you mean 'Counter'?; it defines Counter",
+        ),
+        ("tools:\n  - {class_name: '${yaml_dir}/mine.py:add'}", "must be a subclass of agentrl.tool.Tool or"),
+        ("tools:\n  - {class_name: '${yaml_dir}/other.py:X'}", "no such file: DIR/other.py"),
         ("tools:\n  - {class_name: HERE.Ecko}", "has no class 'Ecko'; did you mean 'Echo'?; it has Echo, Exploding"),
         (
             "tools:\n  - {class_name: HERE.double}",
@@ -186,10 +217,13 @@ def test_our_own_files_are_found_from_anywhere(name: str, tmp_path: Path, monkey
         ),
     ],
 )
-def test_mistakes_name_file_entry_and_remedy(load: Callable[[str], ToolSet], text: str, says: str) -> None:
+def test_mistakes_name_file_entry_and_remedy(
+    load: Callable[[str], ToolSet], text: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
     with pytest.raises(ConfigError) as raised:
         load(text.replace("SCHEMA", SCHEMA))
-    message = str(raised.value).replace(HERE, "HERE")
+    message = str(raised.value).replace(HERE, "HERE").replace(str(tmp_path), "DIR")
     assert "my_tools.yaml" in message
     assert says in message
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from agentrl.tool.truncation import Side, truncate
+from agentrl.tool.truncation import Side, Truncation, truncate
 
 MARKER = re.compile(r"\n\[\.\.\. (\d+) tokens cut \.\.\.\]\n")
 TEXTS = st.text(alphabet=st.sampled_from("ab 1\n[.é語\U0001f600\ufffd"), max_size=300) | st.text(
@@ -88,3 +88,13 @@ def test_megabytes_are_not_encoded_whole(tokenizer: Tokenizer) -> None:
     assert match is not None
     sample = text[:90_000]
     assert int(match[1]) == pytest.approx(length(tokenizer, sample) * len(text) / len(sample), rel=0.01)
+
+
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+def test_a_limit_may_count_characters(side: Side) -> None:
+    cut = Truncation.by_characters(None, side)
+    assert cut.text("é" * 100, 100) == ("é" * 100, False)
+    text, truncated = cut.text("é" * 1000, 100)
+    assert truncated
+    assert len(text) <= 100
+    assert "characters cut" in text

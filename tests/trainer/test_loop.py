@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections import Counter
@@ -99,6 +100,7 @@ def test_failed_trajectories_are_counted_and_the_rest_is_trained_on(
     small_run: Overrides,  # noqa: F811
     loops: Callable[[str], list[str]],
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     more = [
         "actor_rollout_ref.rollout.agent.trajectory_timeout=2",
@@ -109,11 +111,17 @@ def test_failed_trajectories_are_counted_and_the_rest_is_trained_on(
         "algorithm.filter_groups.enable=true",
     ]
     assert main([*small_run(), *loops("uneven"), *more]) == 0
+    told = capsys.readouterr().out
+    assert (
+        "13 of 20 trajectories failed: DataError 5 in uneven; ConnectionError 4 in uneven; timeout 4 in uneven" in told
+    )
+    assert "4 fresh tries: ConnectionError 4 in uneven" in told
     start, step = lines(tmp_path / "run")
     assert start["val/failed"] == pytest.approx(24 / 40), "of four sampled and one greedy a prompt"
     assert (step["left_out/failed"], step["left_out/unscored"]) == (9, 4)
     assert (step["failure/ConnectionError"], step["failure/DataError"]) == (4, 5)
     assert step["status/timeout"] == 0.2
+    assert step["trajectory/retries/ConnectionError"] == 4
     assert step["trajectory/retries"] == 4, "the broken ones were tried again, the odd rows and the late ones not"
     assert step["group/groups"] == 4
     assert step["group/groups_of_one"] == 1
@@ -197,6 +205,26 @@ def test_filtering_groups_changes_no_weight_and_no_metric(
         assert apart < 1e-2 * 1e-3, f"{name}: AdamW's step is 1e-3, and shows the rounding of gradients of almost 0"
 
 
+def test_remax_draws_a_greedy_trajectory_of_each_prompt_beside_the_others(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """It is scored and recorded, and neither trained on nor counted in the step's metrics."""
+    (tmp_path / "told.py").write_text(
+        "def compute_score(solution_str, trajectory):\n    return 0.25 if trajectory.baseline else 1.0\n"
+    )
+    base = [override for override in small_run() if "filter_groups" not in override]
+    more = [f"custom_reward_function.path={tmp_path}/told.py", "data.val_files=null", "trainer.total_training_steps=1"]
+    assert main([*base, *more, "algorithm.adv_estimator=remax", "actor_rollout_ref.rollout.n=2"]) == 0
+    step = lines(tmp_path / "run")[-1]
+    assert (step["reward/mean"], step["group/groups"], step["group/groups_without_greedy"]) == (1.0, 4, 0)
+    assert step["train/sequences"] == 8, "also groups of equal rewards are better than 0.25"
+    assert step["actor/grad_norm"] > 0
+    written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*.parquet")))
+    assert Counter(t.uid.rpartition("/")[2] for t in written) == {"0": 4, "1": 4, "greedy": 4}
+    assert all((t.score == 0.25) == t.uid.endswith("greedy") for t in written)
+
+
 def test_the_critic_learns_from_all_and_the_policys_schedule_waits_for_it(
     small_run: Overrides,  # noqa: F811
     tmp_path: Path,
@@ -221,15 +249,22 @@ def test_reinforce_plus_plus_is_not_filtered_by_group(small_run: Overrides, tmp_
 def test_val_only_of_a_trained_run_validates_it_and_keeps_its_metrics(
     small_run: Overrides,  # noqa: F811
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    def contents(run: Path) -> dict[Path, bytes]:
+        files = (path for path in run.rglob("*") if path.is_file() and "val_only" not in path.parts)
+        return {path: path.read_bytes() for path in files}
+
     assert main(small_run("trainer.total_training_steps=2", "data.val_batch_size=4")) == 0
-    before = lines(tmp_path / "run")
+    before, files = lines(tmp_path / "run"), contents(tmp_path / "run")
     assert main(small_run("trainer.total_training_steps=2", "trainer.val_only=true")) == 0
-    after = lines(tmp_path / "run")
-    assert after[:-1] == before
-    assert after[-1]["step"] == 2
+    assert capsys.readouterr().out.rstrip().endswith("run/val_only holds metrics.jsonl and trajectories/")
+    assert contents(tmp_path / "run") == files, "what the run wrote of its training is as it was"
+    (after,) = lines(tmp_path / "run" / "val_only")
+    assert after["step"] == 2
     for name in ("val/success_greedy", "val/reward_greedy", "val/reward_sampled"):
-        assert after[-1][name] == before[-1][name], "the same policy and random numbers, however rows are batched"
+        assert after[name] == before[-1][name], "the same policy and random numbers, however rows are batched"
+    assert len(list((tmp_path / "run" / "val_only" / "trajectories").glob("val_000002_*"))) == 2
 
 
 def test_a_run_killed_before_its_export_exports_when_started_again(
@@ -247,8 +282,8 @@ def test_a_run_killed_before_its_export_exports_when_started_again(
     assert (run / "policy" / "model.safetensors").read_bytes() == weights
     assert (run / "policy" / STEP_FILE).read_text() == "1\n"
     assert (run / "metrics.jsonl").read_text() == before
-    assert main(overrides) == 2
-    assert "nothing left to train" in capsys.readouterr().err
+    assert main(overrides) == 0
+    assert "nothing left to train" in capsys.readouterr().out
 
 
 def dies_at_first(monkeypatch: pytest.MonkeyPatch, method: str) -> list[int]:
@@ -290,7 +325,7 @@ def test_a_death_in_the_first_validation_does_not_end_the_run(
 ) -> None:
     validated = dies_at_first(monkeypatch, "validate")
     assert main(small_run("trainer.val_only=true")) == 0
-    assert validated == [0, 0] and [line["step"] for line in lines(tmp_path / "run")] == [0]
+    assert validated == [0, 0] and [line["step"] for line in lines(tmp_path / "run" / "val_only")] == [0]
 
 
 def test_a_data_fault_leaves_an_older_run_where_it_is(
@@ -331,9 +366,63 @@ def test_trajectories_of_a_validation_in_parts_have_names_of_their_own(
     tmp_path: Path,
 ) -> None:
     assert main(small_run("trainer.val_only=true", "data.val_batch_size=4")) == 0
-    files = sorted((tmp_path / "run" / "trajectories").glob("val_*.parquet"))
+    files = sorted((tmp_path / "run" / "val_only" / "trajectories").glob("val_*.parquet"))
     parts = ["greedy", "greedy_000004", "sampled", "sampled_000004"]
     assert [file.stem for file in files] == [f"val_000000_{part}" for part in parts]
     written = [trajectory for file in files for trajectory in read_trajectories(file)]
     assert len({trajectory.uid for trajectory in written}) == len(written) == 12
     assert {trajectory.group for trajectory in written} == set(range(6))
+
+
+def test_a_step_whose_rewards_teach_nothing_says_so(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "flat.py").write_text("def compute_score(**columns):\n    return 1.0\n")
+    more = [f"custom_reward_function.path={tmp_path}/flat.py", "trainer.total_training_steps=2", "data.val_files=null"]
+    assert main([*small_run(), *more]) == 0
+    told = capsys.readouterr().out
+    assert told.count("(nothing was learnt from rewards: in every group all rewards are equal)") == 2
+    assert "2 of 2 steps in which rewards taught nothing" in told
+    assert [line["train/sequences"] for line in lines(tmp_path / "run") if line["step"]] == [0, 0]
+
+
+def test_generations_texts_and_profiles_of_rollouts(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
+    more = [
+        "trainer.total_training_steps=1",
+        "trainer.log_val_generations=3",
+        f"trainer.rollout_data_dir={tmp_path}/texts",
+        f"trainer.validation_data_dir={tmp_path}/val_texts",
+        "trainer.profile_steps=[1]",
+    ]
+    assert main([*small_run(), *more]) == 0
+    run = tmp_path / "run"
+    tables = {path.name: path.read_text().splitlines() for path in (run / "val_generations").iterdir()}
+    assert {name: len(rows) for name, rows in tables.items()} == {"000000.jsonl": 3, "000001.jsonl": 3}
+    texts = [json.loads(line) for line in (tmp_path / "texts" / "1.jsonl").read_text().splitlines()]
+    written = read_trajectories(next((run / "trajectories").glob("train_*.parquet")))
+    assert [(one["uid"], one["score"], one["reward"]) for one in texts] == [(t.uid, t.score, t.score) for t in written]
+    assert all(one["input"].endswith("<|im_start|>assistant\n") and one["output"] for one in texts)
+    assert sorted(path.name for path in (tmp_path / "val_texts").iterdir()) == ["0.jsonl", "1.jsonl"]
+    profile = run / "profile" / "step_000001"
+    assert "aten::" in (profile / "rank0_rollout.txt").read_text(), "the engine's work is in it"
+    assert (profile / "rank0_rollout.json.gz").stat().st_size > 1000
+
+
+def test_a_sweep_trains_each_job_in_its_folder_and_goes_on_with_what_is_left(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["-m", *small_run("trainer.total_training_steps=1", "trainer.val_before_train=false"), "trainer.seed=3,4"]
+    assert main(words) == 0
+    table = capsys.readouterr().out.splitlines()[-3:]
+    assert [line.split()[0] for line in table] == ["job", "trainer.seed=3", "trainer.seed=4"]
+    for seed, line in zip((3, 4), table[1:], strict=True):
+        run = tmp_path / "run" / f"trainer.seed={seed}"
+        assert line.endswith(str(run)) and " done " in line
+        assert f"seed: {seed}" in (run / "config.yaml").read_text()
+        assert lines(run)[-1]["step"] == 1
+    assert main(words) == 0
+    assert [line.count("was done before") for line in capsys.readouterr().out.splitlines()[-2:]] == [1, 1]

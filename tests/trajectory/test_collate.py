@@ -52,6 +52,39 @@ def test_tokens_masks_logprobs_and_ids_are_those_of_the_transcripts() -> None:
     assert dtypes == [torch.int64, torch.int64, torch.bool, torch.float32, torch.float32]
 
 
+def test_a_baseline_is_not_trained_on_and_keeps_its_place() -> None:
+    parts = [trajectory(transcript("s1")), trajectory(transcript("s1"), baseline=True), trajectory(transcript("s1"))]
+    assert from_trajectories(parts, turn_reward_coef=1.0, first=3).trajectory.tolist() == [3, 5]
+
+
+def test_the_state_of_a_turn_is_its_name_or_what_was_observed_before_it() -> None:
+    def played(*seen: str | None, named: str | None = None) -> Trajectory:
+        """Turn after turn, with what is observed between; None: another transcript."""
+        transcripts, turns = [transcript("s1")], [Turn("assistant", "", 0, 2, 3)]
+        for text in seen:
+            if text is None:
+                transcripts.append(Transcript())
+                transcripts[-1].append_prompt([5])
+            else:
+                at = len(transcripts[-1])
+                transcripts[-1].append_observed([6])
+                turns.append(Turn("user", text, len(transcripts) - 1, at, at + 1))
+            at = len(transcripts[-1])
+            transcripts[-1].append_sampled([7, 8], [-1.0, -1.0], 3)
+            turns.append(Turn("assistant", "", len(transcripts) - 1, at, at + 2, state=named))
+        return trajectory(*transcripts, turns=turns)
+
+    games = [played("hall", "cellar", "hall"), played("cellar", None), played("no such door", named="hall")]
+    batch = from_trajectories(games, turn_reward_coef=1.0, states=True)
+    assert batch.state is not None and batch.state.dtype == torch.int64
+    assert batch.state[~batch.mask].eq(-1).all() and batch.state[batch.mask].ge(0).all()
+    start, *found = batch.state[batch.mask].tolist()
+    hall, cellar, note = found[0], found[2], found[9]
+    assert len({start, hall, cellar, note}) == 4
+    assert found == [hall, hall, cellar, cellar, hall, hall, start, cellar, cellar, note, note, start, hall, hall]
+    assert from_trajectories(games, turn_reward_coef=1.0).state is None
+
+
 def test_the_score_is_not_on_a_trailing_tool_token() -> None:
     assert token_rewards(trajectory(transcript("s2", "o3"), score=0.7), 1.0) == [[0, 0, 0, 0.7, 0, 0, 0]]
 

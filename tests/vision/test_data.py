@@ -36,6 +36,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> str:
 
 def parts(file: str, number: int = 0, **options: Any) -> list[Any]:
     content = ParquetDataset(file, **options)[number].prompt[0]["content"]
+    assert isinstance(content, list)
     return [part.get("text", part.get("image")) for part in content]
 
 

@@ -19,7 +19,7 @@ from agentrl.model.packed import hidden_states, load_model, token_logprobs
 from agentrl.reward import NaiveRewardManager
 from agentrl.tool import ToolResponse, tool
 from agentrl.tool.toolset import ToolSet
-from agentrl.trajectory import Message, Status, Trajectory
+from agentrl.trajectory import Message, Part, Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.images import Images
 from agentrl.trajectory.picture import Picture, image_part
@@ -37,7 +37,7 @@ def question(*pictures: Picture) -> list[Message]:
 
 
 def answer(*pictures: Picture) -> list[Message]:
-    content = [*map(image_part, pictures), {"type": "text", "text": "see"}]
+    content: list[Part] = [*map(image_part, pictures), {"type": "text", "text": "see"}]
     return [{"role": "tool", "name": "f", "tool_call_id": "call00000", "content": content}]
 
 
@@ -84,7 +84,8 @@ async def run(engine: Any, chat: Chat, samples: list[Sample], n: int, tools: Too
 
 async def test_engine_and_trainer_agree_on_every_sampled_token(vision_policy: Path, chat: Chat) -> None:
     """The second row differs from the first in nothing but the pixels; the last one has no image in its prompt."""
-    rows = [question(SMALL), question(picture(9)), question(SMALL, TALL), [{"role": "user", "content": "Just text."}]]
+    text: list[Message] = [{"role": "user", "content": "Just text."}]
+    rows = [question(SMALL), question(picture(9)), question(SMALL, TALL), text]
     samples = [sample(index, prompt) for index, prompt in enumerate(rows)]
     model = load_model(str(vision_policy))
     engine = EmbeddedEngine(model, max_num_seqs=5, max_model_len=400, stop_decode=chat.decode)

@@ -11,9 +11,11 @@ import torch
 from agentrl.config.sections.actor import ActorConfig, CriticConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
-from agentrl.errors import TrainingError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.workers import CriticWorker
+from agentrl.workers.fsdp import FSDPCritic
 from agentrl.workers.trainable import MAX_SKIPPED
+from tests.config.loading import load
 from tests.workers.conftest import BatchMaker
 
 
@@ -27,6 +29,17 @@ def critic(tiny_policy: Path, **config: object) -> CriticWorker:
         total_steps=100,
         seed=1,
     )
+
+
+def ours(worker: CriticWorker) -> FSDPCritic:
+    """The worker's backend, where it is ours."""
+    assert isinstance(worker.backend, FSDPCritic)
+    return worker.backend
+
+
+def head(worker: CriticWorker) -> torch.Tensor:
+    """Weights of the value head."""
+    return ours(worker).model.value_head.weight
 
 
 def test_values_fit_the_returns(tiny_policy: Path, make_batch: BatchMaker) -> None:
@@ -50,7 +63,7 @@ def test_values_fit_the_returns(tiny_policy: Path, make_batch: BatchMaker) -> No
 def test_a_value_knows_only_the_tokens_before_it(tiny_policy: Path, make_batch: BatchMaker) -> None:
     batch = make_batch(prompts=2, n=1)
     worker = critic(tiny_policy)
-    torch.nn.init.ones_(worker.backend.model.value_head.weight)
+    torch.nn.init.ones_(head(worker))
     values = worker.compute_values(batch)[0]
     place = int(batch.offsets[1]) - 2
     changed = replace(batch, ids=batch.ids.clone())
@@ -83,10 +96,10 @@ def test_micro_batches_change_nothing(tiny_policy: Path, make_batch: BatchMaker)
         critic(tiny_policy, ppo_max_token_len_per_gpu=budget, optim=OptimConfig(lr=1e-3)) for budget in (64, 100_000)
     )
     for worker in (small, large):  # a head of 0 would give the backbone no gradient but rounding
-        torch.nn.init.normal_(worker.backend.model.value_head.weight, generator=torch.Generator().manual_seed(0))
+        torch.nn.init.normal_(head(worker), generator=torch.Generator().manual_seed(0))
     assert small.update(batch, step=1) == pytest.approx(large.update(batch, step=1), rel=1e-6, abs=1e-5)
-    for name, param in small.backend.params.items():
-        assert torch.allclose(param, large.backend.params[name], rtol=0, atol=1e-6), name
+    for name, param in ours(small).params.items():
+        assert torch.allclose(param, ours(large).params[name], rtol=0, atol=1e-6), name
 
 
 def test_save_and_load_continue_bit_for_bit(tiny_policy: Path, make_batch: BatchMaker, tmp_path: Path) -> None:
@@ -100,7 +113,7 @@ def test_save_and_load_continue_bit_for_bit(tiny_policy: Path, make_batch: Batch
     again.load(tmp_path)
     for one in (worker, again):
         one.update(batch, step=2)
-    assert all(torch.equal(param, again.backend.params[name]) for name, param in worker.backend.params.items())
+    assert all(torch.equal(param, ours(again).params[name]) for name, param in ours(worker).params.items())
 
 
 def test_nan_returns_are_skipped_and_end_the_run_in_the_end(tiny_policy: Path, make_batch: BatchMaker) -> None:
@@ -112,9 +125,39 @@ def test_nan_returns_are_skipped_and_end_the_run_in_the_end(tiny_policy: Path, m
         assert worker.update(batch, step=step) == {"critic/skipped_updates": 2}
     with pytest.raises(TrainingError, match=rf"step {MAX_SKIPPED}, .* of the critic: .* returns \(.* in a row"):
         worker.update(batch, step=MAX_SKIPPED)
-    assert worker.backend.model.value_head.weight.abs().max() == 0
+    assert head(worker).abs().max() == 0
 
 
 def test_missing_returns_are_named(tiny_policy: Path, make_batch: BatchMaker) -> None:
     with pytest.raises(ValueError, match=r"batch\.values and batch\.returns are needed"):
         critic(tiny_policy).update(make_batch(), step=1)
+
+
+MINE = """
+from pydantic import BaseModel
+from agentrl.workers.fsdp import FSDPCritic
+
+class Options(BaseModel):
+    start: float
+
+class Hopeful(FSDPCritic):
+    def __init__(self, settings, options: Options):
+        super().__init__(settings)
+        self.start = options.start
+
+    def values(self, batch):
+        return super().values(batch) + self.start
+"""
+
+
+def test_a_backend_of_the_users_is_given_its_options(tiny_policy: Path, make_batch: BatchMaker, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    name = f"{tmp_path}/mine.py:Hopeful"
+    worker = critic(tiny_policy, strategy=name, strategy_options={"start": 2.0})
+    assert (worker.compute_values(make_batch(prompts=2, n=1))[0] == 2.0).all()
+    with pytest.raises(ConfigError, match=r"critic\.strategy_options: unknown key 'strat'; did you mean 'start'"):
+        load("algorithm.adv_estimator=gae", f"critic.strategy={name}", "critic.strategy_options={strat: 2}")
+    with pytest.raises(ConfigError, match=r"critic\.strategy: unknown training strategy 'megatron'"):
+        load("algorithm.adv_estimator=gae", "critic.strategy=megatron")
+    # verl's scripts name it for GRPO too, which has no critic.
+    assert load("critic.strategy=fsdp2").critic.strategy == "fsdp2"

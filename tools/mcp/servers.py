@@ -111,7 +111,10 @@ def _server(name: str, entry: object, pass_env: list[str]) -> MCPServer:
             raise ConfigError("the transport `sse` is not supported; streamable HTTP and stdio are")
         variables = _VARIABLE.findall(json.dumps([entry["url"], entry.get("headers")]))
         secrets = [from_environment(variable) for variable in variables]
-        return http_server(name, _text("url", entry["url"]), None, _texts("headers", entry.get("headers")), secrets)
+        headers = dict(_texts("headers", entry.get("headers")) or {})
+        if entry.get("auth_token"):  # as verl's files have it
+            headers["Authorization"] = f"Bearer {_text('auth_token', entry['auth_token'])}"
+        return http_server(name, _text("url", entry["url"]), None, headers, secrets)
     arguments = entry.get("args") or []
     if not isinstance(arguments, list):
         raise ConfigError(f"args: expected a list, found {arguments!r}")

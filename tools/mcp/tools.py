@@ -16,7 +16,7 @@ import pydantic
 from agentrl.errors import ConfigError
 from agentrl.remote import RemoteFault, RemoteOptions, RemoteTool, RemoteUnavailable
 from agentrl.system.plugin import nearest
-from agentrl.tool import Tool, ToolResponse, ToolSchema, ToolSource
+from agentrl.tool import FunctionSchema, Tool, ToolResponse, ToolSchema, ToolSource
 from tools.mcp.connection import Connection
 from tools.mcp.content import response_of
 from tools.mcp.servers import HttpServer, MCPServer, http_server, read_servers_file, stdio_server
@@ -216,7 +216,7 @@ class Sessions:
 
 def _schema(tool: mcp_types.Tool, prefix: str) -> ToolSchema:
     """Write the server's schema as OpenAI does. Characters that its names may not have become `_`."""
-    declaration = {
+    declaration: FunctionSchema = {
         "name": _NO_NAME.sub("_", prefix + tool.name),
         "description": tool.description or tool.title or "",
         "parameters": tool.input_schema,

@@ -112,6 +112,7 @@ def _work(settings: Settings, parent: int | None) -> None:
         log_config=None,
         access_log=False,
         ws="none",
+        proxy_headers=False,
         server_header=False,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,

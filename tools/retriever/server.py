@@ -150,9 +150,14 @@ class Worker:
                 "model": Problem,
                 "description": "The request was not sent to its end, or does not say where that is.",
             },
+            408: {"model": Problem, "description": "The request came too slowly."},
             413: {"model": Problem, "description": "The request is too large."},
             422: {"model": Problem, "description": "The request is not as described, or beyond a limit."},
-            429: {"model": Problem, "description": "Too many queries wait; see Retry-After."},
+            429: {
+                "model": Problem,
+                "description": "Too many queries wait, or half-sent requests of this address; see Retry-After.",
+            },
+            431: {"model": Problem, "description": "The headers are too large."},
             504: {"model": Problem, "description": f"The time that {TIMEOUT_HEADER} gives is over."},
             **unavailable,
         }

@@ -9,7 +9,7 @@ import torch
 from agentrl.algorithms.columns import Advantages, EstimatorColumns
 from agentrl.algorithms.estimators.grpo import EPSILON
 from agentrl.algorithms.groups import Groups
-from agentrl.algorithms.ragged import segment_ids, suffix_sums
+from agentrl.algorithms.ragged import suffix_sums
 from agentrl.config.declaration import declare
 
 if TYPE_CHECKING:
@@ -34,14 +34,7 @@ def grpo_turn(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     `norm_adv_by_std_in_grpo` decides on s as in grpo.
     """
     groups = Groups.of(columns)
-    order, offsets = groups.policy_order(columns, columns.turn)  # P policy tokens, by trajectory and turn
-    owner_of = segment_ids(offsets)
-    turn_of = columns.turn[order]
-    first = torch.ones_like(turn_of, dtype=torch.bool)  # [P], opens a turn
-    first[1:] = (turn_of[1:] != turn_of[:-1]) | (owner_of[1:] != owner_of[:-1])
-    turn = first.long().cumsum(0) - 1  # [P], counted over the batch
-    owner = owner_of[first]  # [turns], trajectory
-    turns = torch.bincount(owner, minlength=len(groups.totals))  # [M]
+    order, offsets, first, turn, owner, turns = groups.turns(columns)
     to_go = suffix_sums(columns.rewards[order], offsets, 1.0)[first]  # [turns]
 
     start = turns.cumsum(0) - turns  # [M], the trajectory's first turn

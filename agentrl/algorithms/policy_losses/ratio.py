@@ -1,12 +1,19 @@
-"""The clipped surrogate that losses with an importance ratio share."""
+"""The log-ratio and the clipped surrogate that losses with an importance ratio share."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from agentrl.algorithms.columns import LossColumns
+
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to this on both sides before exp."""
+
+
+def log_ratio(columns: LossColumns) -> Tensor:
+    """Return log p - log p_old, clamped: [T] float with gradient."""
+    return (columns.logprobs - columns.old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def clipped_loss(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

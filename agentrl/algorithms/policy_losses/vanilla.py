@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl.algorithms.columns import LossColumns, TokenLoss
-from agentrl.algorithms.policy_losses.ratio import LOG_RATIO_LIMIT, clipped_loss
+from agentrl.algorithms.policy_losses.ratio import clipped_loss, log_ratio
 from agentrl.config.declaration import declare
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ def vanilla(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     r = exp(clamp(log-ratio, +-20));  L = max(-A r, -A clip(r, 1 - low, 1 + high));  where A < 0: L = min(L, -A dual).
     Sums: clip_frac, clip_frac_lower: tokens whose gradient the bounds, the dual clip cut off.
     """
-    log_ratio = (columns.logprobs - columns.old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    loss, clipped = clipped_loss(log_ratio.exp(), columns.advantages, config.clip_low, config.clip_high)
+    loss, clipped = clipped_loss(log_ratio(columns).exp(), columns.advantages, config.clip_low, config.clip_high)
     bound = -columns.advantages * config.clip_ratio_c
     dual_clipped = (columns.advantages < 0) & (loss > bound)
     loss = torch.where(dual_clipped, bound, loss)

@@ -10,15 +10,28 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
 
 from agentrl.chat.formats.parsers import Found
 from agentrl.chat.message import parse_json
-from agentrl.tool import ToolSchema
+from agentrl.system.json_value import JSON, as_list, as_object
+from agentrl.tool import Schema, ToolSchema
+from agentrl.tool.schema import look_up
 
 MAX_DEPTH = 100
 """Deepest nesting of containers in a Python literal."""
-NO_VALUE: Any = object()
+
+
+class NoValue(Enum):
+    """The type of NO_VALUE."""
+
+    NO_VALUE = auto()
+
+
+NO_VALUE: Final = NoValue.NO_VALUE
+"""Result of a reading that found no value; None is one."""
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _TOKEN = re.compile(
     r"""\s*+(?:([\[\]{}:,])"""
@@ -30,40 +43,75 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "/": "/", "\\": "\\", "'": "'", '"': '"', "\n": ""}
 
 
-def tagged_call(name: str, text: str, tags: tuple[str, str, str], tools: Sequence[ToolSchema]) -> Found:
-    """Read a call of `name` whose parameters stand between tags.
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Tags around the keys and values of a call's parameters."""
 
-    `tags`: what stands before a key, behind it, and around a value, where a template writes it.
-    """
-    opening, opened, around = tags
-    read = ArgumentReader(name, tools)
-    arguments: dict[str, Any] = {}
-    at = 0
-    while (at := text.find(opening, at)) >= 0:
-        key_end = text.find(opened, at + len(opening))
-        end = text.find("</parameter>", at)
-        if not at < key_end < end:
-            return Found(name, error=f"a parameter is not of the form {opening}name{opened}value</parameter>")
-        key, value = text[at + len(opening) : key_end], text[key_end + len(opened) : end]
-        arguments[key] = read(key, value.removeprefix(around).removesuffix(around))
-        at = end
-    return Found(name, arguments)
+    key_open: str
+    key_close: str
+    value_open: str
+    """Empty: the value begins behind `key_close`."""
+    value_close: str
+    around: str = ""
+    """Text that a template writes around each value, inside the tags."""
+    says_string: bool = False
+    """True where `true` or `false` between `key_close` and `value_open` says whether the value is text or JSON."""
+
+    def read(self, name: str, text: str, tools: Sequence[ToolSchema]) -> Found:
+        """Read the call of `name` whose parameters are `text`.
+
+        Text between parameters is an error: it may be the rest of a value that holds a closing tag.
+        """
+        argument = ArgumentReader(name, tools)
+        arguments: dict[str, JSON] = {}
+        at = 0
+        while (begin := text.find(self.key_open, at)) >= 0:
+            key, key_end = self._until(text, begin + len(self.key_open), self.key_close)
+            _, value_begin = self._until(text, key_end, self.value_open)
+            value, end = self._until(text, value_begin, self.value_close)
+            if end < 0:
+                form = f"{self.key_open}name{self.key_close}{self.value_open}value{self.value_close}"
+                return Found(name, error=f"a parameter is not of the form {form}")
+            said = text[key_end : value_begin - len(self.value_open)]
+            is_said = self.says_string and said in ("true", "false")
+            if stray := (text[at:begin] + ("" if is_said else said)).strip():
+                return Found(name, error=self._stray(stray))
+            if key in arguments:
+                return Found(name, error=f"the parameter {key[:64]!r} is given twice")
+            value = value.removeprefix(self.around).removesuffix(self.around)
+            try:
+                arguments[key] = argument(key, value) if not is_said else value if said == "true" else parse_json(value)
+            except ValueError as fault:
+                return Found(name, error=f"the parameter {key[:64]!r} is not valid JSON: {fault}")
+            at = end
+        if stray := text[at:].strip():
+            return Found(name, error=self._stray(stray))
+        return Found(name, arguments)
+
+    @staticmethod
+    def _until(text: str, begin: int, tag: str) -> tuple[str, int]:
+        """Return the text from `begin` to the next `tag`, and the place behind it: -1 where there is none."""
+        end = text.find(tag, begin) if begin >= 0 else -1
+        return ("", -1) if end < 0 else (text[begin:end], end + len(tag))
+
+    def _stray(self, text: str) -> str:
+        return f"text outside of parameters, {text[:64]!r}; a value cannot hold {self.value_close}"
 
 
 class ArgumentReader:
     """Reads the unquoted arguments of one function's calls."""
 
     def __init__(self, name: str, tools: Sequence[ToolSchema]) -> None:
-        functions = (tool.get("function", tool) for tool in tools)
-        self._parameters = next((f.get("parameters") or {} for f in functions if f.get("name") == name), {})
-        self._properties = self._parameters.get("properties") or {}
+        functions = (tool["function"] for tool in tools)
+        self._parameters = next((f.get("parameters") or {} for f in functions if f["name"] == name), {})
+        self._properties = as_object(self._parameters.get("properties"))
 
-    def __call__(self, key: str, text: str) -> Any:
+    def __call__(self, key: str, text: str) -> JSON:
         schema = self._properties.get(key, self._parameters.get("additionalProperties"))
         return read_argument(text, schema, self._parameters)
 
 
-def read_argument(text: str, schema: Any, root: Any) -> Any:
+def read_argument(text: str, schema: JSON, root: Schema) -> JSON:
     """Read `text` as a value of another type, where the schema allows it; else return `text` itself.
 
     A value that the schema does not allow stays text, too: the check of the arguments then says what was expected.
@@ -72,14 +120,17 @@ def read_argument(text: str, schema: Any, root: Any) -> Any:
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     value = read_literal(text)
-    return text if value is NO_VALUE or isinstance(value, str) or not admits(schema, value, root) else value
+    if isinstance(value, NoValue | str) or not admits(schema, value, root):
+        return text
+    return value
 
 
-def read_literal(text: str) -> Any:
+def read_literal(text: str) -> JSON | NoValue:
     """Read JSON, or a Python literal made of dict, list, str, int, float, bool and None; else return NO_VALUE."""
     text = text.strip()
     if text in _WORDS:
         return _WORDS[text]
+    value: JSON | NoValue
     try:
         value = parse_json(text)
     except ValueError:
@@ -90,7 +141,7 @@ def read_literal(text: str) -> Any:
     return NO_VALUE if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _python_literal(text: str) -> Any:
+def _python_literal(text: str) -> JSON:
     """Read a list or dict as `repr` writes it, JSON's words allowed. Raises ValueError for anything else."""
     builder = _LiteralBuilder()
     at = 0
@@ -118,7 +169,7 @@ class _LiteralBuilder:
     """
 
     def __init__(self) -> None:
-        self._containers: list[tuple[str, list[Any]]] = [("", [])]
+        self._containers: list[tuple[str, list[JSON]]] = [("", [])]
         """The open containers: the mark that closes each, and its items; of a dict, keys and values in turn."""
         self._complete = False
         """A value has just ended, so that a separator or a closing mark must follow."""
@@ -128,7 +179,7 @@ class _LiteralBuilder:
         self._expect_value(at)
         self._containers.append(("]" if mark == "[" else "}", []))
 
-    def add(self, value: Any, at: int) -> None:
+    def add(self, value: JSON, at: int) -> None:
         """Add a scalar to the innermost container."""
         self._expect_value(at)
         self._containers[-1][1].append(value)
@@ -151,7 +202,7 @@ class _LiteralBuilder:
         self._containers[-1][1].append(items if mark == "]" else _dict(items))
         self._complete = True
 
-    def value(self) -> Any:
+    def value(self) -> JSON:
         """Return the finished value. Raises ValueError when containers are still open, or there is nothing."""
         if len(self._containers) > 1 or len(self._containers[0][1]) != 1:
             raise ValueError("not closed")
@@ -166,13 +217,16 @@ class _LiteralBuilder:
             raise ValueError(f"no separator before character {at}, or nested too deeply")
 
 
-def _dict(items: list[Any]) -> dict[str, Any]:
-    if not all(isinstance(key, str) for key in items[::2]):
+def _dict(items: list[JSON]) -> dict[str, JSON]:
+    keys = [key for key in items[::2] if isinstance(key, str)]
+    if len(keys) < len(items[::2]):
         raise ValueError("a key is no string")
-    return dict(zip(items[::2], items[1::2], strict=True))
+    if len(set(keys)) < len(keys):
+        raise ValueError("a key is given twice")
+    return dict(zip(keys, items[1::2], strict=True))
 
 
-def _scalar(string: str | None, number: str | None, word: str) -> Any:
+def _scalar(string: str | None, number: str | None, word: str) -> JSON:
     if string is not None:
         return _ESCAPE.sub(_unescape, string) if "\\" in string else string
     if number is None:
@@ -193,7 +247,7 @@ def _unescape(escape: re.Match[str]) -> str:
     return chr(point)
 
 
-def admits(schema: Any, value: Any, root: Any, seen: frozenset[str] = frozenset()) -> bool:
+def admits(schema: JSON, value: JSON, root: Schema, seen: frozenset[str] = frozenset()) -> bool:
     """True when the schema allows a value of this type. Of its other rules only enum and const are checked.
 
     `root`: the schema that `$ref`s are looked up in. `seen`: references on the way here, each followed once.
@@ -208,55 +262,39 @@ def admits(schema: Any, value: Any, root: Any, seen: frozenset[str] = frozenset(
     return _admits_type(schema, value) and _admits_value(schema, value) and _admits_choice(schema, value, root, seen)
 
 
-def _admits_type(schema: dict[str, Any], value: Any) -> bool:
+def _admits_type(schema: Schema, value: JSON) -> bool:
     kinds = schema.get("type")
-    return kinds is None or any(_is_kind(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+    return kinds is None or any(
+        _is_kind(value, kind) for kind in ([kinds] if isinstance(kinds, str) else as_list(kinds))
+    )
 
 
-def _admits_value(schema: dict[str, Any], value: Any) -> bool:
-    listed = [schema["const"]] if "const" in schema else schema.get("enum")
-    return listed is None or any(_same(value, member) for member in listed)
+def _admits_value(schema: Schema, value: JSON) -> bool:
+    if "const" in schema:
+        return _same(value, schema["const"])
+    listed = schema.get("enum")
+    return listed is None or any(_same(value, member) for member in as_list(listed))
 
 
-def _admits_choice(schema: dict[str, Any], value: Any, root: Any, seen: frozenset[str]) -> bool:
+def _admits_choice(schema: Schema, value: JSON, root: Schema, seen: frozenset[str]) -> bool:
     for key, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
-        options = schema.get(key)
+        options = as_list(schema.get(key))
         if options and not enough(admits(option, value, root, seen) for option in options):
             return False
     return True
 
 
-def resolved(schema: Any, root: Any) -> Any:
-    """Merge the schema that the `$ref` of `schema` names into it."""
-    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-        named = look_up(schema["$ref"], root)
-        rest = {key: value for key, value in schema.items() if key != "$ref"}
-        return {**named, **rest} if isinstance(named, dict) else named
-    return schema
-
-
-def look_up(reference: str, root: Any) -> Any:
-    """Look up a `$ref` within the schema `root`. True, the schema that allows everything, where there is none."""
-    found = root
-    for part in reference.removeprefix("#").strip("/").split("/") if reference.strip("#/") else ():
-        part = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, dict) or part not in found:
-            return True
-        found = found[part]
-    return found
-
-
-def _is_kind(value: Any, kind: Any) -> bool:
+def _is_kind(value: JSON, kind: JSON) -> bool:
     if kind == "integer":  # JSON Schema counts 3.0 as one.
         return _json_type(value) == "integer" or (isinstance(value, float) and value.is_integer())
     return _json_type(value) == kind or (kind == "number" and _json_type(value) == "integer")
 
 
-def _same(value: Any, member: Any) -> bool:
+def _same(value: JSON, member: JSON) -> bool:
     """Equality in which True is not 1."""
     return value == member and isinstance(value, bool) == isinstance(member, bool)
 
 
-def _json_type(value: Any) -> str:
+def _json_type(value: JSON) -> str:
     names = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", str: "string"}
     return names.get(type(value), "null")

@@ -6,28 +6,25 @@ are given a stand-in turn of a few tokens instead of the transcript, and the cos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
-from renderers import RenderedTokens, RendererConfig, create_renderer  # type: ignore[import-untyped]
+from renderers import RenderedTokens, create_renderer  # type: ignore[import-untyped]
 from renderers.base import ParsedToolCall, ToolCallParseStatus, merge_chat_template_kwargs  # type: ignore[import-untyped]
 from renderers.configs import config_from_name  # type: ignore[import-untyped]
 
 from agentrl.chat.codec import Codec, OffsetTokenizer, RendererTokenizer
-from agentrl.chat.formats.parsers import THINK, CallFormat, CallParser, between
+from agentrl.chat.formats.parsers import CallFormat, CallParser, between
 from agentrl.chat.formats.shape import Shapes
+from agentrl.chat.formats.turn_end import common_length
 from agentrl.chat.message import AssistantMessage, ParsedCall, make_call
 from agentrl.config.registries import CALL_FORMATS
 from agentrl.errors import ConfigError
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
-from agentrl.trajectory import Message
+from agentrl.trajectory import FunctionCall, Message, ToolCall
 
-FAMILIES = tuple(
-    name
-    for config in get_args(get_args(RendererConfig)[0])
-    if (name := config.model_fields["name"].default) not in ("auto", "default", "custom")
-)
 SHOWN = {
     **dict.fromkeys(("kimi-k2", "kimi-k2.5"), between("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")),
     **dict.fromkeys(("deepseek-v3", "deepseek-r1"), between("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")),
@@ -51,7 +48,7 @@ class FamilyFormat:
 
     parses_tools = True
 
-    def __init__(self, codec: Codec, family: str, template_kwargs: dict[str, Any]) -> None:
+    def __init__(self, codec: Codec, family: str, template_kwargs: Mapping[str, JSON]) -> None:
         """Raises ConfigError when the tokenizer lacks the family's control tokens or a template kwarg is unknown."""
         self.name = family
         self._codec = codec
@@ -128,7 +125,7 @@ class FamilyFormat:
         prompt = self.render([USER], tools, True)
         rendered = self._rendered([USER, message], tools)
         whole = list(rendered.token_ids[: _last_sampled(rendered) + 1])
-        begin = _common_length(prompt, whole)
+        begin = common_length(prompt, whole)
         # A token may join the end of the generation prompt with the start of the turn.
         rest, end, text = self._codec.decode(prompt[begin:]), begin, ""
         while not text.startswith(rest) and end < len(whole):
@@ -144,7 +141,7 @@ class FamilyFormat:
         return turn if turn and turn[-1] in self._stops else [*turn, self._stop_after(message, tools)]
 
     def _parser_of(self, format: CallFormat) -> CallParser:
-        starts_in_reasoning = self._codec.decode(self._prompt).rstrip().endswith(THINK)
+        starts_in_reasoning = self._codec.decode(self._prompt).rstrip().endswith(format.reasoning[0])
         return CallParser(self._codec, format, starts_in_reasoning=starts_in_reasoning)
 
     def _rendered(
@@ -224,13 +221,13 @@ def _shared_format(family: str) -> CallFormat | None:
     return next((format for format in formats if isinstance(format, CallFormat) and family in format.families), None)
 
 
-def _asked(answer: Message) -> dict[str, Any]:
+def _asked(answer: Message) -> ToolCall:
     """Make a call that `answer` may answer."""
-    function = {"name": answer.get("name", "f"), "arguments": {}}
+    function: FunctionCall = {"name": answer.get("name", "f"), "arguments": {}}
     return {"id": answer.get("tool_call_id", ""), "type": "function", "function": function}
 
 
-def _answer(call: dict[str, Any]) -> Message:
+def _answer(call: ToolCall) -> Message:
     return {"role": "tool", "content": "t", "name": call["function"]["name"], "tool_call_id": call.get("id", "")}
 
 
@@ -258,11 +255,3 @@ def _broken_llama_call(content: str) -> tuple[ParsedCall, ...]:
 def _last_sampled(rendered: RenderedTokens) -> int:
     """Index of the last token that the policy would sample."""
     return max(index for index, is_sampled in enumerate(rendered.sampled_mask) if is_sampled)
-
-
-def _common_length(first: list[int], second: list[int]) -> int:
-    """Length of the common prefix."""
-    for index, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return index
-    return min(len(first), len(second))

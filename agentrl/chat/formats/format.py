@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from agentrl.chat.codec import Codec
 from agentrl.chat.message import AssistantMessage
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
@@ -49,6 +50,6 @@ class Format(Protocol):
 class MakeFormat(Protocol):
     """A class that implements `Format` for any tokenizer."""
 
-    def __call__(self, codec: Codec, template_kwargs: dict[str, Any]) -> Format:
+    def __call__(self, codec: Codec, template_kwargs: Mapping[str, JSON]) -> Format:
         """Raises ConfigError when it does not fit the tokenizer, or a template kwarg is unknown."""
         ...

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from agentrl.chat.formats.parsers import CallFormat, Found
 from agentrl.chat.message import parse_json
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
+
+MEMBERS = ("name", "arguments", "parameters", "id", "type")
+"""Members that a call may have; models write one of the second and third."""
 
 
 def json_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
@@ -18,10 +21,17 @@ def json_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
         return [Found(error=f"the call is not valid JSON: {fault}")]
 
 
-def json_call(value: Any) -> Found:
-    """Read a call from a parsed JSON value."""
+def json_call(value: JSON) -> Found:
+    """Read a call from a parsed JSON value.
+
+    Another member is an error: it may be a misspelled "arguments", without which the call would run.
+    """
     if not isinstance(value, dict):
         return Found(error=f"the call must be a JSON object, not {type(value).__name__}")
+    unknown = [name[:64] for name in value if name not in MEMBERS]
+    if (unknown and "name" in value) or {"arguments", "parameters"} <= value.keys():
+        shown = unknown[:3] or ["arguments", "parameters"]
+        return Found(value.get("name"), error=f"the call has the members {shown} beside a name and its arguments")
     id = value.get("id")
     arguments = value.get("arguments", value.get("parameters"))
     return Found(value.get("name"), arguments, id=id if isinstance(id, str) else None)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.chat.formats.arguments import tagged_call
+from agentrl.chat.formats.arguments import Tags
 from agentrl.chat.formats.parsers import CallFormat, Found
 from agentrl.tool import ToolSchema
+
+TAGS = Tags('<parameter name="', '">', "", "</parameter>")
 
 
 def invoke_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     """Read `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`, any number of them."""
     found = []
-    _, *calls = body.split('<invoke name="')
+    before, *calls = body.split('<invoke name="')
     for call in calls:
         name, quoted, rest = call.partition('">')
-        inside, closed, _ = rest.partition("</invoke>")
-        if quoted and closed:
-            found.append(tagged_call(name, inside, ('<parameter name="', '">', ""), tools))
+        inside, closed, behind = rest.partition("</invoke>")
+        if quoted and closed and not behind.strip():
+            found.append(TAGS.read(name, inside, tools))
         else:
             found.append(Found(error='a call is not of the form <invoke name="name">...</invoke>'))
-    return found or [Found(error='the call has no <invoke name="name">')]
+    if before.strip() or not found:
+        return [Found(error='the call has no <invoke name="name"> at its beginning')]
+    return found
 
 
 FORMAT = CallFormat(

@@ -1,4 +1,4 @@
-"""Calls of Mistral: `[TOOL_CALLS]` and a JSON array of them."""
+"""Calls of Mistral: `[TOOL_CALLS]` and a JSON array of them, or since Small 3.2 one call a marker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from agentrl.chat.message import parse_json
 from agentrl.tool import ToolSchema
 
 
-def json_list_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+def calls_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """Read a JSON array of calls, or `NAME[ARGS]ARGUMENTS`, which may hold `[CALL_ID]ID` behind the name."""
+    if body.lstrip().startswith(("[", "{")):
+        return json_list(body)
+    head, marker, arguments = body.partition("[ARGS]")
+    if not marker:
+        return [Found(error="the call is neither a JSON array nor of the form name[ARGS]{...}")]
+    name, _, id = head.partition("[CALL_ID]")
+    return [Found(name.strip(), arguments.strip(), id=id.strip() or None)]
+
+
+def json_list(body: str) -> list[Found]:
     """Read a JSON array of calls."""
     try:
         value = parse_json(body.strip())
@@ -19,4 +30,4 @@ def json_list_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     return [json_call(item) for item in (value if isinstance(value, list) else [value])]
 
 
-FORMAT = CallFormat("[TOOL_CALLS]", "", json_list_body, signs=("[TOOL_CALLS]",))
+FORMAT = CallFormat("[TOOL_CALLS]", "", calls_body, tags=("[ARGS]", "[CALL_ID]"), signs=("[TOOL_CALLS]",))

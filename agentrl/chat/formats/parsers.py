@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from agentrl.chat.codec import Codec
+from agentrl.chat.codec import GUARD, Codec, without_guards
 from agentrl.chat.message import AssistantMessage, ParsedCall, make_call
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 
 THINK, THINK_END = "<think>", "</think>"
@@ -22,8 +23,8 @@ THINK, THINK_END = "<think>", "</think>"
 class Found(NamedTuple):
     """One call as found in the text, not yet checked."""
 
-    name: Any = None
-    arguments: Any = None
+    name: JSON = None
+    arguments: JSON = None
     error: str | None = None
     id: str | None = None
 
@@ -42,13 +43,17 @@ class CallFormat:
     open: str
     """Marker before a call. Empty: a call is the whole message, if `is_call` says so."""
     close: str
-    """Marker behind a call. Empty: a call ends with the message."""
+    """Marker behind a call. Empty: a call ends where the next begins, or with the message."""
     body: BodyParser
     """Reads the text between the markers in time linear in its length. A broken call is a Found with its error."""
     group: tuple[str, ...] = ()
     """Markers around a group of calls, if there are any; they are dropped."""
+    tags: tuple[str, ...] = ()
+    """Markers inside a body that some vocabularies have as tokens; `body` then meets no spelling of them."""
     is_call: Callable[[str], bool] = _never
     """True for a whole message, stripped of blanks, that is or tries to be a call. Only without `open`."""
+    reasoning: tuple[str, str] = (THINK, THINK_END)
+    """Markers around reasoning."""
     signs: tuple[str, ...] = ()
     """Texts that a chat template with such calls has, all of them. Empty: never chosen by `auto`."""
     families: tuple[str, ...] = ()
@@ -79,8 +84,12 @@ class CallParser:
         self._codec = codec
         self._format = format
         self._starts_in_reasoning = starts_in_reasoning
-        markers = (*(format.markers if format else ()), THINK, THINK_END)
+        self._think, self._think_end = format.reasoning if format else (THINK, THINK_END)
+        markers = (*(format.markers if format else ()), self._think, self._think_end)
         self._tokens = {codec.added[marker]: marker for marker in markers if marker in codec.added}
+        tags = [tag for tag in (format.tags if format else ()) if tag in codec.added]
+        self._tokens |= {codec.added[tag]: tag for tag in tags}
+        self._spelled_tags = re.compile(f"({'|'.join(map(re.escape, tags))})") if tags else None
         spelled = [re.escape(marker) for marker in markers if marker not in codec.added]
         self._spelled = re.compile(f"({'|'.join(spelled)})") if spelled else None
 
@@ -94,9 +103,11 @@ class CallParser:
             return self._whole_message(reasoning, _concatenated(rest), tools or ())
         texts, bodies = self._split_calls(rest)
         calls: list[ParsedCall] = []
-        for body, closed in bodies:
-            found = self._format.body(body, tools or ()) if closed else [Found(error=self._unclosed())]
-            raw = body.strip()  # one text for all calls of it: there may be thousands
+        for body, wrong in bodies:
+            found = self._format.body(body, tools or ()) if wrong is None else [Found(error=wrong)]
+            if GUARD in body:
+                found = [_unguarded(call) for call in found]
+            raw = without_guards(body).strip()  # one text for all calls of it: there may be thousands
             calls += [make_call(len(calls) + n, raw, *call) for n, call in enumerate(found)]
         return AssistantMessage(_outside(texts) if calls else "".join(texts), reasoning, tuple(calls))
 
@@ -117,12 +128,12 @@ class CallParser:
     def _split_reasoning(self, pieces: list[tuple[str, str]]) -> tuple[str | None, list[tuple[str, str]]]:
         """Split off the reasoning at the start, if any. Reasoning that is never closed ends at the first call."""
         blank = not pieces[0][1].strip()
-        explicit = blank and len(pieces) > 1 and pieces[1][0] == THINK
+        explicit = blank and len(pieces) > 1 and pieces[1][0] == self._think
         if not (explicit or self._starts_in_reasoning):
             return None, pieces
         begin = 1 if explicit else 0
         markers = [marker for marker, _ in pieces]
-        end = _index(markers, THINK_END, begin)
+        end = _index(markers, self._think_end, begin)
         closed = end is not None
         if end is None and self._format is not None and self._format.open:
             end = _index(markers, self._format.open, begin)
@@ -136,26 +147,36 @@ class CallParser:
             rest = [("", ""), *pieces[end:]]
         return text if text.strip() else None, rest
 
-    def _split_calls(self, pieces: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, bool]]]:
-        """Split into texts outside of calls, and (body, is it closed) of each call."""
+    def _split_calls(self, pieces: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str | None]]]:
+        """Split into texts outside of calls, and (body, what is wrong with its markers) of each call."""
         assert self._format is not None
+        open, close = self._format.open, self._format.close
         texts: list[str] = []
-        bodies: list[tuple[str, bool]] = []
+        bodies: list[tuple[str, str | None]] = []
         body: list[str] | None = None
         for marker, text in pieces:
-            if body is not None and marker == self._format.close:
-                bodies.append(("".join(body), True))
+            if body is not None and marker == close:
+                bodies.append(("".join(body), None))
                 body = None
                 texts.append(text)
-            elif body is not None:
-                body += (marker, text)
-            elif marker == self._format.open:
-                body = [text]
+            elif body is not None and (close or marker != open):
+                body += (marker, self._guarded(text))
+            elif marker == open:
+                if body is not None:
+                    bodies.append(("".join(body), None))
+                body = [self._guarded(text)]
             else:
+                _close_again(bodies, texts, marker, close)
                 texts.append(text if marker in self._format.group else marker + text)
         if body is not None:
-            bodies.append(("".join(body), not self._format.close))
+            bodies.append(("".join(body), f"the call is not closed with {close}" if close else None))
         return texts, bodies
+
+    def _guarded(self, text: str) -> str:
+        """Break the spellings of tags that are tokens, so that only the tokens are read as tags."""
+        if self._spelled_tags is None:
+            return text
+        return self._spelled_tags.sub(lambda tag: tag[0][0] + GUARD + tag[0][1:], text)
 
     def _whole_message(self, reasoning: str | None, text: str, tools: Sequence[ToolSchema]) -> AssistantMessage:
         """Read a whole message as one call where it is one, or tries to be."""
@@ -166,9 +187,17 @@ class CallParser:
         found = self._format.body(body, tools)
         return AssistantMessage("", reasoning, tuple(make_call(n, body, *call) for n, call in enumerate(found)))
 
-    def _unclosed(self) -> str:
-        assert self._format is not None
-        return f"the call is not closed with {self._format.close}"
+
+def _close_again(bodies: list[tuple[str, str | None]], texts: list[str], marker: str, close: str) -> None:
+    """Say of the last call that its end stands twice, where `marker` is another one behind text."""
+    if marker == close and bodies and texts[-1].strip():
+        bodies[-1] = bodies[-1][0], f"{close} stands twice behind the call; a value cannot hold it"
+
+
+def _unguarded(call: Found) -> Found:
+    return Found(
+        without_guards(call.name), without_guards(call.arguments), without_guards(call.error), without_guards(call.id)
+    )
 
 
 def _concatenated(pieces: Iterable[tuple[str, str]]) -> str:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.chat.formats.arguments import tagged_call
+from agentrl.chat.formats.arguments import Tags
 from agentrl.chat.formats.parsers import CallFormat, Found
 from agentrl.tool import ToolSchema
+
+TAGS = Tags("<parameter=", ">", "", "</parameter>", around="\n")
 
 
 def tagged_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     """Read `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`."""
-    start = body.find("<function=")
-    name, end, rest = body[start + len("<function=") :].partition(">")
-    if start < 0 or not end:
-        return [Found(error="the call has no <function=name>")]
-    return [tagged_call(name, rest, ("<parameter=", ">", "\n"), tools)]
+    before, _, call = body.partition("<function=")
+    name, opened, rest = call.partition(">")
+    if not opened or before.strip():
+        return [Found(error="the call has no <function=name> at its beginning")]
+    # Some models leave the closing tag out.
+    return [TAGS.read(name.strip(), rest.rstrip().removesuffix("</function>"), tools)]
 
 
 FORMAT = CallFormat(

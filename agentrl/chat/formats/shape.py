@@ -56,16 +56,17 @@ class Shapes:
 
     def fill(self, key: Hashable, keep: object, messages: Sequence[Message], write: Write) -> str | None:
         """Write `messages` by their shape; None where there is none. `keep` stays alive: its id may be in `key`."""
-        contents = [message["content"] for message in messages]
-        if not all(isinstance(content, str) and content.strip() for content in contents):
+        contents = [text for message in messages if isinstance(text := message["content"], str) and text.strip()]
+        if len(contents) < len(messages):
             return None
-        if key not in self._known:
+        known = self._known.get(key)  # Read once: another thread may forget it.
+        if known is None:
             if key not in self._seen:  # Learning costs a dozen writes: not for call ids that never come back.
                 self._forget_some()
                 self._seen.add(key)
                 return None
-            self._known[key] = (keep, learn_shape(messages, write))
-        shape = self._known[key][1]
+            known = self._known[key] = (keep, learn_shape(messages, write))
+        shape = known[1]
         return None if shape is None else shape.fill(contents)
 
     def _forget_some(self) -> None:

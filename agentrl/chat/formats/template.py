@@ -7,36 +7,39 @@ stand-in conversation with a marker in its assistant turn, and cutting at that t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 from jinja2 import TemplateError
 
 from agentrl.chat.codec import GUARD, Codec
-from agentrl.chat.formats.parsers import THINK, CallFormat, CallParser
+from agentrl.chat.formats.parsers import THINK, THINK_END, CallFormat, CallParser
 from agentrl.chat.formats.shape import Shapes
 from agentrl.chat.formats.turn_end import (
     TurnEnd,
     UnclearEnd,
     Written,
-    common_prefix,
+    common_length,
     cut_at_token,
     find_turn_end,
     shared_ending,
 )
-from agentrl.chat.message import AssistantMessage
+from agentrl.chat.message import AssistantMessage, content_text
 from agentrl.errors import ConfigError
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
-from agentrl.trajectory import Message
+from agentrl.trajectory import FunctionCall, Message, ToolCall
 
-MARK = "AgentrlTurnMark"
+MARK = f"Agentrl{GUARD}TurnMark"
+"""The end of a stand-in turn. `Codec.encodable` takes the noncharacter out of every text, so no message can hold it."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Fields of an assistant message that templates read reasoning from."""
 USER: Message = {"role": "user", "content": "u"}
 REPLY: Message = {"role": "assistant", "content": MARK}
 TOOL_ANSWER: Message = {"role": "tool", "content": "AgentrlToolAnswer", "name": "f", "tool_call_id": "call00000"}
+SLOT = "AgentrlQuestion"
 ESCAPED_GUARD = repr(GUARD)[1:-1]
 RESERVED = ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template", "return_dict", "conversation")
 
@@ -48,7 +51,7 @@ class TemplateFormat:
     names_in_call_ids = False
 
     def __init__(
-        self, codec: Codec, template_kwargs: dict[str, Any], calls: CallFormat | None = None, name: str = "none"
+        self, codec: Codec, template_kwargs: Mapping[str, JSON], calls: CallFormat | None = None, name: str = "none"
     ) -> None:
         """`calls`: how tool calls are written, which `name` names; None: there are none.
 
@@ -63,14 +66,18 @@ class TemplateFormat:
             raise ConfigError(f"chat_template_kwargs: {reserved} are set by agentrl; leave them out")
         self._source = str(codec.tokenizer.chat_template)
         self._shapes = Shapes()
+        self._no_tools = self._stand_in_for_no_tools()
         prompt = self._text([USER], None, True)
         self._standing_prompt = prompt if prompt == self._text([USER], None, False) else ""
         self._plain = self._plain_end(prompt)
         self._calling = self._calling_end(prompt, () if calls is None else calls.markers)
-        self._end_tokens = {end.token for end in (self._plain, self._calling) if isinstance(end, TurnEnd)}
+        ends = [end for end in (self._plain, self._calling) if isinstance(end, TurnEnd)]
+        self._end_tokens = {end.token for end in ends}
+        self._leads = [codec.encode(end.lead) for end in ends if end.lead]
         self.tail = codec.encode(self._plain.gap + self._plain.final)
         self.stop_token_ids = self._stop_tokens()
-        starts_in_reasoning = prompt.rstrip().endswith(THINK)
+        self.reasoning = (THINK, THINK_END) if calls is None else calls.reasoning
+        starts_in_reasoning = prompt.rstrip().endswith(self.reasoning[0])
         self._parser = CallParser(codec, calls, starts_in_reasoning=starts_in_reasoning)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
@@ -94,8 +101,16 @@ class TemplateFormat:
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
         """See `Format.parse`."""
-        sampled = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
-        return self._parser.parse(sampled, tools)
+        return self._parser.parse(self._without_end(ids), tools)
+
+    def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
+        """Take off the stop token, and the control tokens that a template writes directly before it."""
+        if not ids or ids[-1] not in self.stop_token_ids:
+            return ids
+        for lead in self._leads:
+            if list(ids[-1 - len(lead) : -1]) == lead:
+                return ids[: -1 - len(lead)]
+        return ids[:-1]
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
         """See `Format.sampled`."""
@@ -117,7 +132,8 @@ class TemplateFormat:
         lead, token, _ = cut_at_token(self._codec, self._between(following, tools))
         if token and self._codec.added[token] in self.stop_token_ids:
             return self._codec.encode(turn + lead + token)
-        return [*self._codec.encode(turn), *self.stop_token_ids[:1]]
+        # Nothing is written between turns, so that a token which ends calls only would not end this one.
+        return [*self._codec.encode(turn), *self.stop_token_ids[-1:]]
 
     def _between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
         """Write the text from the token that ends an assistant turn to the beginning of the next one."""
@@ -138,12 +154,11 @@ class TemplateFormat:
             if asked == 0:
                 raise
             # Strict templates want an assistant turn between tool answers and a user's: written one after the other.
-            answered = self._render_between(messages[:asked], tools, generation=False).removesuffix(self._plain.final)
+            answered = self._answered(messages[:asked], tools)
             rest = self._render_between(messages[asked:], tools, generation)
-            _, token, _ = cut_at_token(self._codec, rest)
-            if not self._plain.token and token:  # Written before the next turn only, of whatever role this one is.
-                answered = answered.rstrip().removesuffix(token) if answered.rstrip().endswith(token) else answered
-            return answered + rest.removeprefix(self._plain.token + self._plain.gap)
+            if self._plain.token:
+                return answered + rest.removeprefix(self._plain.token + self._plain.gap)
+            return self._joined(answered, rest, [message["role"] for message in messages], tools)
         end = self._end_of_calls() if "tool_calls" in turn else self._plain
         if end.token:
             _, token, rest = text.partition(end.token)
@@ -153,6 +168,50 @@ class TemplateFormat:
             return token + rest
         last = self._text([USER, turn], tools, False).partition(MARK)[2]
         return text[len(shared_ending(self._codec, last, text, self._standing_prompt)) :]
+
+    def _answered(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
+        """Write tool answers without what follows them: a generation prompt, or the end of a conversation."""
+        last, followed = (self._render_between(messages, tools, generation) for generation in (False, True))
+        if last == followed:
+            return last.removesuffix(self._plain.final)
+        return shared_ending(self._codec, last, followed, self._standing_prompt)
+
+    def _opens_turn(self, tools: Sequence[ToolSchema] | None) -> bool:
+        """Say whether the token before a user's turn is its header, not the end of the assistant's.
+
+        A header opens the generation prompt, too, or stands alone before the first user's text as well.
+        """
+        asked: Message = {"role": "user", "content": MARK}
+        prompt, without = (self._text([asked], tools, generation) for generation in (True, False))
+        opening = self._render_between([{"role": "user", "content": SLOT}], tools).partition(SLOT)[0]
+        _, token, behind = cut_at_token(self._codec, opening)
+        alone = not behind.strip() and prompt.rpartition(MARK)[0].endswith(token + behind)
+        return alone or token in prompt[common_length(prompt, without) :]
+
+    def _joined(self, answered: str, rest: str, roles: list[str], tools: Sequence[ToolSchema] | None) -> str:
+        """Join tool answers and `rest`, which begins with the end of an assistant turn or with the next header.
+
+        An end is known by its standing behind a tool answer, too. Raises ConfigError where it cannot be told.
+        """
+        lead, *pieces = self._codec.split(rest)
+        if not pieces or lead.strip():
+            return answered + rest
+        end, ends = lead, []
+        for token, behind in zip(pieces[::2], pieces[1::2], strict=True):
+            blanks = behind[: len(behind) - len(behind.lstrip())]
+            end += token + blanks
+            ends.append(end)
+            if blanks != behind:
+                break
+        for end in reversed(ends):
+            if answered.endswith(end):
+                return answered.removesuffix(end) + rest
+        if self._opens_turn(tools):
+            return answered + rest
+        raise ConfigError(
+            f"{self._where()} refuses {roles} one behind another, and written apart the end of the assistant turn "
+            f"cannot be told from what follows: {rest[:80]!r}. Choose another template, or the model's own family"
+        )
 
     def _after_stand_in(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool
@@ -172,7 +231,11 @@ class TemplateFormat:
     def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> str:
         try:
             text: str = self._codec.tokenizer.apply_chat_template(
-                list(messages), tools=tools, add_generation_prompt=generation, tokenize=False, **self._kwargs
+                list(messages),
+                tools=self._no_tools if tools is None else tools,
+                add_generation_prompt=generation,
+                tokenize=False,
+                **self._kwargs,
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as fault:
             roles = [message.get("role") for message in messages]
@@ -183,6 +246,15 @@ class TemplateFormat:
             return text if ESCAPED_GUARD in given else text.replace(ESCAPED_GUARD, GUARD)
         return text
 
+    def _stand_in_for_no_tools(self) -> list[ToolSchema] | None:
+        """Find the `tools` of a conversation without any: some templates go through the list without asking for one."""
+        candidates: tuple[list[ToolSchema] | None, ...] = (None, [])
+        for self._no_tools in candidates:
+            with suppress(ConfigError):
+                self._text([USER], None, True)
+                return self._no_tools
+        return None
+
     def _plain_end(self, prompt: str) -> TurnEnd:
         """Find the end of turns without calls. Raises ConfigError when a policy could not end them."""
         written = self._written(prompt, REPLY, [USER])
@@ -190,7 +262,7 @@ class TemplateFormat:
             raise ConfigError(f"{self._where()} does not write the text of assistant turns")
         with suppress(ConfigError):
             # A token between reasoning and answer ends no turn, either.
-            reasoned = self._written(prompt, REPLY | dict.fromkeys(REASONING_FIELDS, "r"), [USER])
+            reasoned = self._written(prompt, cast(Message, {**REPLY, **dict.fromkeys(REASONING_FIELDS, "r")}), [USER])
             written = written if reasoned is None else replace(written, turn=reasoned.turn)
         end = self._found_end(written)
         shared = shared_ending(self._codec, written.last, written.followed, self._standing_prompt)
@@ -207,7 +279,7 @@ class TemplateFormat:
         An error is returned, not raised: it matters only to conversations with calls.
         """
         for count in (2, 1):
-            answers = [{**TOOL_ANSWER, "tool_call_id": f"call{index:05d}"} for index in range(count)]
+            answers: list[Message] = [{**TOOL_ANSWER, "tool_call_id": f"call{index:05d}"} for index in range(count)]
             try:
                 written = self._written(prompt, _stand_in_turns(answers)[0], answers)
                 if written is not None:
@@ -228,7 +300,7 @@ class TemplateFormat:
         _, marked_too, followed = self._text([USER, turn, *following], None, True).partition(MARK)
         if not (marked and marked_too):
             return None
-        return Written(head[len(common_prefix(prompt, head)) :], last, followed)
+        return Written(head[common_length(prompt, head) :], last, followed)
 
     def _found_end(self, written: Written, markers: Sequence[str] = ()) -> TurnEnd:
         try:
@@ -248,7 +320,7 @@ class TemplateFormat:
                 text = self._render_between([following], None)
                 _, token, rest = cut_at_token(self._codec, text)
                 # Templates that know no tool answers write none.
-                if token and following["content"] in rest:
+                if token and content_text(following["content"]) in rest:
                     stops.append(self._codec.added[token])
         eos = self._codec.tokenizer.eos_token_id
         return tuple(dict.fromkeys([*stops, *([] if eos is None else [eos])]))
@@ -266,16 +338,17 @@ def _stand_in_turns(messages: Sequence[Message]) -> list[Message]:
     if not calls:
         return [REPLY]
     calls[-1]["function"]["arguments"] = {"x": MARK}
-    return [{"role": "assistant", "content": "", "tool_calls": made} for made in (calls, calls[-1:])] + [REPLY]
+    turns: list[Message] = [{"role": "assistant", "content": "", "tool_calls": made} for made in (calls, calls[-1:])]
+    return [*turns, REPLY]
 
 
-def _asked(index: int, answer: Message) -> dict[str, Any]:
+def _asked(index: int, answer: Message) -> ToolCall:
     """Make a call that `answer` may answer."""
-    function = {"name": answer.get("name") or "f", "arguments": {"x": "y"}}
+    function: FunctionCall = {"name": answer.get("name") or "f", "arguments": {"x": "y"}}
     return {"id": answer.get("tool_call_id", f"call{index:05d}"), "type": "function", "function": function}
 
 
-def _answer(call: dict[str, Any]) -> Message:
+def _answer(call: ToolCall) -> Message:
     return {"role": "tool", "content": "t", "name": call["function"]["name"], "tool_call_id": call.get("id", "")}
 
 

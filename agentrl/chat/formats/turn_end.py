@@ -7,7 +7,7 @@ next turn.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from agentrl.chat.codec import Codec
@@ -27,6 +27,8 @@ class TurnEnd:
     """Text behind `token` whatever follows, e.g. a newline."""
     final: str
     """Text behind the turn at the end of a conversation only."""
+    lead: str = ""
+    """Control tokens directly before `token`, which belong to the end, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,10 @@ def find_turn_end(
     ends = [index for index in range(1, len(pieces), 2) if pieces[index] not in inside]
     final = written.last[len(shared) :]
     if ends:
-        return TurnEnd(pieces[ends[-1]], "".join(pieces[ends[-1] + 1 :]), final)
+        at = begin = ends[-1]
+        while begin - 2 in ends and not pieces[begin - 1]:
+            begin -= 2
+        return TurnEnd(pieces[at], "".join(pieces[at + 1 :]), final, "".join(pieces[begin:at]))
     _, token, _ = cut_at_token(codec, written.followed[len(shared) :])
     if token and token in inside:
         raise UnclearEnd(
@@ -76,7 +81,7 @@ def shared_ending(codec: Codec, last: str, followed: str, standing_prompt: str) 
     shared = ""
     for index, (one, other) in enumerate(zip(codec.split(last), codec.split(followed), strict=False)):
         if one != other:
-            shared += "" if index % 2 else common_prefix(one, other)
+            shared += "" if index % 2 else one[: common_length(one, other)]
             break
         shared += one
     # A standing generation prompt may open as a user turn does (Command R: <|START_OF_TURN_TOKEN|>).
@@ -97,10 +102,10 @@ def cut_at_token(codec: Codec, text: str) -> tuple[str, str, str]:
     return lead, others[0], text[len(lead) + len(others[0]) :]
 
 
-def common_prefix(one: str, other: str) -> str:
-    """Longest text that both begin with."""
-    length = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:length]
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """Length of the common prefix of two texts or lists of ids."""
+    shorter = min(len(one), len(other))
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), shorter)
 
 
 def _tokens(codec: Codec, text: str) -> list[str]:

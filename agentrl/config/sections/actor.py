@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_BACKENDS, POLICY_LOSSES
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS, CRITIC_BACKENDS, POLICY_BACKENDS, POLICY_LOSSES
 from agentrl.config.rules import ConflictsWith, Names, OnlyWith, ReadBy
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import KLType, LossAggMode, PolicyLossConfig
@@ -21,15 +21,19 @@ from agentrl.config.sections.trainer import CheckpointConfig
 def clips(name: str) -> ReadBy:
     """Make the rule of one of the clip bounds."""
     return ReadBy(
-        (POLICY_LOSSES,), "policy_loss.loss_mode=vanilla or gspo", declares=lambda declared: name in declared.keys
+        (POLICY_LOSSES,),
+        "policy_loss.loss_mode=vanilla or gspo or cispo or dppo_tv or dppo_kl or geo_mean",
+        declares=lambda declared: name in declared.keys,
     )
 
 
 class ActorConfig(Section):
     """`actor_rollout_ref.actor.*`"""
 
-    strategy: Annotated[str, Names(POLICY_BACKENDS)] = "fsdp2"
+    strategy: Annotated[str, Names(POLICY_BACKENDS, options="strategy_options")] = "fsdp2"
     """Backend that holds, shards and steps the policy; fsdp means fsdp2."""
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of a backend of yours; fsdp2 has keys of its own."""
     ppo_mini_batch_size: int = Field(16, gt=0)
     """Prompts an optimizer step; must divide data.train_batch_size."""
     ppo_epochs: int = Field(1, gt=0)
@@ -48,16 +52,20 @@ class ActorConfig(Section):
     ] = Field(None, gt=0)
     """Both clip bounds at once. With none of the three set: 0.2."""
     clip_ratio_low: Annotated[float | None, clips("clip_ratio_low")] = Field(None, gt=0)
-    """The ratio is clipped from below at 1 - this; null: 0.2."""
+    """The ratio is clipped from below at 1 - this; null: 0.2. With geo_mean it bounds the log-ratio, with dppo_tv and
+    dppo_kl the divergence."""
     clip_ratio_high: Annotated[float | None, clips("clip_ratio_high")] = Field(None, gt=0)
-    """The ratio is clipped from above at 1 + this; null: 0.2."""
+    """The ratio is clipped from above at 1 + this; null: 0.2. With geo_mean, dppo_tv and dppo_kl likewise."""
     clip_ratio_c: Annotated[
         float,
         ReadBy(
-            (POLICY_LOSSES,), "policy_loss.loss_mode=vanilla", declares=lambda declared: "clip_ratio_c" in declared.keys
+            (POLICY_LOSSES,),
+            "policy_loss.loss_mode=vanilla or dppo_tv or dppo_kl",
+            declares=lambda declared: "clip_ratio_c" in declared.keys,
         ),
     ] = Field(3.0, gt=1)
-    """Dual-clip bound for negative advantages (arXiv:1912.09729)."""
+    """Dual-clip bound for negative advantages (arXiv:1912.09729); with dppo_tv and dppo_kl the largest weight of a
+    token, for which 20 is recommended."""
     loss_agg_mode: LossAggMode = "token-mean"
     """Average of the loss: over all tokens, or per sequence (their sum, their mean, or their sum divided by
     data.max_response_length) and then over sequences."""
@@ -151,6 +159,10 @@ class CriticModelConfig(Section):
 class CriticConfig(Section):
     """`critic.*`"""
 
+    strategy: Annotated[str, Names(CRITIC_BACKENDS, options="strategy_options")] = "fsdp2"
+    """Same as the actor's, for the critic."""
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """Same as the actor's."""
     path: str | None = None
     """Model the critic starts from; null: the policy's start."""
     ppo_mini_batch_size: int | None = Field(None, gt=0)

@@ -18,9 +18,9 @@ class PolicyLossConfig(Section):
     """`actor_rollout_ref.actor.policy_loss.*`"""
 
     loss_mode: Annotated[str, Names(POLICY_LOSSES, options="options")] = "vanilla"
-    """vanilla: PPO's clipped ratio by token; gspo: by sequence (arXiv:2507.18071)."""
+    """vanilla: PPO's clipped ratio by token; gspo: by sequence (arXiv:2507.18071). docs/algorithms.md compares all."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of a loss of yours that takes some."""
+    """Options of a loss that takes some: sapo, dro, or one of yours."""
 
 
 class KLCtrlConfig(Section):
@@ -44,7 +44,7 @@ class FilterGroupsConfig(Section):
         bool,
         ReadBy(
             (ADVANTAGE_ESTIMATORS,),
-            "algorithm.adv_estimator=grpo or grpo_turn or rloo or opo",
+            "algorithm.adv_estimator=grpo or grpo_turn or grpo_passk or rloo or opo or gpg or maxrl",
             declares=lambda declared: declared.compares_group,
         ),
     ] = True
@@ -57,9 +57,9 @@ class AlgorithmConfig(Section):
     """`algorithm.*`"""
 
     adv_estimator: Annotated[str, Names(ADVANTAGE_ESTIMATORS, options="adv_options")] = "grpo"
-    """Estimator of the advantages."""
+    """Estimator of the advantages; docs/algorithms.md compares all."""
     adv_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of an estimator of yours that takes some."""
+    """Options of an estimator that takes some: gigpo, optimal_token_baseline, or one of yours."""
     gamma: Annotated[
         float,
         ReadBy(
@@ -77,11 +77,11 @@ class AlgorithmConfig(Section):
         bool,
         ReadBy(
             (ADVANTAGE_ESTIMATORS,),
-            "adv_estimator=grpo or grpo_turn",
+            "adv_estimator=grpo or grpo_turn or grpo_passk or gigpo",
             declares=lambda declared: "norm_adv_by_std_in_grpo" in declared.keys,
         ),
     ] = True
-    """False: Dr. GRPO (arXiv:2503.20783)."""
+    """Divide by the group's standard deviation; false: Dr. GRPO (arXiv:2503.20783)."""
     use_kl_in_reward: bool = False
     """Subtract the KL divergence from the reference policy from the rewards of the tokens."""
     kl_penalty: Annotated[KLType, OnlyWith("use_kl_in_reward=true")] = "kl"

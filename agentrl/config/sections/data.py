@@ -33,12 +33,12 @@ class NamesDataset(Rule):
         return ""
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        path, name, options = (values.all[f"{place.section}.{one}"] for one in ("path", "name", "options"))
-        if path is None:
-            return []
+        options_key = f"{place.section}.options"
         try:
-            found = load_target(CustomDatasetConfig(path=path, name=name).target, key)
-            read_options(found, options, f"{place.section}.options")
+            for path in values.names(key):
+                name = next(iter(values.names(f"{place.section}.name")), None)
+                found = load_target(CustomDatasetConfig(path=path, name=name).target, key)
+                read_options(found, values.mapping(options_key), options_key)
         except ConfigError as error:
             return [str(error)]
         return []
@@ -83,7 +83,8 @@ class DataConfig(RowsConfig):
     """`data.*` of a training."""
 
     train_files: str | list[str] = "quickstart"
-    """Parquet files or glob patterns; `quickstart` means the made-up tasks of `python -m data_prep.quickstart`."""
+    """Parquet files, JSON lines, folders, glob patterns or Hugging Face data sets (hf:owner/name:split; docs/data.md);
+    `quickstart` means the made-up tasks of `python -m data_prep.quickstart`."""
     val_files: str | list[str] | None = None
     """The same for validation; null: no validation. With train_files=quickstart the default is `quickstart`, too."""
     train_batch_size: int = Field(32, gt=0)

@@ -10,6 +10,7 @@ from agentrl.config.rules import NamesFile, OnlyWith
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
 
+JINJA = ("{%", "{{")
 WITH_LORA = OnlyWith("lora_rank above 0")
 
 
@@ -22,8 +23,8 @@ class PlainModelConfig(Section):
     """Parameter type of policy, reference and engine."""
     trust_remote_code: bool = False
     """Run Python code that lies with the model."""
-    chat_template: Annotated[str | None, NamesFile()] = None
-    """A Jinja file that replaces the tokenizer's chat template."""
+    chat_template: Annotated[str | None, NamesFile(unless=JINJA)] = None
+    """A Jinja file that replaces the tokenizer's chat template, or the template itself."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further variables for the chat template or renderer, e.g. enable_thinking."""
 

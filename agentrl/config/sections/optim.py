@@ -26,6 +26,8 @@ class OptimConfig(Section):
     lr_warmup_steps: int = Field(0, ge=0)
     """Steps in which the rate rises to `lr`. The whole schedule counts the training steps in which the role learns: the
     policy's begins after trainer.critic_warmup."""
+    lr_warmup_steps_ratio: Annotated[float, OnlyWith("lr_warmup_steps=0")] = Field(0.0, ge=0, le=1)
+    """The same as a part of all steps of the schedule, rounded down."""
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     """Course of the learning rate after the warm-up."""
     min_lr_ratio: Annotated[float, OnlyWith("lr_scheduler_type=cosine or linear")] = Field(0.0, ge=0, le=1)

@@ -10,6 +10,7 @@ from agentrl.config.registries import REWARD_MANAGERS, SCORERS
 from agentrl.config.rules import Names, NamesFile, Needs, OnlyWith, Place, Values
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
+from agentrl.system.json_value import as_mapping
 from agentrl.system.registry import options_model, read_options
 
 SANDBOX = OnlyWith("url")
@@ -20,7 +21,8 @@ OWN = OnlyWith("path")
 
 
 class SandboxFusionConfig(Section):
-    """`reward_model.sandbox_fusion.*`: the server that runs programs which a scorer judges (data sources `code/*`)."""
+    """`reward_model.sandbox_fusion.*`: the server that runs programs which a scorer judges (data sources `code/*`,
+    `apps`, `codecontests`, `codeforces`, `taco`)."""
 
     url: str | None = None
     """A server that speaks SandboxFusion's API, e.g. http://127.0.0.1:8080 for `python -m sandbox.server`."""
@@ -31,6 +33,8 @@ class SandboxFusionConfig(Section):
     timeout: Annotated[float, SANDBOX] = Field(10.0, gt=0)
     """Running time of a program, all of its tests together; below reward_model.timeout, within which the server has to
     answer."""
+    partial_credit: Annotated[bool, SANDBOX] = False
+    """Score a program by the share of its tests that pass; false: 1 when all do, else 0."""
 
 
 class JudgeConfig(Section):
@@ -70,7 +74,7 @@ class ScorerConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def named(cls, value: Any) -> Any:
+    def named(cls, value: object) -> object:
         """Take a text for the name."""
         return {"name": value} if isinstance(value, str) else value
 
@@ -80,12 +84,12 @@ class NamesScorers(Names):
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         found: list[str] = []
-        for pattern, entry in values.all[key].items():
-            at = f"{key}.{pattern}"
+        for pattern, value in values.mapping(key).items():
+            at, entry = f"{key}.{pattern}", as_mapping(value)
             try:
-                function = self.registry.get(entry["name"], at)
+                function = self.registry.get(str(entry["name"]), at)
                 if options_model(function) is not None:
-                    read_options(function, entry["kwargs"], f"{at}.kwargs")
+                    read_options(function, as_mapping(entry["kwargs"]), f"{at}.kwargs")
             except ConfigError as error:
                 found.append(str(error))
         return found
@@ -95,8 +99,10 @@ class RewardConfig(Section):
     """`reward_model.*`"""
 
     reward_manager: Annotated[str, Names(REWARD_MANAGERS, options="reward_manager_options")] = "naive"
-    """Reward manager, which scores trajectories: naive, by the scorers of their data sources. One of your own is a
-    subclass of agentrl.reward.RewardManager or GroupRewardManager."""
+    """Reward manager, which scores trajectories: naive, by the scorers of their data sources; prime, the same, programs
+    by the share of tests that pass; batch, a function of yours that is called with lists; gdpo, as naive, with the
+    experiment's name in extra_info. One of your own is a subclass of agentrl.reward.RewardManager or
+    GroupRewardManager, or of a base class in agentrl.verl."""
     reward_manager_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the reward manager."""
     scorers: Annotated[

@@ -7,8 +7,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from agentrl.config.formats import unknown_format
 from agentrl.config.registries import CALL_FORMATS, ENGINES, TURN_OBSERVERS
-from agentrl.config.rules import ConflictsWith, Names, NamesFile, NotAmong, OnlyWith, Place, Values
+from agentrl.config.rules import ConflictsWith, Names, NamesEach, NamesFile, NotAmong, OnlyWith, Place, Values
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
 from agentrl.config.sglang_arguments import SET_BY, plain_name
@@ -54,14 +55,17 @@ ServerURLs = Annotated[
 
 
 class NamesFormat(Names):
-    """The value names a tool-call format. Families of the renderers package are judged with the tokenizer, later."""
+    """The value names a chat format. Whether the tokenizer fits it is judged with the tokenizer, later."""
 
     def text(self, place: Place) -> str:
         return ""
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        name = str(values.all[key]).removeprefix("template:")
-        return self.faults_of(name, key) if is_target(name) else []
+        name = str(values.all[key])
+        if is_target(target := name.removeprefix("template:")):
+            return self.faults_of(target, key)
+        fault = unknown_format(name, CALL_FORMATS.names())
+        return [] if fault is None else [fault]
 
 
 NAMES_FORMAT = NamesFormat(CALL_FORMATS)
@@ -76,8 +80,8 @@ class MultiTurnConfig(Section):
     """YAML of the interactions."""
     format: Annotated[str, NAMES_FORMAT] = "auto"
     """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, tool calls for the
-    tokenizer's own template (hermes, qwen3_coder, glm, deepseek_v3, minimax, mistral, llama3_json, none), or a format
-    of your own as package.module:object or path/to/file.py:object."""
+    tokenizer's own template (hermes, qwen3_coder, glm, deepseek_v3, deepseek_v4, hy3, minimax, mistral, llama3_json,
+    none), or a format of your own as package.module:object or path/to/file.py:object."""
     max_assistant_turns: int = Field(8, gt=0)
     """Assistant turns after which a trajectory ends."""
     max_user_turns: Annotated[int, OnlyWith("interaction_config_path")] = Field(8, ge=0)
@@ -86,6 +90,9 @@ class MultiTurnConfig(Section):
     """Cap on one assistant turn; null: only the response budget."""
     max_tool_response_length: Annotated[int, TOOLS] = Field(1024, gt=0)
     """Tokens of one tool answer; longer ones are cut with a visible marker."""
+    tool_response_unit: Annotated[Literal["tokens", "characters"], TOOLS] = "tokens"
+    """Unit of max_tool_response_length, and of max_response_tokens in the YAML of tools. With characters images are not
+    counted."""
     tool_response_truncate_side: Annotated[Literal["left", "right", "middle"], TOOLS] = "middle"
     """Which part of a long answer is cut away."""
     max_parallel_calls: Annotated[int, TOOLS] = Field(16, gt=0)
@@ -133,10 +140,14 @@ class AgentConfig(Section):
     max_failed_fraction: float = Field(0.5, ge=0, le=1)
     """A step stops the run when a larger part of its trajectories failed or passed the deadline."""
     observers: Annotated[
-        list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Names(TURN_OBSERVERS)
+        list[str],
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        NamesEach(TURN_OBSERVERS, options="observer_options"),
     ] = []
     """Observers of each turn as it is recorded, e.g. for a journal: subclasses of agentrl.agent_loop.TurnObserver, one
     object a process. An error of one ends the run; with on_code_error=count it only misses that turn."""
+    observer_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of observers, by their entries in observers."""
     openai_proxy: OpenAIProxyConfig = OpenAIProxyConfig()
 
 
@@ -167,9 +178,11 @@ class EngineKwargs(Section):
 class RolloutConfig(Section):
     """`actor_rollout_ref.rollout.*`, as far as running trajectories reads it."""
 
-    name: Annotated[str, Names(ENGINES)] = "embedded"
+    name: Annotated[str, Names(ENGINES, options="engine_options")] = "embedded"
     """embedded: generates inside the trainer's process, for small models; sglang: SGLang servers, for all others.
     Scripts written for vllm, trtllm or hf take sglang."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of an engine of yours; embedded and sglang have keys of their own."""
     n: int = Field(8, gt=0)
     """Trajectories a prompt. Group estimators compare them: one that is left alone, as the others failed, teaches
     nothing. With 1 they take the reward itself."""
@@ -199,6 +212,12 @@ class RolloutConfig(Section):
     server_urls: Annotated[ServerURLs | None, SGLANG] = None
     """SGLang servers that run already and are attached to, e.g. [http://node1:30000,http://node2:30000]; null: servers
     are started. They must serve the policy's model."""
+    server_api_key_env: Annotated[str | None, SGLANG, OnlyWith("server_urls")] = None
+    """Environment variable with the key that those servers were started with (--api-key). Servers that agentrl starts
+    have a random one."""
+    server_pass_env: Annotated[list[str], SGLANG, STARTED] = []
+    """Environment variables of the trainer that SGLang servers may see, besides those by which compilers, drivers,
+    libraries and the loading of models are set up (docs/sglang.md)."""
     server_start_timeout: Annotated[float, SGLANG] = Field(600.0, gt=0)
     """Seconds until a server must answer after it was started or attached to."""
     health_check_interval: Annotated[float, SGLANG] = Field(10.0, gt=0)

@@ -21,13 +21,14 @@ class SFTDataConfig(Section):
     """`data.*` of `python -m agentrl.sft`."""
 
     train_files: str | list[str]
-    """Parquet files or glob patterns."""
+    """Parquet files, JSON lines, folders, glob patterns or Hugging Face data sets (hf:owner/name:split; see
+    docs/data.md)."""
     val_files: str | list[str] | None = None
     """The same for validation; null: no validation."""
     messages_key: str = "messages"
     """Column with the messages of a transcript, as a list or in JSON text."""
     tools_key: str = "tools"
-    """Column with the tools of a transcript, as OpenAI schemas in JSON text; may be absent."""
+    """Column with the tools of a transcript, as a list of OpenAI schemas or in JSON text; may be absent."""
     train_batch_size: int = Field(32, gt=0)
     """Transcripts an optimizer step."""
     max_length: int = Field(2048, gt=0)
@@ -55,7 +56,8 @@ class SFTTrainerConfig(RunConfig):
     experiment_name: str = "sft"
     """Name of the run in wandb, and its folder unless default_local_dir says another."""
     save_freq: int = -1
-    """Checkpoint every so many steps, and at the end; -1: never, and the same command starts anew."""
+    """Checkpoint every so many steps, and at the end; -1: never (but see metric_for_best_model), and the same command
+    starts anew."""
     max_ckpt_to_keep: Annotated[int | None, SAVED] = Field(2, gt=0)
     """Checkpoints that are kept, newest first; null: all."""
     checkpoint: Annotated[CheckpointConfig, SAVED] = CheckpointConfig()

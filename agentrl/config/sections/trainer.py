@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS
-from agentrl.config.rules import ConflictsWith, Names, Needs, OnlyWith, Place, ReadBy, Values
+from agentrl.config.rules import ConflictsWith, NamesEach, Needs, OnlyWith, ReadBy
 from agentrl.config.section import Section
-from agentrl.system.plugin import nearest
-
-
-class NamesLoggers(Names):
-    """The entries of the list are loggers, whose options stand under their names in `logger_options`."""
-
-    def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        names, options_key = values.all[key], f"{place.section}.logger_options"
-        options = values.all[options_key]
-        unread = [
-            f"{options_key}.{name} has no effect: {key}={','.join(names)} does not name it{nearest(name, names)}"
-            for name in options
-            if name not in names
-        ]
-        found = (self.faults_of(name, key, options.get(name, {}), f"{options_key}.{name}") for name in names)
-        return [*itertools.chain.from_iterable(found), *unread]
-
 
 Loggers = Annotated[
     list[str],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    NamesLoggers(LOGGERS),
+    NamesEach(LOGGERS, options="logger_options"),
 ]
 
 
@@ -83,6 +65,8 @@ class RunConfig(JobConfig):
     n_gpus_per_node: int = Field(1, gt=0)
     """Devices of each of them (with device=cpu: processes). With one device in all, nothing but this process is used;
     with more, one Ray actor each."""
+    show_verl_notes: bool = False
+    """List at the start every key of verl's that has no effect here, with the reason; false: only their number."""
     profile_steps: list[Annotated[int, Field(gt=0)]] | None = None
     """Steps in which the stages of the workers are profiled, e.g. [2,5]; their files are in profile/ of
     default_local_dir."""
@@ -91,16 +75,21 @@ class RunConfig(JobConfig):
     default_remote_dir: str | None = None
     """A folder in an object store, as fsspec names it (s3://bucket/run, gs://..., hdfs://..., file:///...): checkpoints
     and the exported policy are uploaded to it, and a run without them in default_local_dir goes on from there."""
-    total_epochs: Annotated[int, OnlyWith("total_training_steps=null")] = Field(1, gt=0)
-    """Passes over the training data."""
+    total_epochs: int = Field(1, gt=0)
+    """Passes over the training data, where total_training_steps does not say how many steps are taken."""
     total_training_steps: int | None = Field(None, gt=0)
-    """null: as many as total_epochs gives."""
+    """Steps of the run, whatever total_epochs is; null: as many as total_epochs gives."""
     logger: Loggers = ["console", "jsonl"]
     """Destinations of each step's metrics; a class of your own is a subclass of agentrl.observe.tracking.Sink."""
     logger_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of loggers, by their entries in logger; e.g. wandb: {entity: team, group: a, tags: [b]}."""
     save_freq: int = -1
     """Checkpoint every so many steps, and at the end; -1: only at the end."""
+    metric_for_best_model: str | None = None
+    """A metric, such as val/loss: whenever its value is better than at all steps before, that step's checkpoint is
+    saved, and kept beside the newest ones until another is better. null: none."""
+    greater_is_better: Annotated[bool | None, OnlyWith("metric_for_best_model")] = None
+    """The better value of metric_for_best_model is the greater one; null: unless its name ends in loss."""
     test_freq: Annotated[int, OnlyWith("data.val_files")] = -1
     """Validate every so many steps, and at the end; -1: only at the end."""
     resume_mode: Annotated[
@@ -116,10 +105,13 @@ class RunConfig(JobConfig):
 class TrainerConfig(RunConfig, RolloutsTrainerConfig):
     """`trainer.*` of reinforcement learning."""
 
+    verl_metric_names: bool = False
+    """Log those metrics that verl has, too, under its names beside ours, for dashboards that are there already."""
     val_before_train: bool = True
     """Validate before the first step, too."""
     val_only: Annotated[bool, Needs("data.val_files")] = False
-    """Validate the policy of the checkpoint that is resumed from, or of the start, and train nothing."""
+    """Validate the policy of the checkpoint that is resumed from, or of the start, and train nothing. What it writes is
+    in val_only/ of default_local_dir."""
     max_actor_ckpt_to_keep: int | None = Field(2, gt=0)
     """Checkpoints that are kept, newest first; null: all."""
     critic_warmup: Annotated[
@@ -135,6 +127,27 @@ class TrainerConfig(RunConfig, RolloutsTrainerConfig):
     """Trajectories that are written to trajectories/: all, those of validation, or none."""
     show_trajectory_freq: int = 10
     """Show one whole trajectory every so many steps; -1: never."""
+    log_val_generations: Annotated[
+        int, OnlyWith("data.val_files"), OnlyWith("save_trajectories=all or val", because="they are read from there")
+    ] = Field(0, ge=0)
+    """So many prompts and responses of each validation, with their scores, go to the loggers as a table: a file in
+    val_generations/ with jsonl, a table with wandb, mlflow, swanlab and trackio, text with tensorboard."""
+    rollout_data_dir: Annotated[
+        str | None, OnlyWith("save_trajectories=all", because="it is made from what that writes")
+    ] = None
+    """Folder to which prompts, responses and rewards of each training step are written as text: STEP.jsonl. Everything
+    else about them is in trajectories/."""
+    validation_data_dir: Annotated[
+        str | None, OnlyWith("save_trajectories=all or val", because="it is made from what that writes")
+    ] = None
+    """The same for each validation."""
+
+
+class RuntimeEnvConfig(Section):
+    """`ray_init.runtime_env.*`"""
+
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of ranks and rollout workers, on every machine, e.g. {NCCL_DEBUG: INFO}."""
 
 
 class RayInitConfig(Section):
@@ -144,6 +157,11 @@ class RayInitConfig(Section):
     """A running cluster, e.g. auto or ray://head:10001; null: Ray is started on this machine."""
     num_cpus: Annotated[int | None, OWN_CLUSTER] = Field(None, gt=0)
     """CPUs of a Ray that is started here; null: all, and at least one a rank."""
+    include_dashboard: Annotated[
+        bool, ConflictsWith("address", why="a cluster that runs has its dashboard, or none. Set one of them to null")
+    ] = False
+    """Start Ray's dashboard, on port 8265 of this machine; it needs pip install 'ray[default]'."""
+    runtime_env: RuntimeEnvConfig = RuntimeEnvConfig()
     timeline_json_file: str | None = None
     """File for Ray's timeline of the run, written at its end, for chrome://tracing or Perfetto."""
 

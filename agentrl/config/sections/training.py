@@ -8,6 +8,7 @@ from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.config.rules import OnlyWith, ReadBy
 from agentrl.config.sections.actor import ActorRolloutRefConfig, CriticConfig
 from agentrl.config.sections.algorithm import AlgorithmConfig
+from agentrl.config.sections.async_training import AsyncTrainingConfig
 from agentrl.config.sections.data import DataConfig
 from agentrl.config.sections.reward import RewardModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -25,10 +26,12 @@ class Config(RolloutsConfig):
             (ADVANTAGE_ESTIMATORS,),
             "algorithm.adv_estimator=gae",
             declares=lambda declared: "values" in declared.columns,
+            off=("fsdp", "fsdp2"),  # verl's scripts name the strategy of every role, with GRPO too
         ),
     ] = CriticConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    async_training: AsyncTrainingConfig = AsyncTrainingConfig()
     trainer: TrainerConfig = TrainerConfig()
     quickstart: Annotated[
         QuickstartConfig,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from agentrl.engines.contract import SamplingParams
 
+Words = npt.NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def uniforms(seeds: Words, positions: Words) -> npt.NDArray[np.float64]:
     """Hash (seed, position) to a number in [0, 1): both uint64 [N] -> float64 [N].
 
     The mixing function of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) applied to the seed and then to the seed's
@@ -23,7 +25,7 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return (mixed >> np.uint64(24)).astype(np.float64) * 2.0**-40
 
 
-def _mix(z: np.ndarray) -> np.ndarray:
+def _mix(z: Words) -> Words:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

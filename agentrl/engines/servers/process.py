@@ -21,7 +21,7 @@ from typing import ClassVar
 import httpx
 
 from agentrl.engines.contract import EngineError
-from agentrl.engines.servers.starter import STARTER
+from agentrl.engines.servers.starter import KEY, STARTER
 from agentrl.engines.servers.startup_log import Stages, StartupLog, last_error
 
 PORTS = range(20_000, 32_000)
@@ -40,7 +40,9 @@ class ServerProcess(ABC):
     aftermath: ClassVar[str]
     """Text in the exceptions of processes that only report the failure of another one."""
 
-    def __init__(self, model_path: str, port: int | None, log: Path, *, host: str, grace: float) -> None:
+    def __init__(
+        self, model_path: str, port: int | None, log: Path, *, host: str, grace: float, key: str | None = None
+    ) -> None:
         """Prepare a server; nothing is started yet.
 
         Args:
@@ -49,8 +51,10 @@ class ServerProcess(ABC):
             log: file that its output is appended to.
             host: address that it listens at.
             grace: seconds between SIGTERM and SIGKILL when it is stopped.
+            key: what its callers have to send, also after a restart; None: it answers everyone.
         """
         self.log = log
+        self.key = key
         self._model_path = model_path
         self._host = host
         self._grace = grace
@@ -65,7 +69,7 @@ class ServerProcess(ABC):
 
     @abstractmethod
     def environment(self) -> dict[str, str]:
-        """Build the environment of the server's process."""
+        """Build the environment of the server's process. It is all that the process sees, besides `KEY`, `STARTER`."""
 
     @abstractmethod
     async def served_model(self, http: httpx.AsyncClient) -> str | None:
@@ -102,7 +106,7 @@ class ServerProcess(ABC):
                 stdin=subprocess.PIPE,  # never written to: its end tells the server that we are gone
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self.environment(), STARTER: str(os.getpid())},
+                env={**self.environment(), STARTER: str(os.getpid()), **({} if self.key is None else {KEY: self.key})},
                 start_new_session=True,
             )
 

@@ -12,6 +12,8 @@ import signal
 
 STARTER = "AGENTRL_SERVER_STARTER"
 """Environment variable of a server: the id of the process that started it and holds the other end of its stdin."""
+KEY = "AGENTRL_SERVER_KEY"
+"""Environment variable of a server: the key that its callers have to send. A command line could be read by everyone."""
 LOOK_EVERY = 0.5  # seconds between two looks at the parent's id
 
 

@@ -250,7 +250,7 @@ class Supervisor:
     async def _restart(self, server: Server) -> None:
         assert server.process is not None
         self.restarts += 1
-        self._notify(f"{server.url} is started again")
+        self._notify(f"{server.url} is being started again")
         await asyncio.to_thread(server.process.stop)
         server.process.start()
         server.freed = ()

@@ -6,7 +6,6 @@ import base64
 import io
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch.multiprocessing import reductions
@@ -47,7 +46,7 @@ class _CudaHandle:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
         rebuild, arguments = reductions.reduce_tensor(self._tensor)
         uuid = str(torch.cuda.get_device_properties(self._tensor.device).uuid)
         return rebuild, (*arguments[:_DEVICE], uuid, *arguments[_DEVICE + 1 :])

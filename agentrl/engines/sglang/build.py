@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import RESERVED, ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError, TrainingError
+from agentrl.remote.credentials import from_environment
 from agentrl.system.http import allow_many_files, http_client
 from agentrl.system.loop_thread import LoopThread
 
@@ -75,10 +78,12 @@ async def start_engine(
                 await start_all(processes, rollout.server_start_timeout, progress)
             except EngineError as error:
                 raise EngineError(f"{error}\n{started_with(config)}") from error
-            servers = [Server(SGLangClient(process.url, http), process) for process in processes]
+            servers = [Server(SGLangClient(process.url, http, process.key), process) for process in processes]
             infos = [await server.client.info() for server in servers]
         else:
-            servers = [Server(SGLangClient(url, http)) for url in rollout.server_urls]
+            variable = rollout.server_api_key_env
+            key = None if variable is None else from_environment(variable)
+            servers = [Server(SGLangClient(url, http, key)) for url in rollout.server_urls]
             infos = await attach_all(servers, facts, rollout.server_start_timeout, max_model_len, progress)
         timings = Timings(
             check_interval=rollout.health_check_interval,
@@ -107,6 +112,10 @@ def server_processes(config: RolloutsConfig, device: str, max_model_len: int, ru
     """Prepare the servers; each has the next tensor_model_parallel_size GPUs of this machine. Raises ConfigError."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     ranks = rollout.tensor_model_parallel_size
+    if unset := [name for name in rollout.server_pass_env if name not in os.environ]:
+        raise ConfigError(
+            f"{ROLLOUT}.server_pass_env: {', '.join(unset)} not set in the environment; export before the start"
+        )
     if device == "cuda" and rollout.num_servers * ranks > torch.cuda.device_count():
         raise ConfigError(
             f"{ROLLOUT}.num_servers={rollout.num_servers} with {ROLLOUT}.tensor_model_parallel_size={ranks} needs "
@@ -131,6 +140,8 @@ def server_processes(config: RolloutsConfig, device: str, max_model_len: int, ru
             ),
             None,
             run_dir / "servers" / f"{number}.log",
+            key=secrets.token_urlsafe(32),
+            pass_env=rollout.server_pass_env,
         )
         for number in range(rollout.num_servers)
     ]

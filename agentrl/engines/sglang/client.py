@@ -10,10 +10,12 @@ import base64
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeVar
 
 import aiohttp
 import orjson
+import pydantic
+from pydantic import BaseModel, JsonValue
 
 from agentrl.engines.contract import (
     EngineError,
@@ -34,22 +36,129 @@ from agentrl.engines.servers.client import (
 )
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.sglang.bucket_handle import serialize
+from agentrl.system.json_value import JSON
+from agentrl.system.plugin import describe as faults_of
 from agentrl.trajectory import PlacedImage, VersionSpan
 
 STREAM_TOKENS = 64
 """Tokens that a server sends at a time: as many are lost at most when it dies."""
 CONTROL_TIMEOUT = 60.0
 """Seconds for a call that generates and loads nothing."""
-JSON = {"content-type": "application/json"}
+HEADERS = {"content-type": "application/json"}
 FAULTS = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+def key_header(key: str | None) -> dict[str, str]:
+    """Make the header by which a server knows that it may answer."""
+    return {} if key is None else {"authorization": f"Bearer {key}"}
+
+
+# Answers, with those fields that are read.
+
+
+class FinishInfo(BaseModel):
+    """Reason for the end of a request."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    message: str | None = None
+    status_code: int | None = None
+
+
+class VersionInfo(BaseModel):
+    """Tokens [start, end) of an answer, and the version of the weights that sampled them."""
+
+    version: int  # which SGLang writes as text
+    start: int
+    end: int
+
+
+class MetaInfo(BaseModel):
+    """Data of a chunk on its request."""
+
+    finish_reason: FinishInfo | None = None
+    weight_version: str | None = None
+    weight_versions: list[VersionInfo] | None = None
+    output_token_logprobs: list[tuple[float, int, str | None]] = []
+    """(log-prob, id, text) of each token."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class Chunk(BaseModel):
+    """A piece of a streamed answer, with new tokens only; or the server's refusal."""
+
+    output_ids: list[int] = []
+    meta_info: MetaInfo | None = None
+    error: JsonValue = None
+
+
+class ModelAnswer(BaseModel):
+    """Answer of `model_info`."""
+
+    model_path: str
+    architectures: list[str] | None = None
+    weight_version: str
+
+
+class InternalState(BaseModel):
+    """Part of the answer of `server_info`."""
+
+    max_req_input_len: int = 0
+
+
+class ServerAnswer(BaseModel):
+    """Answer of `server_info`."""
+
+    version: str
+    context_length: int | None
+    internal_states: list[InternalState] = []
+    tp_size: int
+    enable_deterministic_inference: bool | None = None
+    incremental_streaming_output: bool | None = None
+    device: str
+
+
+class RankPlace(BaseModel):
+    """Place of a server's rank."""
+
+    role: str
+    tp_rank: int
+    pp_rank: int
+
+
+class RankChecksums(BaseModel):
+    """Checksums of one rank of a server."""
+
+    parallelism_info: list[RankPlace]
+    checksums: dict[str, str]
+
+
+class ChecksumsAnswer(BaseModel):
+    """Answer of `weights_checker`."""
+
+    ranks: list[RankChecksums]
+
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+def read(kind: type[Answer], content: bytes) -> Answer:
+    """Read an answer. Raises ValueError naming the fields that are not as expected."""
+    try:
+        return kind.model_validate_json(content)
+    except pydantic.ValidationError as error:
+        raise ValueError(faults_of(error)) from error
 
 
 class SGLangClient:
     """Implements `agentrl.engines.servers.client.ServerClient`."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, http: aiohttp.ClientSession, key: str | None = None) -> None:
+        """`key`: what the server was started with as --api-key, or --admin-api-key beside the same --api-key."""
         self.url = url.rstrip("/")
         self._http = http
+        self._headers = {**HEADERS, **key_header(key)}
 
     # Requests
 
@@ -69,7 +178,7 @@ class SGLangClient:
         server is sent image files and one token for each, which its own image processor expands.
         """
         answer = AnswerStream(PartialAnswer() if partial is None else partial)
-        body = {
+        body: dict[str, JSON] = {
             "rid": rid,
             "input_ids": with_one_token_each(ids, images) if images else ids,
             "sampling_params": sampling_params(params),
@@ -81,7 +190,7 @@ class SGLangClient:
             body["image_data"] = [data_url(one.image.encoded) for one in images]
         try:
             url, content = f"{self.url}/generate", orjson.dumps(body)
-            async with self._http.post(url, data=content, headers=JSON) as response:
+            async with self._http.post(url, data=content, headers=self._headers) as response:
                 if response.status != 200:
                     raise self._error(response.status, await response.read(), "generate")
                 buffer = b""
@@ -104,10 +213,10 @@ class SGLangClient:
             answer.discard()
             raise ServerFailed(self.url, f"its answer makes no sense: {describe(error)}") from error
 
-    def _parsed(self, text: bytes) -> Any:
-        answer = orjson.loads(text)
-        if "error" in answer:
-            code = answer["error"].get("code") if isinstance(answer["error"], dict) else None
+    def _parsed(self, text: bytes) -> Chunk:
+        answer = read(Chunk, text)
+        if answer.error is not None:
+            code = answer.error.get("code") if isinstance(answer.error, dict) else None
             raise self._error(code if isinstance(code, int) else 400, text, "generate")
         return answer
 
@@ -148,25 +257,26 @@ class SGLangClient:
 
     async def info(self) -> ServerInfo:
         """See `WeightReceiver.info`. Raises ServerFailed where no SGLang server answers."""
-        model = await self._call("GET", "model_info", None, CONTROL_TIMEOUT)
-        server = await self._call("GET", "server_info", None, CONTROL_TIMEOUT)
+        said = await self._call("GET", "model_info", None, CONTROL_TIMEOUT)
+        told = await self._call("GET", "server_info", None, CONTROL_TIMEOUT)
         try:
-            length = server["context_length"]
+            model, server = read(ModelAnswer, said), read(ServerAnswer, told)
+            length = server.context_length
             if length is None:
-                length = server["internal_states"][0].get("max_req_input_len", 0)
-            return ServerInfo(
-                model["model_path"],
-                (model.get("architectures") or [None])[0],
-                str(server["version"]),
-                int(length),
-                int(server["tp_size"]),
-                str(model["weight_version"]),
-                bool(server.get("enable_deterministic_inference")),
-                bool(server.get("incremental_streaming_output")),
-                str(server["device"]),
-            )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+                length = server.internal_states[0].max_req_input_len
+        except (ValueError, IndexError) as error:
             raise ServerFailed(self.url, f"is no SGLang server that agentrl knows: {describe(error)}") from error
+        return ServerInfo(
+            model.model_path,
+            model.architectures[0] if model.architectures else None,
+            server.version,
+            length,
+            server.tp_size,
+            model.weight_version,
+            bool(server.enable_deterministic_inference),
+            bool(server.incremental_streaming_output),
+            server.device,
+        )
 
     # Weights
 
@@ -186,7 +296,7 @@ class SGLangClient:
 
     async def update_from_memory(self, bucket: Bucket, version: int, *, ranks: int, timeout: float) -> None:
         """See `WeightReceiver.update_from_memory`."""
-        body = {
+        body: dict[str, JSON] = {
             "serialized_named_tensors": [serialize(bucket) for _ in range(ranks)],
             "load_format": "flattened_bucket",
             "flush_cache": False,
@@ -196,7 +306,7 @@ class SGLangClient:
 
     async def join_weight_group(self, invitation: GroupInvitation, timeout: float) -> None:
         """See `WeightReceiver.join_weight_group`."""
-        body = {
+        body: dict[str, JSON] = {
             "master_address": invitation.address,
             "master_port": invitation.port,
             "rank_offset": invitation.first_rank,
@@ -208,7 +318,7 @@ class SGLangClient:
 
     async def update_from_broadcast(self, bucket: Bucket, version: int, *, group: str, timeout: float) -> None:
         """See `WeightReceiver.update_from_broadcast`."""
-        body = {
+        body: dict[str, JSON] = {
             "names": [entry.name for entry in bucket.entries],
             "dtypes": [str(entry.dtype).removeprefix("torch.") for entry in bucket.entries],
             "shapes": [list(entry.shape) for entry in bucket.entries],
@@ -225,7 +335,7 @@ class SGLangClient:
 
     async def update_from_disk(self, folder: Path, version: int, timeout: float) -> None:
         """See `WeightReceiver.update_from_disk`. SGLang reads every `*.safetensors` file of the folder, no other."""
-        body = {
+        body: dict[str, JSON] = {
             "model_path": str(folder),
             "load_format": "safetensors",
             "weight_version": str(version),
@@ -238,40 +348,42 @@ class SGLangClient:
         """See `WeightReceiver.weight_checksums`."""
         answer = await self._update("/weights_checker", {"action": "checksum"}, timeout)
         try:
-            ranks = {_rank_name(rank["parallelism_info"][0]): dict(rank["checksums"]) for rank in answer["ranks"]}
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            ranks = {
+                _rank_name(rank.parallelism_info[0]): rank.checksums for rank in read(ChecksumsAnswer, answer).ranks
+            }
+        except (IndexError, ValueError) as error:
             raise EngineError(f"{self.url}: /weights_checker: unexpected answer {answer!r:.500}") from error
         return WeightChecksums(ranks, predictable=(await self.info()).device == "cpu")
 
-    async def _update(self, path: str, body: Mapping[str, Any], timeout: float) -> Any:
+    async def _update(self, path: str, body: Mapping[str, JSON], timeout: float) -> bytes:
         """POST a step of a weight update. SGLang answers some failures with status 200: raises EngineError."""
-        answer = await self.post(path, body, timeout=timeout)
-        if isinstance(answer, Mapping) and answer.get("success") is False:
+        content = await self.post(path, body, timeout=timeout)
+        try:
+            answer = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            return content
+        if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineError(str(answer.get("message", answer)))
-        return answer
+        return content
 
     # HTTP
 
-    async def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = CONTROL_TIMEOUT) -> Any:
-        """POST `body` as JSON; the parsed answer, or its text. Raises RequestError with the server's own message."""
+    async def post(self, path: str, body: Mapping[str, JSON], *, timeout: float | None = CONTROL_TIMEOUT) -> bytes:
+        """POST `body` as JSON; return the answer. Raises RequestError with the server's own message."""
         return await self._call("POST", path, body, timeout)
 
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout: float | None) -> Any:
+    async def _call(self, method: str, path: str, body: Mapping[str, JSON] | None, timeout: float | None) -> bytes:
         content = None if body is None else orjson.dumps(body)
-        headers = {} if body is None else JSON
         try:
             async with asyncio.timeout(timeout):
                 url = f"{self.url}/{path.lstrip('/')}"
-                async with self._http.request(method, url, data=content, headers=headers) as response:
+                async with self._http.request(method, url, data=content, headers=self._headers) as response:
                     answer = await response.read()
         except FAULTS as error:
             raise ServerFailed(self.url, f"{path}: {describe(error)}") from error
         if response.status != 200:
             raise self._error(response.status, answer, path)
-        try:
-            return orjson.loads(answer)
-        except orjson.JSONDecodeError:
-            return answer.decode(errors="replace")
+        return answer
 
     def _error(self, status: int, content: bytes, path: str) -> EngineError | RequestError:
         text = content.decode(errors="replace")
@@ -291,55 +403,54 @@ class AnswerStream:
 
     def __init__(self, partial: PartialAnswer) -> None:
         self._partial = partial
-        self._last: dict[str, Any] = {}
+        self._last = MetaInfo()
         """Meta data of the last chunk."""
 
     @property
     def prompt_tokens(self) -> int | None:
         """Length of the prompt as the server counts it."""
-        return self._last.get("prompt_tokens")
+        return self._last.prompt_tokens
 
     def discard(self) -> None:
         """Drop the tokens, which cannot be trusted."""
         self._partial.ids, self._partial.logprobs = [], []
 
-    def take(self, chunk: dict[str, Any]) -> None:
-        """Add a chunk, which holds new tokens only. Raises ValueError or KeyError when it makes no sense."""
-        self._last = meta = chunk["meta_info"]
-        self._partial.weight_version = str(meta.get("weight_version"))
-        ids, logprobs = chunk.get("output_ids", []), [entry[0] for entry in meta.get("output_token_logprobs", [])]
+    def take(self, chunk: Chunk) -> None:
+        """Add a chunk. Raises ValueError when it makes no sense."""
+        if chunk.meta_info is None:
+            raise ValueError("key 'meta_info' is missing")
+        self._last = meta = chunk.meta_info
+        self._partial.weight_version = str(meta.weight_version)
+        ids, logprobs = chunk.output_ids, [logprob for logprob, _, _ in meta.output_token_logprobs]
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} ids but {len(logprobs)} log-probs")
-        if not all(isinstance(token, int) for token in ids) or not all(map(math.isfinite, logprobs)):
-            raise ValueError("ids or log-probs that are no numbers")
+        if not all(map(math.isfinite, logprobs)):
+            raise ValueError("log-probs that are no numbers")
         self._partial.ids += ids
         self._partial.logprobs += logprobs
 
     def generation(self) -> Generation:
         """Return the whole answer. Raises OSError when the server broke off, ValueError when it makes no sense."""
-        reason = self._last.get("finish_reason")
+        reason = self._last.finish_reason
         if reason is None:
             raise ConnectionError("the server broke off in the middle of an answer")
-        kind = reason["type"]
-        if kind == "abort" and reason.get("status_code"):
-            raise ValueError(f"aborted: {reason.get('message')} (status {reason['status_code']})")
+        if reason.type == "abort" and reason.status_code:
+            raise ValueError(f"aborted: {reason.message} (status {reason.status_code})")
         spans = [
-            VersionSpan(int(span["version"]), int(span["start"]), int(span["end"]))
-            for span in self._last.get("weight_versions") or []
-            if span["end"] > span["start"]
+            VersionSpan(span.version, span.start, span.end)
+            for span in self._last.weight_versions or []
+            if span.end > span.start
         ]
         ids = self._partial.ids
         if ids and (not spans or spans[0].start != 0 or spans[-1].end != len(ids)):
             raise ValueError(f"version spans {spans} for {len(ids)} ids")
-        finish = FinishReason(kind, reason.get("matched") if kind == "stop" else None)
-        if finish.kind not in ("stop", "length", "abort"):
-            raise ValueError(f"finish reason {reason}")
-        return Generation(ids, self._partial.logprobs, finish, spans, int(self._last.get("cached_tokens") or 0))
+        finish = FinishReason(reason.type, reason.matched if reason.type == "stop" else None)
+        return Generation(ids, self._partial.logprobs, finish, spans, self._last.cached_tokens or 0)
 
 
-def sampling_params(params: SamplingParams) -> dict[str, Any]:
+def sampling_params(params: SamplingParams) -> dict[str, JSON]:
     """Convert to SGLang's `sampling_params`."""
-    written: dict[str, Any] = {
+    written: dict[str, JSON] = {
         "max_new_tokens": params.max_new_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -371,5 +482,5 @@ def data_url(file: bytes) -> str:
     return f"data:image;base64,{base64.b64encode(file).decode()}"
 
 
-def _rank_name(place: Mapping[str, Any]) -> str:
-    return f"{place['role']}/{place['tp_rank']}/{place['pp_rank']}"
+def _rank_name(place: RankPlace) -> str:
+    return f"{place.role}/{place.tp_rank}/{place.pp_rank}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from agentrl.config.sglang_arguments import check_extra, plain_name
+from agentrl.system.json_value import JSON
 
 RESERVED = 8
 """SGLang 0.5.23 refuses prompts longer than its context less 7, and ends answers 2 tokens early, without a word."""
@@ -39,7 +39,7 @@ class ServerArguments:
     """Let weights and KV cache be freed (sleep) on a GPU that trains too."""
     host: str = "127.0.0.1"
     log_level: str = "info"
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, JSON] = field(default_factory=dict)
     """SGLang's own arguments by name, with underscores; they win over what is set here.
 
     True gives the bare flag, False and None leave the argument out, a list gives several values, a mapping JSON.
@@ -57,7 +57,7 @@ class ServerArguments:
             arguments[plain_name(name)] = value
         return [word for name, value in arguments.items() for word in words(name, value)]
 
-    def _common(self, port: int) -> dict[str, Any]:
+    def _common(self, port: int) -> dict[str, JSON]:
         return {
             "model_path": self.model_path,
             "host": self.host,
@@ -73,7 +73,7 @@ class ServerArguments:
             "log_level_http": "warning",  # no line for each request
         }
 
-    def _gpu(self) -> dict[str, Any]:
+    def _gpu(self) -> dict[str, JSON]:
         return {
             "dtype": self.dtype,
             "base_gpu_id": self.base_gpu_id,
@@ -81,7 +81,7 @@ class ServerArguments:
             "enable_memory_saver": self.enable_memory_saver,
         }
 
-    def _cpu(self) -> dict[str, Any]:
+    def _cpu(self) -> dict[str, JSON]:
         context = self.context_length or CPU_TOKENS
         return {
             "dtype": "float32",
@@ -97,7 +97,7 @@ class ServerArguments:
         }
 
 
-def words(name: str, value: Any) -> list[str]:
+def words(name: str, value: JSON) -> list[str]:
     """Write an argument as words of a command line."""
     flag = "--" + name.replace("_", "-")
     if value is None or value is False:
@@ -108,4 +108,6 @@ def words(name: str, value: Any) -> list[str]:
         return [flag, json.dumps(dict(value))]
     if isinstance(value, list | tuple):
         return [flag, *(str(item) for item in value)]
+    if isinstance(value, str) and value.startswith("-"):
+        return [f"{flag}={value}"]  # else it is read as another argument
     return [flag, str(value)]

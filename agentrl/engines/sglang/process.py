@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import httpx
 
 from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.sglang.client import key_header
 from agentrl.engines.sglang.options import ServerArguments
 
 GPU_GRACE = 15.0
@@ -33,11 +35,20 @@ class SGLangProcess(ServerProcess):
     module = "agentrl.engines.sglang.launch"
     """Main module of the process."""
 
-    def __init__(self, arguments: ServerArguments, port: int | None, log: Path) -> None:
-        """See `ServerProcess.__init__`."""
+    def __init__(
+        self,
+        arguments: ServerArguments,
+        port: int | None,
+        log: Path,
+        *,
+        key: str | None = None,
+        pass_env: Sequence[str] = (),
+    ) -> None:
+        """See `ServerProcess.__init__`. `pass_env`: variables that the server sees besides `PASSED`."""
         grace = 0.0 if arguments.device == "cpu" else GPU_GRACE
-        super().__init__(arguments.model_path, port, log, host=arguments.host, grace=grace)
+        super().__init__(arguments.model_path, port, log, host=arguments.host, grace=grace, key=key)
         self.arguments = arguments
+        self._pass_env = frozenset(pass_env)
 
     def command(self, port: int) -> list[str]:
         """See `ServerProcess.command`."""
@@ -45,17 +56,34 @@ class SGLangProcess(ServerProcess):
 
     def environment(self) -> dict[str, str]:
         """See `ServerProcess.environment`."""
-        return environment(self.arguments.device)
+        return environment(self.arguments.device, self._pass_env)
 
     async def served_model(self, http: httpx.AsyncClient) -> str | None:
         """See `ServerProcess.served_model`."""
         if (await http.get(f"{self.url}/health")).status_code != 200:
             return None
-        return str((await http.get(f"{self.url}/model_info")).json()["model_path"])
+        told = await http.get(f"{self.url}/model_info", headers=key_header(self.key))
+        return str(told.raise_for_status().json()["model_path"])
 
 
-def environment(device: str) -> dict[str, str]:
-    """Build the environment of a server process; what the user has set stays."""
+PASSED = re.compile(
+    "PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_.*|TZ|TERM|TMPDIR|TEMP|TMP|HOSTNAME|XDG_.*|PYTHON.*|VIRTUAL_ENV"
+    "|CONDA_PREFIX|LD_LIBRARY_PATH|LD_PRELOAD|LIBRARY_PATH|CC|CXX|CPATH|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|MAX_JOBS"
+    "|CUDA.*|NVIDIA_.*|CUBLAS.*|CUDNN.*|CUTE_.*|NCCL_.*|NVSHMEM_.*|GLOO_.*|UCX_.*|FI_.*|IBV_.*|OMP_.*|GOMP_.*|KMP_.*"
+    "|MKL_.*|OPENBLAS_.*|MALLOC_.*|TORCH.*|PYTORCH_.*|TRITON_.*|SGLANG_.*|SGL_.*|FLASHINFER_.*|TVM_.*|TRTLLM_.*|DG_.*"
+    "|VLLM_.*|ROCM_.*|ROCR_.*|HIP_.*|HSA_.*|MIOPEN_.*|AITER_.*|MC_.*|ASCEND_.*|ZE_.*|PROMETHEUS_MULTIPROC_DIR"
+    "|HF_.*|TRANSFORMERS_.*|TOKENIZERS_.*|SAFETENSORS_.*|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
+    "|(?i:HTTP_PROXY|HTTPS_PROXY|ALL_PROXY|NO_PROXY)"
+)
+"""Variables of the trainer's environment that a server sees: those by which shell, compilers, drivers, libraries and
+the loading of models are set up."""
+
+
+def environment(device: str, pass_env: Container[str] = ()) -> dict[str, str]:
+    """Build the environment of a server process; what the user has set stays, of what a server may see.
+
+    It answers requests, and whoever gets into it shall not find keys of trackers, clouds and other services there.
+    """
     ours = {
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
@@ -67,4 +95,5 @@ def environment(device: str) -> dict[str, str]:
     }
     if device == "cpu":
         ours["OMP_NUM_THREADS"] = "1"  # threads of one server; a small model is slower with more
-    return {**ours, **os.environ}
+    passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name) or name in pass_env}
+    return {**ours, **passed}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import torch
 
@@ -10,6 +10,20 @@ from agentrl.model.attend import Rule, attend_part, flash_forward, join_parts, s
 from agentrl.model.layout import PackedLayout
 
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+class _Context(Protocol):
+    layout: PackedLayout
+    scale: float
+
+    @property
+    def saved_tensors(
+        self,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """Query, key, value, sinks, the output [P, K, H / K, D], and its log-sum-exp [P, K, H / K] float32."""
+        ...
+
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None: ...
 
 
 class TreeAttention(torch.autograd.Function):
@@ -26,7 +40,7 @@ class TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -57,7 +71,7 @@ class TreeAttention(torch.autograd.Function):
         return output.flatten(1, 2)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Gradients of query [H, P, D], key and value [K, P, D] and sinks [H] from that of the output, [P, H, D]."""
         query, key, value, sinks, output, lse = ctx.saved_tensors
         q, k, v = _by_kv_head(query, key, value)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from agentrl.model.layout import PackedLayout, flat_layout
 
+Ints = npt.NDArray[np.int64]
 MIN_SHARED = 8
 """Least length of a shared run: a shorter one costs more in further kernel calls than it saves."""
 
@@ -30,7 +32,7 @@ def tree_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
     return _Tree(order, common, bounds).layout(device)
 
 
-def _sort_by_tokens(tokens: np.ndarray, bounds: np.ndarray) -> tuple[list[int], list[int]]:
+def _sort_by_tokens(tokens: Ints, bounds: Ints) -> tuple[list[int], list[int]]:
     """Sort sequences lexicographically: their indices, and the length that each has in common with the one before.
 
     The last token of a sequence never counts as common: each sequence keeps a leaf of its own.
@@ -51,7 +53,7 @@ def _sort_by_tokens(tokens: np.ndarray, bounds: np.ndarray) -> tuple[list[int], 
 class _Tree:
     """Builds the prefix tree of sequences in lexicographic order, node by node in depth-first order."""
 
-    def __init__(self, order: list[int], common: list[int], bounds: np.ndarray) -> None:
+    def __init__(self, order: list[int], common: list[int], bounds: Ints) -> None:
         self.order = order
         self.common = common
         self.bounds = bounds
@@ -60,7 +62,7 @@ class _Tree:
         self.depths: list[int] = []  # position in its sequence of each node's first token
         self.ancestors: list[list[int]] = []
         self.shared: list[tuple[int, int, int, int]] = []
-        self.stored: list[np.ndarray] = []
+        self.stored: list[Ints] = []
         self.expand = np.empty(int(bounds[-1]), dtype=np.int64)
 
     def layout(self, device: torch.device) -> PackedLayout:

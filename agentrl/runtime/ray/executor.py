@@ -15,10 +15,11 @@ import torch
 from agentrl.engines.weights import Weights
 from agentrl.runtime.placement import Pool, Role
 from agentrl.runtime.profiler import Profile
-from agentrl.runtime.ranks import Batch, Field, Metrics, RankWeights, reduce_metrics, shares
+from agentrl.runtime.ranks import Batch, Field, RankWeights, reduce_metrics, shares
 from agentrl.runtime.ray.pool import RankPool
 from agentrl.runtime.ray.rank import Rank
 from agentrl.runtime.ray.stored import StoredBatch, put_batch
+from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
 P = ParamSpec("P")
@@ -64,7 +65,7 @@ class RayExecutor:
     ) -> tuple[Batch, R]:
         """Run `Executor.compute` on the first rank of the first pool."""
         stored, everything = _stored(batch), range(len(batch))
-        columns, result = self.pools[0].first(Rank.compute, function, stored, args, kwargs)
+        columns, result = self.pools[0].first(Rank.compute, function, stored, *args, **kwargs)
         return batch.with_fields(**{name: stored.column([(ref, everything)]) for name, ref in columns.items()}), result
 
     def restart(self) -> None:
@@ -85,9 +86,9 @@ class RayRanks(Generic[Worker]):
     def add_columns(
         self,
         fields: Sequence[Field],
-        method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Metrics]],
+        method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Numbers]],
         batch: Batch,
-    ) -> tuple[Batch, Metrics]:
+    ) -> tuple[Batch, Numbers]:
         stored, copies = _stored(batch), self._role.copies
         parts = shares(stored.lengths.tolist(), self._pool.ranks // copies)
         handed = [stored.select(part) for part in parts for _ in range(copies)]
@@ -96,12 +97,11 @@ class RayRanks(Generic[Worker]):
         columns = {field: replace(column, place=place) for place, field in enumerate(fields)}
         return batch.with_fields(**columns), reduce_metrics([metrics for _, metrics in answers])
 
-    def metrics(self, method: Callable[Concatenate[Worker, P], Metrics], *args: P.args, **kwargs: P.kwargs) -> Metrics:
+    def metrics(self, method: Callable[Concatenate[Worker, P], Numbers], *args: P.args, **kwargs: P.kwargs) -> Numbers:
         return reduce_metrics(self.every(method, *args, **kwargs))
 
     def every(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        answers: list[R] = self._pool.call(self._role.name, method.__name__, args, kwargs)
-        return answers
+        return self._pool.call(self._role.name, method, *args, **kwargs)
 
     def weights(self, method: Callable[[Worker], RankWeights]) -> Weights:
         shapes = self._pool.weights(self._role.name, method.__name__)

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 import ray
 import torch
@@ -22,14 +22,19 @@ from agentrl import errors
 from agentrl.errors import ConfigError, TrainingError, UserError, WorkerDied
 from agentrl.runtime.placement import Pool
 from agentrl.runtime.profiler import Profile
-from agentrl.runtime.ranks import Metrics
 from agentrl.runtime.ray.rank import Failure, Place, Rank, Shapes
 from agentrl.runtime.ray.session import Surroundings, death_of
-from agentrl.runtime.ray.stored import StoredBatch
+from agentrl.runtime.ray.stored import ColumnArrays, StoredBatch
 from agentrl.runtime.ray.watch import GONE, CallWatch, Patience
+from agentrl.system.metrics import Numbers
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle, ActorProxy
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Actor = TypeVar("Actor")
+Worker = TypeVar("Worker")
 
 PLACED_WITHIN = 60.0
 """Seconds in which a cluster has to find room."""
@@ -57,7 +62,7 @@ class RankPool:
         """Profile of the calls that follow; None: none."""
         self.places: list[Place] = []
         self._groups: list[PlacementGroup] = []
-        self._actors: list[Any] = []
+        self._actors: list[ActorProxy[Rank]] = []
         try:
             self._start()
         except BaseException:
@@ -74,7 +79,7 @@ class RankPool:
 
     def stop(self) -> None:
         for actor in self._actors:
-            ray.kill(actor)
+            end(actor)
         for group in self._groups:
             remove_placement_group(group)
         self._actors, self._groups = [], []
@@ -83,39 +88,40 @@ class RankPool:
         self, method: Callable[Concatenate[Rank, P], R | Failure], *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
         """Call a method of every rank with the same arguments."""
-        name = method.__name__
-        return self.collect([getattr(actor, name).remote(*args, **kwargs) for actor in self._actors], name)
+        return self.collect([ask(actor, method, *args, **kwargs) for actor in self._actors], method.__name__)
 
     def first(self, method: Callable[Concatenate[Rank, P], R | Failure], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a method of the first rank."""
-        name = method.__name__
-        answers: list[R] = self.collect([getattr(self._actors[0], name).remote(*args, **kwargs)], name)
-        return answers[0]
+        return self.collect([ask(self._actors[0], method, *args, **kwargs)], method.__name__)[0]
 
-    def call(self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def call(
+        self, role: str, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
         """Call a method of the role's worker on every rank (see `Rank.call`)."""
-        calls = [actor.call.remote(role, method, args, kwargs, self.profile) for actor in self._actors]
-        return self.collect(calls, f"{role}.{method}")
+        name = method.__name__
+        calls = [ask(actor, Rank.call, role, name, args, kwargs, self.profile) for actor in self._actors]
+        return cast(list[R], self.collect(calls, f"{role}.{name}"))  # each rank called it by its name
 
-    def column(self, role: str, method: str, batches: Sequence[StoredBatch]) -> list[tuple[ray.ObjectRef, Metrics]]:
+    def column(
+        self, role: str, method: str, batches: Sequence[StoredBatch]
+    ) -> list[tuple[ray.ObjectRef[ColumnArrays], Numbers]]:
         """Call a method of the role's worker on every rank, with a batch for each (see `Rank.column`)."""
         calls = [
-            actor.column.remote(role, method, batch, self.profile)
+            ask(actor, Rank.column, role, method, batch, self.profile)
             for actor, batch in zip(self._actors, batches, strict=True)
         ]
         return self.collect(calls, f"{role}.{method}")
 
     def weights(self, role: str, method: str) -> Shapes:
         """Have every rank keep its worker's weights for `reader`; return their shapes."""
-        calls = [actor.weights.remote(role, method, self.profile) for actor in self._actors]
-        shapes: Shapes = self.collect(calls, f"{role}.{method}")[0]
-        return shapes
+        calls = [ask(actor, Rank.weights, role, method, self.profile) for actor in self._actors]
+        return self.collect(calls, f"{role}.{method}")[0]
 
     def reader(self, role: str) -> WeightReader:
         """Return what reads the weights that `weights` kept."""
         return WeightReader(tuple(self._actors), role)
 
-    def collect(self, calls: Sequence[Any], what: str) -> list[Any]:
+    def collect(self, calls: Sequence[ray.ObjectRef[R | Failure]], what: str) -> list[R]:
         """The ranks' answers in their order; see `collect`. Where not each of them answered, all ranks are ended."""
         watch = CallWatch(what, self._actors[: len(calls)], self.places, self.patience)
         return collect(calls, what, watch, abandon=self.stop)
@@ -142,14 +148,35 @@ class RankPool:
             )
             self._actors.append(options.remote(rank, self.ranks, self.device))
         limit = self.patience.timeout + COLLECTIVE_GRACE
-        self.places = self.everyone(Rank.connect, self.first(Rank.address), limit, Surroundings.here())
+        address = self.first(Rank.listen, limit, pool.nnodes == 1)
+        self.places = self.everyone(Rank.connect, address, limit, Surroundings.here())
         for role in pool.roles:
             self.everyone(Rank.make, role)
 
 
+def ask(
+    actor: ActorProxy[Actor],
+    method: Callable[Concatenate[Actor, P], R | Failure],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> ray.ObjectRef[R | Failure]:
+    """Call a method of an actor, named by its function; returns at once."""
+    call: ray.ObjectRef[R | Failure] = getattr(actor, method.__name__).remote(*args, **kwargs)
+    return call
+
+
+def end(actor: ActorProxy[Actor]) -> None:
+    """End the process of an actor."""
+    ray.kill(cast("ActorHandle[Actor]", actor))  # Ray's type of what it starts is wider than what its kill takes
+
+
 def collect(
-    calls: Sequence[Any], what: str, watch: CallWatch | None = None, *, abandon: Callable[[], None] = lambda: None
-) -> list[Any]:
+    calls: Sequence[ray.ObjectRef[R | Failure]],
+    what: str,
+    watch: CallWatch | None = None,
+    *,
+    abandon: Callable[[], None] = lambda: None,
+) -> list[R]:
     """Wait for the ranks' answers, and return them in the order of the ranks; `watch` is looked at meanwhile.
 
     Raises what the first rank that failed raised, and WorkerDied when one is gone; after `abandon()` where some have
@@ -161,18 +188,22 @@ def collect(
         abandon()
     if death is not None:
         raise death
-    failed = next((rank for rank in sorted(answers) if isinstance(answers[rank], Failure)), None)
-    if failed is not None:
-        raise raised(answers[failed], f"rank {failed} of {ranks}, {what}")
-    return [answers[rank] for rank in range(ranks)]
+    found: list[R] = []
+    for rank, answer in sorted(answers.items()):
+        if isinstance(answer, Failure):
+            raise raised(answer, f"rank {rank} of {ranks}, {what}")
+        found.append(answer)
+    return found
 
 
-def _answers(calls: Sequence[Any], what: str, watch: CallWatch | None) -> tuple[dict[int, Any], WorkerDied | None]:
+def _answers(
+    calls: Sequence[ray.ObjectRef[R | Failure]], what: str, watch: CallWatch | None
+) -> tuple[dict[int, R | Failure], WorkerDied | None]:
     """Wait for answers until all are there, a rank is gone, or the others have had GRACE seconds after a failure.
 
     Returns the answers by rank, and the death of the rank that is gone.
     """
-    answers: dict[int, Any] = {}
+    answers: dict[int, R | Failure] = {}
     waiting = {call: rank for rank, call in enumerate(calls)}
     ends: float | None = None
     while waiting:
@@ -202,34 +233,35 @@ def _answers(calls: Sequence[Any], what: str, watch: CallWatch | None) -> tuple[
 class WeightReader:
     """Reads a role's weights from its ranks, in any process of the cluster, about READ_ELEMENTS at a time."""
 
-    actors: tuple[Any, ...]
+    actors: tuple[ActorProxy[Rank], ...]
     role: str
 
     def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Read all tensors: every rank reads, as gathering may need all of them, and some hand over."""
         first, me = self.actors[0], uuid.uuid4().hex
-        while not self._asked([first.reserve.remote(me)])[0]:
+        while not self._asked([ask(first, Rank.reserve, me)])[0]:
             time.sleep(ASK_AGAIN)
         try:
-            self._asked([actor.begin_reading.remote(self.role, me) for actor in self.actors])
+            self._asked([ask(actor, Rank.begin_reading, self.role, me) for actor in self.actors])
             while True:
-                parts = self._asked([actor.read.remote(READ_ELEMENTS, me) for actor in self.actors])
+                parts = self._asked([ask(actor, Rank.read, READ_ELEMENTS, me) for actor in self.actors])
                 if parts[0] is None:
                     return
                 for tensors in parts:
+                    assert tensors is not None  # all ranks end at once
                     yield from tensors
         finally:
-            first.release.remote(me)
+            ask(first, Rank.release, me)
 
     def check(self) -> None:
         """After a reader died: raises WorkerDied when ranks wait for others that it did not get to ask."""
-        calls = [actor.ready.remote() for actor in self.actors]
+        calls = [ask(actor, Rank.ready) for actor in self.actors]
         _, waiting = ray.wait(calls, num_returns=len(calls), timeout=READY_WITHIN)
         if waiting:
             ranks = ", ".join(str(calls.index(call)) for call in waiting)
             raise WorkerDied(f"a reader of the {self.role}'s weights died, and ranks still read for it: {ranks}")
 
-    def _asked(self, calls: list[Any]) -> list[Any]:
+    def _asked(self, calls: list[ray.ObjectRef[R | Failure]]) -> list[R]:
         return collect(calls, f"{self.role}.weights")
 
 
@@ -258,7 +290,7 @@ def _environment(nodes: int, per_node: int) -> dict[str, str]:
     """Environment of a rank's process: its share of the cores; loopback where all ranks are on one machine."""
     variables = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // per_node)), "OMP_WAIT_POLICY": "PASSIVE"}
     if nodes == 1:
-        variables |= {"AGENTRL_RENDEZVOUS_HOST": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     return variables
 
 

@@ -12,20 +12,23 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import ray
 import torch
 import torch.distributed as dist
 from ray.exceptions import ObjectLostError
+from torch._C._distributed_c10d import TCPStore
 
 from agentrl.errors import TrainingError, UserError, WorkerDied
+from agentrl.parallel.store import listening_store
 from agentrl.runtime.placement import Role
-from agentrl.runtime.profiler import Profile, profiled
-from agentrl.runtime.ranks import Metrics, RankWeights
+from agentrl.runtime.profiler import Profile, nvtx_range, profiled
+from agentrl.runtime.ranks import RankWeights
 from agentrl.runtime.ray.session import Surroundings
-from agentrl.runtime.ray.stored import StoredBatch, put_column
+from agentrl.runtime.ray.stored import ColumnArrays, StoredBatch, put_column
 from agentrl.runtime.stall import Position, position_of
+from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch
 
 P = ParamSpec("P")
@@ -67,7 +70,7 @@ class Rank:
 
     def __init__(self, rank: int, ranks: int, device: str) -> None:
         self.rank, self.ranks, self.device = rank, ranks, device
-        self.workers: dict[str, Any] = {}
+        self.workers: dict[str, object] = {}
         self._weights: dict[str, RankWeights] = {}
         self._reading: Iterator[tuple[str, torch.Tensor | None]] = iter(())
         self._shapes: Mapping[str, tuple[int, ...]] = {}
@@ -75,15 +78,25 @@ class Rank:
         self._reader: str | None = None
         self._taken = 0.0
         self._thread: int | None = None
+        self._store: TCPStore | None = None
 
-    def address(self) -> str:
-        """Return an address for the process group to meet at: this machine, a port that is free now."""
-        host = os.environ.get("AGENTRL_RENDEZVOUS_HOST") or socket.gethostbyname(socket.gethostname())
-        with socket.socket() as free:
-            free.bind((host, 0))
-            return f"tcp://{host}:{free.getsockname()[1]}"
+    def listen(self, timeout: float, alone: bool) -> Failure | tuple[str, int]:
+        """Open the store at which the ranks meet, and return its host and port. Asked of the first rank.
 
-    def connect(self, address: str, timeout: float, surroundings: Surroundings) -> Failure | Place:
+        It listens at one address: loopback where all ranks are on this machine (`alone`), else the one by which the
+        cluster knows the machine. `timeout`: seconds of a call of the store.
+        """
+        host = "127.0.0.1" if alone else ray.util.get_node_ip_address()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            with socket.create_server((host, 0), family=family, backlog=self.ranks + 16) as listening:
+                port: int = listening.getsockname()[1]
+                self._store = listening_store(listening, self.ranks, timedelta(seconds=timeout))
+        except Exception as error:
+            return Failure.of(error)
+        return host, port
+
+    def connect(self, address: tuple[str, int], timeout: float, surroundings: Surroundings) -> Failure | Place:
         """Join the process group, in which a collective call may take `timeout` seconds."""
         surroundings.enter()
         self._thread = threading.get_ident()  # in which Ray runs every method but `where`
@@ -92,7 +105,8 @@ class Rank:
                 torch.cuda.set_device(0)  # Ray shows each actor its own
             backend = "nccl" if self.device == "cuda" else "gloo"
             limit = timedelta(seconds=timeout)
-            dist.init_process_group(backend, init_method=address, rank=self.rank, world_size=self.ranks, timeout=limit)
+            store = self._store or TCPStore(*address, self.ranks, is_master=False, timeout=limit)
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks, timeout=limit)
         except Exception as error:
             return Failure.of(error)
         return Place(os.getpid(), ray.get_runtime_context().get_node_id(), socket.gethostname())
@@ -103,7 +117,7 @@ class Rank:
         frame = None if self._thread is None else sys._current_frames().get(self._thread)
         return None if frame is None else position_of(frame)
 
-    def make(self, role: Role[Any]) -> Failure | None:
+    def make(self, role: Role[object]) -> Failure | None:
         """Load this rank's part of a role."""
         try:
             self.workers[role.name] = role.make()
@@ -112,24 +126,25 @@ class Rank:
         return None
 
     def call(
-        self, role: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], profile: Profile | None
-    ) -> Any:
+        self, role: str, method: str, args: tuple[object, ...], kwargs: dict[str, object], profile: Profile | None
+    ) -> Failure | object:
         """Call a method of the role's worker. Returns its answer."""
         try:
-            with profiled(profile, self.rank):
-                return getattr(self.workers[role], method)(*args, **kwargs)
+            with profiled(profile, self.rank), nvtx_range(f"{role}.{method}"):
+                answer: object = getattr(self.workers[role], method)(*args, **kwargs)
+                return answer
         except Exception as error:
             return Failure.of(error)
 
     def column(
         self, role: str, method: str, batch: StoredBatch, profile: Profile | None
-    ) -> Failure | tuple[ray.ObjectRef, Metrics]:
+    ) -> Failure | tuple[ray.ObjectRef[ColumnArrays], Numbers]:
         """Call a method of the role's worker with the tokens of `batch`.
 
         It answers ([tokens] values, metrics). Returns the reference of the values in the object store, and the metrics.
         """
         try:
-            with profiled(profile, self.rank):
+            with profiled(profile, self.rank), nvtx_range(f"{role}.{method}"):
                 loaded = batch.load()
                 values, metrics = getattr(self.workers[role], method)(loaded)
                 return put_column(values, loaded), metrics
@@ -149,10 +164,13 @@ class Rank:
         self,
         function: Callable[Concatenate[RaggedBatch, P], tuple[dict[str, torch.Tensor], R]],
         batch: StoredBatch,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Failure | tuple[dict[str, ray.ObjectRef], R]:
-        """Call `function` with the tokens of the whole batch. Returns references of its columns, and its result."""
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Failure | tuple[dict[str, ray.ObjectRef[ColumnArrays]], R]:
+        """Call `function` with the tokens of the whole batch.
+
+        It answers (columns [T] by field, result). Returns references of the columns, and the result.
+        """
         try:
             loaded = batch.load()
             columns, result = function(loaded, *args, **kwargs)

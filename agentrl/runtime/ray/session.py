@@ -6,10 +6,10 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError, first_line
 from agentrl.system.targets import loaded_files, take_files
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NO_CLUSTER = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Variable by which Ray forms no cluster where it is 0, on any system, and its processes stay on loopback."""
+NICENESS = "RAY_worker_niceness"
+"""Variable that says how far below other work Ray runs its workers."""
 REACHED_WITHIN = 10.0
 """Seconds in which the machine of a cluster's address answers."""
 
@@ -33,7 +37,12 @@ def ray_session(config: RayInitConfig, processes: int) -> Iterator[None]:
         import ray
     except ImportError as error:
         raise ConfigError("more than one device needs Ray: pip install 'agentrl[ray]'") from error
-    started = start_ray(config.address, config.num_cpus or max(os.cpu_count() or 1, processes))
+    started = start_ray(
+        config.address,
+        config.num_cpus or max(os.cpu_count() or 1, processes),
+        dashboard=config.include_dashboard,
+        env_vars=config.runtime_env.env_vars,
+    )
     try:
         yield
     finally:
@@ -54,27 +63,86 @@ def _write_timeline(file: Path) -> None:
         logger.warning("ray_init.timeline_json_file: %s", error)
 
 
-def start_ray(address: str | None, num_cpus: int | None) -> bool:
+def start_ray(
+    address: str | None, num_cpus: int | None, *, dashboard: bool = False, env_vars: Mapping[str, str] = {}
+) -> bool:
     """Connect to the cluster at `address`, or (None) start one with `num_cpus`; False where Ray was up already.
 
-    Raises ConfigError when there is no such cluster.
+    `env_vars` are environment variables of every process that the run starts in Ray. Raises ConfigError when there is
+    no such cluster, or none can be started.
     """
     import ray
 
     if ray.is_initialized():
         return False
-    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is not None:
         check_reachable(address)
-        options["address"] = address
-    else:
-        options |= {"num_cpus": num_cpus, "include_dashboard": False}
+    own = address is None
     try:
-        ray.init(**options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+        with _as_its_own() if own else nullcontext():
+            ray.init(
+                address=address,
+                num_cpus=num_cpus if own else None,
+                include_dashboard=dashboard if own else None,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                runtime_env={"env_vars": dict(env_vars)} if env_vars else None,
+            )
+    except Exception as error:  # Ray raises bare ones, too: "The current node timed out during startup ..."
         cause = str(error.__cause__ or "").strip().splitlines()[-1:]  # a traceback, whose last line is what to do
-        raise ConfigError(f"ray_init.address={address}: {': '.join([first_line(error), *cause])}") from error
+        said = ": ".join([first_line(error), *cause])
+        if address is not None:
+            raise ConfigError(f"ray_init.address={address}: {said}") from error
+        raise ConfigError(
+            f"Ray could not be started on this machine: {said}. Its logs are in /tmp/ray/session_latest/logs. Where "
+            "the machine is busy or short of memory, start Ray yourself (ray start --head) and set "
+            "ray_init.address=auto, or set ray_init.num_cpus lower"
+        ) from error
     return True
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have a Ray that is started here listen on loopback only, as it does where it forms no cluster.
+
+    By itself its processes listen at all addresses of the machine, and run what they are sent. An address that
+    ray.init is given changes nothing in that.
+    """
+    with _unless_set(NO_CLUSTER, "0") as is_free:
+        if not is_free:
+            yield
+            return
+        from ray._private import ray_constants  # which read the variable when they were imported
+
+        before = getattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+        ray_constants.ENABLE_RAY_CLUSTER = False
+        try:
+            yield
+        finally:
+            ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _as_its_own() -> Iterator[None]:
+    """Have a Ray that is started here stay on loopback, and run its workers at this process's priority.
+
+    By itself it puts them below all other work on the machine (nice 15), and here they are what the run consists of.
+    """
+    with _on_loopback(), _unless_set(NICENESS, "0"):
+        yield
+
+
+@contextmanager
+def _unless_set(name: str, value: str) -> Iterator[bool]:
+    """Set an environment variable for Ray's processes, and say whether it was free: who sets it decides for himself."""
+    if name in os.environ:
+        yield False
+        return
+    os.environ[name] = value
+    try:
+        yield True
+    finally:
+        del os.environ[name]
 
 
 @dataclass(frozen=True, slots=True)

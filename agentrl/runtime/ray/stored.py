@@ -10,23 +10,33 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
-from typing import Any
+from typing import Any, Generic, TypedDict, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import ray
 import torch
 
 from agentrl.trajectory.batch import RaggedBatch, join_policies, token_places
+from agentrl.trajectory.images import Images
 
-Arrays = dict[str, Any]
-"""Tensors as numpy has them, which the store reads without a copy, and images."""
+BatchArrays = dict[str, npt.NDArray[np.generic] | tuple[str, ...] | Images]
+"""The fields of a RaggedBatch by name, tensors as numpy has them: the store reads these without a copy."""
+Arrays = TypeVar("Arrays")
+
+
+class ColumnArrays(TypedDict):
+    """One token column, or k of them."""
+
+    values: npt.NDArray[np.generic]  # [tokens] or [tokens, k]
+    offsets: npt.NDArray[np.int64]  # [n + 1] int64
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
     """A batch that was put into the store, without its tokens."""
 
-    ref: Any
+    ref: ray.ObjectRef[BatchArrays]
     lengths: torch.Tensor
     group: torch.Tensor
     policy_tokens: torch.Tensor
@@ -37,11 +47,11 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Generic[Arrays]):
     """Some sequences of a batch in the object store."""
 
-    ref: Any
-    """To Arrays (see `put`): the fields of a RaggedBatch, or one token column."""
+    ref: ray.ObjectRef[Arrays]
+    """To BatchArrays or ColumnArrays."""
     rows: torch.Tensor
     """[n] int64: which sequences of the whole, in the piece's order."""
 
@@ -50,7 +60,7 @@ class Piece:
 class Column:
     """One field for the tokens of a `StoredBatch`, in pieces."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece[ColumnArrays], ...]
     place: int = 0
     """Index of the column in pieces of shape [tokens, k]."""
 
@@ -67,7 +77,7 @@ class StoredBatch:
     policies: tuple[str, ...]
     fields: frozenset[str]
     """Names of the stored columns and of `columns`."""
-    batches: tuple[Piece, ...]
+    batches: tuple[Piece[BatchArrays], ...]
     columns: Mapping[str, Column]
 
     @staticmethod
@@ -113,7 +123,7 @@ class StoredBatch:
     def with_fields(self, **values: Column) -> StoredBatch:
         return replace(self, fields=self.fields | values.keys(), columns={**self.columns, **values})
 
-    def column(self, parts: Iterable[tuple[Any, Sequence[int]]]) -> Column:
+    def column(self, parts: Iterable[tuple[ray.ObjectRef[ColumnArrays], Sequence[int]]]) -> Column:
         """Build a Column from (reference of `put_column`, indices of its sequences in this batch) pairs."""
         return Column(tuple(Piece(ref, self.rows[torch.as_tensor(part)]) for ref, part in parts if len(part)))
 
@@ -142,7 +152,7 @@ class StoredBatch:
 def put_batch(batch: RaggedBatch) -> Index:
     """Put down the first piece of a batch."""
     given = {item.name: getattr(batch, item.name) for item in dataclass_fields(batch)}
-    arrays = {
+    arrays: BatchArrays = {
         name: value.numpy() if isinstance(value, torch.Tensor) else value
         for name, value in given.items()
         if value is not None
@@ -158,14 +168,14 @@ def put_batch(batch: RaggedBatch) -> Index:
     )
 
 
-def put_column(values: torch.Tensor, batch: RaggedBatch) -> Any:
+def put_column(values: torch.Tensor, batch: RaggedBatch) -> ray.ObjectRef[ColumnArrays]:
     """Put down a token column [tokens, ...] of `batch`; the reference to it. Raises ValueError for another length."""
     if len(values) != batch.num_tokens:
         raise ValueError(f"{len(values)} entries were returned for a share of {batch.num_tokens} tokens")
-    return ray.put({"values": values.numpy(), "offsets": batch.offsets.numpy()})
+    return ray.put(ColumnArrays(values=values.numpy(), offsets=batch.offsets.numpy()))
 
 
-def _found(pieces: Iterable[Piece], wanted: torch.Tensor) -> list[tuple[Arrays, torch.Tensor, torch.Tensor]]:
+def _found(pieces: Iterable[Piece[Arrays]], wanted: torch.Tensor) -> list[tuple[Arrays, torch.Tensor, torch.Tensor]]:
     """Fetch the pieces that have some of the `wanted` sequences [N] int64.
 
     Returns, for each, its arrays, which rows of it are wanted, and their places among the wanted (both [n] int64).
@@ -181,7 +191,7 @@ def _found(pieces: Iterable[Piece], wanted: torch.Tensor) -> list[tuple[Arrays, 
     return [(one, here, there) for one, (_, here, there) in zip(arrays, matches, strict=True)]
 
 
-def _view(arrays: Arrays) -> RaggedBatch:
+def _view(arrays: BatchArrays) -> RaggedBatch:
     """View arrays as a batch, without a copy. The store is read-only, which torch would warn of."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -191,7 +201,9 @@ def _view(arrays: Arrays) -> RaggedBatch:
         return RaggedBatch(**tensors)
 
 
-def _tokens(found: list[tuple[Arrays, torch.Tensor, torch.Tensor]], place: int, batch: RaggedBatch) -> torch.Tensor:
+def _tokens(
+    found: list[tuple[ColumnArrays, torch.Tensor, torch.Tensor]], place: int, batch: RaggedBatch
+) -> torch.Tensor:
     """Put a column [T] into the order of `batch`; see `Column.place`."""
     column = torch.from_numpy(np.empty(batch.num_tokens, found[0][0]["values"].dtype))
     for arrays, here, there in found:

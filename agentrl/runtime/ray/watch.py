@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
@@ -14,7 +14,9 @@ from agentrl.errors import WorkerDied
 from agentrl.runtime.stall import STALL_SECONDS, Position, Stall, report
 
 if TYPE_CHECKING:
-    from agentrl.runtime.ray.rank import Place
+    from ray.actor import ActorProxy
+
+    from agentrl.runtime.ray.rank import Place, Rank
 
 logger = logging.getLogger(__name__)
 GONE = (RayActorError, ObjectLostError)
@@ -36,7 +38,9 @@ class Patience:
 class CallWatch:
     """One call, `what`, which begins now, on `actors`; `places`: where their processes are, as far as it is known."""
 
-    def __init__(self, what: str, actors: Sequence[Any], places: Sequence[Place], patience: Patience) -> None:
+    def __init__(
+        self, what: str, actors: Sequence[ActorProxy[Rank]], places: Sequence[Place], patience: Patience
+    ) -> None:
         self._what, self._actors, self._places, self._patience = what, actors, places, patience
         self._stall = Stall(patience.stall_seconds, patience.timeout)
 

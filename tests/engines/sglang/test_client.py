@@ -11,10 +11,11 @@ import orjson
 import pytest
 from aiohttp import web
 
-from agentrl.engines.contract import RequestError, SamplingParams
+from agentrl.engines.contract import EngineError, RequestError, SamplingParams
 from agentrl.engines.servers.client import PartialAnswer, ServerFailed
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.system.http import http_client
+from agentrl.system.json_value import JSON
 from agentrl.trajectory import Image, PlacedImage
 
 
@@ -33,10 +34,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(generate: Handler) -> AsyncIterator[SGLangClient]:
-    """A client of a server that answers so."""
+async def serving(handler: Handler) -> AsyncIterator[SGLangClient]:
+    """A client of a server that answers every request so."""
     app = web.Application()
-    app.router.add_post("/generate", generate)
+    app.router.add_route("*", "/{path}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -128,3 +129,68 @@ async def test_a_request_with_images_has_one_token_for_each() -> None:
             await client.generate("0" * 32, ids, SamplingParams(3), cache_key="v3", images=placed)
         await client.generate("0" * 32, ids, SamplingParams(3), cache_key="v3")
     assert "image_data" not in seen[2] and seen[2]["input_ids"] == ids
+
+
+MODEL: dict[str, JSON] = {
+    "model_path": "/m",
+    "architectures": ["Qwen3ForCausalLM"],
+    "weight_version": "3",
+    "is_generation": True,
+}
+SERVER: dict[str, JSON] = {
+    "version": "0.5.23",
+    "context_length": None,
+    "internal_states": [{"max_req_input_len": 90, "waiting": []}],
+    "tp_size": 2,
+    "enable_deterministic_inference": False,
+    "incremental_streaming_output": True,
+    "device": "cpu",
+}
+CHECKSUMS: dict[str, JSON] = {
+    "success": True,
+    "message": "Success.",
+    "ranks": [{"checksums": {"norm": "00ff"}, "parallelism_info": [{"role": "target", "tp_rank": 0, "pp_rank": 0}]}],
+}
+
+
+@asynccontextmanager
+async def telling(**answers: JSON) -> AsyncIterator[SGLangClient]:
+    """A client of a server that answers each path so."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=orjson.dumps(answers[request.match_info["path"]]))
+
+    async with serving(answer) as client:
+        yield client
+
+
+async def test_what_a_server_says_of_itself_is_read() -> None:
+    async with telling(model_info=MODEL, server_info=SERVER, weights_checker=CHECKSUMS) as client:
+        info = await client.info()
+        assert (info.architecture, info.context_length, info.tensor_parallel) == ("Qwen3ForCausalLM", 90, 2)
+        assert (info.weight_version, info.deterministic, info.incremental) == ("3", False, True)
+        found = await client.weight_checksums(5.0)
+    assert found.ranks == {"target/0/0": {"norm": "00ff"}} and found.predictable
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        ({**SERVER, "tp_size": "many"}, "tp_size: .*found 'many'"),
+        ({"version": "0.5.23"}, "key 'context_length' is missing"),
+        ({**SERVER, "internal_states": []}, "IndexError"),
+        (["something else"], "found \\['something else'\\]"),
+    ],
+)
+async def test_a_server_that_says_something_else_is_at_fault(server: JSON, told: str) -> None:
+    async with telling(model_info=MODEL, server_info=server, weights_checker={"success": True}) as client:
+        with pytest.raises(ServerFailed, match=f"no SGLang server that agentrl knows: .*{told}"):
+            await client.info()
+        with pytest.raises(EngineError, match="weights_checker: unexpected answer"):
+            await client.weight_checksums(5.0)
+
+
+async def test_a_failure_that_is_told_with_status_200() -> None:
+    async with telling(weights_checker={"success": False, "message": "no group"}) as client:
+        with pytest.raises(EngineError, match=r"^no group$"):
+            await client.weight_checksums(5.0)

@@ -8,6 +8,7 @@ from agentrl.engines.servers.startup_log import StartupLog, last_error
 from agentrl.engines.sglang.options import CPU_TOKENS, ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError
+from agentrl.system.json_value import JSON
 
 
 def value_of(argv: list[str], flag: str) -> str:
@@ -62,7 +63,7 @@ def test_the_kv_cache_of_a_cpu_is_bounded_but_holds_one_context(context: int | N
 
 
 def test_the_users_own_arguments_win() -> None:
-    extra = {
+    extra: dict[str, JSON] = {
         "log_level": "debug",
         "--attention-backend": "triton",
         "enable_deterministic_inference": False,

@@ -8,11 +8,12 @@ anew without it and everything is sent again.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal, Protocol, cast
 from urllib.parse import urlsplit
 
 import torch
@@ -25,6 +26,7 @@ from agentrl.engines.servers.sync.buckets import buckets, buffer_bytes
 from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
 from agentrl.engines.servers.sync.update import Comparison, Update
 from agentrl.engines.weights import Weights
+from agentrl.parallel.store import listening_store
 
 GRACE = 10.0
 """Seconds for servers to answer after the group was broken off."""
@@ -178,6 +180,14 @@ class _Broken(Exception):
         self.step = step
 
 
+class _Peers(Protocol):
+    """Methods of ProcessGroupGloo and ProcessGroupNCCL that torch does not declare."""
+
+    def broadcast(self, tensors: list[torch.Tensor], options: dist.BroadcastOptions, /) -> dist.Work: ...
+
+    def abort(self) -> None: ...
+
+
 class _Group:
     """The trainer's side of the group: rank 0.
 
@@ -199,19 +209,18 @@ class _Group:
         self._timeout = timedelta(seconds=timeout)
         self._world = 1 + sum(size for _, size in self.sizes)
         self._offsets = dict(zip([url for url, _ in self.sizes], _offsets([n for _, n in self.sizes]), strict=True))
-        self._store: TCPStore | None = TCPStore(
-            "0.0.0.0", 0, self._world, is_master=True, timeout=self._timeout, wait_for_workers=False
-        )
-        self._port = self._store.port
-        # ProcessGroupGloo or ProcessGroupNCCL, whose `broadcast` torch does not declare.
-        self._peers: Any = None
+        self._addresses = {server.url: address_towards(server.url) for server in servers}
+        with listener(self._addresses.values()) as listening:
+            self._address, self._port = listening.getsockname()[:2]
+            self._store: TCPStore | None = listening_store(listening, self._world, self._timeout)
+        self._peers: _Peers | None = None
 
     def invitation(self, server: WeightReceiver) -> GroupInvitation:
         """Make the invitation of one server."""
         return GroupInvitation(
             name=self.name,
             backend=self._backend,
-            address=address_towards(server.url),
+            address=self._addresses[server.url] if is_any(self._address) else self._address,
             port=self._port,
             first_rank=self._offsets[server.url],
             world_size=self._world,
@@ -224,14 +233,16 @@ class _Group:
         named = PrefixStore(f"{self.name}/", PrefixStore(self.name, self._store))
         store = PrefixStore(f"{device}/", named)
         if self._backend == "gloo":
-            self._peers = dist.ProcessGroupGloo(store, 0, self._world, timeout=self._timeout)
+            self._peers = cast(_Peers, dist.ProcessGroupGloo(store, 0, self._world, timeout=self._timeout))
             return
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
-        self._peers = dist.ProcessGroupNCCL(store, 0, self._world, options)
+        self._peers = cast(_Peers, dist.ProcessGroupNCCL(store, 0, self._world, options))
 
     def broadcast(self, data: torch.Tensor) -> None:
         """Broadcast `data` [bytes] uint8 and block until it is sent. Raises RuntimeError on failure or timeout."""
+        if self._peers is None:
+            raise RuntimeError("the group is closed")
         options = dist.BroadcastOptions()
         options.rootRank = 0
         self._peers.broadcast([data], options).wait(self._timeout)
@@ -268,6 +279,28 @@ def address_towards(url: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
+
+
+def is_any(address: str) -> bool:
+    """True for the address that stands for all of this host's."""
+    return ipaddress.ip_address(address).is_unspecified
+
+
+def listener(addresses: Iterable[str]) -> socket.socket:
+    """Listen where servers are that see this host under `addresses`, and nowhere else. Raises OSError.
+
+    Servers of this machine reach its other addresses, too, so one address is enough unless servers on other machines
+    see two of them; only then all are listened at.
+    """
+    seen = sorted(set(addresses))
+    outer = [address for address in seen if not ipaddress.ip_address(address).is_loopback]
+    ipv6 = any(":" in address for address in outer or seen[:1])
+    if len(outer) > 1:
+        chosen = "::" if ipv6 else "0.0.0.0"
+    else:
+        chosen = (outer or seen)[0]
+    family = socket.AF_INET6 if ipv6 else socket.AF_INET
+    return socket.create_server((chosen, 0), family=family, backlog=1024, dualstack_ipv6=chosen == "::")
 
 
 def _offsets(sizes: Sequence[int]) -> Iterator[int]:

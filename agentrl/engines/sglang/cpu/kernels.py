@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
+
+Words = npt.NDArray[np.uint32]
 
 
 def assign_req_to_token_pool_cpu(
@@ -16,7 +19,11 @@ def assign_req_to_token_pool_cpu(
     out_cache_loc: torch.Tensor,
     pool_len: int,
 ) -> None:
-    """Write the cache places of each request's tokens [start, end) into its row of `req_to_token`."""
+    """Write the cache places of each request's tokens [start, end) into its row of `req_to_token`.
+
+    req_pool_indices (rows), start_offset and end_offset [N] int, out_cache_loc [sum of end - start] int,
+    req_to_token [rows, longest context] int, changed in place.
+    """
     place = 0
     for row, start, end in zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True):
         count = end - start
@@ -39,12 +46,12 @@ def murmur_hash32_cpu(seed: torch.Tensor, positions: torch.Tensor, col_indices: 
     return torch.from_numpy((hashed ^ (hashed >> np.uint32(16))).astype(np.int64))
 
 
-def _mix(state: np.ndarray[Any, Any], block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _mix(state: Words, block: Words) -> Words:
     state = state ^ _rotate(block * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
     return _rotate(state, 13) * np.uint32(5) + np.uint32(0xE6546B64)
 
 
-def _rotate(x: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+def _rotate(x: Words, bits: int) -> Words:
     return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
 
 
@@ -53,8 +60,12 @@ _LIBRARY.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_ind
 _LIBRARY.impl("murmur_hash32_cpu", murmur_hash32_cpu, "CPU")
 
 
-def _absent(name: str) -> Any:
-    def kernel(*_: Any, **__: Any) -> NoReturn:
+class _Kernel(Protocol):
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn: ...
+
+
+def _absent(name: str) -> _Kernel:
+    def kernel(*_: object, **__: object) -> NoReturn:
         raise NotImplementedError(f"sgl_kernel.{name} has no CPU stand-in (agentrl/engines/sglang/cpu/kernels.py)")
 
     return kernel

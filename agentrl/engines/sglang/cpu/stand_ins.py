@@ -13,21 +13,21 @@ from typing import Any
 class StandIn:
     """Anything: an attribute, a call or an index of it is another one. As a decorator it changes nothing."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None: ...
 
     def __getattr__(self, name: str) -> Any:
         if name == "active":  # triton.runtime.driver.active: as Triton does without a GPU
             raise RuntimeError("there is no active driver")
         return stand_in(name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         decorated = len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], StandIn)
         return args[0] if decorated else self
 
-    def __getitem__(self, _: Any) -> StandIn:
+    def __getitem__(self, _: object) -> StandIn:
         return self
 
-    def __or__(self, _: Any) -> StandIn:
+    def __or__(self, _: object) -> StandIn:
         return self
 
     __ror__ = __or__

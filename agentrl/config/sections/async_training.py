@@ -1,0 +1,28 @@
+"""Keys of `async_training.*`: rollouts that go on while the policy is updated."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from agentrl.config.rules import OnlyWith
+from agentrl.config.section import Section
+
+OVERLAPS = OnlyWith("max_staleness above 0", because="with 0 rollouts and updates take turns")
+
+
+class AsyncTrainingConfig(Section):
+    """`async_training.*`"""
+
+    max_staleness: int = Field(0, ge=0)
+    """Versions of the policy that may have been made between the one that sampled a token and the one whose update uses
+    it: a bound for every token that is trained on. 0: rollouts and updates take turns. Above 0, for now with the
+    embedded engine in one process: trajectories that a step does not wait for stand still during its update and go on
+    under the next weights, none is thrown away, and losses do not correct for the difference."""
+    depth: Annotated[int, OVERLAPS] = Field(1, gt=0)
+    """Batches that may be begun beside the one that is waited for, at most max_staleness. More of them leave more
+    slow trajectories time, and make the typical token older."""
+    publish_every: Annotated[int, OVERLAPS] = Field(1, gt=0)
+    """The engine is sent every so many-th version of the weights; at most max_staleness + 1. Validation is always by
+    its own step's."""

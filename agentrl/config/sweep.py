@@ -1,0 +1,151 @@
+"""Several jobs from one command line: `--multirun trainer.seed=1,2,3`, in Hydra's grammar of overrides."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from agentrl.config.command_line import CommandLine, parse_command_line
+from agentrl.config.hydra_section import PARAMS, SUBDIR, SWEEP_DIR, fault_of, given_dir, is_of_hydra, resolved
+from agentrl.config.load import (
+    FOLDER,
+    Keys,
+    SchemaT,
+    checked,
+    compose_keys,
+    folders_of,
+    hydra_compose,
+    load_command,
+    long_key,
+    resolve,
+    told_as_config_errors,
+)
+from agentrl.config.section import Section
+from agentrl.errors import ConfigError
+
+NAME = "trainer.experiment_name"
+LONGEST = 120
+"""Characters of a job's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Generic[SchemaT]):
+    """One run of a sweep."""
+
+    name: str
+    """The overrides by which it differs from the others; empty where it is the only one."""
+    config: SchemaT
+
+
+def load_jobs(argv: Sequence[str], config_name: str, schema: type[SchemaT]) -> list[Job[SchemaT]]:
+    """Load the config of each job that a command line asks for: one, and with --multirun one for each combination.
+
+    Jobs have run folders and names of their own. Flags and errors are those of `load_config`; an error of a job's
+    config names the job, before any job begins.
+    """
+    command = parse_command_line(argv, config_name, schema)
+    if not command.multirun:
+        return [Job("", load_command(command, schema))]
+    with told_as_config_errors():
+        fixed: list[str]
+        combinations: Iterator[list[str]]
+        fixed, combinations = split(command, schema)
+        texts: list[str]
+        jobs: list[tuple[list[str], Keys]] = []
+        for texts in combinations:
+            with named(texts):
+                jobs.append((texts, compose_keys(replace(command, overrides=[*fixed, *texts]), schema)))
+        loaded: list[Job[SchemaT]] = []
+        for job, keys in in_own_folders(jobs, schema):
+            with named(job):
+                loaded.append(Job(",".join(job), checked(keys, schema)))
+        return loaded
+
+
+@contextmanager
+def named(swept: Sequence[str]) -> Iterator[None]:
+    """Raise ConfigError with the name of the job that it is of."""
+    try:
+        with told_as_config_errors():
+            yield
+    except ConfigError as error:
+        raise ConfigError(f"job {','.join(swept)}: {error}") from error
+
+
+def split(command: CommandLine, schema: type[Section]) -> tuple[list[str], Iterator[list[str]]]:
+    """Split overrides into those of all jobs and, for each job, one value of each of the others.
+
+    Raises ConfigError where no value is listed, and for values that cannot be listed.
+    """
+    fixed: list[str] = []
+    swept: dict[str, list[str]] = {}
+    of_yaml = hydra_compose(folders_of(command), command.config_name, []).hydra.sweeper.params or {}
+    for text in [*(f"{key}={values}" for key, values in of_yaml.items()), *command.overrides]:
+        override = OverridesParser.create().parse_override(long_key(text, schema))
+        if is_of_hydra(override):
+            if (fault := fault_of(override, multirun=True)) is not None:
+                raise ConfigError(fault)
+            if not override.key_or_group.startswith(PARAMS):
+                fixed.append(text)
+                continue
+            value = text.partition("=")[2].strip().strip("'\"")
+            text = f"{override.key_or_group.removeprefix(PARAMS)}={value}"
+            override = OverridesParser.create().parse_override(long_key(text, schema))
+        if not override.is_sweep_override():
+            fixed.append(text)
+            continue
+        if not override.is_discrete_sweep() or "glob(" in text:
+            raise ConfigError(
+                f"{text}: jobs are run for values that are listed: {override.key_or_group}=a,b or range(1,4)"
+            )
+        key = override.get_key_element()
+        swept[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+    if not any(swept.values()):
+        raise ConfigError("--multirun: no key has several values; list them as trainer.seed=1,2,3")
+    return fixed, map(list, itertools.product(*swept.values()))
+
+
+def in_own_folders(jobs: list[tuple[list[str], Keys]], schema: type[Section]) -> list[tuple[list[str], Keys]]:
+    """Give jobs that would share a run folder, or a name, folders and names below it, by what they sweep over.
+
+    hydra.sweep.dir and hydra.sweep.subdir, where they are given, name the folders.
+    """
+    values = [resolve(keys, schema) for _, keys in jobs]
+    apart = {key: len({one[key] for one in values}) == len(jobs) for key in (FOLDER, NAME)}
+    placed = []
+    for number, ((swept, keys), found) in enumerate(zip(jobs, values, strict=True)):
+        own, changed = folder_name(swept), dict(keys.values)
+        if not apart[NAME]:
+            changed[NAME] = f"{found[NAME]}/{own}"
+        if (folder := swept_folder(keys, number, own)) is not None:
+            changed[FOLDER] = folder
+        elif not apart[FOLDER]:
+            changed[FOLDER] = f"{found[FOLDER]}/{own}"
+        placed.append((swept, replace(keys, values=changed)))
+    return placed
+
+
+def swept_folder(keys: Keys, number: int, own: str) -> str | None:
+    """Return a job's folder by hydra.sweep.dir and hydra.sweep.subdir; None where neither is given."""
+    assert keys.tree is not None
+    if given_dir(keys.tree, SWEEP_DIR) is None and given_dir(keys.tree, SUBDIR) is None:
+        return None
+    written = OmegaConf.to_container(keys.tree.hydra.sweep, resolve=False)
+    assert isinstance(written, dict)
+    job = {"num": str(number), "id": str(number), "override_dirname": own}
+    return resolved(f"{written['dir']}/{written['subdir']}", keys.tree, job)
+
+
+def folder_name(swept: Sequence[str]) -> str:
+    """Make a folder's name of a job's overrides, the same in each sweep; a hash stands for what no folder can hold."""
+    text = ",".join(override.lstrip("+") for override in swept)
+    name = re.sub(r"[^\w.,=+-]", "_", text)[:LONGEST]
+    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

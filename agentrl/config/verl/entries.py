@@ -1,0 +1,96 @@
+"""Entries of the table of verl's keys: what becomes of a key, or of all keys that match a pattern."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from agentrl.errors import ConfigError
+from agentrl.system.json_value import JSON
+
+Kind = Literal["same", "translated", "noted", "refused"]
+"""same: a key of ours with the same meaning; translated: other keys or values of ours stand for it; noted: accepted,
+and without effect on the result; refused: it would change the result, and is not here."""
+Values = Mapping[str, JSON]
+"""Values of a whole config by dotted path, interpolations resolved."""
+
+
+class Refusal(ConfigError):
+    """A value that would change the result and is not here; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerlKey:
+    """The treatment of one key of verl's, or of all keys that match a pattern."""
+
+    pattern: str
+    """Pattern of fnmatch, where * matches dots, too."""
+    text: str
+    """The note for an accepted value, which says what stands for the key, and the reason in the refusal of another."""
+    accepted: tuple[JSON, ...] | None = None
+    """Values that are noted; None: every value. Others are refused."""
+    ours: tuple[str, ...] = ()
+    """Our keys that the translation may set; empty: the key is only noted."""
+    translate: Callable[[JSON, Values], dict[str, JSON]] | None = None
+    """Returns values of our keys; empty where the value asks for nothing. Raises Refusal."""
+    into: str | None = None
+    """Our key whose mapping gets the value, by the rest of the name after the pattern's last dot."""
+    is_loud: bool = False
+    """The note is always shown, not only counted: the run is arranged differently than the command says."""
+    asks: Callable[[JSON], bool] = lambda value: True
+    """With `is_loud`: whether a value asks for anything, so that it is worth a note."""
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of most values: a noted key may be refused with others, and a translated one, too."""
+        if self.translate is not None or self.into is not None:
+            return "translated"
+        return "refused" if self.accepted == () else "noted"
+
+    def matches(self, key: str) -> bool:
+        """Say whether the entry is about this key."""
+        return fnmatch.fnmatchcase(key, self.pattern)
+
+
+def noted(pattern: str, text: str) -> VerlKey:
+    """Make an entry of a key that is accepted with any value, and has no effect of its own."""
+    return VerlKey(pattern, text)
+
+
+def arranged(pattern: str, text: str, *quiet: JSON) -> VerlKey:
+    """Make an entry of a key that arranges devices otherwise than they are here; `quiet` values ask for nothing."""
+    return VerlKey(pattern, text, is_loud=True, asks=lambda value: value not in quiet)
+
+
+def only(pattern: str, text: str, *values: JSON) -> VerlKey:
+    """Make an entry of a key that is accepted with these values alone."""
+    return VerlKey(pattern, text, values)
+
+
+def refused(pattern: str, text: str) -> VerlKey:
+    """Make an entry of a key that is refused whatever its value is."""
+    return VerlKey(pattern, text, ())
+
+
+def alias(pattern: str, ours: str, text: str = "", *, off: tuple[JSON, ...] = (None,)) -> VerlKey:
+    """Make an entry of a key that has another name here; values `off` ask for nothing."""
+    return VerlKey(
+        pattern,
+        text or f"it is {ours} here",
+        ours=(ours,),
+        translate=lambda value, _: {} if value in off else {ours: value},
+    )
+
+
+def translated(
+    pattern: str,
+    text: str,
+    ours: tuple[str, ...],
+    translate: Callable[[JSON, Values], dict[str, JSON]],
+    *,
+    is_loud: bool = False,
+) -> VerlKey:
+    """Make an entry of a key whose value is translated, perhaps by other values."""
+    return VerlKey(pattern, text, ours=ours, translate=translate, is_loud=is_loud)

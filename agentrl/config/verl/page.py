@@ -1,0 +1,88 @@
+"""`python -m agentrl.config.verl.page > docs/verl.md`: what each of verl's keys is here, from the table."""
+
+from __future__ import annotations
+
+from agentrl.config.verl.entries import VerlKey
+from agentrl.config.verl.table import VERL_KEYS
+
+HEAD = """\
+# Commands made for verl
+
+A launch script made for verl runs here with one change, the module's name:
+
+| in the script | here |
+|---|---|
+| `python3 -m verl.trainer.main_ppo` (Search-R1's fork, too) | `python3 -m agentrl.verl.main_ppo` |
+| `python3 -m recipe.dapo.main_dapo` | `python3 -m agentrl.verl.main_dapo` |
+| `verl.experimental.fully_async_policy.fully_async_main` | `agentrl.verl.fully_async_main` (refused with the reason) |
+| `verl.experimental.one_step_off_policy.main_ppo` | `agentrl.verl.one_step_off_main` (refused with the reason) |
+
+It then trains what verl would train, or says in one message all that it cannot do. verl's defaults hold (those of
+0.9.1), and its units: PPO with GAE, one trajectory a prompt, 30 epochs, `max_tool_response_length` in characters.
+`python -m agentrl.train --config-name=ppo_trainer` is the same (`ppo_megatron_trainer`, `dapo_trainer`,
+`dapo_megatron_trainer`, `search_r1_trainer`, ...), and so is a YAML file of yours that says
+`defaults: [ppo_trainer, _self_]`. `python -m agentrl.train` without one of these keeps agentrl's own defaults and
+guesses nothing: keys of verl's that have no effect are accepted, its spellings of other keys are refused with the name
+of ours.
+
+## Before it runs
+
+    python -m agentrl.verl check run_gsm8k_ppo.sh
+
+prints for each training command of a script, or for one command, what is the same here, translated, noted and refused,
+and the equivalent command in our own words. Nothing is run: of a script only variables are substituted
+(`${X:-default}`, arrays, `$((...))`); what it would compute, what comes from outside and what is set under a condition
+is shown as not known. The exit status is 0 where every command runs here, 1 where one does not.
+
+## What is told at the start
+
+- how many of the command's keys have no effect here; `trainer.show_verl_notes=true` lists them with the reasons;
+- what is arranged otherwise than the command says: a policy that Megatron, VeOmni or TorchTitan would hold is sharded
+  by FSDP2, with the tensor and sequence sizes that divide the ranks;
+- every value that is not agentrl's default and that the command does not name.
+
+A run's `config.yaml` is in our own words, and metrics have verl's names beside ours (`trainer.verl_metric_names`).
+
+## What differs
+
+- Warm-up over w steps rises from 1 / (w + 1) in the first step; verl's first step has the rate 0.
+- Validation samples where `val_kwargs.temperature` is above 0, as in verl; `val_kwargs.do_sample` says nothing there.
+- `clip_ratio` alone changes nothing in verl, whose `clip_ratio_low` and `clip_ratio_high` are 0.2 unless set; so here.
+- Parameters that learn are float32 with bfloat16 autocast, whatever `model_dtype` says.
+- Calls beyond `multi_turn.max_parallel_calls` get an error as their answer; verl leaves them without one.
+- A tool answer's marker counts towards `max_tool_response_length`; in verl it comes on top.
+- Engines of vLLM, TensorRT-LLM and Hugging Face are SGLang's servers here, as many as the machine's GPUs hold.
+- Random numbers are others: order of the data, mini-batches and samples differ from verl's run by run.
+
+## Every key
+
+The first line that fits a key holds; `*` stands for anything. A key of [docs/config.md](config.md) that no line fits is
+the same in both. *noted*: accepted, without effect on the result; *refused*: it would change the result, and is not
+here.
+"""
+
+
+def page() -> str:
+    """Write the whole page, in Markdown."""
+    lines = [HEAD, "| verl's key | here | what stands for it |", "|---|---|---|"]
+    lines += [f"| `{entry.pattern}` | {_here(entry)} | {_text(entry)} |" for entry in VERL_KEYS]
+    return "\n".join(lines) + "\n"
+
+
+def _here(entry: VerlKey) -> str:
+    if entry.kind == "noted" and entry.accepted is not None:
+        return f"noted: {', '.join(f'`{_shown(value)}`' for value in entry.accepted)}; others refused"
+    return entry.kind
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _text(entry: VerlKey) -> str:
+    ours = ", ".join(f"`{name}`" for name in entry.ours if name != entry.pattern and name not in entry.text)
+    return f"{entry.text}{f' ({ours})' if ours else ''}".replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,370 @@
+"""Translations of verl's values that need more than another name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import get_args
+
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS, POLICY_LOSSES, REWARD_MANAGERS
+from agentrl.config.sections.algorithm import KLType
+from agentrl.config.verl.entries import Refusal, Values
+from agentrl.system.json_value import JSON
+from agentrl.system.registry import Registry
+from agentrl.system.targets import is_target
+
+Translate = Callable[[JSON, Values], dict[str, JSON]]
+MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+REF, TURNS = "actor_rollout_ref.ref", f"{ROLLOUT}.multi_turn"
+WAITS_FOR_ALGORITHMS = "this algorithm is not part of agentrl yet"
+ASYNCHRONOUS = "asynchronous training is not part of agentrl yet: rollouts and updates take turns"
+LARGE = 1_000_000
+
+
+def number(values: Values, key: str, default: int) -> int:
+    """Return a whole number of the config; `default` where the key is not there or holds none."""
+    value = values.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def same_unless_null(key: str) -> Translate:
+    """Translate to the same key; null keeps our default."""
+    return lambda value, _: {} if value is None else {key: value}
+
+
+def named(registry: Registry, key: str, others: Mapping[str, str] = {}) -> Translate:
+    """Translate the name of an algorithm; one that is in no registry of ours is refused."""
+
+    def translate(value: JSON, _: Values) -> dict[str, JSON]:
+        name = others.get(str(value), str(value))
+        if name not in registry.names() and not is_target(name):
+            raise Refusal(f"{WAITS_FOR_ALGORITHMS} (there are {', '.join(registry.names())})")
+        return {key: name}
+
+    return translate
+
+
+estimator = named(
+    ADVANTAGE_ESTIMATORS, "algorithm.adv_estimator", {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
+)
+policy_loss = named(POLICY_LOSSES, f"{ACTOR}.policy_loss.loss_mode")
+
+
+def option_of(loss_mode: str, name: str) -> Translate:
+    """Make an option that only one loss reads an option of that loss; note it where another one is chosen."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        if value is None or str(values.get(f"{ACTOR}.policy_loss.loss_mode")).replace("-", "_") != loss_mode:
+            return {}
+        if not POLICY_LOSSES.is_built_in(loss_mode):
+            raise Refusal(WAITS_FOR_ALGORITHMS)
+        return {f"{ACTOR}.policy_loss.options": {name: value}}
+
+    return translate
+
+
+def strategy(key: str) -> Translate:
+    """Keep FSDP's names; models of all other backends are sharded by the default."""
+    return lambda value, _: {key: value} if value in ("fsdp", "fsdp2") else {}
+
+
+def kl_type(key: str) -> Translate:
+    """Translate an estimator of the KL divergence."""
+
+    def translate(value: JSON, _: Values) -> dict[str, JSON]:
+        if value not in get_args(KLType):
+            raise Refusal(f"{WAITS_FOR_ALGORITHMS} (there are {', '.join(get_args(KLType))})")
+        return {key: value}
+
+    return translate
+
+
+def clip_ratio(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the bound that holds where verl's other two are null."""
+    sides = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
+    return {side: value for side in sides if values.get(side) is None}
+
+
+def reward_manager(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the reward manager; dapo without a penalty for overlong responses scores as naive does."""
+    if value is None:
+        return {}
+    name = "naive" if value == "dapo" and "dapo" not in REWARD_MANAGERS.names() else str(value)
+    if name not in REWARD_MANAGERS.names() and not is_target(name):
+        raise Refusal(f"{WAITS_FOR_ALGORITHMS} (there are {', '.join(REWARD_MANAGERS.names())})")
+    paths = ("custom_reward_function.path", "reward.custom_reward_function.path")
+    if name == "batch" and any(values.get(path) for path in paths):
+        raise Refusal("a function that scores a whole batch is not called here; one that scores a response is (naive)")
+    return {"reward_model.reward_manager": name}
+
+
+def generation_batch(value: JSON, values: Values) -> dict[str, JSON]:
+    """Note a generation batch of the size of the training batch."""
+    if value not in (None, values.get("data.train_batch_size")):
+        raise Refusal("a step samples data.train_batch_size prompts: dynamic sampling is not part of agentrl yet")
+    return {}
+
+
+def warmup(section: str) -> Translate:
+    """Translate verl's warm-up: -1, 0 and null delegate to the ratio."""
+
+    def translate(value: JSON, _: Values) -> dict[str, JSON]:
+        return {f"{section}.lr_warmup_steps": value} if isinstance(value, int) and value > 0 else {}
+
+    return translate
+
+
+def warmup_ratio(section: str) -> Translate:
+    """Translate the warm-up's part of all steps, where no number of steps is given."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        steps = number(values, f"{section}.lr_warmup_steps", -1)
+        return {f"{section}.lr_warmup_steps_ratio": value} if value and steps <= 0 else {}
+
+    return translate
+
+
+def clip_grad(section: str) -> Translate:
+    """Translate the largest norm of gradients, which verl has under two names: the one that is not 1.0 holds."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        other = values.get(f"{section}.grad_clip", 1.0)
+        if value not in (None, 1.0, other) and other != 1.0:
+            raise Refusal(f"{section}.grad_clip={other} says otherwise; verl 0.9.1 reads optim.clip_grad. Keep one")
+        return {} if value in (None, 1.0) else {f"{section}.grad_clip": value}
+
+    return translate
+
+
+def optimizer(value: JSON, _: Values) -> dict[str, JSON]:
+    """Note AdamW in each of verl's spellings."""
+    if value is not None and str(value).lower() not in ("adamw", "adam"):
+        raise Refusal("the optimizers are AdamW, and Muon by our own key optim.name")
+    return {}
+
+
+def optimizer_name(key: str) -> Translate:
+    """Translate TorchTitan's name of the optimizer, or ours."""
+    return lambda value, _: {key: str(value).lower()}
+
+
+def scheduler(section: str) -> Translate:
+    """Translate the course of the learning rate."""
+
+    def translate(value: JSON, _: Values) -> dict[str, JSON]:
+        if value is None:
+            return {}
+        if value not in ("constant", "cosine", "linear"):
+            raise Refusal("the courses are constant, cosine and linear")
+        return {f"{section}.lr_scheduler_type": value}
+
+    return translate
+
+
+def backend_scheduler(section: str) -> Translate:
+    """Translate the course of the learning rate that Megatron and TorchTitan have under names of their own."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        if value in (None, "constant"):
+            return {}
+        return scheduler(section)(value, values)
+
+    return translate
+
+
+def least_rate(section: str) -> Translate:
+    """Translate a least learning rate to a fraction of the greatest."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        rate = values.get(f"{section}.lr")
+        if not isinstance(value, int | float) or not value or not isinstance(rate, int | float) or not rate:
+            return {}
+        return {f"{section}.min_lr_ratio": min(1.0, value / rate)}
+
+    return translate
+
+
+def decay_steps(section: str) -> Translate:
+    """Note the length of a course that is constant."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        if value is not None and values.get(f"{section}.lr_decay_style") not in (None, "constant"):
+            raise Refusal("the learning rate falls over all steps of the training")
+        return {}
+
+    return translate
+
+
+def shards(role: str, key: str) -> Translate:
+    """Translate the ranks that another backend splits matrices over, where they divide the ranks here."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        ranks = number(values, "trainer.nnodes", 1) * number(values, "trainer.n_gpus_per_node", 1)
+        rank = number(values, f"{MODEL}.lora_rank", 0) or number(values, f"{MODEL}.lora.rank", 0)
+        sequence = number(values, f"{role}.megatron.context_parallel_size", 1)
+        fits = isinstance(value, int) and value > 1 and ranks % (value * sequence) == 0 and not rank
+        return {key: value} if fits else {}
+
+    return translate
+
+
+def sequence_ranks(key: str) -> Translate:
+    """Translate the ranks that split a sequence, where they divide the ranks here."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        ranks = number(values, "trainer.nnodes", 1) * number(values, "trainer.n_gpus_per_node", 1)
+        return {key: value} if isinstance(value, int) and value > 1 and ranks % value == 0 else {}
+
+    return translate
+
+
+def servers(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the GPUs of a server; verl starts as many servers as the machine's GPUs hold."""
+    gpus = number(values, "trainer.n_gpus_per_node", 1)
+    each = value if isinstance(value, int) else 1
+    return {f"{ROLLOUT}.tensor_model_parallel_size": each, f"{ROLLOUT}.num_servers": max(1, gpus // each)}
+
+
+def engine(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate the engine: SGLang's servers stand for all that verl has."""
+    return {f"{ROLLOUT}.name": "sglang" if value in ("vllm", "trtllm", "hf", "dynamo", "???", None) else value}
+
+
+def length_of(key: str) -> Translate:
+    """Note a length that is that of the data."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        if value not in (None, values.get(key)):
+            raise Refusal(f"{key}={values.get(key)} says otherwise, and holds here; set both to the same")
+        return {}
+
+    return translate
+
+
+def assistant_turns(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the limit of turns; a tool's answer counts as a user's turn in verl, and null is no limit."""
+    limit = value if isinstance(value, int) else number(values, "data.max_response_length", LARGE)
+    user = values.get(f"{TURNS}.max_user_turns")
+    if isinstance(user, int) and user and not values.get(f"{TURNS}.interaction_config_path"):
+        limit = min(limit, user + 1)
+    return {f"{TURNS}.max_assistant_turns": limit}
+
+
+def user_turns(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the limit of an interaction's answers; null is no limit."""
+    if not values.get(f"{TURNS}.interaction_config_path"):
+        return {}
+    return {
+        f"{TURNS}.max_user_turns": value
+        if isinstance(value, int)
+        else number(values, "data.max_response_length", LARGE)
+    }
+
+
+def call_format(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate the format of tool calls; formats with a family of their own here are found by the model."""
+    return {f"{TURNS}.format": "auto" if value in (None, "gpt-oss", "gemma4") else value}
+
+
+def agent_loop(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate the loop of rows that name none."""
+    name = {"single_turn_agent": "single_turn"}.get(str(value), str(value))
+    return {} if value is None else {f"{ROLLOUT}.agent.default_agent_loop": name}
+
+
+def validation_temperature(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate the temperature of validation, which alone decides in verl whether it samples."""
+    if not value:
+        return {f"{ROLLOUT}.val_kwargs.do_sample": False, f"{ROLLOUT}.val_kwargs.greedy": True}
+    return {
+        f"{ROLLOUT}.val_kwargs.do_sample": True,
+        f"{ROLLOUT}.val_kwargs.greedy": False,
+        f"{ROLLOUT}.val_kwargs.temperature": value,
+    }
+
+
+def if_sampled(key: str) -> Translate:
+    """Translate a key that only validation by sampling reads."""
+    return lambda value, values: {key: value} if values.get(f"{ROLLOUT}.val_kwargs.temperature") else {}
+
+
+def top_k(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate verl's two spellings of no limit: -1, and 0 for its Hugging Face engine."""
+    return {f"{ROLLOUT}.top_k": -1 if value == 0 else value}
+
+
+def loggers(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate the loggers; those that agentrl does not have are left out."""
+    names = value.strip("[]").split(",") if isinstance(value, str) else value if isinstance(value, list) else []
+    ours = [{"file": "jsonl"}.get(str(name).strip(" '\""), str(name).strip(" '\"")) for name in names]
+    kept = list(dict.fromkeys(name for name in ours if name in LOGGERS.names() or is_target(name)))
+    return {"trainer.logger": [*kept, *(["jsonl"] if "jsonl" not in kept else [])]}
+
+
+def resume_path(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the checkpoint to resume from, which only resume_mode=resume_path reads."""
+    return {"trainer.resume_from_path": value} if values.get("trainer.resume_mode") == "resume_path" else {}
+
+
+def device(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate the device."""
+    if value == "npu":
+        raise Refusal("the devices are cuda and cpu")
+    return {} if value is None else {"trainer.device": value}
+
+
+def critic_enabled(value: JSON, values: Values) -> dict[str, JSON]:
+    """Note whether there is a critic, which the estimator decides."""
+    if value is False and values.get("algorithm.adv_estimator") == "gae":
+        raise Refusal("algorithm.adv_estimator=gae needs a critic")
+    return {}
+
+
+def critic_shuffle(value: JSON, values: Values) -> dict[str, JSON]:
+    """Note that the critic's mini-batches are the policy's."""
+    if value is not None and bool(value) != bool(values.get(f"{ACTOR}.shuffle")):
+        raise Refusal(f"the critic's mini-batches are shuffled as the policy's: {ACTOR}.shuffle")
+    return {}
+
+
+def adapter_layers(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate Megatron's names of the layers that get adapters."""
+    if not number(values, f"{MODEL}.lora.rank", 0):
+        return {}
+    names = {
+        "linear_qkv": ["q_proj", "k_proj", "v_proj"],
+        "linear_proj": ["o_proj"],
+        "linear_fc1": ["gate_proj", "up_proj"],
+        "linear_fc2": ["down_proj"],
+    }
+    layers = value if isinstance(value, list) else [value]
+    return {f"{MODEL}.target_modules": [one for layer in layers for one in names.get(str(layer), [str(layer)])]}
+
+
+def model_path(key: str) -> Translate:
+    """Translate a model's path, in which ~ stands for the home directory."""
+    return lambda value, _: {} if value is None else {key: str(Path(str(value)).expanduser())}
+
+
+SEARCH_TOOL = "tools/remote_search.yaml"
+"""The tool file of Search-R1's commands, with the address and the number that they all have."""
+
+
+def retriever(default: JSON) -> Translate:
+    """Note what our search tool's file says, or a file of the user's own; any other value is refused."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        if value != default and values.get(f"{TURNS}.tool_config_path") == SEARCH_TOOL:
+            raise Refusal(f"copy configs/{SEARCH_TOOL}, say so there, and set {TURNS}.tool_config_path to the copy")
+        return {}
+
+    return translate
+
+
+def response_length(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the length of responses; Search-R1's is a turn's, and a trajectory holds all turns and answers."""
+    turns = values.get("max_turns")
+    if not isinstance(turns, int) or not isinstance(value, int):
+        return {"data.max_response_length": value}
+    seen = number(values, "data.max_obs_length", 512)
+    return {f"{TURNS}.max_tokens_per_turn": value, "data.max_response_length": turns * (value + seen) + value}

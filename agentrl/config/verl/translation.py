@@ -1,0 +1,158 @@
+"""Translation of a config that is written in verl's keys, and what is told of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from agentrl.config.keys import leaf_keys
+from agentrl.config.rules import shown
+from agentrl.config.section import Section
+from agentrl.config.verl.entries import Refusal, Values, VerlKey
+from agentrl.config.verl.table import VERL_KEYS
+from agentrl.system.json_value import JSON, as_object
+
+
+@dataclass(slots=True)
+class Translation:
+    """The keys of a config by how each was treated."""
+
+    values: dict[str, JSON] = field(default_factory=dict)
+    """Values of our keys."""
+    same: list[str] = field(default_factory=list)
+    """Keys that stand for themselves."""
+    translated: dict[str, dict[str, JSON]] = field(default_factory=dict)
+    """Our keys and values, by the key of verl's that they stand for."""
+    noted: dict[str, str] = field(default_factory=dict)
+    """Accepted keys without effect here, each with the reason."""
+    loud: dict[str, str] = field(default_factory=dict)
+    """Notes that are always told, a part of `noted`."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """The reason for each key whose value would change the result and is not here."""
+    strangers: list[str] = field(default_factory=list)
+    """Keys that are neither ours nor verl's."""
+
+
+@functools.cache
+def entry_of(key: str) -> VerlKey | None:
+    """Find the table's entry for a key of verl's; None where there is none."""
+    return next((entry for entry in VERL_KEYS if entry.matches(key)), None)
+
+
+def translate(values: Values, schema: type[Section]) -> Translation:
+    """Translate the values of a config in verl's keys, interpolations resolved."""
+    found, leaves = Translation(), leaf_keys(schema)
+    entries = {key: entry_of(key) for key in values}
+    for key, entry in entries.items():
+        if entry is None and key in leaves:
+            found.same.append(key)
+            found.values[key] = values[key]
+        elif entry is None:
+            found.strangers.append(key)
+    for key, entry in entries.items():
+        if entry is not None:
+            _apply(entry, key, values, found)
+    return found
+
+
+def _apply(entry: VerlKey, key: str, values: Values, found: Translation) -> None:
+    value = values[key]
+    try:
+        ours = _ours(entry, key, values)
+    except Refusal as error:
+        found.refused[key] = str(error)
+        return
+    if ours == {key: value}:
+        found.same.append(key)
+    elif ours:
+        found.translated[key] = ours
+    else:
+        found.noted[key] = entry.text
+        if entry.is_loud and entry.asks(value):
+            found.loud[key] = entry.text
+    for name, one in ours.items():
+        old = found.values.get(name)
+        found.values[name] = {**as_object(old), **one} if isinstance(one, dict) and isinstance(old, dict) else one
+
+
+def _ours(entry: VerlKey, key: str, values: Values) -> dict[str, JSON]:
+    """Return our keys and values for one of verl's; raise Refusal with the reason for a value that is refused."""
+    value = values[key]
+    if entry.translate is not None:
+        return entry.translate(value, values)
+    if entry.into is not None:
+        return {entry.into: {key.removeprefix(entry.pattern[:-1]): value}}
+    if entry.accepted is not None and not any(value == one for one in entry.accepted):
+        raise Refusal(entry.text)
+    return {}
+
+
+def spelled(unknown: Mapping[str, JSON]) -> Translation:
+    """Judge keys that the schema does not have, where verl's spellings are not asked for.
+
+    What has no effect is noted; what another key stands for is refused with the name of that key.
+    """
+    found = Translation()
+    for key in unknown:
+        entry = entry_of(key)
+        if entry is None:
+            found.strangers.append(key)
+            continue
+        try:
+            ours = _ours(entry, key, unknown)
+        except Refusal as error:
+            found.refused[key] = str(error)
+            continue
+        if ours:
+            found.translated[key] = ours
+        else:
+            found.noted[key] = entry.text
+    return found
+
+
+def spellings(found: Translation, values: Values) -> list[str]:
+    """Write a line for each key that is verl's spelling of others, where those are asked for by their own names."""
+    lines = []
+    for key, ours in found.translated.items():
+        here = ", ".join(f"{name}={shown(value)}" for name, value in ours.items())
+        lines.append(
+            f"{key}={shown(values[key])} is verl's spelling of {here}; write that, or start python -m "
+            "agentrl.verl.main_ppo, which has verl's defaults, too"
+        )
+    return lines
+
+
+def summary(found: Translation, typed: Collection[str] | None, *, every: bool) -> list[str]:
+    """Write the note of all keys without effect, and one for what is arranged differently.
+
+    Args:
+        typed: the keys that are told of; None: all.
+        every: name each key, not only their number.
+    """
+    noted = {key: why for key, why in found.noted.items() if typed is None or key in typed}
+    texts = []
+    if noted and every:
+        texts.append("keys of verl's without effect here:\n" + "\n".join(f"  {k}: {why}" for k, why in noted.items()))
+    elif noted:
+        texts.append(
+            f"{len(noted)} keys of verl's have no effect of their own here (trainer.show_verl_notes=true lists them)"
+        )
+    if not every:
+        texts += [f"{', '.join(keys)}: {why}" for why, keys in _by_reason(found.loud).items()]
+    return texts
+
+
+def _by_reason(found: Mapping[str, str]) -> dict[str, list[str]]:
+    keys: dict[str, list[str]] = {}
+    for key, why in found.items():
+        keys.setdefault(why, []).append(key)
+    return keys
+
+
+def refusals(found: Translation, values: Values) -> list[str]:
+    """Write a line for each reason of a refusal, with its keys and values."""
+    return [
+        f"{', '.join(f'{key}={shown(values[key])}' for key in keys)} would change the result, and is not here: {why}"
+        for why, keys in _by_reason(found.refused).items()
+    ]

@@ -1,0 +1,161 @@
+"""Rows of JSON lines, or of one JSON array; gzipped where the name ends in .gz."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal, cast
+
+from agentrl.chat.message import parse_json
+from agentrl.data.columns import IN_EXTRA_INFO, MAPPINGS, TEXT
+from agentrl.data.messages import Unfit, read_messages, short
+from agentrl.data.own import OwnDataset
+from agentrl.data.rows import to_sample
+from agentrl.data.sources import expand, is_json
+from agentrl.errors import DataError
+from agentrl.system.json_value import JSON
+from agentrl.trajectory.sample import Sample
+
+
+def read_rows(file: str) -> Iterator[tuple[int, dict[str, JSON]]]:
+    """Iterate over row numbers, counted from 0, and rows. Blank lines are no rows.
+
+    Raises DataError, naming file and row, when the file cannot be read or a row is no JSON object.
+    """
+    try:
+        with _opened(file) as lines:
+            first = lines.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n")
+            lines.seek(0)
+            values = _array(file, lines) if first.startswith(b"[") else _lines(file, lines)
+            for number, value in enumerate(values):
+                if not isinstance(value, dict):
+                    raise DataError(f"{row_place(file, number)}: expected a JSON object, found {short(value)}")
+                yield number, value
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file}: cannot be read: {error}") from error
+
+
+def row_place(file: str, number: int) -> str:
+    """Name a row in messages."""
+    return f"{file}, row {number} (the first is 0)"
+
+
+def _opened(file: str) -> BinaryIO:
+    if not Path(file).is_file():
+        raise DataError(f"data file {file} does not exist")
+    return cast(BinaryIO, gzip.open(file, "rb")) if file.lower().endswith(".gz") else Path(file).open("rb")
+
+
+def _lines(file: str, lines: BinaryIO) -> Iterator[JSON]:
+    number = 0
+    for line in lines:
+        if line.strip():
+            yield _parsed(line, row_place(file, number))
+            number += 1
+
+
+def _array(file: str, lines: BinaryIO) -> list[JSON]:
+    value = _parsed(lines.read(), file)
+    return value if isinstance(value, list) else [value]
+
+
+def _parsed(line: bytes, where: str) -> JSON:
+    try:
+        return parse_json(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        found = error.object[max(0, error.start - 20) : error.end + 20]
+        raise DataError(f"{where}: expected UTF-8 text, found {found!r}") from error
+    except ValueError as error:
+        raise DataError(f"{where}: expected JSON ({error}), found {short(line[:80])}") from error
+
+
+class JsonRows:
+    """Samples of JSON files, which are held in memory as they were read."""
+
+    def __init__(self, files: Sequence[str], prompt_key: str, image_key: str | None) -> None:
+        self.rows = [(file, number, row) for file in files for number, row in read_rows(file)]
+        self._prompt_key, self._image_key = prompt_key, image_key
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        """Raises DataError for a row that cannot be used."""
+        file, number, row = self.rows[index]
+        try:
+            check_row(row, self._prompt_key, self._image_key)
+            return to_sample(
+                {**row, self._prompt_key: read_messages(row[self._prompt_key])},
+                prompt_key=self._prompt_key,
+                image_key=self._image_key,
+                default_agent_loop="",
+                index=index,
+                file=file,
+                number=number,
+            )
+        except Unfit as bad:
+            place = f"{row_place(file, number)}, column {self._prompt_key}, {bad.place}".removesuffix(", ")
+            raise DataError(f"{place}: expected {bad.expected}, found {bad.found}") from None
+        except DataError as error:
+            raise DataError(f"{row_place(file, number)}, {error}") from error
+
+
+class JsonDataset(OwnDataset):
+    """The rows of JSON files as a run's data set."""
+
+    def __init__(
+        self,
+        files: str | Sequence[str],
+        *,
+        prompt_key: str = "prompt",
+        image_key: str | None = "images",
+        default_agent_loop: str = "single_turn",
+        max_samples: int | None = None,
+        on_bad_row: Literal["error", "skip"] = "error",
+    ) -> None:
+        """Read all files. Raises DataError for one that cannot be read, and where there is no row."""
+        names = expand(files)
+        if other := next((name for name in names if not is_json(name)), None):
+            raise DataError(f"{other} is no JSON file, and others of one list are: give files of one kind")
+        self._json = JsonRows(names, prompt_key, image_key)
+        super().__init__(
+            self._json, names, default_agent_loop=default_agent_loop, max_samples=max_samples, on_bad_row=on_bad_row
+        )
+
+    def _place(self, index: int) -> str:
+        file, number, _ = self._json.rows[index]
+        return row_place(file, number)
+
+
+def check_row(row: Mapping[str, JSON], prompt_key: str, image_key: str | None) -> None:
+    """Raise DataError, naming the column, for a value that no row can have there."""
+    if prompt_key not in row:
+        raise DataError(
+            f"column {prompt_key}: expected messages, and the row has only {', '.join(row)}. Name the right one with "
+            "data.prompt_key"
+        )
+    if row.get("data_source", "") is None:
+        raise DataError("column data_source: expected text, found null")
+    extra = row.get("extra_info")
+    inside = extra if isinstance(extra, dict) else {}
+    columns = [*row.items(), *((f"extra_info.{name}", inside.get(name)) for name in IN_EXTRA_INFO)]
+    for name, value in columns:
+        expected = "a list of images" if name == image_key and not isinstance(value, list) else _expected(name, value)
+        if value is not None and expected is not None:
+            raise DataError(f"column {name}: expected {expected}, found {short(value)}")
+
+
+def _expected(name: str, value: JSON) -> str | None:
+    """Say what a column must hold instead of `value`; None where it may hold that."""
+    base = name.removeprefix("extra_info.")
+    if base in TEXT:
+        return None if isinstance(value, str) else "text"
+    if base not in MAPPINGS:
+        return None
+    if not isinstance(value, dict):
+        return "an object"
+    if base == "tools_kwargs" and not all(isinstance(own, dict | None) for own in value.values()):
+        return "objects such as {create_kwargs: {...}}"
+    return None

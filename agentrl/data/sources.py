@@ -1,0 +1,137 @@
+"""Names under data.*_files: parquet files, JSON lines, folders, patterns, and Hugging Face data sets."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.errors import DataError, first_line
+
+HUB = "hf:"
+_HUB_NAME = re.compile(r"hf:(?P<path>[^:]+)(?::(?P<split>.+))?")
+_JSON = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
+_TRAIN, _TEST = re.compile(r"\btrain", re.IGNORECASE), re.compile(r"\b(test|val|dev|eval)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows in columns, read a batch at a time."""
+
+    schema: pa.Schema
+    rows: int
+    bytes: int
+    """On the disk."""
+    batches: Callable[[list[str], int], Iterator[pa.RecordBatch]]
+    """Reads the columns of these names in batches of at most so many rows. Raises what reading raises."""
+
+
+def expand(files: str | Sequence[str]) -> list[str]:
+    """Expand folders and glob patterns to a list of files; names of Hugging Face data sets stay.
+
+    Raises DataError for a pattern that matches nothing, and for a folder without data files or with some of two kinds.
+    """
+    found: list[str] = []
+    for name in [files] if isinstance(files, str) else files:
+        path = str(Path(name).expanduser())
+        if name.startswith(HUB):
+            found.append(name)
+        elif Path(path).is_dir():
+            found += _files_in(Path(path))
+        elif glob.has_magic(path) and not Path(path).exists():
+            matches = sorted(glob.glob(path, recursive=True))
+            if not matches:
+                raise DataError(f"no data file matches the pattern {name} (working directory {Path.cwd()})")
+            found += matches
+        else:
+            found.append(path)
+    if not found:
+        raise DataError("no data file is given: a key data.*_files or data.path is an empty list; no validation: null")
+    return found
+
+
+def is_json(file: str) -> bool:
+    """Say whether a file is named as JSON lines or JSON are."""
+    return not file.startswith(HUB) and file.lower().endswith(_JSON)
+
+
+def _files_in(folder: Path) -> list[str]:
+    files = sorted(str(path) for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    parquet, json_lines = [file for file in files if file.endswith(".parquet")], [*filter(is_json, files)]
+    if (folder / "dataset_info.json").exists() or (folder / "dataset_dict.json").exists():
+        raise DataError(f"{folder} is a Hugging Face data set that was saved to disk: name it as {HUB}{folder}")
+    if bool(parquet) == bool(json_lines):
+        what = "parquet files and JSON files" if parquet else "no *.parquet, *.jsonl, *.json, and none with .gz behind"
+        raise DataError(f"data folder {folder} holds {what}: name the files, e.g. with a pattern {folder}/**/*.parquet")
+    names = [Path(file).name for file in parquet or json_lines]
+    if any(map(_TRAIN.search, names)) and any(map(_TEST.search, names)):
+        raise DataError(
+            f"data folder {folder} holds files to train on and to test on ({', '.join(names[:8])}): name those "
+            f"meant, e.g. with a pattern {folder}/train*"
+        )
+    return parquet or json_lines
+
+
+def open_table(file: str) -> Table:
+    """Open a parquet file or a Hugging Face data set.
+
+    Raises DataError when it is missing or cannot be read as one.
+    """
+    if file.startswith(HUB):
+        return _open_hub(file)
+    path = Path(file)
+    if not path.is_file():
+        raise DataError(f"data file {file} {'is a folder' if path.is_dir() else 'does not exist'}")
+    try:
+        # A buffer, so that a column of a large row group is not read whole.
+        parquet = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
+        return Table(
+            parquet.schema_arrow,
+            parquet.metadata.num_rows,
+            path.stat().st_size,
+            lambda columns, rows: parquet.iter_batches(rows, columns=columns),
+        )
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: expected a parquet file, but it cannot be read as one: {error}") from error
+
+
+def _open_hub(name: str) -> Table:
+    """Load `hf:owner/name[/config][:split]`, or a folder of a saved data set behind `hf:`; the split is train."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(f"{name}: Hugging Face data sets need a package: pip install 'agentrl[hub]'") from error
+    match = _HUB_NAME.fullmatch(name)
+    if match is None:
+        raise DataError(f"{name}: expected hf:owner/name, hf:owner/name/config or hf:folder, each with :split behind")
+    path, split = Path(match["path"]).expanduser(), match["split"] or "train"
+    try:
+        if (path / "dataset_info.json").exists() or (path / "dataset_dict.json").exists():
+            saved = datasets.load_from_disk(str(path))
+            if isinstance(saved, datasets.DatasetDict):
+                saved = saved[split]
+            elif match["split"] is not None:
+                raise ValueError("it was saved as one split; leave the name of a split out")
+        elif path.exists():
+            saved = datasets.load_dataset(str(path), split=split)
+        else:
+            owner, _, rest = match["path"].partition("/")
+            repository, _, config = rest.partition("/")
+            saved = datasets.load_dataset(f"{owner}/{repository}".rstrip("/"), config or None, split=split)
+        arrow = saved.with_format("arrow")
+    except Exception as error:
+        raise DataError(
+            f"{name}: the data set cannot be loaded: {type(error).__name__}: {first_line(error):.500}"
+        ) from error
+
+    def batches(columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+        for table in arrow.iter(batch_size=rows):
+            yield from table.select(columns).combine_chunks().to_batches()
+
+    schema: pa.Schema = arrow.features.arrow_schema.remove_metadata()
+    return Table(schema, len(arrow), int(arrow.data.nbytes), batches)

@@ -1,0 +1,30 @@
+r"""Text of a policy in the prompt of another model, whose control tokens it must not spell: they would open messages.
+
+That model's vocabulary is not known, so nothing is looked up in one. The control tokens of chat models open with an
+angle bracket (`<|im_end|>`, `</s>`, `<start_of_turn>`) or a square one (`[INST]`, `]~b]`), and none is matched without
+what follows its first character.
+"""
+
+from __future__ import annotations
+
+import re
+
+_OPENS = re.compile(
+    r"[<\uff1c\ufe64](?=\S)"
+    r"|[\[\]\uff3b\uff3d](?=[^\s\d\\\"'`()\[\]{},.:;=<>+*-])"
+)
+"""First character of what may spell a control token: an angle bracket, or a square one before anything but space,
+digits and punctuation; also where Unicode's compatibility forms (NFKC) make it one."""
+
+
+def escape_control_tokens(text: str) -> str:
+    r"""Write the characters at which a control token could begin as JSON's escapes (\u003c for <).
+
+    In JSON text the meaning stays the same.
+    """
+    return _OPENS.sub(lambda opening: f"\\u{ord(opening[0]):04x}", text)
+
+
+def part_control_tokens(text: str) -> str:
+    """Put a space behind the characters at which a control token could begin, in text that is read as it is."""
+    return _OPENS.sub(r"\g<0> ", text)

@@ -1,0 +1,291 @@
+"""Which prompts may begin, which batch they are trained in, and what became of each: a state machine.
+
+It has no I/O and no clock. A state is a value: every transition returns the next one, so that all orders of events can
+be searched (`tests/rollouts/test_flow.py`). Prompts are known by their ordinal in the stream of data, and the
+trajectories of a prompt are its group.
+
+One rule keeps the bound. Groups are **in time** for version v if, taken B at a time from then on, those with the
+earliest deadlines first, each is taken before its deadline has passed. A group is admitted only if all are in time
+afterwards for the next batch, and a batch is taken only if the rest is in time for the batch after it. By the second
+half alone the trainer could come to wait for ever: while an update runs, and with publish_every above 1, the engine
+serves an older version than the one that the next batch is taken at, and groups admitted by their number alone may
+be due sooner than batches of B can take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from operator import attrgetter
+
+from agentrl.system.json_value import JSON
+from agentrl.trajectory.staleness import deadline, publish_lag
+
+
+class Outcome(StrEnum):
+    """How the trajectories of a group ended, taken together."""
+
+    SCORED = "scored"
+    """One of them at least can be trained on."""
+    FILTERED = "filtered"
+    """Their rewards are equal, and such groups are to be replaced (dynamic sampling)."""
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+
+
+class Fate(StrEnum):
+    """The fate of a prompt. Each has one, which is final unless it is `OPEN`."""
+
+    OPEN = "open"
+    """Admitted, and taken by no batch yet."""
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    """The run ended before a batch took it."""
+
+
+FATES = {
+    Outcome.SCORED: Fate.TRAINED,
+    Outcome.FILTERED: Fate.FILTERED,
+    Outcome.FAILED: Fate.FAILED,
+    Outcome.TIMEOUT: Fate.TIMEOUT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Bounds of a flow, checked: raises ValueError for those that cannot hold."""
+
+    batch_size: int
+    """B, the groups of a batch."""
+    last_step: int
+    """Batches that are taken in all."""
+    max_staleness: int = 0
+    """K: no group is trained on that is more stale; 0: rollouts and updates take turns."""
+    depth: int = 0
+    """D: batches that may be begun beside the one that is taken next; from 1 to K, where K is above 0."""
+    publish_every: int = 1
+    """T: every T-th version is sent to the engine; at most K + 1."""
+    replaces: bool = False
+    """Groups that are not SCORED do not count: others are admitted in their place. Otherwise FAILED and TIMEOUT ones
+    take their places in batches."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.max_staleness < 0:
+            raise ValueError(f"batch_size is {self.batch_size} and max_staleness {self.max_staleness}")
+        if not min(self.max_staleness, 1) <= self.depth <= self.max_staleness:
+            raise ValueError(f"depth is {self.depth}; expected 1 to {self.max_staleness}, the bound, or 0 where it is")
+        if not 1 <= self.publish_every <= self.max_staleness + 1:
+            raise ValueError(f"publish_every is {self.publish_every}; expected 1 to {self.max_staleness + 1}")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A prompt that is admitted and that no batch has taken."""
+
+    ordinal: int
+    since: int
+    """No token of it is older than this version: the one served at its admission, from its beginning on the one served
+    then, and when it has ended that of its oldest token."""
+    outcome: Outcome | None = None
+    """None: open, its trajectories have not all ended. Otherwise it is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch that was taken."""
+
+    flow: Flow
+    """The state after it."""
+    fates: dict[int, Fate]
+    """Fate of each of its prompts, by ordinal in rising order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """No batch can be taken yet."""
+
+    ordinals: tuple[int, ...]
+    """Open groups: as long as none of them ends, there is no batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """State of the flow. Transitions raise RuntimeError where they are not allowed."""
+
+    settings: Settings
+    step: int = 0
+    """Batches taken so far."""
+    version: int = 0
+    """Version of the policy; while `updating`, the one that the update started from."""
+    served: int = 0
+    """Version of the weights that a request made now is answered by, or an older one."""
+    next_ordinal: int = 0
+    updating: bool = False
+    """A batch is taken, and its update has not ended."""
+    paused: bool = False
+    """Nothing is admitted: a validation runs."""
+    groups: tuple[Group, ...] = ()
+    """Groups that are open or ready, by ordinal."""
+
+    def late(self, groups: Iterable[Group], version: int) -> Group | None:
+        """Find the first group that batches taken from `version` on, earliest deadlines first, take too late."""
+        size, bound = self.settings.batch_size, self.settings.max_staleness
+        by_deadline = enumerate(sorted(groups, key=attrgetter("since")))
+        return next((one for place, one in by_deadline if deadline(one.since, bound) < version + place // size), None)
+
+    @property
+    def room(self) -> int:
+        """How many prompts may begin at most before the next batch is taken, if none leaves.
+
+        Near the last step they are as many as the remaining steps take.
+        """
+        batches = min(1 + self.settings.depth, self.settings.last_step - self.step)
+        return batches * self.settings.batch_size - len(self.groups)
+
+    @property
+    def can_admit(self) -> bool:
+        """Another prompt may begin now."""
+        if self.paused or self.room <= 0:
+            return False
+        return self.late((*self.groups, self._next()), self.version + self.updating) is None
+
+    def admit(self) -> Flow:
+        """Begin the prompt `next_ordinal`."""
+        if not self.can_admit:
+            raise RuntimeError(f"prompt {self.next_ordinal} may not begin yet")
+        return replace(self, groups=(*self.groups, self._next()), next_ordinal=self.next_ordinal + 1)
+
+    def begin(self, ordinal: int) -> Flow:
+        """Let the first trajectory of an open group begin: none of its tokens will be older than what is served now.
+
+        Call it at most once for a group. One that is never said to have begun counts from its admission on.
+        """
+        return self._with(replace(self._open(ordinal), since=self.served))
+
+    def finish(self, ordinal: int, outcome: Outcome, oldest: int | None) -> tuple[Flow, Fate]:
+        """End an open group, whose oldest token is of version `oldest` (None: it has none).
+
+        Returns the prompt's fate beside the state; OPEN: it is ready, and a batch will take it.
+        """
+        group = self._open(ordinal)
+        if oldest is not None and not group.since <= oldest <= self.served:
+            raise RuntimeError(
+                f"prompt {ordinal} has a token of version {oldest}; expected {group.since} to {self.served}"
+            )
+        if outcome is not Outcome.SCORED and self.settings.replaces:
+            rest = tuple(one for one in self.groups if one is not group)
+            return replace(self, groups=rest), FATES[outcome]
+        since = group.since if oldest is None else oldest
+        return self._with(replace(group, since=since, outcome=outcome)), Fate.OPEN
+
+    @property
+    def ready(self) -> list[Group]:
+        """Groups that have ended, those first that are due first."""
+        return sorted((one for one in self.groups if one.outcome is not None), key=attrgetter("since", "ordinal"))
+
+    def take(self) -> Batch | Wait:
+        """Take the batch of the next step, those ready groups that are due first; or say what it waits for."""
+        size = self.settings.batch_size
+        if self.updating or self.step >= self.settings.last_step:
+            raise RuntimeError(f"no batch can be taken after step {self.step} (updating: {self.updating})")
+        ready = self.ready
+        running = [one for one in self.groups if one.outcome is None]
+        if len(ready) < size:
+            return Wait(tuple(one.ordinal for one in running))
+        taken = sorted(ready[:size], key=attrgetter("ordinal"))
+        rest = tuple(one for one in self.groups if one not in taken)
+        late = self.late(rest, self.version + 1)
+        if late is not None:
+            return Wait(tuple(one.ordinal for one in running if one.since <= late.since))
+        fates = {one.ordinal: FATES[one.outcome] for one in taken if one.outcome is not None}
+        return Batch(replace(self, step=self.step + 1, updating=True, groups=rest), fates)
+
+    def updated(self, version: int) -> Flow:
+        """End the update: the policy is `version` now, one more than before or, where it did not change, the same."""
+        if not self.updating or not self.version <= version <= self.version + 1:
+            raise RuntimeError(f"the update of step {self.step} made version {version} of {self.version}")
+        return replace(self, version=version, updating=False)
+
+    @property
+    def publish_is_due(self) -> bool:
+        """The engine's weights are old enough to be replaced."""
+        return publish_lag(self.version, self.served) >= self.settings.publish_every
+
+    def publish(self) -> Flow:
+        """Serve the policy's version from now on; earlier than it is due (for a validation, say) is allowed."""
+        if self.updating:
+            raise RuntimeError(f"the update of step {self.step} has not ended: there is nothing to publish")
+        return replace(self, served=self.version)
+
+    def pause(self) -> Flow:
+        """Admit nothing until `go_on`."""
+        return replace(self, paused=True)
+
+    def go_on(self) -> Flow:
+        """Admit again."""
+        return replace(self, paused=False)
+
+    def cancel(self) -> tuple[Flow, dict[int, Fate]]:
+        """End the run: prompts that no batch has taken are CANCELLED."""
+        return replace(self, groups=()), {group.ordinal: Fate.CANCELLED for group in self.groups}
+
+    def restart(self, version: int) -> Flow:
+        """Go on in a new process that has nothing of what was sampled: groups begin anew, by weights `version`."""
+        groups = tuple(Group(group.ordinal, version) for group in self.groups)
+        return replace(self, version=version, served=version, updating=False, paused=False, groups=groups)
+
+    def state(self) -> dict[str, JSON]:
+        """Return, as JSON values, what `load` makes the state of again; settings are not in it."""
+        groups: list[JSON] = [[one.ordinal, one.since, one.outcome and one.outcome.value] for one in self.groups]
+        return {
+            "step": self.step,
+            "version": self.version,
+            "served": self.served,
+            "next_ordinal": self.next_ordinal,
+            "updating": self.updating,
+            "paused": self.paused,
+            "groups": groups,
+        }
+
+    @staticmethod
+    def load(settings: Settings, state: Mapping[str, JSON]) -> Flow:
+        """Make the state that `state()` was taken of. Raises TypeError for another form."""
+        match state:
+            case {
+                "step": int(step),
+                "version": int(version),
+                "served": int(served),
+                "next_ordinal": int(next_ordinal),
+                "updating": bool(updating),
+                "paused": bool(paused),
+                "groups": list(found),
+            }:
+                groups = tuple(_group(one) for one in found)
+                return Flow(settings, step, version, served, next_ordinal, updating, paused, groups)
+        raise TypeError(f"expected the state of a flow, found {state!r:.200}")
+
+    def _next(self) -> Group:
+        return Group(self.next_ordinal, self.served)
+
+    def _open(self, ordinal: int) -> Group:
+        group = next((one for one in self.groups if one.ordinal == ordinal), None)
+        if group is None or group.outcome is not None:
+            raise RuntimeError(f"prompt {ordinal} is not open: {group}")
+        return group
+
+    def _with(self, group: Group) -> Flow:
+        return replace(self, groups=tuple(group if one.ordinal == group.ordinal else one for one in self.groups))
+
+
+def _group(found: JSON) -> Group:
+    """Make a group of its JSON. Raises TypeError for another form."""
+    match found:
+        case [int(ordinal), int(since), None]:
+            return Group(ordinal, since)
+        case [int(ordinal), int(since), str(outcome)]:
+            return Group(ordinal, since, Outcome(outcome))
+    raise TypeError(f"expected [ordinal, version, outcome] of a group, found {found!r:.100}")

@@ -1,0 +1,66 @@
+"""Prompts of the data by their ordinal, and the position in the data that holds all which are still needed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentrl.data.loader import Loader
+from agentrl.system.json_value import JSON, as_mapping
+from agentrl.trajectory.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A batch of the loader, and the loader's position before it."""
+
+    first: int
+    samples: list[Sample]
+    position: dict[str, JSON]
+
+
+class Prompts:
+    """Prompts that a loader gives, numbered in the order in which it gives them.
+
+    Rows that an epoch's last batch would not fill are no prompts: the sampler passes over them.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._next = 0
+        self._drawn: deque[_Drawn] = deque()
+
+    def draw_to(self, end: int) -> None:
+        """Draw until all prompts before `end` are there. Raises what `Loader` raises."""
+        while self._next < end:
+            position = self._loader.state_dict()
+            drawn = _Drawn(self._next, next(self._loader), position)
+            self._drawn.append(drawn)
+            self._next += len(drawn.samples)
+
+    def __getitem__(self, ordinal: int) -> Sample:
+        """Return a prompt that is drawn and not forgotten."""
+        drawn = next(one for one in reversed(self._drawn) if one.first <= ordinal)
+        return drawn.samples[ordinal - drawn.first]
+
+    def forget_before(self, ordinal: int) -> None:
+        """Drop the batches in which all prompts are before `ordinal`."""
+        while self._drawn and self._drawn[0].first + len(self._drawn[0].samples) <= ordinal:
+            self._drawn.popleft()
+
+    def state(self) -> dict[str, JSON]:
+        """Return the position before the oldest batch that is not forgotten, and the ordinal of its first prompt."""
+        if self._drawn:
+            return {"loader": self._drawn[0].position, "first_prompt": self._drawn[0].first}
+        return {"loader": self._loader.state_dict(), "first_prompt": self._next}
+
+    def load(self, state: Mapping[str, JSON], first: int) -> None:
+        """Go on where `state` was taken; `first`: ordinal of the first prompt of a state without one.
+
+        Raises DataError when the data are others.
+        """
+        self._loader.load_state_dict(as_mapping(state["loader"]))
+        found = state.get("first_prompt", first)
+        self._next = found if isinstance(found, int) else first
+        self._drawn.clear()

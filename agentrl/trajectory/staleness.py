@@ -1,0 +1,36 @@
+"""Versions of the policy and staleness: the definitions that rollouts, losses, metrics and documents share.
+
+- **Version** v counts the training steps that changed the policy, however many mini-batches each had. A step that
+  changes nothing (the critic's warm-up, an empty batch) keeps v.
+- A sampled token has the version of the weights that sampled it. In the update that starts from weights v it is
+  v - version **stale**; a trajectory is as stale as its oldest sampled token, a group as its oldest trajectory.
+- A group's **deadline** is the last v whose update may use it.
+- **Publish lag** is how many versions have been made and not sent to the engine: versions made - version served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agentrl.trajectory.trajectory import Trajectory
+
+
+def staleness(version: int, current: int) -> int:
+    """Return how stale a token of `version` is in the update that starts from weights `current`."""
+    return current - version
+
+
+def deadline(oldest: int, max_staleness: int) -> int:
+    """Return the last version whose update may use tokens of version `oldest`."""
+    return oldest + max_staleness
+
+
+def publish_lag(made: int, served: int) -> int:
+    """Return how many versions were made since the one that the engine serves."""
+    return made - served
+
+
+def oldest_version(trajectories: Iterable[Trajectory]) -> int | None:
+    """Return the version of the oldest sampled token; None where no token was sampled."""
+    spans = (span for one in trajectories for transcript in one.transcripts for span in transcript.versions)
+    return min((span.version for span in spans), default=None)

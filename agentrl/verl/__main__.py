@@ -1,0 +1,31 @@
+"""`python -m agentrl.verl check SCRIPT_OR_COMMAND`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from agentrl.errors import UserError
+from agentrl.verl.check import check
+
+USAGE = """\
+python -m agentrl.verl check SCRIPT          what of a launch script made for verl is the same here, and what is not
+python -m agentrl.verl check COMMAND ...     the same of one command
+Nothing of it is run. To train: python -m agentrl.verl.main_ppo with the script's arguments.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Return the exit status: 0 where every command of the script runs here, 1 where one does not, 2 for misuse."""
+    if len(argv) < 2 or argv[0] != "check":
+        print(USAGE, end="", file=sys.stderr)
+        return 2
+    try:
+        return check(argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""Calls of methods that verl's users wrote, whose signatures differ between verl's versions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def fitting(function: Callable[..., object], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `offered` that the function names as parameters; all of them where it has `**kwargs`."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(offered)
+    names = {parameter.name for parameter in parameters if parameter.kind in _BY_NAME}
+    return {name: value for name, value in offered.items() if name in names}
+
+
+async def call(function: Callable[..., Any], /, *arguments: Any, **offered: Any) -> Any:
+    """Call a function with `arguments` and those of `offered` that it takes, and await its answer where that is due."""
+    answer = function(*arguments, **fitting(function, offered))
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+_stand_ins: dict[type, type] = {}
+
+
+def stand_in(adapter: type[T], wrapped: type) -> type[T]:
+    """Make the subclass of `adapter` that stands for `wrapped`, under its name; always the same one."""
+    if wrapped not in _stand_ins:
+        names = {"wrapped": wrapped, "__module__": wrapped.__module__, "__qualname__": wrapped.__qualname__}
+        _stand_ins[wrapped] = type(wrapped.__name__, (adapter,), {**names, "__doc__": wrapped.__doc__})
+    return cast(type[T], _stand_ins[wrapped])

@@ -1,0 +1,187 @@
+"""`python -m agentrl.verl check SCRIPT_OR_COMMAND`: what of a launch command is the same here, and what is not.
+
+Nothing is run: of a script, variables are substituted; of the config, keys and types are judged, and no code of the
+user's that it names is imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from agentrl.config import Config
+from agentrl.config.checks import check_together
+from agentrl.config.command_line import parse_command_line
+from agentrl.config.load import compose_keys, resolve, told_as_config_errors, validate
+from agentrl.config.overrides import as_override
+from agentrl.config.rules import shown
+from agentrl.config.verl.dialect import differing, idle_keys
+from agentrl.config.verl.translation import Translation
+from agentrl.errors import ConfigError
+from agentrl.system.json_value import JSON
+from agentrl.verl.launch import CONFIGS, arguments
+from agentrl.verl.shell import UNKNOWN, Command, commands
+
+_OVERRIDE = re.compile(r"[+~]*([\w@/.]+)=", re.DOTALL)
+_MODULE = re.compile(r"(verl|recipe|agentrl)(\.\w+)+")
+
+
+class Launch(NamedTuple):
+    """A training command of a script."""
+
+    module: str
+    words: list[str]
+    """Its arguments, all of them known."""
+    unknown: list[str]
+    """Arguments whose value is not known before the script runs, as they are written."""
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Findings about a launch command."""
+
+    launch: Launch
+    config_name: str
+    typed: list[str]
+    """The keys of its arguments."""
+    translation: Translation
+    values: Mapping[str, JSON]
+    """verl's keys and values, those of its arguments."""
+    faults: list[str]
+    """Messages about keys and values that are wrong beside that."""
+    missing: list[str]
+    """Packages that are not installed on this machine, each with the command that installs it."""
+    equivalent: list[str]
+    """Arguments of `python -m agentrl.train` that come to the same; empty where something is refused."""
+
+    @property
+    def is_accepted(self) -> bool:
+        """True when the command runs here."""
+        return not self.faults
+
+
+def launches(text: str) -> list[Launch]:
+    """Find the training commands of a script or of one command line."""
+    return [launch for command in commands(text) if (launch := launch_of(command)) is not None]
+
+
+def launch_of(command: Command) -> Launch | None:
+    """Read a command as a training's; None for any other."""
+    words = command.words
+    for at, (flag, module) in enumerate(itertools.pairwise(words)):
+        if flag == "-m" and _MODULE.fullmatch(module):
+            known, unknown = [], []
+            for word, written in zip(words[at + 2 :], command.written[at + 2 :], strict=True):
+                if UNKNOWN in word:
+                    unknown.append(written if "=" in written or word == UNKNOWN else word.replace(UNKNOWN, "..."))
+                else:
+                    known.append(word)
+            return Launch(module, known, unknown, command.line)
+    return None
+
+
+def judge(launch: Launch) -> Report:
+    """Judge one training command. Raises ConfigError for one that cannot be put together."""
+    if launch.module not in CONFIGS:
+        raise ConfigError(
+            f"{launch.module} is a recipe's own trainer, which is not part of agentrl; there are "
+            + ", ".join(sorted(CONFIGS))
+        )
+    command = parse_command_line(arguments(launch.words, CONFIGS[launch.module]), "ppo_trainer", Config)
+    with told_as_config_errors():
+        keys = compose_keys(command, Config)
+    if keys.translation is None:
+        raise ConfigError(f"--config-name {command.config_name} builds on none of verl's trainers: it is our own YAML")
+    given = {match[1]: text for text in launch.words if (match := _OVERRIDE.match(text)) is not None}
+    faults = list(keys.faults)
+    missing: list[str] = []
+    equivalent: list[str] = []
+    try:
+        with told_as_config_errors():
+            config = validate(resolve(keys, Config), Config)
+        together = list(check_together(config))
+        missing = [fault for fault in together if "is not installed here" in fault]
+        faults += [fault for fault in together if fault not in missing]
+        equivalent = words_of(config)
+    except ConfigError as error:
+        faults += str(error).splitlines()
+    values = {key: text.partition("=")[2] for key, text in given.items()}
+    return Report(
+        launch,
+        command.config_name,
+        [*given],
+        keys.translation,
+        values,
+        list(dict.fromkeys(faults)),
+        missing,
+        equivalent if not faults else [],
+    )
+
+
+def words_of(config: Config) -> list[str]:
+    """Write the arguments of agentrl.train that give this config: the keys that are not at their defaults, and have
+    an effect."""
+    found = differing(config)
+    idle = idle_keys(config, found)
+    return [as_override(key, value) for key, (value, _) in found.items() if key not in idle]
+
+
+def page(report: Report) -> str:
+    """Write a report as text."""
+    found, typed = report.translation, set(report.typed)
+    lines = [f"line {report.launch.line}: {report.launch.module}, as {report.config_name}"]
+
+    def part(title: str, entries: Sequence[str]) -> None:
+        if entries:
+            lines.append(f"  {title} ({len(entries)})")
+            lines.extend(f"    {entry}" for entry in entries)
+
+    part("the same", [key for key in found.same if key in typed])
+    part(
+        "translated",
+        [
+            f"{key}={report.values[key]}: {', '.join(f'{name}={shown(value)}' for name, value in ours.items())}"
+            for key, ours in found.translated.items()
+            if key in typed
+        ],
+    )
+    part("noted, without effect", [f"{key}: {why}" for key, why in found.noted.items() if key in typed])
+    part("refused", [line for fault in report.faults for line in fault.splitlines()])
+    part("not installed here", report.missing)
+    part("not known before the script runs", report.launch.unknown)
+    if report.equivalent:
+        lines.append("  in our own words")
+        words = ["python -m agentrl.train", *map(shlex.quote, report.equivalent), *report.launch.unknown]
+        lines.append("    " + " \\\n      ".join(words))
+    return "\n".join(lines)
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Print what becomes of the commands of a script, or of one command; return 0 if all of them run here, else 1.
+
+    Raises ConfigError for a script without a training command.
+    """
+    [first, *others] = arguments
+    path = Path(first)
+    text = path.read_text(encoding="utf-8") if not others and path.is_file() else ""
+    text = text or (first if not others else shlex.join(arguments))
+    found = launches(text)
+    if not found:
+        raise ConfigError(f"{first[:80]}: no command with -m and one of {', '.join(sorted(CONFIGS))} is in it")
+    accepted = True
+    for launch in found:
+        try:
+            report = judge(launch)
+        except ConfigError as error:
+            print(f"line {launch.line}: {launch.module}\n  refused\n    {error}")
+            accepted = False
+        else:
+            print(page(report))
+            accepted = accepted and report.is_accepted
+    return 0 if accepted else 1

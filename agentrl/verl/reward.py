@@ -1,0 +1,414 @@
+"""verl's reward managers: those by name that differ from ours, and users' own as managers of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel, ConfigDict
+
+from agentrl.config.registries import REWARD_MANAGERS
+from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
+from agentrl.errors import ConfigError
+from agentrl.reward import GroupRewardManager, NaiveRewardManager, RewardManager, Verdict
+from agentrl.reward.manager import policy_text, shown_info
+from agentrl.reward.scorer import as_verdict, load_function
+from agentrl.system.deadline import within
+from agentrl.system.numbers import finite
+from agentrl.system.threads import DaemonThreads
+from agentrl.system.user_code import contract_error
+from agentrl.trajectory import Trajectory
+from agentrl.trajectory.sample import Sample
+from agentrl.verl.calling import call, fitting, stand_in
+
+if TYPE_CHECKING:
+    import torch
+
+BATCH_ARGUMENTS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+
+
+class PrimeRewardManager(NaiveRewardManager):
+    """Reward manager like `naive` that scores programs by the share of their tests that pass."""
+
+    def __init__(
+        self,
+        config: RewardConfig | None = None,
+        custom: CustomRewardConfig | None = None,
+        *,
+        beside_model: bool = False,
+    ) -> None:
+        """Raises ConfigError as NaiveRewardManager does."""
+        config = config or RewardConfig()
+        sandbox = config.sandbox_fusion.model_copy(update={"partial_credit": True})
+        super().__init__(config.model_copy(update={"sandbox_fusion": sandbox}), custom, beside_model=beside_model)
+
+
+class GdpoRewardManager(NaiveRewardManager):
+    """Reward manager like `naive` whose scorers find the experiment's name in `extra_info`."""
+
+    _experiment = ""
+
+    async def start(self, run: str) -> None:
+        self._experiment = run.rpartition("/")[2]
+        await super().start(run)
+
+    def extra_info(self, trajectory: Trajectory, sample: Sample) -> dict[str, Any]:
+        return {**super().extra_info(trajectory, sample), "experiment_name": self._experiment}
+
+
+class BatchRewardManager(GroupRewardManager):
+    """Calls a function of the user's with lists: the trajectories of one prompt at a time.
+
+    compute_score(data_sources, solution_strs, ground_truths, extra_infos, **reward_kwargs) returns a score, or a dict
+    with `score`, for each.
+    """
+
+    def __init__(self, config: RewardConfig, custom: CustomRewardConfig, *, beside_model: bool) -> None:
+        """Raises ConfigError without such a function."""
+        super().__init__(config, custom, beside_model=beside_model)
+        if custom.path is None:
+            raise ConfigError(
+                f"reward_model.reward_manager=batch calls a function of yours with lists ({', '.join(BATCH_ARGUMENTS)}"
+                "): name its file with custom_reward_function.path; the scorers by data source are reward_manager=naive"
+            )
+        self._function = load_function(custom.path, custom.name)
+        try:
+            inspect.signature(self._function).bind(**dict.fromkeys([*BATCH_ARGUMENTS, *custom.reward_kwargs]))
+        except TypeError as error:
+            raise ConfigError(
+                f"custom_reward_function: {custom.path}: {custom.name}: {error}; reward_manager=batch calls it with "
+                f"the lists {', '.join(BATCH_ARGUMENTS)}, and what reward_kwargs sets"
+            ) from error
+        self._threads = DaemonThreads("reward manager batch")
+
+    async def score_group(self, trajectories: Sequence[Trajectory], sample: Sample) -> Sequence[Verdict]:
+        given = {
+            "data_sources": [sample.data_source for _ in trajectories],
+            "solution_strs": [policy_text(one, sample) for one in trajectories],
+            "ground_truths": [sample.ground_truth for _ in trajectories],
+            "extra_infos": [shown_info(one, sample) for one in trajectories],
+            **self.custom.reward_kwargs,
+        }
+        async with within(self.config.timeout):
+            answers: Any = await _called(self._threads, self._function, **given)
+        try:
+            if len(answers) != len(trajectories):
+                raise ValueError(f"it must return a score for each of {len(trajectories)}, found {len(answers)}")
+            return [as_verdict(answer) for answer in answers]
+        except (TypeError, ValueError) as error:
+            raise contract_error("reward manager batch", self._function, str(error)) from error
+
+
+async def _called(threads: DaemonThreads, function: Callable[..., Any], *arguments: Any, **given: Any) -> Any:
+    """Call a plain function in a thread, a coroutine function here."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments, **given)
+    return await threads.run(function, *arguments, **given)
+
+
+@dataclass(frozen=True, slots=True)
+class DataProtoItem:
+    """One row of a `DataProto`."""
+
+    batch: dict[str, torch.Tensor]
+    non_tensor_batch: dict[str, Any]
+    meta_info: dict[str, Any]
+
+
+@dataclass(slots=True)
+class DataProto:
+    """Trajectories as verl's reward managers read them.
+
+    batch: `prompts` [n, P] int64 with zeros before, `responses` and `response_mask` [n, R] int64 with zeros behind,
+    `input_ids`, `attention_mask` and `position_ids` [n, P + R] int64. non_tensor_batch: numpy object arrays [n].
+    """
+
+    batch: dict[str, torch.Tensor]
+    non_tensor_batch: dict[str, Any]
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.batch["responses"])
+
+    def __iter__(self) -> Iterator[DataProtoItem]:
+        return (self._item(index) for index in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a row, or a `DataProto` of those that a slice, list or array of indices names."""
+        if isinstance(index, int | np.integer):
+            return self._item(range(len(self))[int(index)])
+        rows = list(range(len(self))[index]) if isinstance(index, slice) else [int(one) for one in index]
+        return DataProto(
+            {name: values[rows] for name, values in self.batch.items()},
+            {name: values[rows] for name, values in self.non_tensor_batch.items()},
+            self.meta_info,
+        )
+
+    def _item(self, index: int) -> DataProtoItem:
+        return DataProtoItem(
+            {name: values[index] for name, values in self.batch.items()},
+            {name: values[index] for name, values in self.non_tensor_batch.items()},
+            self.meta_info,
+        )
+
+
+def data_proto(trajectories: Sequence[Trajectory], sample: Sample) -> DataProto:
+    """Make the DataProto of trajectories of one prompt: of each, its last transcript."""
+    import torch
+
+    last = [one.transcripts[-1] for one in trajectories]
+    prompts = [one.ids[: one.prompt_length] for one in last]
+    responses = [one.ids[one.prompt_length :] for one in last]
+    masks = [one.mask[one.prompt_length :] for one in last]
+    before, behind = max(map(len, prompts)), max(map(len, responses))
+
+    def padded(rows: Sequence[Sequence[int]], size: int, *, left: bool) -> torch.Tensor:
+        pads = [[0] * (size - len(row)) for row in rows]
+        return torch.tensor([[*pad, *row] if left else [*row, *pad] for row, pad in zip(rows, pads, strict=True)])
+
+    ids = {"prompts": padded(prompts, before, left=True), "responses": padded(responses, behind, left=False)}
+    seen = [
+        padded([[1] * len(row) for row in rows], size, left=left)
+        for rows, size, left in ((prompts, before, True), (responses, behind, False))
+    ]
+    attention = torch.cat(seen, dim=1)
+    batch = {
+        **ids,
+        "response_mask": padded(masks, behind, left=False),
+        "input_ids": torch.cat([ids["prompts"], ids["responses"]], dim=1),
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
+    }
+    rows = [_row(one, sample) for one in trajectories]
+    columns: dict[str, Any] = {}
+    for name in rows[0]:
+        columns[name] = np.empty(len(rows), dtype=object)
+        columns[name][:] = [row[name] for row in rows]
+    return DataProto(batch, columns)
+
+
+def _row(trajectory: Trajectory, sample: Sample) -> dict[str, Any]:
+    info = shown_info(trajectory, sample)
+    return {
+        "data_source": sample.data_source,
+        "ability": sample.ability,
+        "reward_model": {"style": "rule", "ground_truth": sample.ground_truth},
+        "extra_info": info,
+        "raw_prompt": list(sample.prompt),
+        "uid": str(trajectory.group),
+        "__num_turns__": info["num_turns"],
+        "reward_scores": info["rollout_reward_scores"],
+        "turn_scores": info["turn_scores"],
+        "tool_rewards": info["tool_rewards"],
+    }
+
+
+class AbstractRewardManager(ABC):
+    """Base class of a reward manager, as verl's: called with a DataProto, it returns the rewards of its tokens.
+
+    It is given the trajectories of one prompt at a time, and may reward the last token of each.
+    """
+
+    @abstractmethod
+    def __init__(
+        self,
+        tokenizer: Any,
+        num_examine: int,
+        compute_score: Callable[..., Any] | None,
+        reward_fn_key: str = "data_source",
+        **kwargs: Any,
+    ) -> None: ...
+
+    @classmethod
+    def adapted_class(cls) -> type[RewardManager]:
+        """Return the reward manager that stands for this class."""
+        return stand_in(AdaptedRewardManager, cls)
+
+    @abstractmethod
+    def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
+        """Return the rewards [n, R], or {"reward_tensor": rewards, "reward_extra_info": {name: [n values]}}."""
+
+    def _extract_reward_from_rm_scores(self, data: DataProto, return_dict: bool = False) -> None:  # noqa: B027
+        """Return None: the scores of a reward model are added by the run itself."""
+
+
+class RewardManagerBase(ABC):
+    """Base class of a reward manager of verl's reward loop: `run_single` scores one trajectory."""
+
+    _class_initialized: ClassVar[bool] = False
+
+    def __init__(self, config: DictConfig, tokenizer: Any, compute_score: Callable[..., Any] | None) -> None:
+        self.config, self.tokenizer, self.compute_score = config, tokenizer, compute_score
+        self.loop = asyncio.get_running_loop()
+        self.init_class(config, tokenizer)
+
+    @classmethod
+    def init_class(cls, config: DictConfig, tokenizer: Any) -> None:
+        """Set up what all objects of the class share."""
+        cls._class_initialized = True
+
+    @classmethod
+    def adapted_class(cls) -> type[RewardManager]:
+        """Return the reward manager that stands for this class."""
+        return stand_in(AdaptedRewardLoop, cls)
+
+    @abstractmethod
+    async def run_single(self, data: DataProto) -> dict[str, Any]:
+        """Return {"reward_score": a number, "reward_extra_info": {name: value}} of a DataProto of one row."""
+
+
+def register(name: str) -> Callable[[type], type]:
+    """Register a reward manager of either base class (class decorator); `reward_model.reward_manager` names it.
+
+    Raises ValueError for a taken name.
+    """
+
+    def decorate(subclass: type) -> type:
+        adapted: type[RewardManager] = subclass.adapted_class()  # type: ignore[attr-defined]
+        REWARD_MANAGERS.register(name)(adapted)
+        return subclass
+
+    return decorate
+
+
+class ManagerOptions(BaseModel):
+    """Further arguments of the user's constructor: `reward_model.reward_manager_options`."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class _Adapted(GroupRewardManager):
+    """Base of both kinds of adapted managers."""
+
+    wrapped: ClassVar[type[Any]]
+
+    def __init__(
+        self,
+        config: RewardConfig,
+        custom: CustomRewardConfig,
+        *,
+        beside_model: bool,
+        options: ManagerOptions | None = None,
+    ) -> None:
+        super().__init__(config, custom, beside_model=beside_model)
+        self._options = dict((options or ManagerOptions()).model_extra or {})
+        self._ready = NaiveRewardManager(config, custom, beside_model=beside_model)
+        self._tokenizer: Any = None
+        self._inner: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads = DaemonThreads(f"reward manager {self.wrapped.__name__}")
+
+    def bind(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    async def start(self, run: str) -> None:
+        await self._ready.start(run)
+
+    async def close(self) -> None:
+        await self._ready.close()
+
+    def _made(self) -> Any:
+        """Return the user's manager, made once in each event loop. Raises ConfigError where only texts are scored."""
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._loop = loop
+            self._inner = self.wrapped(**fitting(self.wrapped.__init__, self._offered(loop)))
+        return self._inner
+
+    def _offered(self, loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        if self._tokenizer is None:
+            raise ConfigError(
+                f"reward manager {self.wrapped.__name__} reads tokens, and here texts are scored: take another "
+                "reward_model.reward_manager"
+            )
+        keys = {"reward_model": self.config, "custom_reward_function": self.custom}
+        return {
+            "config": OmegaConf.create({name: section.model_dump(mode="json") for name, section in keys.items()}),
+            "tokenizer": self._tokenizer,
+            "num_examine": 0,
+            "compute_score": self._compute_score(loop),
+            "reward_fn_key": "data_source",
+            **self._options,
+        }
+
+    def _compute_score(self, loop: asyncio.AbstractEventLoop) -> Callable[..., Any]:
+        """Return the user's own function, or one that asks the scorers by data source from another thread."""
+        if self.custom.path is not None:
+            own, kwargs = load_function(self.custom.path, self.custom.name), self.custom.reward_kwargs
+
+            def custom_score(*arguments: Any, **given: Any) -> Any:
+                return own(*arguments, **given, **kwargs)
+
+            return custom_score
+
+        def compute_score(
+            data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
+        ) -> float | dict[str, float]:
+            arguments = {"data_source": data_source, "solution_str": solution_str, "ground_truth": ground_truth}
+            asked = self._ready.judge({**arguments, "extra_info": extra_info or {}, "trajectory": None})
+            verdict = asyncio.run_coroutine_threadsafe(asked, loop).result()
+            return {"score": verdict.score, **verdict.extra} if verdict.extra else verdict.score
+
+        return compute_score
+
+    def _problem(self, method: Callable[..., Any], problem: str) -> Exception:
+        return contract_error(f"reward manager {self.wrapped.__name__}", method, problem)
+
+
+class AdaptedRewardManager(_Adapted):
+    """A reward manager of ours around one that is called with a DataProto."""
+
+    async def score_group(self, trajectories: Sequence[Trajectory], sample: Sample) -> Sequence[Verdict]:
+        inner, data = self._made(), data_proto(trajectories, sample)
+        async with within(self.config.timeout):
+            answer: Any = await self._threads.run(inner, data, return_dict=True)
+        extra: Mapping[str, Any] = {}
+        if isinstance(answer, dict):
+            extra, answer = answer.get("reward_extra_info") or {}, answer.get("reward_tensor")
+        method = self.wrapped.__call__
+        shape = tuple(getattr(answer, "shape", ()))
+        if shape != tuple(data.batch["responses"].shape):
+            raise self._problem(
+                method,
+                f"it must return rewards of shape {tuple(data.batch['responses'].shape)} "
+                f"(reward_tensor), found {answer!r:.100}",
+            )
+        rewards = answer.tolist()
+        verdicts = []
+        for index, (row, one) in enumerate(zip(rewards, trajectories, strict=True)):
+            last = one.transcripts[-1].response_length - 1
+            score = finite(row[last]) if last >= 0 else 0.0
+            if score is None or any(value for place, value in enumerate(row) if place != last):
+                raise self._problem(
+                    method,
+                    "it may reward, by a finite number, the last token of a response alone: rewards of single tokens "
+                    "have no place here",
+                )
+            numbers = {str(name): finite(values[index]) for name, values in extra.items() if len(values) > index}
+            verdicts.append(Verdict(score, {name: value for name, value in numbers.items() if value is not None}))
+        return verdicts
+
+
+class AdaptedRewardLoop(_Adapted):
+    """A reward manager of ours around one of verl's reward loop."""
+
+    by_group = False
+
+    async def score_group(self, trajectories: Sequence[Trajectory], sample: Sample) -> Sequence[Verdict]:
+        inner, verdicts = self._made(), []
+        for one in trajectories:
+            async with within(self.config.timeout):
+                answer: Any = await call(inner.run_single, data_proto([one], sample))
+            score = finite(answer.get("reward_score")) if isinstance(answer, dict) else None
+            if score is None:
+                problem = f"it must return {{'reward_score': a finite number, ...}}, found {answer!r:.100}"
+                raise self._problem(self.wrapped.run_single, problem)
+            extra = {str(name): finite(value) for name, value in (answer.get("reward_extra_info") or {}).items()}
+            verdicts.append(Verdict(score, {name: value for name, value in extra.items() if value is not None}))
+        return verdicts

@@ -1,0 +1,268 @@
+"""verl's contract of a tool, and the tool of ours that a class of it becomes."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from agentrl.agent_loop.base import CURRENT_EPISODE, Episode
+from agentrl.tool import Tool, ToolSchema
+from agentrl.tool import ToolResponse as Response
+from agentrl.tool.session import WrongResponse
+from agentrl.verl.calling import call, stand_in
+
+
+class _Schema(BaseModel):
+    """Part of an OpenAI schema; what JSON schema has beside the declared fields (`items`, `minimum`) is kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class OpenAIFunctionPropertySchema(_Schema):
+    """A parameter of a function."""
+
+    type: str | list[str] | None = None
+    description: str | None = None
+    enum: list[Any] | None = None
+
+
+class OpenAIFunctionParametersSchema(_Schema):
+    """The parameters of a function."""
+
+    type: str = "object"
+    properties: dict[str, OpenAIFunctionPropertySchema] = Field(default_factory=dict)
+    required: list[str] = Field(default_factory=list)
+
+
+class OpenAIFunctionSchema(_Schema):
+    """A function."""
+
+    name: str
+    description: str = ""
+    parameters: OpenAIFunctionParametersSchema = Field(default_factory=OpenAIFunctionParametersSchema)
+    strict: bool = False
+
+
+class OpenAIFunctionToolSchema(_Schema):
+    """A tool."""
+
+    type: str = "function"
+    function: OpenAIFunctionSchema
+
+
+class OpenAIFunctionParsedSchema(BaseModel):
+    """A call as the policy wrote it."""
+
+    name: str
+    arguments: str
+
+
+class OpenAIFunctionCallSchema(BaseModel):
+    """A call with its arguments read."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    @staticmethod
+    def from_openai_function_parsed_schema(
+        parsed_schema: OpenAIFunctionParsedSchema,
+    ) -> tuple[OpenAIFunctionCallSchema, bool]:
+        """Read the arguments; the second value is True where they are no JSON object, and are left out."""
+        try:
+            arguments = json.loads(parsed_schema.arguments)
+        except json.JSONDecodeError:
+            arguments = None
+        broken = not isinstance(arguments, dict)
+        return OpenAIFunctionCallSchema(name=parsed_schema.name, arguments={} if broken else arguments), broken
+
+
+class OpenAIFunctionToolCall(BaseModel):
+    """A call with its id."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: OpenAIFunctionCallSchema
+
+
+class ToolResponse(BaseModel):
+    """Answer of a tool; it may be empty."""
+
+    text: str | None = None
+    image: list[Any] | None = None
+    video: list[Any] | None = None
+
+    @field_validator("image", "video", mode="before")
+    @classmethod
+    def _is_list(cls, value: object) -> object:
+        if value is not None and not isinstance(value, list):
+            raise ValueError(f"expected a list, [one] for a single one, found {type(value).__name__}")
+        return value
+
+    def is_empty(self) -> bool:
+        """Say whether it has neither text nor image nor video."""
+        return not (self.text or self.image or self.video)
+
+    def is_text_only(self) -> bool:
+        """Say whether it has text and nothing else."""
+        return bool(self.text) and not (self.image or self.video)
+
+
+class BaseTool:
+    """Base class of a tool, as verl's: `create`, `execute`, `release` for each call of the policy.
+
+    Name the class in the tools' YAML (`class_name`). Its rewards are rewards of the turn that called it, and its
+    `calc_reward` is for its own use: as in verl, nothing else calls it.
+    """
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+        """Take the YAML's config and schema. Raises TypeError where neither it nor the class has a schema."""
+        self.config = config
+        self.tool_schema: OpenAIFunctionToolSchema | None = tool_schema
+        self.tool_schema = tool_schema or self.get_openai_tool_schema()
+        if self.tool_schema is None:
+            raise TypeError(f"{type(self).__name__}: neither the YAML nor get_openai_tool_schema gives a tool_schema")
+        self.name = self.tool_schema.function.name
+
+    @classmethod
+    def adapted_class(cls) -> type[Tool]:
+        """Return the tool that stands for this class."""
+        return stand_in(AdaptedTool, cls)
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema | None:
+        """Return the schema that the policy is shown."""
+        return self.tool_schema
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        """Begin a call, with the row's create_kwargs; return the name of its state."""
+        return instance_id or str(uuid.uuid4()), ToolResponse()
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        """Answer a call: what the policy is shown, a reward or None, and metrics."""
+        raise NotImplementedError(f"{type(self).__name__}.execute")
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """Return a reward by the state."""
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """End a call."""
+
+
+@dataclass(slots=True)
+class AgentData:
+    """A trajectory so far, as tools see it (`agent_data` of `execute`). All but `extra_fields` are copies."""
+
+    messages: list[dict[str, Any]]
+    request_id: str
+    tools_kwargs: dict[str, Any]
+    interaction_kwargs: dict[str, Any]
+    prompt_ids: list[int]
+    """All tokens so far."""
+    response_mask: list[int]
+    """Mask of the tokens behind the first prompt: 1 where the policy sampled it."""
+    assistant_turns: int
+    user_turns: int
+    turn_scores: list[float]
+    tool_rewards: list[float]
+    extra_fields: dict[str, Any]
+    """Whatever tools keep here is seen by later calls of the trajectory, and by scorers in `extra_info`."""
+    image_data: list[Any] = field(default_factory=list)
+    """Always empty: images are in the messages."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(episode: Episode) -> AgentData:
+        """Describe an episode."""
+        trajectory, sample = episode.trajectory, episode.sample
+        started = episode.index >= 0
+        observed = [turn for turn in trajectory.turns if turn.role != "assistant"]
+        return AgentData(
+            messages=[dict(message) for message in episode.messages],
+            request_id=episode.session,
+            tools_kwargs=dict(sample.tools_kwargs),
+            interaction_kwargs=dict(sample.interaction_kwargs),
+            prompt_ids=list(episode.transcript.ids) if started else [],
+            response_mask=episode.transcript.mask[episode.transcript.prompt_length :] if started else [],
+            assistant_turns=episode.assistant_turns,
+            user_turns=len(observed),
+            turn_scores=[turn.reward for turn in trajectory.turns if turn.reward is not None and not turn.calls],
+            tool_rewards=[call.reward for call in trajectory.tool_calls if call.reward is not None],
+            extra_fields=trajectory.for_scorers,
+        )
+
+
+class AdaptedTool(Tool):
+    """A tool of ours around one of verl's contract."""
+
+    wrapped: ClassVar[type[BaseTool]]
+
+    def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
+        """Make the user's tool. Raises what its constructor raises."""
+        given = None if schema is None else OpenAIFunctionToolSchema.model_validate(schema)
+        self.inner = self.wrapped(dict(config or {}), given)
+        own = self.inner.tool_schema
+        if own is None:
+            raise TypeError(f"{self.wrapped.__name__}: its constructor leaves tool_schema at None")
+        super().__init__(config, cast(ToolSchema, own.model_dump(exclude_unset=True, exclude_none=True)))
+        self._create_kwargs: dict[str, dict[str, Any]] = {}
+
+    @property
+    def code(self) -> Callable[..., object]:
+        """See `Tool.code`."""
+        return self.inner.execute
+
+    async def create(self, instance_id: str, **create_kwargs: Any) -> None:
+        """Keep what each call's own `create` is given."""
+        self._create_kwargs[instance_id] = create_kwargs
+
+    async def release(self, instance_id: str) -> None:
+        self._create_kwargs.pop(instance_id, None)
+
+    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> Response:
+        kwargs = self._create_kwargs.get(instance_id, {})
+        # Earlier versions pass create_kwargs one by one and name the instance, later ones pass them as one mapping.
+        offered = {"instance_id": str(uuid.uuid4()), "create_kwargs": kwargs, **kwargs}
+        created: Any = await call(self.inner.create, **offered)
+        instance = created[0] if isinstance(created, tuple) else created
+        episode = CURRENT_EPISODE.get(None)
+        data = None if episode is None else AgentData.of(episode)
+        try:
+            answer: Any = await call(self.inner.execute, instance, arguments, agent_data=data)
+        finally:
+            await call(self.inner.release, instance)
+        return as_response(answer, f"{self.wrapped.__name__}.execute")
+
+
+def as_response(answer: object, what: str) -> Response:
+    """Read (ToolResponse or text, reward or None, metrics or None). Raises WrongResponse for anything else."""
+    if not (isinstance(answer, tuple) and len(answer) == 3):
+        raise WrongResponse(f"{what} must return (ToolResponse, reward, metrics), found {answer!r:.100}")
+    response, reward, metrics = answer
+    if not isinstance(response, ToolResponse | str | None):
+        raise WrongResponse(f"{what} must return a ToolResponse or a text first, found {response!r:.100}")
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise WrongResponse(f"{what} must return a mapping of metrics or None last, found {metrics!r:.100}")
+    if not isinstance(response, ToolResponse):
+        response = ToolResponse(text=response)
+    if response.video:
+        raise WrongResponse(f"{what} returned a video; text and images are shown to the policy")
+    images = tuple(image for image in response.image or () if image is not None)
+    return Response(response.text or "", reward, _numbers(metrics or {}), images=images)
+
+
+def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
+    """Keep the finite numbers among metrics, which may hold texts, too."""
+    return {
+        str(name): float(value)
+        for name, value in metrics.items()
+        if isinstance(value, numbers.Real) and math.isfinite(value)
+    }

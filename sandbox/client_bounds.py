@@ -1,0 +1,222 @@
+"""Bounds on what one client can cost a server: time for headers, bodies and answers; bodies and bytes by address.
+
+A body costs what has come of it, whatever it declares, so that declaring costs nobody anything. A body has to come at
+a rate, and of the bodies of one address that are on their way for longer than a moment only so many are kept: the
+oldest gives way to a new one. Of the bytes that a server holds one address may have as many as are still free, so that
+there is always room for another one (dynamic thresholds; Choudhury and Hahne 1998).
+
+`sandbox/client_bounds.py` and `agentrl/system/client_bounds.py` are one text, as the sandbox imports nothing of
+agentrl; a test compares them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope
+
+HEADER_SECONDS = 30.0
+"""Seconds from the first byte of a request, or the connection's start, to the end of its headers."""
+MAX_HEADERS = 64 << 10
+"""Bytes of a request before its body."""
+BODY_SECONDS = 60.0
+"""Seconds that a body has to come, at the longest."""
+BODY_PATIENCE = 10.0
+"""Seconds that a body may be late behind SLOWEST."""
+SLOWEST = 16 << 10
+"""Bytes of a body that have to come a second."""
+HALF_SENT = 1024
+"""Bodies of one address that may be on their way for longer than FRESH seconds. Each is a connection that waits; ended
+sooner, clients come again at once, which costs the server more than their waiting.
+"""
+FRESH = 5.0
+"""Seconds in which a body that is sent at once has come and been read, by a busy server, too."""
+ANSWER_SECONDS = 60.0
+"""Seconds that a client has to read an answer."""
+
+
+def address(scope: Scope) -> str:
+    """Return the address that a request came from."""
+    return scope["client"][0] if scope.get("client") else ""
+
+
+def too_large(scope: Scope) -> str:
+    """Say what is wrong with a request whose bytes before the body are more than MAX_HEADERS; else nothing."""
+    headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+    target = len(scope["method"]) + len(scope.get("raw_path") or scope["path"]) + len(scope["query_string"])
+    size = target + sum(len(name) + len(value) + 4 for name, value in headers)
+    return (
+        f"the headers must have at most {MAX_HEADERS:,} bytes together, and have {size:,}" if size > MAX_HEADERS else ""
+    )
+
+
+class Bodies:
+    """Bodies on their way to a server, and the bytes that it holds, by client."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes that all clients hold together."""
+        self.most = most
+        self.total = 0
+        """Bytes held now."""
+        self._held: Counter[str] = Counter()
+        self._coming: dict[str, dict[Body, None]] = {}
+        """Bodies by address, oldest first."""
+
+    def room(self, client: str) -> int:
+        """Bytes that a client may have more: then it has as many as are free."""
+        return (self.most - self.total - self._held[client]) // 2
+
+    def hold(self, client: str, size: int) -> None:
+        """Count `size` bytes more, or less, for a client."""
+        self.total += size
+        self._held[client] += size
+        if not self._held[client]:
+            del self._held[client]
+
+    def begin(self, client: str, size: int | None) -> Body:
+        """Take up the body of a request, of `size` bytes where that is known. Its `end` has to be called."""
+        body = Body(self, client, asyncio.get_running_loop().time())
+        body.complete = size == 0
+        if body.complete:
+            return body
+        ours = self._coming.setdefault(client, {})
+        ours[body] = None
+        while len(ours) > HALF_SENT and (oldest := next(iter(ours))).begun < body.begun - FRESH:
+            oldest.give_way()
+        return body
+
+    def arrived(self, body: Body) -> None:
+        """Forget a body that is no longer on its way; what it holds stays counted."""
+        ours = self._coming.get(body.client, {})
+        ours.pop(body, None)
+        if not ours:
+            self._coming.pop(body.client, None)
+
+
+class Body:
+    """Body of one request, and the bytes that are held for it."""
+
+    def __init__(self, bodies: Bodies, client: str, begun: float) -> None:
+        self.client, self.begun = client, begun
+        self.taken = 0
+        """Bytes that have come."""
+        self.complete = False
+        """Nothing more will come."""
+        self._bodies, self._held = bodies, 0
+        self._gave_way = False
+        self._waiting: asyncio.Timeout | None = None
+
+    @property
+    def deadline(self) -> float:
+        """Time, by the loop's clock, at which more has to have come."""
+        return self.begun + min(BODY_SECONDS, BODY_PATIENCE + self.taken / SLOWEST)
+
+    async def receive(self, receive: Receive) -> Message:
+        """Return the next message of the request. Raises HTTPException: 408, too slow; 429, no room for it."""
+        if self.complete:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(0.0 if self._gave_way else self.deadline) as self._waiting:
+                message = await receive()
+        except TimeoutError:
+            if self._gave_way:
+                detail = "more requests of this address were on their way than are waited for, this one longest"
+                raise HTTPException(429, detail, {"Retry-After": "1"}) from None
+            raise HTTPException(408, "the body did not come in time") from None
+        finally:
+            self._waiting = None
+        size = len(message.get("body", b""))
+        if size > self._bodies.room(self.client):
+            raise HTTPException(429, "the requests of this address hold too much", {"Retry-After": "1"})
+        self.taken += size
+        self.hold(size)
+        if message["type"] != "http.request" or not message.get("more_body"):
+            self.complete = True
+            self._bodies.arrived(self)
+        return message
+
+    def hold(self, size: int) -> None:
+        """Count `size` bytes more until the end."""
+        self._held += size
+        self._bodies.hold(self.client, size)
+
+    def give_way(self) -> None:
+        """End the wait for more of it."""
+        self._gave_way = True
+        self._bodies.arrived(self)
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(0.0)
+
+    def end(self) -> None:
+        """Give back what is held for it."""
+        self._bodies.arrived(self)
+        self._bodies.hold(self.client, -self._held)
+        self._held = 0
+
+
+class _Cycle(Protocol):
+    response_complete: bool
+
+
+class Patient(asyncio.Protocol):
+    """Part of a uvicorn protocol: closes a connection whose request does not begin in time, or whose client does not
+    take its answer.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    cycle: _Cycle | None
+    _timer: asyncio.TimerHandle | None = None
+    _sending: asyncio.TimerHandle | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """True between the headers of a request and the end of its answer."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._out_of_patience)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)
+        if self.is_under_way:
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(HEADER_SECONDS, self._out_of_patience)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().pause_writing()
+        self._sending = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().resume_writing()
+        self._stop_sending()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._stop_timer()
+        self._stop_sending()
+        super().connection_lost(exc)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _stop_sending(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    def _out_of_patience(self) -> None:
+        self._timer = None
+        self.transport.close()

@@ -1,0 +1,423 @@
+"""The table of verl's keys, against the keys and defaults of its releases, and its dialect."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import Config, load_config
+from agentrl.config.keys import flatten, leaf_keys
+from agentrl.config.verl.entries import Values
+from agentrl.config.verl.page import page
+from agentrl.config.verl.table import VERL_KEYS
+from agentrl.config.verl.translation import entry_of, translate
+from agentrl.errors import ConfigError
+from agentrl.system.json_value import JSON
+
+PROJECT = Path(__file__).resolve().parents[2]
+TRAINERS = [
+    f"{release}/{name}" for release in ("0.9.1", "0.7.1") for name in ("fsdp", "megatron", "veomni", "torchtitan")
+]
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+@cache
+def rows() -> list[dict[str, str]]:
+    with (Path(__file__).parent / "verl_defaults.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def defaults_of(trainer: str) -> dict[str, JSON]:
+    """Return the composed config of one of verl's trainers, by dotted path."""
+    return {row["key"]: json.loads(row["default"]) for row in rows() if trainer in row["trainers"].split()}
+
+
+# Keys of recipes, of asynchronous trainers and of Search-R1's fork, which are in no generated config.
+FURTHER = [
+    "reward_model.overlong_buffer.enable",
+    "reward_model.overlong_buffer.len",
+    "reward_model.overlong_buffer.penalty_factor",
+    "reward_model.reward_kwargs.overlong_buffer_cfg.enable",
+    "reward.reward_kwargs.overlong_buffer_cfg.len",
+    "reward.reward_kwargs.max_resp_len",
+    "async_training.staleness_threshold",
+    "async_training.trigger_parameter_sync_step",
+    "async_training.require_batches",
+    "async_training.partial_rollout",
+    "rollout.nnodes",
+    "rollout.n_gpus_per_node",
+    "rollout.n",
+    "rollout.total_rollout_steps",
+    "rollout.total_epochs",
+    "rollout.test_freq",
+    "actor_rollout_ref.actor.use_rollout_log_probs",
+    "actor_rollout_ref.rollout.standalone_gpu_memory_utilization",
+    "data.train_data_num",
+    "data.val_data_num",
+    "data.max_start_length",
+    "data.max_obs_length",
+    "data.shuffle_train_dataloader",
+    "actor_rollout_ref.actor.state_masking",
+    "actor_rollout_ref.rollout.n_agent",
+    "algorithm.no_think_rl",
+    "algorithm.state_masking.start_state_marker",
+    "max_turns",
+    "do_search",
+    "retriever.url",
+    "retriever.topk",
+    "reward_model.structure_format_score",
+    "reward_model.micro_batch_size",
+]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_no_key_of_a_release_is_unknown_and_no_default_is_refused(trainer: str) -> None:
+    found = translate(defaults_of(trainer), Config)
+    assert found.strangers == []
+    assert found.refused == {}
+
+
+def test_the_keys_of_recipes_and_forks_are_known() -> None:
+    known = leaf_keys(Config)
+    assert [key for key in FURTHER if entry_of(key) is None and key not in known] == []
+
+
+def test_every_entry_is_reached() -> None:
+    """An entry behind a wider pattern would be dead, and say what is not so."""
+    patterns = [entry.pattern for entry in VERL_KEYS]
+    assert len(set(patterns)) == len(patterns)
+    dead = [entry.pattern for entry in VERL_KEYS if entry_of(entry.pattern.replace("*", "x")) is not entry]
+    assert dead == []
+
+
+def test_a_key_of_ours_is_set_aside_only_where_verl_means_something_else() -> None:
+    """A wide pattern that caught a key of ours would keep a command from setting it."""
+    caught = {key for key in leaf_keys(Config) if (entry := entry_of(key)) is not None and entry.kind != "translated"}
+    assert caught == {
+        "data.custom_cls.path",
+        "data.custom_cls.name",
+        f"{ROLLOUT}.val_kwargs.do_sample",
+        f"{ACTOR}.use_torch_compile",
+        "reward_model.enable",
+        "reward_model.model.path",
+        "reward_model.model.trust_remote_code",
+        "reward_model.max_length",
+        "reward_model.forward_max_token_len_per_gpu",
+        "reward_model.enable_resource_pool",
+        "reward_model.nnodes",
+        "reward_model.n_gpus_per_node",
+        "algorithm.filter_groups.enable",
+    }
+
+
+def test_translations_set_keys_that_there_are() -> None:
+    known = leaf_keys(Config)
+    assert [name for entry in VERL_KEYS for name in entry.ours if name not in known] == []
+
+
+def test_the_page_is_that_of_the_table() -> None:
+    """`python -m agentrl.config.verl.page > docs/verl.md` writes it."""
+    assert (PROJECT / "docs" / "verl.md").read_text(encoding="utf-8") == page()
+
+
+def test_few_keys_of_public_commands_are_unknown(shared_data: Path) -> None:
+    with (shared_data / "data" / "verl_keys" / "refused.csv").open(encoding="utf-8", newline="") as file:
+        keys = [row["key"] for row in csv.DictReader(file)]
+    known = leaf_keys(Config)
+    unknown = [key for key in keys if entry_of(key) is None and key not in known]
+    assert len(unknown) < 0.25 * len(keys), unknown
+
+
+# The values that decide the algorithm: our key, and verl's key or a function of its composed config.
+DECIDES: dict[str, str] = {
+    **{
+        key: key
+        for key in (
+            "algorithm.adv_estimator",
+            "algorithm.gamma",
+            "algorithm.lam",
+            "algorithm.norm_adv_by_std_in_grpo",
+            "algorithm.use_kl_in_reward",
+            "algorithm.kl_penalty",
+            "algorithm.kl_ctrl.type",
+            "algorithm.kl_ctrl.kl_coef",
+            f"{ACTOR}.policy_loss.loss_mode",
+            f"{ACTOR}.loss_agg_mode",
+            f"{ACTOR}.clip_ratio_low",
+            f"{ACTOR}.clip_ratio_high",
+            f"{ACTOR}.clip_ratio_c",
+            f"{ACTOR}.entropy_coeff",
+            f"{ACTOR}.use_kl_loss",
+            f"{ACTOR}.kl_loss_coef",
+            f"{ACTOR}.kl_loss_type",
+            f"{ACTOR}.ppo_epochs",
+            f"{ACTOR}.ppo_mini_batch_size",
+            f"{ACTOR}.shuffle",
+            f"{ACTOR}.optim.lr",
+            f"{ACTOR}.optim.weight_decay",
+            f"{ACTOR}.optim.betas",
+            f"{ACTOR}.optim.lr_scheduler_type",
+            f"{ACTOR}.optim.lr_warmup_steps_ratio",
+            "critic.optim.lr",
+            "critic.cliprange_value",
+            "critic.ppo_mini_batch_size",
+            "critic.ppo_epochs",
+            f"{ROLLOUT}.n",
+            f"{ROLLOUT}.temperature",
+            f"{ROLLOUT}.top_p",
+            f"{ROLLOUT}.top_k",
+            "data.train_batch_size",
+            "data.max_prompt_length",
+            "data.max_response_length",
+            "trainer.total_epochs",
+            "trainer.total_training_steps",
+            "trainer.critic_warmup",
+        )
+    },
+    f"{ACTOR}.grad_clip": f"{ACTOR}.optim.clip_grad",
+    "critic.grad_clip": "critic.optim.clip_grad",
+    "reward_model.reward_manager": "reward.reward_manager.name",
+}
+
+COMMANDS = {
+    "ppo": [
+        "data.train_batch_size=256",
+        "data.max_response_length=256",
+        f"{ACTOR}.optim.lr=1e-6",
+        f"{ACTOR}.ppo_mini_batch_size=64",
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+        "critic.optim.lr=1e-5",
+        "critic.model.path=Qwen/Qwen2.5-0.5B-Instruct",
+        "algorithm.kl_ctrl.kl_coef=0.001",
+        "trainer.total_epochs=15",
+    ],
+    "grpo": [
+        "algorithm.adv_estimator=grpo",
+        "data.truncation=error",
+        f"{ACTOR}.use_kl_loss=True",
+        f"{ACTOR}.kl_loss_coef=0.01",
+        f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1",
+        f"{ACTOR}.optim.clip_grad=0.5",
+        f"{ROLLOUT}.n=5",
+        "algorithm.kl_ctrl.kl_coef=0.0",
+        f"{ROLLOUT}.val_kwargs.temperature=0.6",
+        f"{ROLLOUT}.val_kwargs.n=4",
+    ],
+    "dapo_losses": [
+        "algorithm.adv_estimator=grpo",
+        f"{ACTOR}.clip_ratio_low=0.2",
+        f"{ACTOR}.clip_ratio_high=0.28",
+        f"{ACTOR}.clip_ratio_c=10.0",
+        f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm",
+        f"{ACTOR}.kl_loss_coef=0.0",
+        "reward_model.reward_manager=dapo",
+        "+reward_model.reward_kwargs.overlong_buffer_cfg.enable=False",
+        f"{ROLLOUT}.top_p=0.9",
+        f"{ROLLOUT}.top_k=20",
+        "trainer.total_training_steps=100",
+    ],
+    "rloo_in_reward": [
+        "algorithm.adv_estimator=rloo",
+        "algorithm.use_kl_in_reward=True",
+        "algorithm.kl_penalty=k2",
+        f"{ROLLOUT}.n=4",
+        f"{ACTOR}.ppo_epochs=2",
+        f"{ACTOR}.policy_loss.loss_mode=gspo",
+        "trainer.resume_from_path=some/checkpoint",
+    ],
+    "megatron": [
+        "model_engine=megatron",
+        "algorithm.adv_estimator=grpo",
+        f"{ACTOR}.megatron.tensor_model_parallel_size=2",
+        f"{ACTOR}.megatron.pipeline_model_parallel_size=4",
+        f"{ACTOR}.megatron.param_offload=True",
+        f"+{ACTOR}.megatron.override_transformer_config.recompute_granularity=full",
+        f"{ACTOR}.optim.lr_decay_style=constant",
+    ],
+}
+
+
+def given_by(command: list[str]) -> dict[str, JSON]:
+    texts = (text.lstrip("+").partition("=") for text in command)
+    values: Iterator[tuple[str, JSON]] = ((key, json.loads(_plain(value))) for key, _, value in texts)
+    return dict(values)
+
+
+def _plain(value: str) -> str:
+    if value in ("True", "False"):
+        return value.lower()
+    try:
+        float(value)
+    except ValueError:
+        return json.dumps(value)
+    return value
+
+
+@pytest.fixture
+def with_sglang(sglang_installed: None) -> None:
+    """As where the servers are installed."""
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_values_that_decide_the_algorithm_are_verls(name: str) -> None:
+    command = [*COMMANDS[name], f"{ROLLOUT}.name=vllm", "trainer.n_gpus_per_node=8"]
+    engine = "megatron" if "model_engine=megatron" in command else "fsdp"
+    given = given_by(command)
+    reference: Values = {**defaults_of("0.9.1/fsdp"), **defaults_of(f"0.9.1/{engine}"), **given}
+    config = load_config(command, "ppo_trainer")
+    ours = flatten(config.model_dump(mode="json"), leaf_keys(Config))
+    assert len(DECIDES) >= 30
+    for key, theirs in DECIDES.items():
+        expected = reference[theirs]
+        if theirs in ("critic.ppo_mini_batch_size", "critic.ppo_epochs"):
+            expected = reference[theirs.replace("critic", ACTOR)]
+        if theirs == "reward.reward_manager.name":
+            expected = "naive"
+        assert ours[key] == expected, key
+    validation = config.actor_rollout_ref.rollout.val_kwargs
+    samples = bool(reference[f"{ROLLOUT}.val_kwargs.temperature"])
+    assert (validation.do_sample, validation.greedy) == (samples, not samples)
+    if samples:
+        assert (validation.temperature, validation.n) == (0.6, 4)
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_all_that_waits_is_told_in_one_message() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(
+            [
+                "algorithm.adv_estimator=gdpo",
+                "actor_rollout_ref.hybrid_engine=False",
+                "+async_training.staleness_threshold=0.5",
+                "algorithm.filter_groups.enable=True",
+                "trainer.device=npu",
+                f"{ROLLOUT}.quantization=fp8",
+                "nothing.of.verls=1",
+            ],
+            "ppo_trainer",
+        )
+    message = str(error.value)
+    lines = message.splitlines()
+    assert any(
+        line.startswith("actor_rollout_ref.hybrid_engine=false, async_training.staleness_threshold=0.5 would change")
+        for line in lines
+    ), message
+    for key in ("algorithm.adv_estimator", "algorithm.filter_groups.enable", "trainer.device", "quantization"):
+        assert any(key in line and "would change the result" in line for line in lines), key
+    assert "unknown key nothing.of.verls" in message
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_options_of_a_loss_follow_the_loss() -> None:
+    command = [f"{ACTOR}.policy_loss.loss_mode=sapo", f"{ACTOR}.tau_pos=0.9"]
+    options = load_config(command, "ppo_trainer").actor_rollout_ref.actor.policy_loss.options
+    assert options == {"tau_pos": 0.9}, "the other one has verl's default"
+    assert load_config(command[1:], "ppo_trainer").actor_rollout_ref.actor.policy_loss.options == {}
+    command = [f"{ACTOR}.policy_loss.loss_mode=dro", f"{ACTOR}.policy_loss.dro_beta=0.3"]
+    assert load_config(command, "ppo_trainer").actor_rollout_ref.actor.policy_loss.options == {"dro_beta": 0.3}
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_notes_are_one_summary_and_other_defaults_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    command = [f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", "trainer.balance_batch=False", "data.train_batch_size=512"]
+    with caplog.at_level(logging.WARNING, "agentrl.config"):
+        load_config(command, "ppo_trainer")
+    told = [record.getMessage() for record in caplog.records]
+    assert len([text for text in told if text.startswith("2 keys of verl's have no effect")]) == 1
+    (others,) = [text for text in told if "verl's defaults hold" in text]
+    assert "algorithm.adv_estimator=gae (grpo)" in others
+    assert "trainer.total_epochs=30 (1)" in others
+    assert "data.train_batch_size" not in others, "the command says it"
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "agentrl.config"):
+        load_config([*command, "trainer.show_verl_notes=true"], "ppo_trainer")
+    (listed,) = [text for record in caplog.records if "without effect here" in (text := record.getMessage())]
+    assert "trainer.balance_batch: micro-batches are balanced by tokens" in listed
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_a_backend_of_another_kind_is_told_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "agentrl.config"):
+        config = load_config(
+            [
+                "model_engine=megatron",
+                f"{ACTOR}.megatron.tensor_model_parallel_size=2",
+                f"{ACTOR}.megatron.context_parallel_size=2",
+                f"{ACTOR}.megatron.pipeline_model_parallel_size=4",
+            ],
+            "ppo_trainer",
+        )
+    actor = config.actor_rollout_ref.actor
+    assert (actor.strategy, actor.fsdp_config.tensor_parallel_size, actor.ulysses_sequence_parallel_size) == (
+        "fsdp2",
+        2,
+        2,
+    )
+    told = "\n".join(record.getMessage() for record in caplog.records)
+    assert f"{ACTOR}.megatron.pipeline_model_parallel_size: models are sharded by FSDP2, not by stages" in told
+    assert "sharded by FSDP2, too" in told
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_a_run_in_verls_dialect_is_written_in_our_words(tmp_path: Path) -> None:
+    from agentrl.config import write_config
+
+    config = load_config(["algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4"], "ppo_trainer")
+    write_config(config, tmp_path / "config.yaml")
+    assert load_config([f"--config-path={tmp_path}", "--config-name=config"]) == config
+
+
+def test_agentrl_train_guesses_nothing() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(["critic.model.path=x", "algorithm.adv_estimator=gae"])
+    assert "agentrl.verl.main_ppo" in str(error.value)
+    assert load_config(["trainer.balance_batch=True"]).algorithm.adv_estimator == "grpo"
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_search_r1s_lengths_are_those_of_its_loop() -> None:
+    config = load_config(
+        [
+            "data.max_prompt_length=4096",
+            "data.max_start_length=2048",
+            "data.max_response_length=500",
+            "data.max_obs_length=500",
+            "max_turns=2",
+            f"{ACTOR}.state_masking=true",
+            f"{ROLLOUT}.n_agent=5",
+            f"{ACTOR}.clip_ratio=0.1",
+        ],
+        "search_r1_trainer",
+    )
+    turns = config.actor_rollout_ref.rollout.multi_turn
+    assert (config.data.max_prompt_length, config.data.max_response_length) == (2048, 2 * 1000 + 500)
+    assert (turns.max_tokens_per_turn, turns.max_assistant_turns, turns.force_final_answer) == (500, 2, True)
+    assert config.actor_rollout_ref.rollout.agent.default_agent_loop == "search_r1"
+    assert (config.actor_rollout_ref.rollout.n, config.actor_rollout_ref.actor.clip_low) == (5, 0.1)
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_a_template_may_stand_in_the_command() -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    config = load_config([f"actor_rollout_ref.model.custom_chat_template='{template}'"], "ppo_trainer")
+    assert config.actor_rollout_ref.model.chat_template == template
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_a_prompt_is_never_cut_and_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "agentrl.config"):
+        config = load_config(["data.truncation=left"], "ppo_trainer")
+    assert not config.data.filter_overlong_prompts, "long prompts are refused before the first step"
+    assert any("data.truncation: prompts are never cut" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_keys_are_deleted_as_in_our_own_configs() -> None:
+    assert load_config(["~trainer.total_epochs"], "ppo_trainer").trainer.total_epochs == 1

@@ -1,0 +1,247 @@
+"""Folders, JSON lines and Hugging Face data sets as training data, and what is said where they cannot be used."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from agentrl.chat import Chat
+from agentrl.config.sections.sft import SFTDataConfig
+from agentrl.data.dataset import ParquetDataset
+from agentrl.data.json_lines import JsonDataset
+from agentrl.data.sft import load_transcripts
+from agentrl.data.sources import expand
+from agentrl.errors import DataError
+from tests.chat.templates import HERMES
+from tests.chat.vocabularies import QWEN, save_tokenizer
+
+Row = dict[str, Any]
+
+
+def row(number: int, **changes: Any) -> Row:
+    return {
+        "prompt": [{"role": "user", "content": f"question {number}"}],
+        "data_source": "made/up",
+        "reward_model": {"style": "rule", "ground_truth": str(number)},
+        "extra_info": {"index": number},
+    } | changes
+
+
+def lines(path: Path, rows: list[Any]) -> str:
+    text = "".join(json.dumps(one) + "\n" for one in rows).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
+    return Chat.from_pretrained(str(save_tokenizer(tmp_path_factory.mktemp("chat"), QWEN, "<|im_end|>", HERMES)))
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Caches are the test's own, and no hub is asked."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+# --- names
+
+
+def test_a_folder_is_its_data_files(tmp_path: Path) -> None:
+    for name in ("b.parquet", "a.parquet", "README.md", ".hidden.parquet"):
+        (tmp_path / name).touch()
+    assert expand(str(tmp_path)) == [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
+    (tmp_path / "c.jsonl").touch()
+    with pytest.raises(DataError, match="holds parquet files and JSON files: name the files"):
+        expand(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["README.md"], r"holds no \*\.parquet"),
+        (
+            ["train.parquet", "test.parquet"],
+            r"to train on and to test on \(test\.parquet, train\.parquet\): name those",
+        ),
+        (["train-00000-of-00001.parquet", "validation-00000-of-00001.parquet"], "to train on and to test on"),
+        (["dataset_info.json", "data-0.arrow"], "saved to disk: name it as hf:/"),
+    ],
+)
+def test_a_folder_that_says_too_little(tmp_path: Path, names: list[str], said: str) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=said):
+        expand(str(tmp_path))
+
+
+# --- JSON
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz"])
+def test_json_lines_are_rows(tmp_path: Path, name: str) -> None:
+    """Values of one key may be of several types, which no parquet column could hold."""
+    rows = [row(0), row(1, reward_model={"ground_truth": [1, "a"]}, agent_name="tool_agent", ability=None)]
+    rows += [row(2, prompt=json.dumps(row(2)["prompt"]), tools_kwargs={"f": {"create_kwargs": {"x": 1}}})]
+    file = lines(tmp_path / name, rows)
+    data = JsonDataset(file, default_agent_loop="react")
+    first, second, third = data
+    assert (first.prompt, first.ground_truth, first.agent_name) == (row(0)["prompt"], "0", "react")
+    assert (second.ground_truth, second.agent_name, second.ability) == ([1, "a"], "tool_agent", None)
+    assert (third.prompt, third.tools_kwargs) == (row(2)["prompt"], {"f": {"create_kwargs": {"x": 1}}})
+    assert [(sample.file, sample.row, sample.index) for sample in data] == [
+        (file, number, number) for number in range(3)
+    ]
+    known: dict[str, list[str]] = {"agent_names": ["react", "tool_agent"], "tool_names": ["f"], "interaction_names": []}
+    assert data.check(**known) == ["made/up"]
+    before = data.fingerprint
+    lines(tmp_path / name, [*rows[:2], row(3)])
+    assert JsonDataset(file, default_agent_loop="react").fingerprint != before
+
+
+def test_one_array_and_parquet_are_the_same_rows(tmp_path: Path) -> None:
+    rows = [row(0), row(1)]
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    of_json, of_parquet = JsonDataset(str(tmp_path / "a.json")), ParquetDataset(str(tmp_path / "a.parquet"))
+    assert [(s.prompt, s.ground_truth, s.extra_info) for s in of_json] == [
+        (s.prompt, s.ground_truth, s.extra_info) for s in of_parquet
+    ]
+
+
+BAD_ROWS: list[tuple[Any, str]] = [
+    (["x"], r": expected a JSON object, found \['x'\]"),
+    ({"question": "x"}, r", column prompt: expected messages, and the row has only question"),
+    (row(1, prompt="x"), r", column prompt: expected a list of messages, or one in JSON text"),
+    (
+        row(1, prompt=[{"role": "x", "content": ""}]),
+        r", column prompt, message 0: expected one of .* as role",
+    ),
+    (row(1, data_source=None), r", column data_source: expected text, found null"),
+    (row(1, data_source=3), r", column data_source: expected text, found 3"),
+    (row(1, reward_model="x"), r", column reward_model: expected an object, found 'x'"),
+    (row(1, tools_kwargs={"f": 1}), r", column tools_kwargs: expected objects such as"),
+    (row(1, extra_info={"tools_kwargs": [1]}), r", column extra_info\.tools_kwargs: expected an object, found \[1\]"),
+    (row(1, images="x"), r", column images: expected a list of images"),
+    (row(1, tools_kwargs={"nobody": {}}), r", column tools_kwargs: unknown name 'nobody'"),
+]
+
+
+@pytest.mark.parametrize(("bad", "said"), BAD_ROWS)
+def test_a_bad_json_row_is_named_or_skipped(tmp_path: Path, bad: Any, said: str) -> None:
+    file = lines(tmp_path / "a.jsonl", [row(0), bad, row(2)])
+    known: dict[str, list[str]] = {"agent_names": ["single_turn"], "tool_names": [], "interaction_names": []}
+    with pytest.raises(DataError, match=r"a\.jsonl, row 1 \(the first is 0\)" + said):
+        JsonDataset(file).check(**known)
+    if isinstance(bad, dict):
+        data = JsonDataset(file, on_bad_row="skip")
+        data.check(**known)
+        assert (data.skipped, [sample.row for sample in data]) == (1, [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"a": 1}\n{"a"\n', r"row 1 .*: expected JSON \(Expecting ':' delimiter"),
+        (b'{"a": "\xc3"}', r"row 0 .*: expected UTF-8 text, found b'"),
+        (b'{"a":' * 100_000, r"row 0 .*: expected JSON \(nested too deeply"),
+        (b"[1, 2", r"a\.jsonl: expected JSON"),
+        (b"", "the data set is empty"),
+    ],
+)
+def test_text_that_is_no_json(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        JsonDataset(str(tmp_path / "a.jsonl"))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}' * 1000)[:-20])
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz: cannot be read"):
+        JsonDataset(str(tmp_path / "a.jsonl.gz"))
+    with pytest.raises(DataError, match=r"b\.jsonl does not exist"):
+        JsonDataset(str(tmp_path / "b.jsonl"))
+    with pytest.raises(DataError, match=r"b\.parquet is no JSON file, and others of one list are"):
+        JsonDataset([lines(tmp_path / "a.jsonl", [row(0)]), str(tmp_path / "b.parquet")])
+
+
+def test_overlong_json_rows_are_named(tmp_path: Path) -> None:
+    data = JsonDataset(lines(tmp_path / "a.jsonl", [row(0)]))
+    with pytest.raises(DataError, match=r"a\.jsonl, row 0 .*the prompt is 9 tokens long"):
+        data.filter_overlong(lambda sample: 9, 5, refuse=True)
+
+
+# --- Hugging Face
+
+
+def test_a_data_set_saved_to_disk(tmp_path: Path) -> None:
+    datasets.Dataset.from_list([row(0), row(1)]).save_to_disk(tmp_path / "one")
+    name = f"hf:{tmp_path / 'one'}"
+    assert [(s.ground_truth, s.file, s.row) for s in ParquetDataset(name)] == [("0", name, 0), ("1", name, 1)]
+    splits = {"train": datasets.Dataset.from_list([row(0)]), "test": datasets.Dataset.from_list([row(5)])}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "two")
+    assert [s.ground_truth for s in ParquetDataset(f"hf:{tmp_path / 'two'}")] == ["0"]
+    assert [s.ground_truth for s in ParquetDataset(f"hf:{tmp_path / 'two'}:test")] == ["5"]
+    with pytest.raises(DataError, match=r"two:dev: the data set cannot be loaded: .*dev"):
+        ParquetDataset(f"hf:{tmp_path / 'two'}:dev")
+    before = ParquetDataset(name).fingerprint
+    assert ParquetDataset(f"hf:{tmp_path / 'two'}").fingerprint != before == ParquetDataset(name).fingerprint
+
+
+def test_a_folder_as_the_hub_has_it(tmp_path: Path) -> None:
+    """What owner/name is downloaded as: files by split, and slices of splits."""
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    for split, numbers in (("train", range(4)), ("test", range(7, 9))):
+        table = pa.Table.from_pylist([row(number) for number in numbers])
+        pq.write_table(table, tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet")
+    truths = [
+        [s.ground_truth for s in ParquetDataset(f"hf:{tmp_path / 'set'}{part}")] for part in ("", ":test", ":train[2:]")
+    ]
+    assert truths == [["0", "1", "2", "3"], ["7", "8"], ["2", "3"]]
+
+
+def test_what_is_wrong_with_its_rows_is_named(tmp_path: Path) -> None:
+    bad = row(1, prompt=[{"role": "nobody", "content": "x"}])
+    datasets.Dataset.from_list([row(0), bad]).save_to_disk(tmp_path / "one")
+    with pytest.raises(DataError, match=r"hf:.*one, row 1 \(the first is 0\), column prompt\.role: expected one of"):
+        ParquetDataset(f"hf:{tmp_path / 'one'}")
+    assert ParquetDataset(f"hf:{tmp_path / 'one'}", on_bad_row="skip").skipped == 1
+
+
+def test_without_the_package_and_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"hf:nobody/nothing: the data set cannot be loaded: "):
+        ParquetDataset("hf:nobody/nothing")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"hf:nobody/nothing: .*pip install 'agentrl\[hub\]'"):
+        ParquetDataset("hf:nobody/nothing")
+
+
+# --- supervised training
+
+
+def test_supervised_training_reads_all_of_them(tmp_path: Path, chat: Chat) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+    talk: Row = {"messages": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]}
+    with_tools = talk | {"tools": tools}
+    lines(tmp_path / "a.jsonl", [with_tools])
+    lines(tmp_path / "b.json.gz", [talk | {"tools": json.dumps(tools)}])
+    pq.write_table(pa.Table.from_pylist([talk | {"tools": json.dumps(tools)}]), tmp_path / "c.parquet")
+    datasets.Dataset.from_list([talk | {"tools": json.dumps(tools)}]).save_to_disk(tmp_path / "d")
+    names = [*(str(tmp_path / name) for name in ("a.jsonl", "b.json.gz", "c.parquet")), f"hf:{tmp_path / 'd'}"]
+    found = load_transcripts(names, SFTDataConfig(train_files="unused"), chat)
+    assert len({tuple(sample.ids.tolist()) for sample in found.samples}) == 1 and len(found.samples) == 4
+    lines(tmp_path / "e.jsonl", [talk, {"messages": "x"}])
+    with pytest.raises(DataError, match=r"e\.jsonl, row 1 .*, column messages: expected a list of messages"):
+        load_transcripts(str(tmp_path / "e.jsonl"), SFTDataConfig(train_files="unused"), chat)
+    lines(tmp_path / "f.jsonl", [{"talk": 1}])
+    with pytest.raises(DataError, match=r"f\.jsonl, row 0 .*: there is no column 'messages' .*its columns are talk"):
+        load_transcripts(str(tmp_path / "f.jsonl"), SFTDataConfig(train_files="unused"), chat)

@@ -1,0 +1,24 @@
+"""Metrics under verl's names."""
+
+from __future__ import annotations
+
+from agentrl.observe.verl_names import verl_names
+
+
+def test_numbers_that_verl_has_too_have_its_names_beside_ours() -> None:
+    metrics = {
+        "reward/mean": 0.5,
+        "actor/pg_loss": 1.0,
+        "actor/clip_frac": 0.1,
+        "time/rollout": 3.0,
+        "val/openai/gsm8k/mean@4": 0.25,
+        "val/openai/gsm8k/greedy": 0.75,
+        "tool/calls_mean": 2.0,
+    }
+    assert verl_names(metrics) == {
+        "critic/rewards/mean": 0.5,
+        "actor/pg_clipfrac": 0.1,
+        "timing_s/gen": 3.0,
+        "val-core/openai/gsm8k/reward/mean@4": 0.25,
+        "val-core/openai/gsm8k/reward/mean@1": 0.75,
+    }

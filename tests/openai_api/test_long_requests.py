@@ -1,0 +1,147 @@
+"""Requests that are too long, or long: refused before they are rendered, or rendered beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from agentrl.chat import Chat
+from tests.openai_api.conftest import scripted
+from tests.openai_api.test_record import QUESTION
+
+LONG = {"role": "user", "content": "word " * 20_000}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "code"),
+    [
+        ([{"role": "user", "content": "word " * 800_000}], "messages", "context_length_exceeded"),
+        ([{"role": "user", "content": "é" * 25_000}] * 2, "messages", "context_length_exceeded"),
+        ([QUESTION] * 100_000, "messages", "invalid_value"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "x"}] * 100_000}],
+            "messages",
+            "context_length_exceeded",
+        ),
+    ],
+    ids=["4 MB", "two texts", "100,000 messages", "100,000 parts"],
+)
+async def test_what_cannot_fit_is_never_rendered(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, messages: list[Any], param: str, code: str
+) -> None:
+    async with scripted(chat, ["ok"]) as (service, engine), service.session() as open, httpx.AsyncClient() as raw:
+        rendered: list[int] = []
+        monkeypatch.setattr(chat.format, "render", lambda *_: rendered.append(1))
+        answer = await raw.post(f"{open.base_url}/chat/completions", json={"messages": messages}, timeout=30)
+        assert answer.status_code == 400 and not rendered and engine.prompts == {}
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == (param, code) and len(error["message"]) < 400
+
+
+def test_no_text_has_fewer_tokens_than_its_bound(chat: Chat) -> None:
+    longest = chat.most_characters(1)
+    assert longest is not None
+    for text in ("word " * 500, "=" * 2000, "e\u0301" * 300, "中文" * 200, "".join(chat.tokenizer.get_vocab())):
+        assert chat.most_characters(len(chat.encode(text))) >= len("".join(text.split()))  # type: ignore[operator]
+
+
+async def test_blanks_do_not_count(chat: Chat) -> None:
+    """Templates may strip them."""
+    async with scripted(chat, ["ok"], max_model_len=200) as (service, _), service.session() as open:
+        most = open.session._most_characters
+        assert most is not None
+        with pytest.raises(openai.BadRequestError, match="The prompt has"):  # it was rendered
+            await open.say([{"role": "user", "content": "a" + " " * 2 * most + "b"}])
+        with pytest.raises(openai.BadRequestError, match="characters"):
+            await open.say([{"role": "user", "content": "ab" * most}])
+
+
+@pytest.mark.parametrize("place", ["prompt", "answer"])
+async def test_others_are_answered_while_a_long_request_is_rendered(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    loop_thread = threading.get_ident()
+
+    def slow(write: Any) -> Any:
+        def written(*args: Any) -> Any:
+            if len(str(args)) > 50_000:
+                assert threading.get_ident() != loop_thread
+                begun.set()
+                assert go_on.wait(60)
+            return write(*args)
+
+        return written
+
+    limits = {"max_model_len": 200_000, "max_response_tokens": 200_000}
+    async with scripted(chat, lambda session, turn: "ok", **limits) as (service, _), service.session() as open:
+        talk: list[Any] = []
+        if place == "answer":
+            talk = [QUESTION, (await open.say([QUESTION])).choices[0].message]
+        monkeypatch.setattr(chat, "render", slow(chat.render))
+        monkeypatch.setattr(chat, "bridge", slow(chat.bridge))
+        long = asyncio.create_task(open.say([*talk, LONG]))
+        assert await asyncio.to_thread(begun.wait, 60)
+        async with service.session() as other:
+            for _ in range(5):
+                assert (await other.say([QUESTION])).choices[0].message.content == "ok"
+        if talk:  # the place is taken: a branch of its own
+            await open.say([*talk, {"role": "user", "content": "short"}])
+        assert not long.done()
+        go_on.set()
+        assert (await long).choices[0].message.content == "ok"
+        assert len(open.trajectory.transcripts) == (2 if talk else 1)
+
+
+@pytest.mark.timeout(300)
+async def test_the_event_loop_goes_on_while_a_long_text_is_encoded(chat: Chat) -> None:
+    limits = {"max_model_len": 10**6, "max_response_tokens": 10**6}
+    gaps = [0.0]
+
+    async def beat() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            gaps.append(time.monotonic() - before)
+
+    async with scripted(chat, ["ok"], **limits) as (service, _), service.session() as open:
+        text = " ".join(f"w{k}" for k in range(100_000))
+        beating = asyncio.create_task(beat())
+        began = time.monotonic()
+        await open.say([{"role": "user", "content": text}])
+        seconds = time.monotonic() - began
+        beating.cancel()
+        assert max(gaps) < seconds / 2, (max(gaps), seconds)
+
+
+async def test_a_session_that_ends_meanwhile_is_not_begun(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    render = chat.render
+
+    def slow(*args: Any) -> list[int]:
+        begun.set()
+        assert go_on.wait(60)
+        return render(*args)
+
+    async with scripted(chat, ["ok"], max_model_len=200_000) as (service, engine), service.session() as open:
+        monkeypatch.setattr(chat, "render", slow)
+        call = asyncio.create_task(open.say([LONG]))
+        assert await asyncio.to_thread(begun.wait, 60)
+        await open.session.close()
+        go_on.set()
+        with pytest.raises(openai.NotFoundError):
+            await call
+        assert engine.prompts == {} and open.session.turns == 0 and open.trajectory.transcripts == []
+
+
+async def test_a_long_prompt_is_not_remembered(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.chat.chat.CACHED_CHARACTERS", 1000)
+    known = len(chat._prompts)
+    chat.render([{"role": "user", "content": "x" * 2000}])
+    assert len(chat._prompts) == known

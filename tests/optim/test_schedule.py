@@ -1,0 +1,50 @@
+"""Learning rates by step."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.config.sections.optim import OptimConfig
+from agentrl.optim.schedule import lr_factor
+
+
+def factors(total: int, **config: object) -> list[float]:
+    settings = OptimConfig(**config)
+    return [lr_factor(settings, step, total) for step in range(1, total + 1)]
+
+
+def test_linear_with_warm_up() -> None:
+    assert factors(6, lr_scheduler_type="linear", lr_warmup_steps=2) == pytest.approx(
+        [1 / 3, 2 / 3, 1.0, 0.75, 0.5, 0.25]
+    )
+
+
+def test_cosine_ends_at_its_floor() -> None:
+    values = factors(4, lr_scheduler_type="cosine", min_lr_ratio=0.2)
+    assert values == pytest.approx([1.0, 0.2 + 0.8 * 0.853553, 0.6, 0.2 + 0.8 * 0.146447], abs=1e-5)
+
+
+def test_constant_after_warm_up() -> None:
+    assert factors(4, lr_warmup_steps=1) == [0.5, 1.0, 1.0, 1.0]
+
+
+def test_past_the_last_step_the_floor_holds() -> None:
+    config = OptimConfig(lr_scheduler_type="linear", min_lr_ratio=0.1)
+    assert lr_factor(config, 11, 10) == pytest.approx(0.1)
+    assert lr_factor(config, 500, 10) == pytest.approx(0.1)
+
+
+def test_warm_up_as_long_as_the_run() -> None:
+    assert factors(2, lr_scheduler_type="linear", lr_warmup_steps=2) == pytest.approx([1 / 3, 2 / 3])
+
+
+def test_steps_count_from_one() -> None:
+    with pytest.raises(ValueError, match="counted from 1, found step 0"):
+        lr_factor(OptimConfig(), 0, 10)
+
+
+def test_warm_up_may_be_a_part_of_all_steps() -> None:
+    by_ratio, by_steps = OptimConfig(lr_warmup_steps_ratio=0.285), OptimConfig(lr_warmup_steps=28)
+    assert [lr_factor(by_ratio, step, 100) for step in range(1, 101)] == [
+        lr_factor(by_steps, step, 100) for step in range(1, 101)
+    ], "rounded down"

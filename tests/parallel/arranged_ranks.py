@@ -1,0 +1,205 @@
+"""The ranks of test_arrangements.py: trainings arranged in several ways. Run as a script, which forks its ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch._dynamo.utils import counters
+from transformers import AutoTokenizer, PreTrainedModel
+
+from agentrl.algorithms.advantages import compute_advantages
+from agentrl.config import Config, SFTConfig
+from agentrl.config.sections.parallel import Parallel
+from agentrl.model.heads import PolicyModel
+from agentrl.model.packed import token_logprobs, use_packed_attention
+from agentrl.parallel.collectives import full, rank, world_size
+from agentrl.parallel.mesh import Mesh
+from agentrl.parallel.shard import shard
+from agentrl.runtime.ranks import join_tokens, shares
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.images import Images
+from agentrl.workers.groups import HasReference
+from agentrl.workers.roles import critic_role, policy_role, reference_role, sft_role
+from tests.model.families import batch, make_model, one_by_one
+from tests.vision import test_model as vision
+from tests.vision import tiny
+
+STEPS = 5
+Scores = Callable[[RaggedBatch], tuple[torch.Tensor, dict[str, float]]]
+LIMIT = timedelta(seconds=321)
+"""Of a collective call, in every group."""
+
+
+class Workers:
+    """The roles of one run on this rank, and what `trained` asks of them."""
+
+    def __init__(self, config: Config, ppo: bool) -> None:
+        self.policy = policy_role(config, "cpu", 10).make()
+        self.critic = critic_role(config, "cpu", 10).make() if ppo else None
+        role = None if ppo else reference_role(config, "cpu")
+        # With adapters the policy is its own reference.
+        self.reference: HasReference | None = None if ppo else self.policy if role is None else role.make()
+
+
+def scores(score: Scores, parallel: Parallel, batch: RaggedBatch) -> torch.Tensor:
+    """Token scores of all ranks, as worker groups join them."""
+    size = parallel.copies
+    parts = shares(batch.lengths.tolist(), world_size() // size)
+    mine, _ = score(batch.select(parts[rank() // size]))
+    everyone: list[Any] = [mine]
+    if dist.is_initialized():
+        everyone = [None] * world_size()
+        dist.all_gather_object(everyone, mine)
+    for place, one in enumerate(everyone):
+        assert torch.equal(one, everyone[place - place % size]), "the ranks of a block answer the same"
+    return join_tokens(everyone[::size], parts, batch)
+
+
+def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]], Workers]:
+    """STEPS steps on one batch; their metrics."""
+    ppo = config.algorithm.adv_estimator == "gae"
+    run = Workers(config, ppo)
+    roles = config.actor_rollout_ref
+    metrics = []
+    for step in range(1, STEPS + 1):
+        batch = replace(batch, old_logprobs=scores(run.policy.compute_log_probs, roles.actor.parallel, batch))
+        if run.critic is not None:
+            batch.values = scores(run.critic.compute_values, config.critic.parallel, batch)
+        if run.reference is not None:
+            batch.ref_logprobs = scores(run.reference.compute_reference_log_probs, roles.ref_parallel, batch)
+        batch = compute_advantages(batch, config.algorithm, config.actor_rollout_ref.rollout.n)
+        seen = {} if run.critic is None else run.critic.update(batch, step=step)
+        metrics.append(seen | run.policy.update(batch, step=step))
+    return metrics, run
+
+
+def supervised(config: SFTConfig, batch: RaggedBatch) -> tuple[list[dict[str, float]], Any]:
+    """STEPS steps on one batch, and the loss after each; their metrics, and the worker."""
+    worker = sft_role(config, "cpu", 10).make()
+    return [worker.update(batch, step=step) | worker.mean_loss(batch) for step in range(1, STEPS + 1)], worker
+
+
+def train(name: str, trees: dict[str, Any], work: Path) -> None:
+    """Train by each of an arrangement's configs, and write down what came of it."""
+    batch = RaggedBatch(**torch.load(work / "batch.pt", weights_only=True))
+    torch.compiler.set_default_backend("eager")
+    for kind, tree in trees.items():
+        counters.clear()
+        if kind == "sft":
+            metrics, policy = supervised(SFTConfig.model_validate(tree), batch)
+        else:
+            metrics, run = trained(Config.model_validate(tree), batch)
+            policy = run.policy
+        assert (counters["stats"]["unique_graphs"] > 0) == (kind == "compiled")
+        weights = {key: tensor.clone() for key, tensor in policy.backend.model.named_tensors(policy.backend.tensors)}
+        if rank() == 0:
+            (work / f"{name}-{kind}.json").write_text(json.dumps(metrics))
+            save_file(weights, work / f"{name}-{kind}.safetensors")
+        if kind == "grpo":
+            policy.save(work / f"{name}-{kind}")
+            policy.export(work / f"{name}-{kind}-export", AutoTokenizer.from_pretrained(work / "policy"))
+            for saved in ("one-grpo", "fsdp 2-grpo"):  # of one process, and of two
+                if (work / saved).exists():
+                    policy.load(work / saved)
+                    expected = load_file(work / f"{saved}.safetensors")
+                    for key, tensor in policy.backend.model.named_tensors(policy.backend.tensors):
+                        assert torch.equal(tensor, expected[key]), (saved, key)
+
+
+SPLIT = {
+    Parallel(sequence=4): ("gemma2", "gpt-oss"),
+    Parallel(sequence=2, tensor=2): ("qwen2", "phi3"),
+}
+
+
+def score() -> None:
+    """Tokens and heads that are split, against transformers' own forward of one sequence after another; images, against
+    the packed forward of one process."""
+    ids, offsets = batch()
+    for parallel, family in [(parallel, family) for parallel, names in SPLIT.items() for family in names]:
+        own = make_model(family)
+        compare(one_by_one(own, ids, offsets, 0.8), own, make_model(family), parallel, ids, offsets)
+    rows, placed = vision.sequences()
+    ids, offsets = torch.tensor([token for row in rows for token in row]), torch.tensor([0, *map(len, rows)]).cumsum(0)
+    images = Images.of(placed)
+    own, other = (tiny.make_model("qwen3_vl", vision.VOCAB, **vision.TOKENS) for _ in range(2))
+    logprobs, entropy, _ = token_logprobs(
+        use_packed_attention(own), ids, offsets, temperature=0.8, with_entropy=True, images=images
+    )
+    assert entropy is not None
+    compare((logprobs, entropy), own, other, Parallel(sequence=4), ids, offsets, images)
+
+
+def compare(
+    expected: tuple[torch.Tensor, torch.Tensor],
+    own: PreTrainedModel,
+    base: PreTrainedModel,
+    parallel: Parallel,
+    ids: torch.Tensor,
+    offsets: torch.Tensor,
+    images: Images | None = None,
+) -> None:
+    """`base` on split tokens gives the log-probs, entropies and gradients that `own` gave."""
+    name = type(base).__name__
+    weights = torch.randn(len(ids), generator=torch.Generator().manual_seed(0))
+    (expected[0] @ weights + expected[1].sum()).backward()
+    mesh = Mesh(parallel, "cpu")
+    for group in (mesh.sequence, *(part.get_group() for part in (mesh.fsdp, mesh.tensor) if part and part.ndim == 1)):
+        assert group is None or group._get_backend(torch.device("cpu")).options._timeout == LIMIT
+    model = PolicyModel(use_packed_attention(base), group=mesh.sequence)
+    shard(model, base, mesh)
+    everything = torch.ones_like(ids, dtype=torch.bool)
+    logprobs, entropy, _ = model(ids, offsets, needed=everything, temperature=0.8, with_entropy=True, images=images)
+    ((logprobs @ weights + entropy.sum()) * mesh.averaged).backward()
+    for got, want in zip((logprobs, entropy), expected, strict=True):
+        assert torch.allclose(got, want, atol=1e-5), name
+    for (key, whole), param in zip(own.named_parameters(), base.parameters(), strict=True):
+        want = torch.zeros_like(whole) if whole.grad is None else whole.grad
+        got = torch.zeros_like(whole) if param.grad is None else full(param.grad)  # experts without a token
+        assert torch.allclose(got, want, atol=1e-4 * float(want.abs().max()) + 1e-6), (name, key)
+
+
+def on_ranks(name: str, ranks: int, task: Callable[[], None], work: Path) -> None:
+    """Fork ranks that do `task` in a process group of their own: importing torch would cost more than the task."""
+    children = []
+    for number in range(ranks):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                if ranks > 1:
+                    meeting = f"file://{work / name}.rendezvous"
+                    dist.init_process_group("gloo", init_method=meeting, timeout=LIMIT, rank=number, world_size=ranks)
+                task()
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in children]
+    if any(statuses):
+        sys.exit(f"{name}: the ranks ended with {statuses}")
+
+
+def main(work: Path) -> None:
+    for name, (ranks, trees) in json.loads((work / "arrangements.json").read_text()).items():
+        on_ranks(name, ranks, functools.partial(train, name, trees, work), work)
+    on_ranks("score", 4, score, work)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

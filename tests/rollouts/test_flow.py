@@ -1,0 +1,322 @@
+"""The flow of prompts: all orders of events for small sizes, and random long ones for others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import settings as tries
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from agentrl.rollouts.flow import Batch, Fate, Flow, Group, Outcome, Settings, Wait
+
+ENDLESS = 1 << 20
+
+
+class ByNumber(Flow):
+    """Admits by the number of groups alone, whatever is served."""
+
+    __slots__ = ()
+
+    @property
+    def can_admit(self) -> bool:
+        return self.room > 0
+
+
+class NextStepOnly(Flow):
+    """Takes a batch unless one of the rest would be too old in the very next step."""
+
+    __slots__ = ()
+
+    def late(self, groups: Iterable[Group], version: int) -> Group | None:
+        due = [one for one in groups if one.since + self.settings.max_staleness <= version]
+        return due[self.settings.batch_size] if len(due) > self.settings.batch_size else None
+
+
+def moves(flow: Flow) -> Iterator[Flow]:
+    """All states that one event leads to. Each prompt of the state is in the next one or has a final fate.
+
+    Groups that are alike stand for each other, so one of each kind moves. Left out is what leads nowhere else: a
+    failed group that takes its place in a batch is one that is ready, and a pause only keeps admission from happening.
+    """
+    if flow.can_admit:
+        yield flow.admit()
+    for one in {(one.since, one.outcome): one for one in flow.groups}.values():
+        if one.outcome is not None:
+            continue
+        if one.since < flow.served:
+            yield flow.begin(one.ordinal)
+        for outcome in (Outcome.SCORED, Outcome.FAILED):
+            after, fate = flow.finish(one.ordinal, outcome, one.since)
+            assert (fate is Fate.OPEN) == (one.ordinal in {other.ordinal for other in after.groups})
+            yield after
+    if flow.updating:
+        yield flow.updated(flow.version)
+        after = flow.updated(flow.version + 1)
+        yield after.publish() if after.publish_is_due else after
+        return
+    if flow.served < flow.version:
+        yield flow.publish()  # earlier than it is due, for a validation
+    if flow.step < flow.settings.last_step and isinstance(taken := flow.take(), Batch):
+        before, rest = {one.ordinal for one in flow.groups}, {one.ordinal for one in taken.flow.groups}
+        assert taken.fates.keys() == before - rest and list(taken.fates) == sorted(taken.fates)
+        assert len(taken.fates) == flow.settings.batch_size and Fate.OPEN not in taken.fates.values()
+        yield taken.flow
+
+
+def normal(flow: Flow) -> Flow:
+    """The same state as far as the future goes: versions count from the policy's, ordinals from 0 by age."""
+    by_age = sorted((one.since - flow.version, one.outcome is not None) for one in flow.groups)
+    groups = tuple(Group(n, since, Outcome.SCORED if ended else None) for n, (since, ended) in enumerate(by_age))
+    return replace(
+        flow,
+        version=0,
+        served=flow.served - flow.version,
+        step=0 if flow.settings.last_step == ENDLESS else flow.step,
+        next_ordinal=len(groups),
+        groups=groups,
+    )
+
+
+def fault(flow: Flow) -> str | None:
+    """What is wrong with a state: a group that every later update would use too late, or no way on."""
+    settings = flow.settings
+    assert len(flow.groups) <= (1 + settings.depth) * settings.batch_size
+    assert len(flow.groups) <= (settings.last_step - flow.step) * settings.batch_size
+    if any(one.since + settings.max_staleness < flow.version + flow.updating for one in flow.groups):
+        return "above the bound"
+    if flow.updating or flow.step == settings.last_step or flow.can_admit:
+        return None
+    taken = flow.take()
+    return "stands still" if isinstance(taken, Wait) and not taken.ordinals else None
+
+
+def search(start: Flow) -> tuple[set[str], int]:
+    """(The faults of all states that can be reached, the number of states); none is looked for behind a fault."""
+    seen, todo, faults = {start}, [start], set[str]()
+    while todo:
+        flow = todo.pop()
+        if (found := fault(flow)) is not None:
+            faults.add(found)
+            continue
+        new = {normal(after) for after in moves(flow)} - seen
+        seen |= new
+        todo += new
+    return faults, len(seen)
+
+
+SIZES = [
+    Settings(B, ENDLESS, K, D, T, replaces=True)  # in which failed groups may also leave: more can happen
+    for B, K in product((1, 2), (0, 1, 2, 3))
+    for D in (range(1, K + 1) if K else (0,))
+    for T in range(1, K + 2)
+]
+
+
+def named(one: Settings) -> str:
+    return f"B{one.batch_size}-K{one.max_staleness}-D{one.depth}-T{one.publish_every}"
+
+
+@pytest.mark.slice(5, "matrix")
+@pytest.mark.parametrize("settings", SIZES, ids=named)
+def test_no_order_of_events_passes_the_bound_or_stands_still(settings: Settings) -> None:
+    found, states = search(Flow(settings))
+    assert not found and states > 3 * settings.batch_size
+
+
+@pytest.mark.slice(3, "matrix")
+@pytest.mark.parametrize("settings", [replace(one, last_step=one.depth + 2) for one in SIZES], ids=named)
+def test_the_last_steps_take_all_that_was_admitted(settings: Settings) -> None:
+    found, states = search(Flow(settings))
+    assert not found and states > 3 * settings.batch_size
+
+
+@pytest.mark.parametrize("settings", [Settings(1, ENDLESS, 1, 1), Settings(2, ENDLESS, 2, 1, 3)], ids=named)
+def test_admission_by_number_alone_stands_still(settings: Settings) -> None:
+    """While an update runs, or between two publications, what begins is due sooner than batches can take it."""
+    assert "stands still" in search(ByNumber(settings))[0]
+
+
+def test_looking_one_step_ahead_passes_the_bound() -> None:
+    assert search(NextStepOnly(Settings(2, ENDLESS, 2, 2)))[0]
+
+
+def test_oldest_by_ordinal_stands_still() -> None:
+    """A prompt that was admitted first may begin last, and be due last."""
+    flow = Flow(Settings(1, ENDLESS, 1, 1)).admit().admit().finish(1, Outcome.SCORED, 0)[0]
+    flow = replace(flow, version=1, served=1).begin(0).finish(0, Outcome.SCORED, 1)[0]
+    taken = flow.take()
+    assert isinstance(taken, Batch) and list(taken.fates) == [1], "after 0 it would be too old, and 0 can wait"
+
+
+def test_the_batch_is_of_those_that_are_due_first_and_lists_them_by_ordinal() -> None:
+    flow = Flow(Settings(2, 9, 2, 2), served=3, version=3)
+    flow = replace(flow, groups=(Group(0, 3, Outcome.SCORED), Group(1, 2, Outcome.FAILED), Group(2, 1, Outcome.SCORED)))
+    batch = flow.take()
+    assert isinstance(batch, Batch)
+    assert list(batch.fates.items()) == [(1, Fate.FAILED), (2, Fate.TRAINED)]
+    assert [one.ordinal for one in batch.flow.groups] == [0]
+
+
+def test_it_waits_for_those_that_are_due() -> None:
+    flow = Flow(Settings(1, 9, 1, 1), version=4, served=4)
+    flow = replace(flow, groups=(Group(7, 4, Outcome.SCORED), Group(8, 3)), next_ordinal=9)
+    assert flow.take() == Wait((8,)), "in the next step it would be two versions old"
+    flow, fate = flow.finish(8, Outcome.TIMEOUT, None)
+    taken = flow.take()
+    assert fate is Fate.OPEN and isinstance(taken, Batch) and taken.fates == {8: Fate.TIMEOUT}
+
+
+@pytest.mark.parametrize("K, D, T", [(0, 1, 1), (2, 0, 1), (2, 3, 1), (-1, 0, 1), (1, 1, 3), (1, 1, 0), (0, 0, 2)])
+def test_settings_that_cannot_hold_are_refused(K: int, D: int, T: int) -> None:
+    with pytest.raises(ValueError, match=r"expected|max_staleness"):
+        Settings(4, 9, K, D, T)
+
+
+def test_what_cannot_happen_is_refused() -> None:
+    flow = Flow(Settings(1, 1)).admit()
+    for wrong in (
+        flow.admit,
+        lambda: flow.finish(3, Outcome.SCORED, 0),
+        lambda: flow.finish(0, Outcome.SCORED, 1),
+        lambda: flow.updated(1),
+        lambda: flow.begin(1),
+        lambda: replace(flow, updating=True).publish(),
+        lambda: replace(flow, step=1).take(),
+    ):
+        with pytest.raises(RuntimeError):
+            wrong()
+    with pytest.raises(TypeError, match="a flow"):
+        Flow.load(flow.settings, flow.state() | {"step": "1"})
+    with pytest.raises(TypeError, match="of a group"):
+        Flow.load(flow.settings, flow.state() | {"groups": [[1, 2]]})
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Events in any order, for sizes that no search covers; every prompt's fate is kept beside the flow."""
+
+    @initialize(
+        size=st.integers(1, 5), bound=st.integers(0, 5), data=st.data(), replaces=st.booleans(), last=st.integers(1, 30)
+    )
+    def begin(self, size: int, bound: int, data: st.DataObject, replaces: bool, last: int) -> None:
+        depth = data.draw(st.integers(min(bound, 1), bound))
+        every = data.draw(st.integers(1, bound + 1))
+        self.settings = Settings(size, last, bound, depth, every, replaces)
+        self.flow = Flow(self.settings)
+        self.fates: dict[int, Fate] = {}
+        self.batches: list[list[int]] = []
+
+    @precondition(lambda self: self.flow.can_admit)
+    @rule(most=st.integers(1, 30))
+    def admit(self, most: int) -> None:
+        while self.flow.can_admit and (most := most - 1) >= 0:
+            self.fates[self.flow.next_ordinal] = Fate.OPEN
+            self.flow = self.flow.admit()
+
+    @precondition(lambda self: any(one.outcome is None for one in self.flow.groups))
+    @rule(data=st.data(), outcome=st.sampled_from(list(Outcome)), count=st.integers(1, 8))
+    def finish(self, data: st.DataObject, outcome: Outcome, count: int) -> None:
+        if outcome is Outcome.FILTERED and not self.settings.replaces:
+            outcome = Outcome.SCORED
+        for _ in range(count):
+            left = [one for one in self.flow.groups if one.outcome is None]
+            if not left:
+                return
+            group = data.draw(st.sampled_from(left))
+            oldest = data.draw(st.none() | st.integers(group.since, self.flow.served))
+            self.flow, fate = self.flow.finish(group.ordinal, outcome, oldest)
+            self.settle({group.ordinal: fate} if fate is not Fate.OPEN else {})
+
+    @precondition(lambda self: any(one.outcome is None for one in self.flow.groups))
+    @rule(data=st.data())
+    def begin_one(self, data: st.DataObject) -> None:
+        self.flow = self.flow.begin(
+            data.draw(st.sampled_from([one.ordinal for one in self.flow.groups if one.outcome is None]))
+        )
+
+    @precondition(lambda self: not self.flow.updating and self.flow.step < self.settings.last_step)
+    @rule()
+    def take(self) -> None:
+        taken = self.flow.take()
+        if isinstance(taken, Batch):
+            ages = [self.flow.version - one.since for one in self.flow.groups if one.ordinal in taken.fates]
+            assert max(ages) <= self.settings.max_staleness
+            self.batches.append(list(taken.fates))
+            self.flow = taken.flow
+            self.settle(taken.fates)
+
+    @precondition(lambda self: self.flow.updating)
+    @rule(changes=st.integers(0, 5))
+    def update(self, changes: int) -> None:
+        self.flow = self.flow.updated(self.flow.version + min(changes, 1))
+        if self.flow.publish_is_due:
+            self.flow = self.flow.publish()
+
+    @precondition(lambda self: not self.flow.updating)
+    @rule()
+    def validate(self) -> None:
+        self.flow = self.flow.publish().pause()
+        assert not self.flow.can_admit
+        self.flow = self.flow.go_on()
+
+    @rule()
+    def write_and_read(self) -> None:
+        assert Flow.load(self.settings, self.flow.state()) == self.flow
+
+    @precondition(lambda self: not self.flow.updating)
+    @rule()
+    def go_on_in_a_new_process(self) -> None:
+        ordinals = [one.ordinal for one in self.flow.groups]
+        self.flow = Flow.load(self.settings, self.flow.state()).restart(self.flow.version)
+        assert [one.ordinal for one in self.flow.groups] == ordinals
+
+    def settle(self, fates: dict[int, Fate]) -> None:
+        for ordinal, fate in fates.items():
+            assert self.fates[ordinal] is Fate.OPEN is not fate, "a final fate stays"
+            self.fates[ordinal] = fate
+
+    @invariant()
+    def every_prompt_has_one_fate_and_the_rest_can_be_in_time(self) -> None:
+        if not hasattr(self, "flow"):
+            return
+        open_ones = [ordinal for ordinal, fate in self.fates.items() if fate is Fate.OPEN]
+        assert open_ones == [one.ordinal for one in self.flow.groups]
+        assert list(self.fates) == list(range(self.flow.next_ordinal))
+        assert all(len(batch) == self.settings.batch_size for batch in self.batches)
+        counted = Counter(ordinal for batch in self.batches for ordinal in batch)
+        assert not counted or max(counted.values()) == 1
+        assert len(open_ones) <= (1 + self.settings.depth) * self.settings.batch_size
+        assert self.flow.late(self.flow.groups, self.flow.version + self.flow.updating) is None
+
+    def teardown(self) -> None:
+        if hasattr(self, "flow"):
+            self.run_to_the_end()
+            self.flow, fates = self.flow.cancel()
+            self.settle(fates)
+            assert Fate.OPEN not in self.fates.values()
+
+    def run_to_the_end(self) -> None:
+        """From here on everything goes well: no state stands still, and what was admitted is all taken."""
+        while True:
+            while self.flow.can_admit:
+                self.admit(1)
+            for one in self.flow.groups:
+                if one.outcome is None:
+                    self.flow, _ = self.flow.finish(one.ordinal, Outcome.SCORED, None)
+            if self.flow.updating:
+                self.update(1)
+            elif self.flow.step == self.settings.last_step:
+                assert not self.flow.groups
+                return
+            else:
+                before = self.flow.step
+                self.take()
+                assert self.flow.step == before + 1
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = tries(max_examples=15, stateful_step_count=30, deadline=None)

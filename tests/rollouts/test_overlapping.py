@@ -1,0 +1,315 @@
+"""The source whose trajectories go on while the policy is updated, with the embedded engine and a tiny policy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from agentrl.agent_loop.base import Episode
+from agentrl.agent_loop.function import LoopFunction
+from agentrl.config import Config, load_config
+from agentrl.data.contract import Dataset
+from agentrl.data.loader import make_loader
+from agentrl.engines.weights import Weights
+from agentrl.errors import CodeError, DataError
+from agentrl.model.packed import load_model
+from agentrl.quickstart.tiny_policy import make_tiny_policy
+from agentrl.rollouts.context import load_chat, load_context, open_rows
+from agentrl.rollouts.contract import Progress, Rollout
+from agentrl.rollouts.flow import Fate, Settings
+from agentrl.rollouts.local import open_local_rollouts
+from agentrl.rollouts.objects import UserObjects
+from agentrl.rollouts.overlapping import Overlapping
+from agentrl.rollouts.source import TakingTurns, TrajectorySource
+from agentrl.system.deadline import Clock
+from agentrl.system.json_value import JSON, as_mapping
+from agentrl.trajectory import Status
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.parquet import read_trajectories
+from agentrl.trajectory.sample import Sample
+
+B, N = 3, 2
+
+
+class Silent:
+    """An audience that only keeps warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Progress]:
+        yield self
+
+    def advance(self, count: int = 1) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+async def uneven(episode: Episode) -> None:
+    """From one to five turns, by the trajectory; what stands for a tool answers on the loop."""
+    turns = 1 + 4 * (episode.seed % 3 == 0)
+    episode.start(episode.sample.prompt)
+    for turn in range(turns):
+        await episode.generate(max_tokens=3 + episode.seed % 5)
+        if turn + 1 < turns:
+            await asyncio.sleep(0)
+            episode.observe([{"role": "user", "content": f"turn {turn}"}])
+    episode.finish(Status.COMPLETED)
+
+
+def score(data_source: str, solution_str: str, ground_truth: object, extra_info: object = None) -> float:
+    return len(solution_str) % 7 / 7
+
+
+@pytest.fixture(scope="module")
+def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"), seed=3)
+
+
+@pytest.fixture
+def config(policy_dir: Path, tmp_path: Path) -> Config:
+    rows = [{"prompt": [{"role": "user", "content": f"What is {n} + 2?"}], "data_source": "x"} for n in range(16)]
+    pq.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    return load_config(
+        [
+            f"data.train_files={tmp_path}/rows.parquet",
+            "data.val_files=null",
+            f"data.train_batch_size={B}",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={B}",
+            "data.max_prompt_length=100",
+            "data.max_response_length=200",
+            f"actor_rollout_ref.model.path={policy_dir}",
+            f"actor_rollout_ref.rollout.n={N}",
+            "actor_rollout_ref.rollout.max_num_seqs=5",
+            "actor_rollout_ref.rollout.multi_turn.tool_config_path=null",
+            "actor_rollout_ref.rollout.agent.default_agent_loop=uneven",
+            f"trainer.default_local_dir={tmp_path}/run",
+        ]
+    )
+
+
+@dataclass
+class Bench:
+    """A source over real rollouts, and a policy that changes a little with each update."""
+
+    source: TrajectorySource
+    dataset: Dataset
+    policy: torch.nn.Module
+    seconds: float = 0.0
+    """Time that an update takes."""
+    version: int = 0
+    batches: list[RaggedBatch] = field(default_factory=list)
+    uids: list[list[str]] = field(default_factory=list)
+
+    @property
+    def overlapping(self) -> Overlapping:
+        assert isinstance(self.source, Overlapping)
+        return self.source
+
+    def samples(self, count: int) -> list[Sample]:
+        return [self.dataset[n] for n in range(count)]
+
+    def step(self, step: int, *, changes: bool = True) -> Rollout:
+        """What the trainer asks of a source in one step."""
+        made = self.source.next_batch(step)
+        self.source.metrics()
+        self.source.rest()
+        assert made.batch is not None
+        self.batches.append(made.batch.load())
+        self.uids.append([one.uid for one in made.outlines])
+        time.sleep(self.seconds)
+        if changes:
+            self.version += 1
+            self.change()
+            self.source.publish(self.weights(), self.version)
+        return made
+
+    def change(self) -> None:
+        generator = torch.Generator().manual_seed(self.version)
+        with torch.no_grad():
+            for parameter in self.policy.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.003)
+
+    def weights(self) -> Weights:
+        return Weights.of(self.policy.named_parameters())
+
+    def staleness(self) -> list[list[int]]:
+        """How stale the policy's tokens of each batch were, where each step made a version."""
+        return [sorted({step - v for v in b.version[b.mask].tolist()}) for step, b in enumerate(self.batches)]
+
+
+Opened = Callable[..., AbstractContextManager[Bench]]
+
+
+@pytest.fixture
+def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
+    """Open a bench with a bound (None: the source that takes turns), its depth and more."""
+
+    @contextmanager
+    def open_one(
+        bound: int | None, depth: int = 0, every: int = 1, steps: int = 6, loop: LoopFunction = uneven
+    ) -> Iterator[Bench]:
+        context = load_context(config, UserObjects(loops={"uneven": loop}, reward=score))
+        chat = load_chat(config)
+        context.bind(chat)
+        data = open_rows(config, str(tmp_path / "rows.parquet"), None, context)
+        loader = make_loader(data, config.data)
+        with open_local_rollouts(config, "cpu", chat, context, tmp_path / "run", Silent()) as rollouts:
+            policy = load_model(str(policy_dir), dtype="float32", device="cpu")
+            if bound is None:
+                yield Bench(TakingTurns(config, loader, rollouts), data, policy)
+                return
+            source = Overlapping(config, loader, rollouts, Settings(B, steps, bound, depth, every))
+            with closing(source):
+                yield Bench(source, data, policy)
+
+    return open_one
+
+
+async def passes(clock: Clock) -> None:
+    """Return when a deadline of nearly no time has passed."""
+    with suppress(TimeoutError):
+        async with clock.timeout(1e-6):
+            await asyncio.Event().wait()
+
+
+def equal(one: RaggedBatch, other: RaggedBatch) -> bool:
+    names = ("offsets", "ids", "mask", "rollout_logprobs", "version", "turn", "rewards", "group", "trajectory")
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in names)
+
+
+def test_with_a_bound_of_0_it_takes_turns_bit_for_bit(opened: Opened) -> None:
+    with opened(None) as turns:
+        for step in range(1, 5):
+            turns.step(step, changes=step != 2)
+        samples = turns.samples(4)
+        validated = [turns.source.validate(samples, 4, greedy=greedy) for greedy in (False, True)]
+    with opened(0) as same:
+        for step in range(1, 5):
+            same.step(step, changes=step != 2)
+        again = [same.source.validate(samples, 4, greedy=greedy) for greedy in (False, True)]
+    assert same.uids == turns.uids
+    assert all(map(equal, same.batches, turns.batches))
+    for one, other in zip(again, validated, strict=True):
+        assert [(o.uid, o.score, o.num_sampled) for o in one.outlines] == [
+            (o.uid, o.score, o.num_sampled) for o in other.outlines
+        ]
+
+
+@pytest.mark.slice(1, "matrix")
+@pytest.mark.parametrize("bound, depth, every", [(1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2)])
+def test_no_token_is_above_the_bound_and_every_prompt_has_one_fate(
+    opened: Opened, bound: int, depth: int, every: int
+) -> None:
+    with opened(bound, depth, every, steps=6) as bench:
+        rollouts = bench.overlapping.rollouts
+        for step in range(1, 7):
+            bench.step(step)
+            assert rollouts.loop.run(rollouts.engine.health()).paused, "nothing is sampled until the next batch"
+            with pytest.raises(TimeoutError):
+                rollouts.loop.run(asyncio.wait_for(passes(rollouts.scheduler.clock), 0.01))
+        counts = bench.overlapping.counts
+    stale = bench.staleness()
+    assert max(map(max, stale)) <= bound
+    assert any(len(ages) > 1 for ages in stale), "some trajectories went on under further weights"
+    prompts = [uid.rsplit("/", 1)[0] for uids in bench.uids for uid in uids[::N]]
+    assert sorted(prompts) == sorted({f"train/{step}/{i}" for step in range(1, 7) for i in range(B)})
+    assert counts[Fate.TRAINED] == 6 * B and sum(counts.values()) == 6 * B
+    spread = [b.version[b.mask] for b in bench.batches]
+    assert any(len(versions.unique()) > 1 for versions in spread)
+    assert all(b.group.unique().tolist() == list(range(B)) for b in bench.batches)
+
+
+def test_what_is_sampled_depends_on_no_clock(opened: Opened) -> None:
+    made = []
+    for seconds in (0.0, 0.03):
+        with opened(2, 2, steps=5) as bench:
+            bench.seconds = seconds
+            samples = bench.samples(2)
+            for step in range(1, 6):
+                bench.step(step)
+                if step == 3:
+                    time.sleep(seconds)
+                    bench.source.validate(samples, step, greedy=False)
+        made.append(bench)
+    assert made[0].uids == made[1].uids
+    assert all(map(equal, made[0].batches, made[1].batches))
+
+
+def test_a_validation_is_by_the_weights_of_its_step_alone(opened: Opened) -> None:
+    with opened(2, 2, every=3, steps=6) as bench:
+        samples = bench.samples(3)
+        for step in range(1, 3):
+            bench.step(step)
+        assert bench.overlapping.flow.served == 0, "every third version is published"
+        rollouts = bench.overlapping.rollouts
+        running = dict(bench.overlapping._running)
+        bench.source.validate(samples, 2, greedy=False)
+        (file,) = rollouts.record_dir.glob("val_000002*.parquet")
+        validated = read_trajectories(file)
+        assert {span.version for one in validated for span in one.transcripts[0].versions} == {2}
+        assert bench.overlapping._running.keys() == running.keys(), "none began meanwhile, and none is lost"
+        for step in range(3, 7):
+            bench.step(step)
+        assert bench.overlapping.counts[Fate.TRAINED] == 6 * B
+
+
+def test_goes_on_where_a_checkpoint_was_taken_with_no_prompt_lost_or_repeated(opened: Opened, config: Config) -> None:
+    with opened(2, 2, steps=6) as bench:
+        first: dict[str, JSON] = {"step": 0, **bench.source.state()}
+        for step in range(1, 4):
+            bench.step(step)
+        state: dict[str, JSON] = {"step": 3, "version": 3, **bench.source.state()}
+        version = bench.version
+        assert bench.overlapping.flow.groups, "some were begun"
+    with opened(2, 2, steps=6) as resumed:
+        for loaded, begin in ((first, 0), (state, version)):
+            resumed.version = begin
+            resumed.source.load_state(loaded)
+            resumed.source.publish(resumed.weights(), begin)
+        for step in range(4, 7):
+            resumed.step(step)
+        rollouts, loader = resumed.overlapping.rollouts, make_loader(resumed.dataset, config.data)
+        with pytest.raises(DataError, match=r"prompts that were begun .* async_training.max_staleness=1 or more"):
+            TakingTurns(config, loader, rollouts).load_state(state)
+        flow = as_mapping(state["flow"])
+        more = {**flow, "groups": [[ordinal, 3, None] for ordinal in range(7)]}
+        with pytest.raises(DataError, match=r"holds 7 prompts .* async_training.depth=1 at most 6 may be"):
+            Overlapping(config, loader, rollouts, Settings(B, 6, 1, 1)).load_state({**state, "flow": more})
+    prompts = [uid.rsplit("/", 1)[0] for uids in bench.uids + resumed.uids for uid in uids[::N]]
+    assert sorted(prompts) == sorted({f"train/{step}/{i}" for step in range(1, 7) for i in range(B)})
+    assert min(int(b.version[b.mask].min()) for b in resumed.batches) >= version
+
+
+def test_an_error_of_a_users_code_ends_all_and_is_raised(opened: Opened) -> None:
+    ended = []
+
+    async def careless(episode: Episode) -> None:
+        try:
+            if episode.trajectory.uid == "train/2/1/0":
+                raise KeyError("forgotten")
+            await uneven(episode)
+        finally:
+            ended.append(episode.trajectory.uid)
+
+    with opened(1, 1, loop=careless) as bench:
+        with pytest.raises(CodeError, match=r"forgotten[\s\S]*trajectory train/2/1/0"):
+            for step in range(1, 4):
+                bench.step(step)
+        assert not bench.overlapping._running
+        assert not bench.overlapping.rollouts.scheduler.running
+        assert len(set(ended)) == len(ended)
+        assert bench.overlapping.flow.groups == () and bench.overlapping.counts[Fate.CANCELLED]

@@ -1,0 +1,380 @@
+"""Ranks under real Ray give what one process gives, and what goes wrong with one of them is told once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl.config import Config
+from agentrl.config.sections.trainer import RayInitConfig
+from agentrl.errors import ConfigError, TrainingError, WorkerDied
+from agentrl.runtime.ranks import RankWeights
+from agentrl.runtime.ray.executor import RayExecutor
+from agentrl.runtime.ray.pool import WeightReader, ask, collect
+from agentrl.runtime.ray.rank import Failure, Rank
+from agentrl.runtime.ray.session import ray_session
+from agentrl.runtime.ray.stored import StoredBatch, put_batch, put_column
+from agentrl.runtime.ray.watch import Patience
+from agentrl.sft import main as sft
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.workers.groups import TrainableGroup
+from agentrl.workers.roles import Workers, open_workers
+from agentrl.workers.trainable import MAX_SKIPPED
+from tests.e2e.test_docs import commands
+from tests.e2e.test_resume import numbers
+from tests.runtime.sleepy_rank import SleepyRank
+from tests.workers.conftest import BatchMaker
+
+ray = pytest.importorskip("ray")
+STEPS = 2
+Configure = Callable[..., Config]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One Ray for the module; executors use it and leave it."""
+    ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def configure(tiny_policy: Path) -> Configure:
+    def make(ranks: int = 1, **optim: object) -> Config:
+        schedule = {"name": "muon", "lr": 1e-2, "adamw_lr": 1e-3, **optim}
+        actor = {"ppo_mini_batch_size": 4, "ppo_max_token_len_per_gpu": 40, "use_kl_loss": True, "optim": schedule}
+        actor["ulysses_sequence_parallel_size"] = 2 if ranks == 4 else 1  # of policy and reference, not of the critic
+        return Config.model_validate(
+            {
+                "actor_rollout_ref": {"model": {"path": str(tiny_policy)}, "actor": actor},
+                "critic": {"ppo_max_token_len_per_gpu": 40, "optim": schedule, "cliprange_value": 100.0},
+                "algorithm": {"adv_estimator": "gae"},
+                "trainer": {"n_gpus_per_node": ranks, "device": "cpu"},
+            }
+        )
+
+    return make
+
+
+@contextmanager
+def workers_of(config: Config) -> Iterator[Workers]:
+    workers = open_workers(config, "cpu", 10)
+    try:
+        yield workers
+    finally:
+        workers.executor.close()
+
+
+def with_returns(batch: RaggedBatch) -> RaggedBatch:
+    batch.returns = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(1))
+    return batch
+
+
+def trained(workers: Workers, batch: RaggedBatch, steps: int = STEPS, first: int = 1) -> list[dict[str, float]]:
+    """The steps of PPO on one batch; its metrics."""
+    policy, reference, critic = workers.policy, workers.reference, workers.critic
+    assert reference is not None and critic is not None
+    metrics, kept = [], workers.executor.keep(batch)
+    for step in range(first, first + steps):
+        known, seen = policy.log_probs(kept)
+        known = critic.values(reference.log_probs(known))
+        seen |= critic.update(known, step=step)
+        metrics.append(seen | policy.update(known, step=step, zero_advantage=[]))
+    return metrics
+
+
+def saved(workers: Workers) -> dict[str, TrainableGroup]:
+    assert workers.critic is not None
+    return {"policy": workers.policy, "critic": workers.critic}
+
+
+def weights(workers: Workers) -> dict[str, torch.Tensor]:
+    found = workers.policy.weights()
+    read = {name: tensor.clone() for name, tensor in found.read()}
+    assert {name: tuple(tensor.shape) for name, tensor in read.items()} == dict(found.shapes)
+    assert {name: tensor.shape for name, tensor in found.read()}.keys() == read.keys(), "it can be read again"
+    return read
+
+
+@pytest.mark.slice(0, "cluster")
+@pytest.mark.timeout(900)  # Ray gives its processes little of a busy machine (nice 15)
+def test_ranks_equal_one_process_which_goes_on_from_their_checkpoint(
+    cluster: None, configure: Configure, make_batch: BatchMaker, tmp_path: Path
+) -> None:
+    """7 sequences in tiny micro-batches on 4 ranks: those of policy and reference work two by two on the same ones."""
+    with workers_of(configure()) as local:
+        expected = trained(local, with_returns(make_batch(prompts=7, n=1)))
+        whole = weights(local)
+        after = trained(local, with_returns(make_batch(prompts=7, n=1, seed=2)), 1, STEPS + 1)
+    with workers_of(configure(4)) as workers:
+        found = trained(workers, with_returns(make_batch(prompts=7, n=1)))
+        for one, other in zip(found, expected, strict=True):
+            assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
+        for name, tensor in weights(workers).items():
+            assert torch.allclose(tensor, whole[name], rtol=0, atol=1e-5), name
+        finish = [group.save(tmp_path / role, background=True) for role, group in saved(workers).items()]
+        assert all(done(True) for done in finish)
+    with workers_of(configure()) as local:
+        for role, group in saved(local).items():
+            group.load(tmp_path / role)
+        found = trained(local, with_returns(make_batch(prompts=7, n=1, seed=2)), 1, STEPS + 1)
+        assert found[0] == pytest.approx(after[0], rel=1e-4, abs=1e-5)
+
+
+def test_a_stored_batch_is_what_was_put_down(cluster: None, make_batch: BatchMaker) -> None:
+    """In pieces, with a column in other pieces, a selection of a selection, and nothing at all."""
+    one, other = make_batch(prompts=3, n=2), make_batch(prompts=2, n=2, seed=5)
+    plain = RaggedBatch.concat([one, other])
+    stored = StoredBatch.of([put_batch(one), put_batch(other)])
+    assert same(stored.load(), plain)
+    assert (len(stored), stored.num_tokens) == (10, plain.num_tokens)
+    assert torch.equal(stored.policy_tokens, plain.policy_tokens)
+
+    column = torch.rand(plain.num_tokens)
+    with_column = plain.with_fields(values=column)
+    parts = [[8, 0, 2], [], [1, 3, 4, 5, 6, 7, 9]]
+    shares_of = [with_column.select(part) for part in parts]
+    refs = [put_column(share.values, share) for share in shares_of if share.values is not None]
+    assert not stored.has("values")
+    stored = stored.with_fields(values=stored.column(zip(refs, parts, strict=True)))
+    assert stored.has("values")
+    assert same(stored.load(), with_column)
+    assert same(stored.select([9, 0, 3, 2]).select([3, 0]).load(), with_column.select([2, 9]))
+    assert same(stored.select([]).load(), with_column.select([]))
+
+    without_first = plain.select([1, 5]).with_fields(returns=torch.rand(plain.select([1, 5]).num_tokens))
+    assert without_first.returns is not None
+    ref, later = put_column(without_first.returns, without_first), stored.select([1, 5])
+    later = later.with_fields(returns=later.column([(ref, [0, 1])]))
+    loaded = later.load().returns
+    assert loaded is not None and torch.equal(loaded, without_first.returns)
+    assert len(later.select([]).load()) == 0, "of a column in which the first row is not"
+    with pytest.raises(ValueError, match="5 entries were returned for a share of"):
+        put_column(torch.zeros(5), plain)
+
+
+def same(one: RaggedBatch, other: RaggedBatch) -> bool:
+    pairs = [(getattr(one, item.name), getattr(other, item.name)) for item in fields(RaggedBatch)]
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+
+
+@pytest.mark.timeout(400)
+def test_what_goes_wrong_on_a_rank(
+    cluster: None, configure: Configure, make_batch: BatchMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.runtime.ray.pool.GRACE", 1.0)
+    with workers_of(configure(2)) as workers:
+        executor, policy = workers.executor, workers.policy
+        assert isinstance(executor, RayExecutor)
+        batch = with_returns(make_batch(prompts=7, n=1))
+        expected = trained(workers, batch, 1)
+
+        # On every rank alike: skipped, and in the end told once, as the user's error that it is, and the ranks go on.
+        broken = with_returns(make_batch(prompts=7, n=1))
+        assert broken.advantages is not None
+        broken.advantages[broken.mask] = float("nan")
+        broken.old_logprobs = broken.ref_logprobs = torch.zeros(broken.num_tokens)
+        for step in range(2, 1 + MAX_SKIPPED):
+            skipped = policy.update(executor.keep(broken), step=step, zero_advantage=[])
+            assert skipped["actor/skipped_updates"] > 0 and "actor/grad_norm" not in skipped
+        with pytest.raises(TrainingError, match=r"advantages \(.*rank 0 of 2, policy\.update") as raised:
+            policy.update(executor.keep(broken), step=1 + MAX_SKIPPED, zero_advantage=[])
+        assert "Traceback" not in str(raised.value)
+
+        # A bug: with its traceback.
+        with pytest.raises(
+            TrainingError, match=r"rank 0 of 2, policy\.update: ValueError.*advantages is missing"
+        ) as bug:
+            broken.advantages = None
+            policy.update(executor.keep(broken), step=2, zero_advantage=[])
+        assert str(bug.value).count("Traceback") == 1 and "policy.py" in str(bug.value)
+
+        # A dead rank: the other, which waits for it, is ended too; new ones begin from the start.
+        victim = executor.pools[0].places[1].pid
+        killer = threading.Timer(0.3, os.kill, (victim, signal.SIGKILL))
+        killer.start()
+        with pytest.raises(WorkerDied, match=r"rank \d of 2 died in "):
+            for step in range(2, 200):
+                trained(workers, with_returns(make_batch(prompts=7, n=1)), 1, step)
+        executor.restart()
+        assert victim not in [place.pid for place in executor.pools[0].places]
+        again = trained(workers, with_returns(make_batch(prompts=7, n=1)), 1)
+        assert again[0] == pytest.approx(expected[0], rel=1e-6)
+
+        # A reader of the weights that died (injected) before it had asked all ranks, and one that had.
+        monkeypatch.setattr("agentrl.runtime.ray.pool.READY_WITHIN", 2.0)
+        reader = policy.weights().read
+        assert isinstance(reader, WeightReader)
+        ranks = executor.pools[0]
+        ranks.everyone(Rank.begin_reading, "policy", "dead")
+        ranks.everyone(Rank.read, 1, "dead")
+        reader.check()
+        waits = ask(reader.actors[0], Rank.read, 1 << 30, "dead")
+        with pytest.raises(WorkerDied, match=r"a reader of the policy's weights died, and ranks still read for it: 0"):
+            reader.check()
+        ray.get([ask(reader.actors[1], Rank.read, 1 << 30, "dead"), waits])
+
+        # One that fails alone: the other, which would wait for it for ever, is ended.
+        whole = with_returns(make_batch(prompts=7, n=1))
+        whole.values = torch.zeros(whole.num_tokens)
+        begun = time.monotonic()
+        with pytest.raises(TrainingError, match=r"rank 1 of 2, critic\.update: ValueError"):
+            kept = executor.keep(whole)
+            pool = executor.pools[0]
+            given = zip(pool._actors, [kept, kept.select([])], strict=True)  # nothing for rank 1: injected
+            pool.collect(
+                [ask(actor, Rank.call, "critic", "update", (part,), {"step": 1}, None) for actor, part in given],
+                "critic.update",
+            )
+        assert time.monotonic() - begun < 60
+
+
+def test_a_reader_that_lost_its_turn_gets_no_weights_of_another_reading() -> None:
+    rank = Rank(0, 1, "cpu")
+    tensors = {"first": torch.zeros(1), "second": torch.ones(1)}
+    weights = RankWeights(dict.fromkeys(tensors, (1,)), lambda: iter(tensors.items()))
+    rank.workers["policy"] = SimpleNamespace(weights=lambda: weights)
+    rank.weights("policy", "weights", None)
+    rank.begin_reading("policy", "slow")
+    assert rank.read(1, "slow") == [("first", torch.zeros(1))]
+    rank.begin_reading("policy", "next")
+    assert isinstance(rank.read(1, "slow"), Failure)
+    assert rank.read(100, "next") == [("first", torch.zeros(1)), ("second", torch.ones(1))]
+
+
+def test_a_cluster_without_room_is_named(cluster: None, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.runtime.ray.pool.PLACED_WITHIN", 0.5)
+    with pytest.raises(
+        ConfigError, match=r"no room for trainer\.nnodes=1 x trainer\.n_gpus_per_node=99 .* it has CPU 5"
+    ):
+        open_workers(configure(99), "cpu", 10)
+
+
+def test_a_timeline_is_written_and_hides_no_error(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "not yet there" / "timeline.json"
+    with ray_session(RayInitConfig(timeline_json_file=str(file)), 1):
+        pass
+    assert file.read_text().startswith("[")
+    nowhere = RayInitConfig(timeline_json_file=str(file / "below a file"))
+    with pytest.raises(TrainingError, match="the run's own"), ray_session(nowhere, 1):
+        raise TrainingError("the run's own")
+    assert "ray_init.timeline_json_file: [Errno" in caplog.text
+
+
+@pytest.mark.slice(0, "cluster")
+@pytest.mark.timeout(400)
+def test_ranks_that_do_not_answer_are_told_apart_and_ended(
+    cluster: None,
+    configure: Configure,
+    make_batch: BatchMaker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One sleeps, one is stopped, and the third waits for them in a collective call."""
+    monkeypatch.setattr("agentrl.runtime.ray.pool.Rank", SleepyRank)
+    monkeypatch.setattr("agentrl.runtime.ray.watch.SAYS_WITHIN", 1.0)
+    with workers_of(configure(3)) as workers:
+        executor = workers.executor
+        assert isinstance(executor, RayExecutor)
+        executor.pools[0].patience = Patience(stall_seconds=1.0, timeout=4.0)
+        pids = [place.pid for place in executor.pools[0].places]
+        stopped = pids[2]
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(WorkerDied, match=r"They had 4 s") as died:
+            workers.policy.log_probs(executor.keep(make_batch(prompts=7, n=1)))
+        expected = (
+            rf"policy\.compute_log_probs has taken \d+ s: rank 2 does not say where it is \(process {stopped} on "
+            rf"{socket.gethostname()}: it is stopped, .*\); "
+            r"rank 1 is in tests/runtime/sleepy_rank\.py:\d+, `time\.sleep\(3600\)`; "
+            r"rank 0 waits for other ranks in all_\w+ at agentrl/parallel/\w+\.py:\d+, `.*`"
+        )
+        assert re.match(expected, str(died.value)), died.value
+        told = [record.getMessage() for record in caplog.records if "compute_log_probs" in record.getMessage()]
+        assert told and all(re.match(expected, text) for text in told), told
+        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], 30)
+        assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.mark.timeout(400)
+def test_supervised_training_on_ranks_equals_one_process(
+    cluster: None, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the command: an odd number of transcripts, validation, checkpoints in the background and in a remote
+    folder, a profile of each rank. From another directory than that in which Ray was started.
+
+    Two steps on 2 ranks that split the tokens, one in this process.
+    """
+    talk = [
+        [{"role": "user", "content": "hi " * n}, {"role": "assistant", "content": "ho " * (7 - n)}] for n in range(1, 6)
+    ]
+    pq.write_table(pa.Table.from_pylist([{"messages": messages} for messages in talk]), tmp_path / "talk.parquet")
+    given = {"data.train_files": f"{tmp_path}/talk.parquet", "data.val_files": f"{tmp_path}/talk.parquet"}
+    given |= {"model.path": str(tiny_policy), "data.train_batch_size": "3", "data.max_token_len_per_gpu": "40"}
+    given |= {"optim.name": "muon", "optim.lr": "1e-2", "optim.adamw_lr": "1e-3"}
+    given |= {"trainer.device": "cpu", "trainer.test_freq": "1"}
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(folder: Path, steps: int, **more: str) -> None:
+        relative = str(folder.relative_to(tmp_path))
+        keys = given | {"trainer.total_training_steps": str(steps), "trainer.default_local_dir": relative} | more
+        assert sft([f"{key}={value}" for key, value in keys.items()]) == 0
+
+    one, several = tmp_path / "one", tmp_path / "several"
+    run(one, 3)
+    words = shlex.split(commands("docs/sft.md")[1])
+    assert words[:3] == ["python", "-m", "agentrl.sft"]
+    documented = dict(word.split("=", 1) for word in words[3:])
+    saving = {key: value for key, value in documented.items() if key not in {**given, "trainer.default_local_dir": ""}}
+    assert saving["ulysses_sequence_parallel_size"] == "2" and saving["trainer.checkpoint.async_save"] == "true"
+    remote = f"file://{tmp_path}/remote"
+    saving |= {"trainer.save_freq": "1", "trainer.default_remote_dir": remote}
+    ranks = {"trainer.n_gpus_per_node": "2", "trainer.profile_steps": "[2]"}
+    run(several, 2, **saving | ranks)
+    profiles = sorted(path.name for path in (several / "profile" / "step_000002").iterdir())
+    assert profiles == [f"rank{rank}_update.{kind}" for rank in (0, 1) for kind in ("json.gz", "txt")]
+    assert "c10d::" in (several / "profile" / "step_000002" / "rank1_update.txt").read_text()
+    assert sorted(path.name for path in (several / "checkpoints").iterdir()) == ["step_000001", "step_000002"]
+    shutil.rmtree(several / "checkpoints")  # as if this were another machine
+    run(several, 3, **{"trainer.save_freq": "1", "trainer.default_remote_dir": remote})
+    found, expected = (numbers(folder) for folder in (several, one))
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    weights = [load_file(folder / "policy" / "model.safetensors") for folder in (several, one)]
+    for name, tensor in weights[0].items():
+        assert torch.allclose(tensor, weights[1][name], rtol=0, atol=1e-5), name
+    assert (tmp_path / "remote" / "policy" / "trained_steps").read_text() == "3\n"
+
+
+class Unstartable:
+    """Stands for a rank on a machine that lacks a package."""
+
+    def __init__(self) -> None:
+        raise ModuleNotFoundError("No module named 'agentrl'")
+
+    def make(self) -> None: ...
+
+
+def test_why_a_rank_could_not_start_is_told(cluster: None) -> None:
+    with pytest.raises(WorkerDied, match=r"rank 0 of 1 died in make: .*No module named 'agentrl'$"):
+        collect([ray.remote(Unstartable).remote().make.remote()], "make")

@@ -1,0 +1,130 @@
+"""Arguments are judged by the tool's schema, in which members that it does not name are unknown at every depth."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import ConfigError
+from agentrl.tool import Schema
+from agentrl.tool.arguments import ArgumentCheck
+
+LEAF = st.sampled_from([({"type": "integer"}, 3), ({"type": "string"}, "x"), ({"enum": ["a", None]}, None)])
+
+
+def grown(inner: st.SearchStrategy[tuple[Any, Any]]) -> st.SearchStrategy[tuple[Any, Any]]:
+    """Schemas around schemas, each with a value that it allows."""
+    members = st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3)
+    objects = members.map(
+        lambda found: (
+            {"type": "object", "properties": {name: schema for name, (schema, _) in found.items()}},
+            {name: value for name, (_, value) in found.items()},
+        )
+    )
+    return st.one_of(
+        objects,
+        objects.map(lambda one: ({"allOf": [one[0]]}, one[1])),
+        objects.map(lambda one: ({"anyOf": [{"type": "null"}, one[0]]}, one[1])),
+        objects.map(lambda one: ({**one[0], "anyOf": [{"required": list(one[1])}, {"required": ["d"]}]}, one[1])),
+        inner.map(lambda one: ({"type": "array", "items": one[0]}, [one[1], one[1]])),
+        inner.map(lambda one: ({"type": "array", "prefixItems": [one[0]]}, [one[1]])),
+    )
+
+
+CASES = st.recursive(LEAF, grown, max_leaves=8)
+
+
+def objects_in(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from objects_in(item)
+
+
+def check_of(parameters: Schema) -> ArgumentCheck:
+    return ArgumentCheck({"type": "function", "function": {"name": "f", "parameters": parameters}})
+
+
+@given(case=CASES)
+def test_an_unknown_member_is_refused_wherever_it_is(case: tuple[Any, Any]) -> None:
+    schema, value = case
+    check = check_of({"type": "object", "properties": {"x": schema}})
+    arguments = {"x": value}
+    assert check(arguments) is None
+    for number, _ in enumerate(objects_in(arguments)):
+        changed = copy.deepcopy(arguments)
+        list(objects_in(changed))[number]["unknown"] = 1
+        problem = check(changed)
+        assert problem is not None and "unknown" in problem
+
+
+TREE: Schema = {
+    "type": "object",
+    "properties": {"root": {"$ref": "#/$defs/Node"}},
+    "$defs": {
+        "Node": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}},
+        }
+    },
+}
+
+
+def test_references_are_followed_also_to_themselves() -> None:
+    check = check_of(TREE)
+    assert check({"root": {"name": "a", "next": {"name": "b", "next": None}}}) is None
+    assert check({"root": {"name": "a", "next": {"name": "b", "nest": None}}}) is not None
+    assert check({"root": {"title": "a"}}) == "unknown argument 'title' in root"
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ({"type": "object"}, {"any": 1}),
+        ({}, {"any": 1}),
+        ({"type": "object", "properties": {"a": {}}, "additionalProperties": True}, {"a": 1, "any": 1}),
+        ({"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "integer"}}, {"any": 1}),
+        ({"type": "object", "properties": {"a": {}}, "patternProperties": {"^x": {}}}, {"xy": 1}),
+        ({"anyOf": [{"type": "object", "properties": {"a": {}}}, {"type": "object"}]}, {"any": 1}),
+        (
+            {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}], "properties": {"c": {}}},
+            {"a": 1, "b": 2, "c": 3},
+        ),
+    ],
+)
+def test_objects_that_are_open_stay_so(member: Schema, value: Any) -> None:
+    assert check_of({"type": "object", "properties": {"x": member}})({"x": value}) is None
+
+
+def test_the_arguments_themselves_may_be_put_together() -> None:
+    check = check_of({"allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {}}}]})
+    assert check({"a": 1, "b": 2}) is None
+    assert check({"a": 1, "c": 2}) == "unknown argument 'c'; arguments: none"
+
+
+def test_an_older_draft_is_closed_at_the_top_only() -> None:
+    nested: Schema = {"type": "object", "properties": {"a": {}}}
+    check = check_of({"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"x": nested}})
+    assert check({"x": {"b": 1}}) is None
+    assert check({"y": 1}) == "unknown argument 'y'; arguments: x"
+
+
+def test_a_schema_nested_too_deeply_is_refused() -> None:
+    schema: Schema = {}
+    for _ in range(5000):
+        schema = {"items": schema}
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        check_of({"properties": {"x": schema}})
+
+
+def test_the_reason_is_told_however_long_the_value() -> None:
+    item: Schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    check = check_of({"type": "object", "properties": {"x": {"anyOf": [{"type": "null"}, item]}}})
+    assert check({"x": {"a": "y" * 1000, "b": 1}}) == "unknown argument 'b' in x"
+    assert (check({"x": ["y" * 1000]}) or "").endswith("any of the schemas listed in the 'anyOf' keyword")
+    assert (check({"x": {"a": ["y" * 1000]}}) or "").endswith('is not of type "string"')
