@@ -24,6 +24,7 @@ from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories
 from tests.agent_loop.conftest import Bench, sample
 from tests.agent_loop.scripted_engine import Script
+from tests.waiting import until
 
 SAMPLE = sample("openai_proxy", extra_info={"level": 3})
 
@@ -293,11 +294,7 @@ except openai.NotFoundError:
     (t,) = await run(["#### 5"], function(tmp_path, body, SYNC), trajectory_timeout=0.7)
     assert (t.status, t.score) == (Status.TIMEOUT, None)
     assert t.failure is not None and "the agent" in t.failure
-    for _ in range(200):
-        if (tmp_path / "refused").exists():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("the thread that was given up could still call")
+    await until((tmp_path / "refused").exists)  # the thread that was given up cannot call
 
 
 def alive(pid: int) -> bool:
@@ -326,11 +323,7 @@ async def test_a_command_leaves_no_process_behind(run: Any, tmp_path: Path, endi
     assert t.status is (Status.COMPLETED if ending == "pass" else Status.TIMEOUT), t.failure
     pids = json.loads((tmp_path / "command.py.pids").read_text())
     assert len(pids) == 3
-    for _ in range(100):
-        if not any(map(alive, pids)):
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError([pid for pid in pids if alive(pid)])
+    await until(lambda: not any(map(alive, pids)), seconds=20)
 
 
 async def test_a_cancelled_run_kills_its_commands(run: Any, tmp_path: Path) -> None:
@@ -340,8 +333,7 @@ async def test_a_cancelled_run_kills_its_commands(run: Any, tmp_path: Path) -> N
         await asyncio.sleep(0.02)
     task.cancel()
     await asyncio.wait({task})
-    await asyncio.sleep(0.1)
-    assert not any(map(alive, json.loads(file.read_text())))
+    await until(lambda: not any(map(alive, json.loads(file.read_text()))), seconds=20)
 
 
 async def test_many_agents_at_once_leave_no_thread_socket_or_task(run: Any, tmp_path: Path) -> None:
@@ -357,9 +349,8 @@ async with client:
     open_files, tasks = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())  # noqa: PTH208
     trajectories = await run(lambda session, turn: "#### 5", options, n=40)
     assert {(t.score, len(t.transcripts)) for t in trajectories} == {(1.0, 3)}
-    await asyncio.sleep(0.1)
-    assert len(os.listdir("/proc/self/fd")) <= open_files + 6  # noqa: PTH208 - one more server
-    assert len(asyncio.all_tasks()) <= tasks + 2
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= open_files + 6)  # noqa: PTH208 - one more server
+    await until(lambda: len(asyncio.all_tasks()) <= tasks + 2)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from sandbox.limits import MIB, Limits
 from sandbox.pool import Command, Job, Pool
 from sandbox.tiers import Tier
 from tests.sandbox.servers import Server, running
+from tests.waiting import until
 
 OPTIONS = ("--total-memory-mb", "1600", "--memory-mb", "256", "--max-memory-mb", "4096", "--concurrency", "4")
 CAPS = ("--client-concurrency", "3", "--client-sessions", "2", "--sessions", "8")
@@ -88,10 +89,11 @@ async def test_a_session_cannot_grow_while_it_holds_little(client: httpx.AsyncCl
     if (await health(client))["tier"] != "namespaces+cgroup":
         pytest.skip("only control groups count a session's memory")
     assert (await cell(client, GROW + "threading.Thread(target=grow, daemon=True).start()")).json()["alive"]
-    for _ in range(100):
-        if (await health(client))["reserved_memory_bytes"] == 0:
-            break
-        await asyncio.sleep(0.05)
+
+    async def freed() -> bool:
+        return bool((await health(client))["reserved_memory_bytes"] == 0)
+
+    await until(freed)
     left = (await cell(client, "1")).json()
     assert (left["created"], left["alive"], left["run_result"]["limits"]) == (False, False, ["memory"])
     assert (await cell(client, "1")).json()["created"]

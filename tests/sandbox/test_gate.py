@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 
 from sandbox import client_bounds, gate
 from tests import framing
+from tests.waiting import until
 
 PATIENCE = 0.4
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -103,12 +104,11 @@ async def test_an_answer_has_to_be_taken(port: int) -> None:
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         await asyncio.sleep(PATIENCE)
         assert (await client.post("/", content=b"x")).status_code == 429  # the answer takes all there is
-        for _ in range(100):
-            if (await client.post("/", content=b"x")).status_code == 200:
-                break
-            await asyncio.sleep(0.05)
-        else:
-            raise AssertionError("the answer still waits")
+
+        async def taken() -> bool:
+            return (await client.post("/", content=b"x")).status_code == 200
+
+        await until(taken)
     deaf.close()
 
 

@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from sandbox.limits import Limits
 from sandbox.pool import Command, Job, Pool
 from sandbox.tiers import Guarantee, Tier
 from tests.sandbox.servers import PROJECT, can_run_as_nobody, running
+from tests.waiting import until, wait_for
 
 
 async def best() -> Pool:
@@ -94,15 +94,10 @@ async def test_a_run_that_is_cancelled_leaves_nothing() -> None:
         before = probe.descendants(os.getpid())
         job = Job([Command(None, 60.0)], {"main.py": b"import os\nos.fork(); os.fork()\nwhile True: pass"})
         task = asyncio.create_task(pool.run(job, Limits()))
-        await asyncio.sleep(0.3)
-        assert len(probe.descendants(os.getpid()) - before) >= 4
+        await until(lambda: len(probe.descendants(os.getpid()) - before) >= 4)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        for _ in range(100):
-            if not probe.descendants(os.getpid()) - before:
-                break
-            await asyncio.sleep(0.02)
-        assert probe.descendants(os.getpid()) - before == set()
+        await until(lambda: not probe.descendants(os.getpid()) - before)
         assert pool.running == 0
     finally:
         await pool.stop()
@@ -134,7 +129,8 @@ def test_nothing_outlives_a_server_that_is_killed() -> None:
         "    pool = await best()\n"
         "    code = b'import os\\nif os.fork(): os.fork()\\nimport time; time.sleep(600)'\n"
         "    task = asyncio.create_task(pool.run(Job([Command(None, 600.0)], {'main.py': code}), Limits()))\n"
-        "    await asyncio.sleep(0.4)\n"
+        "    while len(probe.descendants(os.getpid())) < 5:\n"
+        "        await asyncio.sleep(0.02)\n"
         "    print(*probe.descendants(os.getpid()), flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())\n"
@@ -142,12 +138,7 @@ def test_nothing_outlives_a_server_that_is_killed() -> None:
     ended = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True)
     pids = [int(pid) for pid in ended.stdout.split()]
     assert len(pids) >= 5, ended.stderr
-    for _ in range(100):
-        alive = [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-        if not alive:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{len(alive)} processes outlive the server")
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])

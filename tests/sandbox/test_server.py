@@ -18,6 +18,7 @@ import pytest
 
 from sandbox.languages import warm_for
 from tests.sandbox.servers import Server, encoded, run
+from tests.waiting import until
 
 TRACEBACK = """Traceback (most recent call last):
   File "{home}/main.py", line 2, in <module>
@@ -208,11 +209,11 @@ async def test_a_client_that_goes_away_stops_its_program(client: httpx.AsyncClie
         await client.post(
             "/run_code", json={"code": "while True: pass", "language": "python", "run_timeout": 60}, timeout=0.5
         )
-    for _ in range(100):
-        if (await client.get("/health")).json()["running"] == 0 and server.processes() <= before:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("the program still runs")
+
+    async def ended() -> bool:
+        return (await client.get("/health")).json()["running"] == 0 and server.processes() <= before
+
+    await until(ended)
 
 
 @pytest.mark.parametrize(
@@ -317,11 +318,7 @@ async def test_nothing_is_left_after_hundreds_of_runs(client: httpx.AsyncClient,
     started = time.monotonic()
     await asyncio.gather(*(one(place) for place in range(240)))
     print(f"{240 / (time.monotonic() - started):.0f} runs/s")
-    for _ in range(50):
-        if held() == before:
-            break
-        await asyncio.sleep(0.1)
-    assert held() == before
+    await until(lambda: held() == before)
     assert server.memory() < memory + (8 << 20)
     groups = Path("/sys/fs/cgroup").glob(f"*/**/agentrl-sandbox-{server.process.pid}/run*")
     assert list(groups) == []

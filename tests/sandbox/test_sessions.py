@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.sandbox.servers import run
+from tests.waiting import until
 
 
 async def session(client: httpx.AsyncClient, name: str, code: str, **more: Any) -> dict[str, Any]:
@@ -76,10 +77,11 @@ async def test_a_session_that_a_thread_ends_between_cells_says_so_at_the_next(cl
 
 async def test_a_session_that_is_closed_while_a_cell_runs_ends_the_cell(client: httpx.AsyncClient) -> None:
     running_cell = asyncio.create_task(session(client, "f", "import time; time.sleep(60)", run_timeout=60))
-    for _ in range(100):
-        if (await client.get("/health")).json()["running"]:
-            break
-        await asyncio.sleep(0.02)
+
+    async def begun() -> bool:
+        return bool((await client.get("/health")).json()["running"])
+
+    await until(begun)
     await asyncio.sleep(0.3)
     assert (await client.delete("/sessions/f")).json() == {"closed": True}
     ended = await running_cell

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from agentrl.system.http import http_client
 from tests.engines.contract import greedy_ids, params_of, prompt_of
 from tests.sglang.conftest import STARTUP
 from tests.sglang.engines import engine_of
+from tests.waiting import until
 
 QUICK = Timings(check_interval=0.5, recheck_interval=0.2, check_timeout=2.0, failures=2, backoff=0.1)
 
@@ -75,12 +76,6 @@ async def in_the_middle(engine: SGLangEngine, server: int, at_least: int) -> Non
     asked = list(engine._supervisor.servers.values())[server]
     while sum(call.server is asked and bool(call.partial.ids) for call in engine._calls.values()) < at_least:
         await asyncio.sleep(0.002)
-
-
-async def until(condition: Callable[[], bool], seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def requests(engine: SGLangEngine, count: int, tokens: int, name: str = "s") -> list[Awaitable[Generation]]:

@@ -32,6 +32,7 @@ from agentrl.system.http import http_client
 from tests.conftest import PROJECT
 from tests.model.families import make_model
 from tests.sglang.conftest import StartServer
+from tests.waiting import wait_for
 
 F32 = torch.float32
 BUCKET = 100_000  # bytes: the model is several of them, its embedding is larger than one
@@ -311,10 +312,7 @@ async def test_no_shared_memory_and_no_open_stderr_is_left_by_a_trainer_that_was
     await expect_model(client, reference, 32)
     await sender.close()
     process.stop()  # torch's manager removes what the dead trainer shared when the last that mapped it is gone
-    deadline = time.monotonic() + 20
-    while shared_memory() - before and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not shared_memory() - before
+    wait_for(lambda: not shared_memory() - before)
 
 
 @pytest.mark.slice(0, "matrix")

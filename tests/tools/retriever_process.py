@@ -7,10 +7,11 @@ import selectors
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
+
+from tests.waiting import wait_for
 
 
 class RetrieverProcess:
@@ -45,12 +46,3 @@ class RetrieverProcess:
         """The exit status."""
         self.process.send_signal(number)
         return self.process.wait(20)
-
-
-def wait_for(condition: object, seconds: float = 20.0) -> None:
-    """Until a callable says True."""
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.05)

@@ -20,7 +20,8 @@ pytest.importorskip("pymilvus", reason="the extra `milvus` is not installed")
 pytest.importorskip("milvus_lite", reason="Milvus Lite is not installed")
 
 from agentrl.errors import ConfigError, DataError
-from tests.tools.retriever_process import RetrieverProcess, wait_for
+from tests.tools.retriever_process import RetrieverProcess
+from tests.waiting import wait_for
 from tools.retriever import __main__ as command
 from tools.retriever.build import load
 from tools.retriever.milvus import EngineUnavailable, MilvusIndex

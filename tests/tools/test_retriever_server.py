@@ -20,7 +20,8 @@ import pytest
 pytest.importorskip("tantivy", reason="the extra `retriever` is not installed")
 
 from tests import framing
-from tests.tools.retriever_process import RetrieverProcess, wait_for
+from tests.tools.retriever_process import RetrieverProcess
+from tests.waiting import wait_for
 from tools.retriever import __main__ as command
 from tools.retriever.batcher import Batcher, QueueFull
 from tools.retriever.build import add, create
