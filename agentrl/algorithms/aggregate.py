@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agentrl.algorithms.ragged import masked_sum, segment_ids, segment_sum
 
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,13 @@ def aggregate(loss: Tensor, mask: Tensor, offsets: Tensor, scale: LossScale) -> 
 
     loss [T] float, mask [T] bool, offsets [N + 1]. Sequences without policy tokens count nowhere.
     - token-mean: every policy token weighs the same (DAPO, arXiv:2503.14476, eq. 12)
+    - token-sum: the sum over policy tokens; the gradient grows with the batch, so the learning rate has to fit it
     - seq-mean-token-sum: the mean over sequences of the sum over tokens
     - seq-mean-token-mean: the mean over sequences of the mean over tokens (GRPO, arXiv:2402.03300, eq. 3)
     - seq-mean-token-sum-norm: seq-mean-token-sum by a constant length (Dr. GRPO, arXiv:2503.20783, section 3.2)
     """
+    if scale.mode == "token-sum":
+        return masked_sum(loss, mask)
     if scale.mode == "token-mean":
         return masked_sum(loss, mask) / max(scale.tokens, 1)
     if scale.mode == "seq-mean-token-mean":

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from agentrl.trajectory.batch import RaggedBatch
 
 Kind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+LossKind = Literal[Kind, "kl+", "k1+", "abs+", "low_var_kl+", "k3+"]
+"""Estimators for the loss: with a +, the value is the estimator's and the gradient that of k2."""
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: Kind) -> Tensor:
@@ -40,6 +42,23 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: Kind) -> Tensor:
         case "low_var_kl" | "k3":
             log_ratio = (-difference).clamp(-20.0, 20.0)
             return (log_ratio.exp() - 1 - log_ratio).clamp(-10.0, 10.0)
+
+
+def kl_loss(logprobs: Tensor, ref_logprobs: Tensor, kind: LossKind) -> Tensor:
+    """Estimate KL(policy || reference) by token for a loss: [T] float, from log-probs [T] float.
+
+    Without a +, `kl_penalty` and its own gradient, which for k1 is 0 in expectation and for k3 that of the reverse
+    divergence. With a +, the value of `kl_penalty` and the gradient of k2, which is the KL's for tokens that the policy
+    sampled.
+    """
+    match kind:
+        case "kl+" | "k1+" | "abs+" | "low_var_kl+" | "k3+":
+            plain: Kind
+            plain = {"kl+": "kl", "k1+": "k1", "abs+": "abs", "low_var_kl+": "low_var_kl", "k3+": "k3"}[kind]
+            k2 = kl_penalty(logprobs, ref_logprobs, "k2")
+            return kl_penalty(logprobs, ref_logprobs, plain).detach() + (k2 - k2.detach())
+        case _:
+            return kl_penalty(logprobs, ref_logprobs, kind)
 
 
 class KLController(Protocol):

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.aggregate import LossScale, aggregate
-from agentrl.algorithms.kl import kl_penalty
+from agentrl.algorithms.kl import kl_loss
 from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss
 from agentrl.config.declaration import Score
 from agentrl.config.registries import POLICY_BACKENDS
@@ -189,7 +189,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             kl = None
             if config.use_kl_loss:
                 assert micro.ref_logprobs is not None
-                kl = kl_penalty(found.logprobs, micro.ref_logprobs, config.kl_loss_type)
+                kl = kl_loss(found.logprobs, micro.ref_logprobs, config.kl_loss_type)
             seen = {
                 "pg_loss": aggregate(by_token.detach(), micro.mask, micro.offsets, scale),
                 "tokens": lost.tokens,

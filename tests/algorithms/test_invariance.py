@@ -22,7 +22,7 @@ from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from agentrl.trajectory.batch import RaggedBatch, split_by_tokens
 from tests.algorithms.batches import algorithm, batches, micro_loss, suited
 
-MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 POLICIES = POLICY_LOSSES.names()
 N = 4
 

@@ -12,6 +12,7 @@ from agentrl.algorithms.kl import (
     AdaptiveKLController,
     FixedKLController,
     apply_kl_to_rewards,
+    kl_loss,
     kl_penalty,
     logprob_gap,
 )
@@ -49,6 +50,17 @@ def test_k2_as_a_loss_has_the_gradient_of_the_divergence() -> None:
     logprobs = logits.log_softmax(0)
     (logprobs.exp().detach() * kl_penalty(logprobs, Q.log(), "k2")).sum().backward()
     torch.testing.assert_close(logits.grad, exact)
+
+
+@pytest.mark.parametrize("kind", ["kl+", "k1+", "abs+", "low_var_kl+", "k3+"])
+def test_a_plus_keeps_the_value_and_takes_the_gradient_of_the_divergence(kind: Any) -> None:
+    logprobs = torch.tensor([-0.1, -1.0, -30.0], requires_grad=True)
+    ref = torch.tensor([-0.5, -0.9, -2.0])
+    found = kl_loss(logprobs, ref, kind)
+    torch.testing.assert_close(found.detach(), kl_penalty(logprobs.detach(), ref, kind.removesuffix("+")))
+    found.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.4, -0.1, -28.0])  # log p - log q
 
 
 def test_kl_leaves_the_reward_of_policy_tokens_only() -> None:

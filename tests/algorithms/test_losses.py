@@ -206,6 +206,7 @@ def test_masked_tokens_may_hold_anything(mode: str) -> None:
     ("mode", "expected"),
     [
         ("token-mean", (1 + 2 + 3 + 10) / 4),
+        ("token-sum", 1 + 2 + 3 + 10),
         ("seq-mean-token-sum", (6 + 10) / 2),
         ("seq-mean-token-mean", (2 + 10) / 2),
         ("seq-mean-token-sum-norm", (6 + 10) / 2 / 50),

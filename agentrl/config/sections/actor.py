@@ -9,7 +9,7 @@ from pydantic import Field
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, CRITIC_BACKENDS, POLICY_BACKENDS, POLICY_LOSSES
 from agentrl.config.rules import ConflictsWith, Names, OnlyWith, ReadBy
 from agentrl.config.section import Section
-from agentrl.config.sections.algorithm import KLType, LossAggMode, PolicyLossConfig
+from agentrl.config.sections.algorithm import KLLossType, LossAggMode, PolicyLossConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, FSDPConfig, Parallel
@@ -67,16 +67,17 @@ class ActorConfig(Section):
     """Dual-clip bound for negative advantages (arXiv:1912.09729); with dppo_tv and dppo_kl the largest weight of a
     token, for which 20 is recommended."""
     loss_agg_mode: LossAggMode = "token-mean"
-    """Average of the loss: over all tokens, or per sequence (their sum, their mean, or their sum divided by
-    data.max_response_length) and then over sequences."""
+    """How the loss by token becomes a number: its mean over all tokens (token-sum: their sum), or by sequence (their
+    sum, their mean, or their sum divided by data.max_response_length) and then the mean over sequences."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus in the loss."""
     use_kl_loss: bool = False
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: Annotated[float, OnlyWith("use_kl_loss=true")] = Field(0.001, ge=0)
     """Weight of that KL divergence."""
-    kl_loss_type: Annotated[KLType, OnlyWith("use_kl_loss=true")] = "low_var_kl"
-    """Estimator of that KL divergence: k1 (kl), k2 (mse), k3 (low_var_kl), abs."""
+    kl_loss_type: Annotated[KLLossType, OnlyWith("use_kl_loss=true")] = "low_var_kl"
+    """Estimator of that KL divergence: k1 (kl), k2 (mse), k3 (low_var_kl), abs. With a + (k1+, k3+ ...) its value stays,
+    and its gradient is that of k2, which is the divergence's."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest norm of the gradient; a larger one is scaled down."""
     shuffle: bool = True

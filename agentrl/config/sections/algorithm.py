@@ -10,8 +10,9 @@ from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from agentrl.config.rules import Names, OnlyWith, ReadBy
 from agentrl.config.section import Section
 
-LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KLType = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+KLLossType = Literal[KLType, "kl+", "k1+", "abs+", "low_var_kl+", "k3+"]
 
 
 class PolicyLossConfig(Section):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import get_args
 
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS, POLICY_LOSSES, REWARD_MANAGERS
-from agentrl.config.sections.algorithm import KLType
 from agentrl.config.verl.entries import Refusal, Values
 from agentrl.system.json_value import JSON
 from agentrl.system.registry import Registry
@@ -68,15 +66,9 @@ def strategy(key: str) -> Translate:
     return lambda value, _: {key: value} if value in ("fsdp", "fsdp2") else {}
 
 
-def kl_type(key: str) -> Translate:
-    """Translate an estimator of the KL divergence."""
-
-    def translate(value: JSON, _: Values) -> dict[str, JSON]:
-        if value not in get_args(KLType):
-            raise Refusal(f"{WAITS_FOR_ALGORITHMS} (there are {', '.join(get_args(KLType))})")
-        return {key: value}
-
-    return translate
+def kl_penalty(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate the estimator of the KL in the reward, where a + changes nothing."""
+    return {"algorithm.kl_penalty": value.removesuffix("+") if isinstance(value, str) else value}
 
 
 def clip_ratio(value: JSON, values: Values) -> dict[str, JSON]:

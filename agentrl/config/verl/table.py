@@ -313,16 +313,10 @@ TRAINING = (
     only(f"{ACTOR}.loss_scale_factor", "the loss is scaled by loss_agg_mode alone", None),
     only("critic.loss_scale_factor", "the loss is scaled by loss_agg_mode alone", None),
     translated(
-        f"{ACTOR}.kl_loss_type",
-        "the KL estimators of agentrl; k3+ and the like are refused until they are here",
-        (f"{ACTOR}.kl_loss_type",),
-        rewrites.kl_type(f"{ACTOR}.kl_loss_type"),
-    ),
-    translated(
         "algorithm.kl_penalty",
-        "the KL estimators of agentrl",
+        "the same; a + at its end, which is about gradients, is left out: a reward has none",
         ("algorithm.kl_penalty",),
-        rewrites.kl_type("algorithm.kl_penalty"),
+        rewrites.kl_penalty,
     ),
     only(f"{ACTOR}.state_masking", "answers of tools are never trained on", True),
     noted("algorithm.state_masking.*", "answers of tools are never trained on"),
