@@ -24,7 +24,7 @@ from tests.chat.vocabularies import REAL, TINY, Vocabulary
 
 TEMPLATES, CONVERSATIONS, TURNS = 10, 8, 6
 """Of each seed: about 500 turns, as one template in six is refused or nearly so."""
-SEEDS = 500
+SEEDS = 610
 REASONED = ("always", "of the last turn", "opened", "opened, not in the history")
 STRAY = "QX"
 

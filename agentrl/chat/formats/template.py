@@ -157,7 +157,10 @@ class TemplateFormat:
             answered = self._answered(messages[:asked], tools)
             rest = self._render_between(messages[asked:], tools, generation)
             if self._plain.token:
-                return answered + rest.removeprefix(self._plain.token + self._plain.gap)
+                gap, behind = self._plain.gap, rest.removeprefix(self._plain.token)
+                # Blanks of the gap that do not stand here are the beginning of a header or of a conversation's end.
+                size = common_length(gap, behind)
+                return answered.removesuffix(gap[size:]) + behind[size:]
             return self._joined(answered, rest, [message["role"] for message in messages], tools)
         end = self._end_of_calls() if "tool_calls" in turn else self._plain
         if end.token:
@@ -167,14 +170,17 @@ class TemplateFormat:
                 raise ConfigError(f"{self._where()} ends assistant turns with {end.token}, but not before {roles}")
             return token + rest
         last = self._text([USER, turn], tools, False).partition(MARK)[2]
-        return text[len(shared_ending(self._codec, last, text, self._standing_prompt)) :]
+        return text[len(shared_ending(self._codec, last, text, self._standing_prompt).rstrip()) :]
 
     def _answered(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
         """Write tool answers without what follows them: a generation prompt, or the end of a conversation."""
         last, followed = (self._render_between(messages, tools, generation) for generation in (False, True))
+        ended = last.removesuffix(self._plain.final)
         if last == followed:
-            return last.removesuffix(self._plain.final)
-        return shared_ending(self._codec, last, followed, self._standing_prompt)
+            return ended
+        shared = shared_ending(self._codec, last, followed, self._standing_prompt)
+        # As many blanks as the end of an assistant turn is taken to have: a generation prompt may begin with others.
+        return ended if ended.rstrip() == shared.rstrip() else shared
 
     def _opens_turn(self, tools: Sequence[ToolSchema] | None) -> bool:
         """Say whether the token before a user's turn is its header, not the end of the assistant's.
@@ -196,6 +202,8 @@ class TemplateFormat:
         lead, *pieces = self._codec.split(rest)
         if not pieces or lead.strip():
             return answered + rest
+        if self._standing_prompt and self._plain.final.startswith(lead + pieces[0]):
+            return answered + rest  # It was taken off `answered` with the standing generation prompt.
         end, ends = lead, []
         for token, behind in zip(pieces[::2], pieces[1::2], strict=True):
             blanks = behind[: len(behind) - len(behind.lstrip())]

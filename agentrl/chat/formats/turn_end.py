@@ -56,12 +56,15 @@ def find_turn_end(
     inside = {*_tokens(codec, written.turn), *markers}
     pieces = codec.split(shared)
     ends = [index for index in range(1, len(pieces), 2) if pieces[index] not in inside]
-    final = written.last[len(shared) :]
     if ends:
         at = begin = ends[-1]
         while begin - 2 in ends and not pieces[begin - 1]:
             begin -= 2
+        final = written.last[len(shared) :]
         return TurnEnd(pieces[at], "".join(pieces[at + 1 :]), final, "".join(pieces[begin:at]))
+    # Without a token to end the turn, blanks behind it are the next turn's, which a policy does not write.
+    shared = shared.rstrip()
+    final = written.last[len(shared) :]
     _, token, _ = cut_at_token(codec, written.followed[len(shared) :])
     if token and token in inside:
         raise UnclearEnd(
