@@ -14,9 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
+from agentrl.agent_loop.long_texts import beside_loop, size_of
 from agentrl.agent_loop.observer import Observers
 from agentrl.agent_loop.tool_calls import answer_to, record_calls, record_of, run_calls
 from agentrl.chat import AssistantMessage, Chat, Drift, ParsedCall
@@ -184,30 +186,46 @@ class Episode:
         limits, transcript = self.context.limits, self.transcript
         return min(limits.max_response_tokens - transcript.response_length, limits.max_model_len - len(transcript))
 
-    def start(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSchema] | None = None,
-        ids: Sequence[int] | None = None,
-    ) -> None:
+    async def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> None:
         """Open a transcript with the first prompt. `tools` are rendered by the chat template, now and on every turn.
 
-        `ids` are the prompt's tokens where they are known, e.g. because they continue another transcript's. An episode
-        may leave its transcript for another, which has budgets and samples of its own.
+        An episode may leave its transcript for another, which has budgets and samples of its own.
         """
+        chat = self.context.chat
+
+        def write() -> tuple[list[int], list[PlacedImage]]:
+            ids = chat.render(messages, tools or None)
+            return ids, self._first_images(ids, messages)
+
+        ids, images = await beside_loop(size_of(messages), write)
+        self._open(ids, images, messages, tools)
+
+    def start_ids(
+        self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
+    ) -> None:
+        """Open a transcript as `start` does, where the prompt's tokens are known, e.g. continue another transcript's."""
+        self._open(ids, self._first_images(ids, messages), messages, tools)
+
+    def _first_images(self, ids: Sequence[int], messages: Sequence[Message]) -> list[PlacedImage]:
+        try:
+            return self.context.chat.images(ids, messages)
+        except DataError as error:
+            raise DataError(f"{self.sample.file}, row {self.sample.row} (the first is 0): {error}") from error
+
+    def _open(
+        self,
+        ids: Sequence[int],
+        images: Sequence[PlacedImage],
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None,
+    ) -> None:
         if self.index >= 0:
             self.earlier.append(replace(self))
             # With the old seeds, the same prompt would be answered with the same words.
             self.seed = seed_of(self.seed, "transcript", len(self.earlier))
             self.inside_turn = False
         self.tools = tools or None
-        transcript, chat = Transcript(), self.context.chat
-        if ids is None:
-            ids = chat.render(messages, self.tools)
-        try:
-            images = chat.images(ids, messages)
-        except DataError as error:
-            raise DataError(f"{self.sample.file}, row {self.sample.row} (the first is 0): {error}") from error
+        transcript = Transcript()
         transcript.append_prompt(ids, images)
         self.index = len(self.trajectory.transcripts)
         self.trajectory.transcripts.append(transcript)
@@ -215,8 +233,16 @@ class Episode:
         self.trajectory.messages.extend(messages)
 
     async def generate(self, *, stop: Sequence[str] = (), max_tokens: int | None = None) -> Reply:
-        """Sample one assistant turn, record it as it is and parse it. Needs `budget_left` > 0."""
+        """Sample one assistant turn, record it as it is and parse it. Needs `budget_left` > 0.
+
+        Raises ValueError where the policy has ended its turn and nothing was observed since.
+        """
         transcript = self.transcript
+        if transcript.mask[-1:] == [1] and transcript.ids[-1] in self.context.chat.stop_token_ids:
+            raise ValueError(
+                "the policy has ended its turn, and nothing was observed since: `await episode.observe(messages)` "
+                "appends what it is to answer"
+            )
         params = SamplingParams(
             max_new_tokens=self.room(max_tokens),
             temperature=self.params.temperature,
@@ -282,26 +308,35 @@ class Episode:
         self.prompt_tokens += len(ids)
         return generation
 
-    def observe(self, messages: Sequence[Message]) -> bool:
+    async def observe(self, messages: Sequence[Message]) -> bool:
         """Append tool answers or user turns and a new generation prompt. Returns whether there is room to go on.
 
         What does not fit the budget is cut, with a visible marker, and kept.
         """
-        return self.observe_ids(self.context.chat.bridge(self.transcript.ids, messages, self.tools), messages)
+        chat, ids, tools = self.context.chat, self.transcript.ids, self.tools
+
+        def write() -> tuple[list[int], list[PlacedImage]]:
+            bridge = chat.bridge(ids, messages, tools)
+            return bridge, chat.images(bridge, messages)
+
+        return self._append_messages(*await beside_loop(size_of(messages), write), messages)
 
     def observe_ids(self, ids: list[int], messages: Sequence[Message]) -> bool:
         """Append messages as `observe` does, where the tokens that stand for them are known."""
-        self._add_messages(messages)
-        text = "\n".join(text_of(message["content"]) for message in messages)
-        images = self.context.chat.images(ids, messages)
-        return self._append_observed(ids, str(messages[0]["role"]), text, images)
+        return self._append_messages(ids, self.context.chat.images(ids, messages), messages)
 
-    def observe_text(self, text: str) -> bool:
+    async def observe_text(self, text: str) -> bool:
         """Append plain text inside the running assistant turn (ReAct's observations). Returns whether there is room to
         go on."""
+        ids = await beside_loop(len(text), partial(self.context.chat.encode, text))
         self.inside_turn = True
         self._add_messages([{"role": "tool", "content": text}])
-        return self._append_observed(self.context.chat.encode(text), "tool", text)
+        return self._append_observed(ids, "tool", text)
+
+    def _append_messages(self, ids: list[int], images: Sequence[PlacedImage], messages: Sequence[Message]) -> bool:
+        self._add_messages(messages)
+        text = "\n".join(text_of(message["content"]) for message in messages)
+        return self._append_observed(ids, str(messages[0]["role"]), text, images)
 
     def _append_observed(self, ids: list[int], role: str, text: str, images: Sequence[PlacedImage] = ()) -> bool:
         ids, images, text, cut = fit_budget(ids, images, text, max(self.budget_left, 0), self.context.chat.encode)
@@ -386,13 +421,19 @@ class Episode:
                 turn.reward = reward + (turn.reward or 0.0)
                 return
 
-    def count_drift(self) -> None:
+    async def count_drift(self) -> None:
         """Compare every transcript, those of the branches too, with a full re-render of its messages.
 
         The fraction of each kind of drift becomes a metric.
         """
         compared = [one for one in (self, *self.earlier, *self.branches) if one.index >= 0 and not one.inside_turn]
-        drifts = [one.context.chat.drift(one.transcript.ids, one.messages, one.tools) for one in compared]
+        drifts = [
+            await beside_loop(
+                size_of(one.messages),
+                partial(one.context.chat.drift, one.transcript.ids, one.messages, one.tools),
+            )
+            for one in compared
+        ]
         for kind in Drift if drifts else ():
             self.trajectory.metrics[f"drift/{kind.value}"] = drifts.count(kind) / len(drifts)
 

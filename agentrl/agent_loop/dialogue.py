@@ -97,18 +97,18 @@ class Dialogue:
                 trajectory.score_extra[name] = float(value)
         return None if answer.should_end else answer
 
-    def show(self, answer: InteractionResponse) -> bool:
+    async def show(self, answer: InteractionResponse) -> bool:
         """Append the answer, or go on from its rewritten history in a new transcript. Returns whether there is room."""
         said: list[Message] = [{"role": "user", "content": answer.text}]
         self.episode.state = answer.state
         if answer.history is None:
-            return self.episode.observe(said)
+            return await self.episode.observe(said)
         # A new transcript, never a change of the old one: what was sampled stays as it was, and is trained on.
         history = [*answer.history, *(said if answer.text else ())]
         assert self.interaction is not None
         # A message of a form that the chat template cannot write is the interaction's error.
         with user_code(f"interaction {self.interaction.name}", self.interaction.generate_response):
-            self.episode.start(history, self.episode.tools)
+            await self.episode.start(history, self.episode.tools)
         return self.episode.budget_left > 0
 
 

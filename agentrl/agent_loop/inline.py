@@ -28,12 +28,12 @@ class InlineLoop(AgentLoop):
         answer."""
 
     @abstractmethod
-    def respond(self, episode: Episode, reply: Reply, record: ToolCallRecord, last: bool) -> bool:
+    async def respond(self, episode: Episode, reply: Reply, record: ToolCallRecord, last: bool) -> bool:
         """Append the result of the call; `last`: with the request for a final answer. Returns whether there is room."""
 
     async def run(self, episode: Episode) -> None:
         await episode.open_tools(images=False)
-        episode.start(*self.first_prompt(episode.sample, episode.context.tools.schemas))
+        await episode.start(*self.first_prompt(episode.sample, episode.context.tools.schemas))
         episode.finish(await self._converse(episode))
 
     async def _converse(self, episode: Episode) -> Status:
@@ -52,7 +52,7 @@ class InlineLoop(AgentLoop):
             malformed += record.error in MALFORMED
             at_limit = episode.assistant_turns >= limits.max_assistant_turns
             last = at_limit and limits.force_final_answer
-            room = self.respond(episode, reply, record, last)
+            room = await self.respond(episode, reply, record, last)
             if malformed > limits.max_malformed:
                 return Status.MALFORMED
             if not room:

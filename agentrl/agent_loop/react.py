@@ -39,10 +39,10 @@ class ReactLoop(InlineLoop):
     def action(self, episode: Episode, reply: Reply) -> ParsedCall | None:
         return parse_action(reply) if reply.finish_reason.matched == STOP else None
 
-    def respond(self, episode: Episode, reply: Reply, record: ToolCallRecord, last: bool) -> bool:
+    async def respond(self, episode: Episode, reply: Reply, record: ToolCallRecord, last: bool) -> bool:
         if last:
-            return episode.observe_text(f" {record.response}\nThought: {FINAL_ANSWER_REQUEST}\nFinal Answer:")
-        return episode.observe_text(_template(self.prompts, "observation").render(text=record.response))
+            return await episode.observe_text(f" {record.response}\nThought: {FINAL_ANSWER_REQUEST}\nFinal Answer:")
+        return await episode.observe_text(_template(self.prompts, "observation").render(text=record.response))
 
 
 @functools.cache

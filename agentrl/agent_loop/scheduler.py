@@ -198,7 +198,7 @@ class Scheduler:
         try:
             await self._run_loop(episode)
             if request.count_drift and trajectory.status is Status.COMPLETED:
-                episode.count_drift()
+                await episode.count_drift()
         except CodeError as error:
             self._handle_code_error(error, request)
             fail(trajectory, error)
@@ -252,7 +252,7 @@ def _contract_violation(trajectory: Trajectory) -> str | None:
     if not isinstance(status, Status) or (status is Status.FAILED and trajectory.failure is None):
         return f"it must set the trajectory's status, by `episode.finish(Status...)`; found {status!r:.40}"
     if not trajectory.transcripts and status is not Status.TIMEOUT:
-        return "it ended without a transcript: `episode.start(messages)` begins one"
+        return "it ended without a transcript: `await episode.start(messages)` begins one"
     for turn in trajectory.turns:
         reward = None if turn.reward is None else finite(turn.reward)
         if reward is None and turn.reward is not None:

@@ -16,7 +16,7 @@ class SingleTurnLoop(AgentLoop):
         return sample.prompt, []
 
     async def run(self, episode: Episode) -> None:
-        episode.start(*self.first_prompt(episode.sample, []))
+        await episode.start(*self.first_prompt(episode.sample, []))
         if episode.budget_left <= 0:
             return episode.finish(Status.LENGTH)
         reply = await episode.generate()

@@ -98,17 +98,17 @@ class TaggedLoop(InlineLoop):
         ways.append(f"to answer, write the answer between <{_FINAL}> and </{_FINAL}>")
         return ParsedCall("call_0", "", None, said, f"{problem}. Try again: {'; '.join(ways)}.")
 
-    def respond(self, episode: Episode, reply: Reply, record: ToolCallRecord, last: bool) -> bool:
+    async def respond(self, episode: Episode, reply: Reply, record: ToolCallRecord, last: bool) -> bool:
         request = FINAL_ANSWER_REQUEST if last else ""
         stop = reply.finish_reason.matched
         if not isinstance(stop, str):  # the policy has ended its turn
-            return episode.observe([{"role": "user", "content": f"{record.response} {request}".rstrip()}])
+            return await episode.observe([{"role": "user", "content": f"{record.response} {request}".rstrip()}])
         if record.name:
             tag = self._by_stop[stop]
             shown = tag.layout.format(result=tag.result, text=self._forged.sub("&lt;", record.response))
         else:
             shown = f"\n\n{record.response}\n\n"
-        return episode.observe_text(f"{shown}{request}\n\n" if last else shown)
+        return await episode.observe_text(f"{shown}{request}\n\n" if last else shown)
 
 
 def _said(episode: Episode, start: int, end: int) -> str:

@@ -24,7 +24,7 @@ class ToolAgentLoop(AgentLoop):
         await episode.open_tools()
         async with Dialogue.open(episode) as dialogue:
             prompt, tools = self.first_prompt(episode.sample, episode.context.tools.schemas)
-            episode.start(await dialogue.opening(prompt), tools)
+            await episode.start(await dialogue.opening(prompt), tools)
             status = await self._converse(episode, dialogue)
         episode.finish(status)
 
@@ -42,27 +42,27 @@ class ToolAgentLoop(AgentLoop):
                 records, messages = await episode.answer_calls(calls)
                 malformed += sum(record.error in MALFORMED for record in records)
                 if malformed > limits.max_malformed:
-                    episode.observe(messages)
+                    await episode.observe(messages)
                     return Status.MALFORMED
                 if episode.assistant_turns >= limits.max_assistant_turns:
                     return await self._last_answer(episode, dialogue, messages)
-                room = episode.observe(messages)
+                room = await episode.observe(messages)
             else:
                 answer = await dialogue.respond()
                 if answer is None:
                     return Status.COMPLETED
                 if dialogue.turns > limits.max_user_turns or episode.assistant_turns >= limits.max_assistant_turns:
                     return Status.TURN_LIMIT
-                room = dialogue.show(answer)
+                room = await dialogue.show(answer)
             if not room:
                 return Status.LENGTH
 
     async def _last_answer(self, episode: Episode, dialogue: Dialogue, messages: list[Message]) -> Status:
         """Ask once more for an answer, at the turn limit with calls just answered, and run no more calls."""
         if not episode.context.limits.force_final_answer:
-            episode.observe(messages)
+            await episode.observe(messages)
             return Status.TURN_LIMIT
-        if not episode.observe([*messages, {"role": "user", "content": FINAL_ANSWER_REQUEST}]):
+        if not await episode.observe([*messages, {"role": "user", "content": FINAL_ANSWER_REQUEST}]):
             return Status.LENGTH
         reply = await episode.generate()
         if (cut := status_of(reply)) is not None:

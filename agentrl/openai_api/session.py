@@ -272,7 +272,7 @@ class Session:
         if len(ids) >= limit:
             raise self._refuse(Status.LENGTH, f"The prompt has {len(ids)} tokens, and the context length is {limit}.")
         branch = Branch(self.episode.branch(), digest)
-        branch.episode.start(messages, tools, ids)
+        branch.episode.start_ids(ids, messages, tools)
         self._branches.append(branch)
         return self._ready(branch, digest)
 

@@ -206,7 +206,7 @@ async def test_the_same_prompt_again_is_answered_anew(chat: Chat, tiny_dir: Path
     episode = Episode(context, ROW, trajectory, SamplingParams(1), seed=3, session="t/0.0")
     try:
         for _ in range(3):
-            episode.start(ROW.prompt)
+            await episode.start(ROW.prompt)
             await episode.generate(max_tokens=12)
     finally:
         await engine.close()
@@ -286,10 +286,10 @@ class TwoAtOnce(AgentLoop):
 
     async def run(self, episode: Episode) -> None:
         async def one(branch: Episode) -> None:
-            branch.start(episode.sample.prompt, episode.context.tools.schemas)
+            await branch.start(episode.sample.prompt, episode.context.tools.schemas)
             reply = await branch.generate()
             _, messages = await branch.answer_calls(reply.message.calls)
-            branch.observe(messages)
+            await branch.observe(messages)
             await branch.generate()
             await Dialogue(branch, episode.context.interactions["it"]).respond()
 

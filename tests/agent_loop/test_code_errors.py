@@ -38,7 +38,7 @@ class Loop(AgentLoop):
     async def run(self, episode: Episode) -> None:
         self.tries.append(episode.session)
         if episode.trajectory.uid != "t/1":
-            episode.start(episode.sample.prompt)
+            await episode.start(episode.sample.prompt)
             await episode.generate()
             return episode.finish(Status.COMPLETED)
         done = self.fault(episode)  # the call of the fault
@@ -60,12 +60,20 @@ def here(text: str) -> str:
 
 
 def started(change: Callable[[Episode], Any]) -> Callable[[Episode], Any]:
-    def fault(episode: Episode) -> None:
-        episode.start(episode.sample.prompt)
+    async def fault(episode: Episode) -> None:
+        await episode.start(episode.sample.prompt)
         episode.finish(Status.COMPLETED)
-        change(episode)
+        if inspect.isawaitable(done := change(episode)):
+            await done
 
     return fault
+
+
+async def forget_to_wait(episode: Episode) -> None:
+    await episode.start(episode.sample.prompt)
+    await episode.generate()
+    episode.observe([{"role": "user", "content": "Go on."}]).close()  # what Python does where `await` is missing
+    await episode.generate()
 
 
 def add_to(numbers: dict[str, Any], value: Any) -> None:
@@ -84,9 +92,10 @@ LOOPS = [
     (raises(SystemExit(3)), "SystemExit: 3", here("# the fault itself")),
     (lambda episode: episode.nothing, "AttributeError", __file__),
     (lambda episode: episode.observe("text"), "IndexError: the episode has no transcript yet", __file__),
-    (started(lambda episode: episode.observe([None])), "TypeError", __file__),  # type: ignore[list-item]
+    (started(lambda episode: episode.observe([None])), "AttributeError", __file__),  # type: ignore[list-item]
     (lambda episode: episode.finish(Status.COMPLETED), "it ended without a transcript", __file__),
     (lambda episode: episode.start(episode.sample.prompt), "must set the trajectory's status", __file__),
+    (forget_to_wait, "`await episode.observe(messages)` appends what it is to answer", __file__),
     (set_status("completed"), "must set the trajectory's status", __file__),
     (set_status(None), "must set the trajectory's status", __file__),
     (started(lambda episode: add_to(episode.trajectory.metrics, "much")), "'x' is 'much'", __file__),
@@ -120,7 +129,7 @@ async def test_a_loops_error_ends_the_run_at_once(
 async def test_counted_it_is_a_failure_without_another_try_and_told_once_a_place(
     bench: MakeBench, fault: Callable[..., Any], says: str, place: str
 ) -> None:
-    b, loop, told = bench(["#### 5"]), Loop(fault), list[str]()
+    b, loop, told = bench(["#### 5"] * 2), Loop(fault), list[str]()
     loops_of(b, loop)
     b.scheduler.on_code_error, b.scheduler.warn = "count", told.append
     for _ in range(2):

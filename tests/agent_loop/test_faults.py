@@ -30,7 +30,7 @@ async def test_a_fault_that_would_come_again_fails_its_trajectory_only(bench: Ma
         async def run(self, episode: Episode) -> None:
             if episode.trajectory.uid == "t/1":
                 raise fault
-            episode.start(episode.sample.prompt)
+            await episode.start(episode.sample.prompt)
             await episode.generate()
             episode.finish(Status.COMPLETED)
 
@@ -104,7 +104,7 @@ async def test_a_turn_reward_that_cannot_be_trained_on_fails_the_trajectory(benc
 
     class Generous(AgentLoop):
         async def run(self, episode: Episode) -> None:
-            episode.start(episode.sample.prompt)
+            await episode.start(episode.sample.prompt)
             await episode.generate()
             episode.trajectory.turns[-1].reward = reward if episode.trajectory.uid == "t/1" else 1e38
             episode.finish(Status.COMPLETED)

@@ -169,11 +169,11 @@ class Caller(AgentLoop):
     async def run(self, episode: Episode) -> None:
         first = await episode.call("paid", {})
         assert first.error is None
-        episode.start(episode.sample.prompt, episode.context.tools.schemas)
+        await episode.start(episode.sample.prompt, episode.context.tools.schemas)
         await episode.generate()
         unknown = await episode.call("pay", {})
         assert unknown.error == ErrorKind.UNKNOWN_TOOL and "paid" in unknown.text
-        episode.observe([{"role": "tool", "content": unknown.text, "name": "pay"}])
+        await episode.observe([{"role": "tool", "content": unknown.text, "name": "pay"}])
         await episode.generate()
         episode.finish(Status.COMPLETED)
 

@@ -119,9 +119,9 @@ async def test_a_users_loop_by_decorator(bench: MakeBench) -> None:
     @register("twice")
     class Twice(AgentLoop):
         async def run(self, episode: Episode) -> None:
-            episode.start(episode.sample.prompt)
+            await episode.start(episode.sample.prompt)
             await episode.generate()
-            episode.observe([{"role": "user", "content": "Again."}])
+            await episode.observe([{"role": "user", "content": "Again."}])
             await episode.generate()
             episode.finish(Status.COMPLETED)
 

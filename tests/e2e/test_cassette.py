@@ -45,10 +45,10 @@ class Gambler(AgentLoop):
 
     async def run(self, episode: Episode) -> None:
         async with Dialogue.open(episode) as dialogue:
-            episode.start(episode.sample.prompt)
+            await episode.start(episode.sample.prompt)
             reply = await episode.generate(max_tokens=6)
             rolled = await episode.call("roll", {"sides": len(reply.message.text) % 3})
-            if episode.observe([{"role": "tool", "content": rolled.text, "name": "roll"}]):
+            if await episode.observe([{"role": "tool", "content": rolled.text, "name": "roll"}]):
                 await episode.generate(max_tokens=6)
                 await dialogue.respond()
         episode.finish(Status.COMPLETED)

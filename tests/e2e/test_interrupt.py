@@ -28,7 +28,7 @@ class Waiting(AgentLoop):
     """From the second step on no trajectory ends."""
 
     async def run(self, episode):
-        episode.start(episode.sample.prompt)
+        await episode.start(episode.sample.prompt)
         await episode.generate()
         if episode.trajectory.uid.startswith("train/2/"):
             Path("begun").touch()

@@ -53,7 +53,7 @@ class Backwards(Sampler):
 
 class Once(AgentLoop):
     async def run(self, episode):
-        episode.start(episode.sample.prompt)
+        await episode.start(episode.sample.prompt)
         await episode.generate(max_tokens=8)
         episode.finish(Status.COMPLETED)
 

@@ -148,7 +148,7 @@ def varied(solution_str: str) -> float:
 
 
 async def one_turn(episode: Episode) -> None:
-    episode.start(episode.sample.prompt)
+    await episode.start(episode.sample.prompt)
     await episode.generate()
     episode.finish(Status.COMPLETED)
 
@@ -197,7 +197,7 @@ def test_an_interaction_is_given_as_an_object(keys: Callable[..., Any], tmp_path
 
 def test_an_error_of_a_loop_function_names_its_place(keys: Callable[..., Any]) -> None:
     async def careless(episode: Episode) -> None:
-        episode.start(episode.sample.prompt)
+        await episode.start(episode.sample.prompt)
         await episode.generate()
         raise TypeError("no such thing")
 

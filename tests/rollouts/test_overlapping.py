@@ -61,12 +61,12 @@ class Silent:
 async def uneven(episode: Episode) -> None:
     """From one to five turns, by the trajectory; what stands for a tool answers on the loop."""
     turns = 1 + 4 * (episode.seed % 3 == 0)
-    episode.start(episode.sample.prompt)
+    await episode.start(episode.sample.prompt)
     for turn in range(turns):
         await episode.generate(max_tokens=3 + episode.seed % 5)
         if turn + 1 < turns:
             await asyncio.sleep(0)
-            episode.observe([{"role": "user", "content": f"turn {turn}"}])
+            await episode.observe([{"role": "user", "content": f"turn {turn}"}])
     episode.finish(Status.COMPLETED)
 
 

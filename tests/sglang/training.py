@@ -25,9 +25,9 @@ from agentrl.trajectory import Status
 
 class FourTurns(AgentLoop):
     async def run(self, episode):
-        episode.start(episode.sample.prompt)
+        await episode.start(episode.sample.prompt)
         for turn in range(4):
-            if turn and not episode.observe([{"role": "user", "content": "And then?"}]):
+            if turn and not await episode.observe([{"role": "user", "content": "And then?"}]):
                 return episode.finish(Status.LENGTH)
             await episode.generate()
             if not turn:

@@ -37,7 +37,7 @@ class Uneven(AgentLoop):
 
     async def run(self, episode):
         _, group, k = episode.trajectory.uid.rsplit("/", 2)
-        episode.start(episode.sample.prompt)
+        await episode.start(episode.sample.prompt)
         await episode.generate()
         if k == "1":
             raise ConnectionError("broken")
@@ -53,7 +53,7 @@ class Careless(AgentLoop):
 
     async def run(self, episode):
         split, step, _, k = episode.trajectory.uid.split("/")
-        episode.start(episode.sample.prompt)
+        await episode.start(episode.sample.prompt)
         reply = await episode.generate()
         if (split, k) == ("train", "1") and step != "1":
             reply.message.text + 1
@@ -64,7 +64,7 @@ class Silent(AgentLoop):
     """The policy never says anything."""
 
     async def run(self, episode):
-        episode.start(episode.sample.prompt)
+        await episode.start(episode.sample.prompt)
         episode.finish(Status.ABORTED if episode.trajectory.uid.endswith("0") else Status.LENGTH)
 '''
 

@@ -45,11 +45,11 @@ class Looking(AgentLoop):
     """Three turns: after the first another image is shown, after the second only text."""
 
     async def run(self, episode: Episode) -> None:
-        episode.start(episode.sample.prompt)
+        await episode.start(episode.sample.prompt)
         await episode.generate(max_tokens=7)
-        episode.observe(answer(TALL if episode.sample.index % 2 else WIDE))
+        await episode.observe(answer(TALL if episode.sample.index % 2 else WIDE))
         await episode.generate(max_tokens=5)
-        episode.observe(answer())
+        await episode.observe(answer())
         await episode.generate(max_tokens=4)
         episode.finish(Status.COMPLETED)
 
