@@ -184,7 +184,8 @@ class Episode:
     def budget_left(self) -> int:
         """Number of tokens that may still be appended, sampled or observed."""
         limits, transcript = self.context.limits, self.transcript
-        return min(limits.max_response_tokens - transcript.response_length, limits.max_model_len - len(transcript))
+        length = len(transcript.ids)
+        return min(limits.max_response_tokens + transcript.prompt_length, limits.max_model_len) - length
 
     async def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> None:
         """Open a transcript with the first prompt. `tools` are rendered by the chat template, now and on every turn.
@@ -276,16 +277,20 @@ class Episode:
         self.state = None
         self._add_turn(turn)
         self.last_turn = turn
-        record_calls(turn, self.early_calls)
-        self.early_calls = []
+        if self.early_calls:
+            record_calls(turn, self.early_calls)
+            self.early_calls = []
         self.assistant_turns += 1
         self._add_messages([message.to_message()])
         return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
 
     def room(self, max_tokens: int | None = None) -> int:
         """Number of tokens that the next turn may have when `max_tokens` are asked for."""
-        limits = (self.budget_left, max_tokens, self.context.limits.max_tokens_per_turn)
-        return min(limit for limit in limits if limit is not None)
+        room = self.budget_left
+        for limit in (max_tokens, self.context.limits.max_tokens_per_turn):
+            if limit is not None:
+                room = min(room, limit)
+        return room
 
     async def sample_ids(
         self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
@@ -339,11 +344,12 @@ class Episode:
         return self._append_observed(ids, str(messages[0]["role"]), text, images)
 
     def _append_observed(self, ids: list[int], role: str, text: str, images: Sequence[PlacedImage] = ()) -> bool:
-        ids, images, text, cut = fit_budget(ids, images, text, max(self.budget_left, 0), self.context.chat.encode)
-        start = len(self.transcript)
-        self.transcript.append_observed(ids, images)
-        self._add_turn(Turn(role=role, text=text, transcript=self.index, start=start, end=len(self.transcript)))
-        return not cut and self.budget_left > 0
+        transcript, room = self.transcript, max(self.budget_left, 0)
+        ids, images, text, cut = fit_budget(ids, images, text, room, self.context.chat.encode)
+        start = len(transcript)
+        transcript.append_observed(ids, images)
+        self._add_turn(Turn(role=role, text=text, transcript=self.index, start=start, end=len(transcript)))
+        return not cut and len(ids) < room
 
     def _add_turn(self, turn: Turn) -> None:
         self.trajectory.turns.append(turn)
@@ -360,11 +366,12 @@ class Episode:
         answers are left out, with a note.
         """
         trunk = self.trunk or self
-        async with trunk.opening:
-            if trunk.tool_session is None:
-                kwargs = self.sample.tools_kwargs
-                trunk.tool_session = await self.context.tools.open(trunk.session, kwargs, images=images)
-            return trunk.tool_session
+        if trunk.tool_session is None:
+            async with trunk.opening:
+                if trunk.tool_session is None:  # another branch may have opened them meanwhile
+                    kwargs = self.sample.tools_kwargs
+                    trunk.tool_session = await self.context.tools.open(trunk.session, kwargs, images=images)
+        return trunk.tool_session
 
     @contextlib.asynccontextmanager
     async def tools_closed_after(self) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -103,9 +103,9 @@ class Scheduler:
 
         Raises CodeError for the first error of a user's code, unless these are counted; all else is cancelled then.
         """
-        groups: dict[tuple[int, bool], _Group] = {}
+        groups: defaultdict[tuple[int, bool], _Group] = defaultdict(_Group)
         for request in requests:
-            groups.setdefault((request.group, request.baseline), _Group()).requests.append(request)
+            groups[request.group, request.baseline].requests.append(request)
         return await run_concurrently(
             self._run_one(request, groups[request.group, request.baseline], on_end) for request in requests
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from agentrl.chat import ParsedCall
 from agentrl.system.quota import run_concurrently
@@ -22,9 +22,9 @@ async def run_calls(session: ToolSession, calls: Sequence[ParsedCall], limit: in
     return [*results, *[over_limit(limit)] * (len(calls) - len(results))]
 
 
-async def call_tool(session: ToolSession, call: ParsedCall) -> ToolResult:
-    """Run one call in the trajectory's tool session."""
-    return await session.call(call.name, call.arguments, parse_error=call.error)
+def call_tool(session: ToolSession, call: ParsedCall) -> Coroutine[None, None, ToolResult]:
+    """Run one call in the trajectory's tool session, when awaited."""
+    return session.call(call.name, call.arguments, parse_error=call.error)
 
 
 def over_limit(limit: int) -> ToolResult:

@@ -251,10 +251,13 @@ class Chat:
         return cast(list[Message], safe)
 
     def _made_safe(self, role: str, value: object) -> object:
-        if isinstance(value, str) and (role == "assistant" or not self.format.guards):
-            text = self._codec.encodable(value)
-            return text.replace(self._image_token, self._codec.guard(self._image_token)) if self._image_token else text
-        return self._codec.guard_values(value) if self.format.guards else value
+        guards = self.format.guards
+        if not isinstance(value, str):
+            return self._codec.guard_values(value) if guards else value
+        if guards and role != "assistant":
+            return self._codec.guard(value)
+        text = self._codec.encodable(value)
+        return text.replace(self._image_token, self._codec.guard(self._image_token)) if self._image_token else text
 
     def _canonical(self, tools: Sequence[ToolSchema] | None) -> list[ToolSchema] | None:
         """Return the guarded copy of a tool list: the same object for equal lists, so that formats may cache by id."""

@@ -67,7 +67,7 @@ def make_call(
             error = error or f"the arguments are not valid JSON: {fault}"
     if error is None and not (isinstance(name, str) and name):
         error = "the call has no function name"
-    if error is None and not isinstance(arguments, dict | None):
+    if error is None and arguments is not None and not isinstance(arguments, dict):
         error = f"the arguments must be a JSON object, not {type(arguments).__name__}"
     found = arguments if isinstance(arguments, dict) else {}
     return ParsedCall(

@@ -9,7 +9,7 @@ from agentrl.chat.message import parse_json
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 
-MEMBERS = ("name", "arguments", "parameters", "id", "type")
+MEMBERS = frozenset(("name", "arguments", "parameters", "id", "type"))
 """Members that a call may have; models write one of the second and third."""
 
 
@@ -28,9 +28,8 @@ def json_call(value: JSON) -> Found:
     """
     if not isinstance(value, dict):
         return Found(error=f"the call must be a JSON object, not {type(value).__name__}")
-    unknown = [name[:64] for name in value if name not in MEMBERS]
-    if (unknown and "name" in value) or {"arguments", "parameters"} <= value.keys():
-        shown = unknown[:3] or ["arguments", "parameters"]
+    if ("name" in value and not value.keys() <= MEMBERS) or ("arguments" in value and "parameters" in value):
+        shown = [name[:64] for name in value if name not in MEMBERS][:3] or ["arguments", "parameters"]
         return Found(value.get("name"), error=f"the call has the members {shown} beside a name and its arguments")
     id = value.get("id")
     arguments = value.get("arguments", value.get("parameters"))

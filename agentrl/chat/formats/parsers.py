@@ -106,8 +106,8 @@ class CallParser:
         for body, wrong in bodies:
             found = self._format.body(body, tools or ()) if wrong is None else [Found(error=wrong)]
             if GUARD in body:
-                found = [_unguarded(call) for call in found]
-            raw = without_guards(body).strip()  # one text for all calls of it: there may be thousands
+                found, body = [_unguarded(call) for call in found], without_guards(body)
+            raw = body.strip()  # one text for all calls of it: there may be thousands
             calls += [make_call(len(calls) + n, raw, *call) for n, call in enumerate(found)]
         return AssistantMessage(_outside(texts) if calls else "".join(texts), reasoning, tuple(calls))
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 
 from jinja2 import TemplateError
@@ -64,7 +65,8 @@ class TemplateFormat:
         self._kwargs = template_kwargs
         if reserved := sorted(set(template_kwargs) & set(RESERVED)):
             raise ConfigError(f"chat_template_kwargs: {reserved} are set by agentrl; leave them out")
-        self._source = str(codec.tokenizer.chat_template)
+        self._reads = lru_cache(maxsize=256)(str(codec.tokenizer.chat_template).__contains__)
+        """True for a field of messages that the template names; it cannot write any other."""
         self._shapes = Shapes()
         self._no_tools = self._stand_in_for_no_tools()
         prompt = self._text([USER], None, True)
@@ -138,7 +140,7 @@ class TemplateFormat:
     def _between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
         """Write the text from the token that ends an assistant turn to the beginning of the next one."""
         fields = tuple(
-            tuple((name, str(value)) for name, value in message.items() if name != "content" and name in self._source)
+            tuple((name, str(value)) for name, value in message.items() if name != "content" and self._reads(name))
             for message in messages
         )
         text = self._shapes.fill((fields, id(tools)), tools, messages, lambda m: self._render_between(m, tools))
