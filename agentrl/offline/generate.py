@@ -26,7 +26,7 @@ from agentrl.offline.responses import InputRows, Parts, check_output
 from agentrl.reward.contract import SCORER_FAILED
 from agentrl.reward.manager import turns_text
 from agentrl.rollouts.context import (
-    ContextParts,
+    RunContext,
     fit_prompts,
     load_chat,
     load_context,
@@ -80,7 +80,7 @@ def generate(config: GenerateConfig, display: Display) -> Path:
     rows = InputRows(data.files, ADDED)
     chat = load_chat(config)
     context.bind(chat)
-    fit_prompts(data, config, chat, context, display)
+    fit_prompts([data], config, chat, context, display)
     parts = Parts(Path(config.data.output_path), settings(config, data))
     if parts.done:
         display.note(f"{parts.folder}: {parts.done} of {len(data)} prompts are done")
@@ -94,7 +94,7 @@ def generate(config: GenerateConfig, display: Display) -> Path:
 def run(
     config: GenerateConfig,
     chat: Chat,
-    context: ContextParts,
+    context: RunContext,
     data: Dataset,
     rows: InputRows,
     parts: Parts,

@@ -11,7 +11,7 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import Weights
 from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
-from agentrl.rollouts.context import ContextParts
+from agentrl.rollouts.context import RunContext
 from agentrl.rollouts.contract import Rollouts
 from agentrl.rollouts.local import open_local_rollouts
 
@@ -21,7 +21,7 @@ def open_rollouts(
     config: RolloutsConfig,
     device: str,
     chat: Chat,
-    context: ContextParts,
+    context: RunContext,
     run_dir: Path,
     display: Display,
     nodes: Sequence[str] = (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -44,15 +44,23 @@ ASKING = "interaction/"
 
 @dataclass(frozen=True, slots=True)
 class FirstRows:
-    """The first rows of each data source, and of each interaction, on which scorers and interactions are tried."""
+    """The first rows of each data source, interaction and loop, on which these are tried before the first step."""
 
     by_source: dict[str, Sample] = field(default_factory=dict)
     by_interaction: dict[str, Sample] = field(default_factory=dict)
+    by_loop: dict[str, Sample] = field(default_factory=dict)
+
+    def add(self, sample: Sample) -> None:
+        """Keep the row for what no row before it names."""
+        self.by_source.setdefault(sample.data_source, sample)
+        self.by_loop.setdefault(sample.agent_name, sample)
+        if sample.interaction is not None:
+            self.by_interaction.setdefault(sample.interaction, sample)
 
 
 @dataclass(frozen=True, slots=True)
-class ContextParts:
-    """Loops, tools, interactions and scorers of a run, which rows name."""
+class RunContext:
+    """Whatever rows name: loops, tools, interactions, scorers. It checks rows, and starts and closes its parts."""
 
     loops: dict[str, AgentLoop]
     tools: ToolSet
@@ -61,11 +69,8 @@ class ContextParts:
     """None: nothing is scored."""
     objects: UserObjects = field(default_factory=UserObjects)
     """Parts of the above that were given as objects, as they were given."""
-    examples: dict[str, Sample] = field(default_factory=dict)
-    """The first row that was met of each loop."""
     first: FirstRows = field(default_factory=FirstRows)
-    told: set[str] = field(default_factory=set)
-    """Kinds of warnings that were given already."""
+    """Filled by `fit_prompts`."""
 
     def bind(self, chat: Chat) -> None:
         """Give tools the tokenizer by which their answers are cut, and the reward manager the same."""
@@ -90,6 +95,35 @@ class ContextParts:
             if isinstance(ended, BaseException):
                 logger.warning("close: %s: %s", type(ended).__name__, ended)
 
+    def reading(self, chat: Chat) -> Reading:
+        """Say how the display reads tool calls in text: as each loop writes them, else as the chat format does."""
+        patterns = {name: loop.calls or chat.format.shown for name, loop in self.loops.items()}
+        return Reading(chat.shown, {name: pattern for name, pattern in patterns.items() if pattern is not None})
+
+    def check_row(self, sample: Sample) -> None:
+        """Raise DataError for what the row's loop would not use: images, an interaction or arguments of one."""
+        loop = self.loops[sample.agent_name]
+        if not loop.takes_images and any(pictures_in(sample.prompt)):
+            raise DataError(f"it has images, and agent_name={sample.agent_name} shows none")
+        if sample.interaction is None:
+            return
+        kwargs = dict(sample.interaction_kwargs)
+        if not loop.takes_interactions:
+            taking = ", ".join(name for name, loop in self.loops.items() if loop.takes_interactions)
+            raise DataError(
+                f"it has interaction_kwargs, and agent_name={sample.agent_name} asks no interaction; {taking} does "
+                "(a loop of your own says so by takes_interactions = True)"
+            )
+        interaction = self.interactions[kwargs.pop("name")]
+        with user_code(f"interaction {interaction.name}", interaction.check_row, passing=(ValueError,)):
+            interaction.check_row(kwargs)
+
+    def first_prompt(self, sample: Sample) -> tuple[list[Message], list[ToolSchema]]:
+        """Return the messages and the tools of the first prompt that the row's loop makes."""
+        loop = self.loops[sample.agent_name]
+        with user_code(f"agent loop {sample.agent_name}", loop.first_prompt, passing=(ValueError,)):
+            return loop.first_prompt(sample, self.tools.schemas)
+
 
 def run_name(config: RolloutsConfig) -> str:
     """Return the name by which servers know the run."""
@@ -108,16 +142,10 @@ def load_chat(config: RolloutsConfig) -> Chat:
     )
 
 
-def reading_of(chat: Chat, context: ContextParts) -> Reading:
-    """Say how the display reads tool calls in text: as each loop writes them, else as the chat format does."""
-    patterns = {name: loop.calls or chat.format.shown for name, loop in context.loops.items()}
-    return Reading(chat.shown, {name: pattern for name, pattern in patterns.items() if pattern is not None})
-
-
-def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, scored: bool = True) -> ContextParts:
+def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, scored: bool = True) -> RunContext:
     """Load what the YAML files name, beside `objects`, and the scorers where trajectories are to be scored.
 
-    Imports no torch. Raises UserError. `ContextParts.bind` follows when the tokenizer is there.
+    Imports no torch. Raises UserError. `RunContext.bind` follows when the tokenizer is there.
     """
     objects = objects or UserObjects()
     turns, agent = config.actor_rollout_ref.rollout.multi_turn, config.actor_rollout_ref.rollout.agent
@@ -154,7 +182,7 @@ def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, 
         loops[name] = as_loop(name, given)
     for loop in loops.values():
         loop.configure(config)
-    return ContextParts(loops, tools, interactions, reward, objects)
+    return RunContext(loops, tools, interactions, reward, objects)
 
 
 def load_reward(config: RolloutsConfig, objects: UserObjects) -> RewardManager:
@@ -178,9 +206,7 @@ def uses_reward_model(config: RolloutsConfig) -> bool:
     return isinstance(config, Config) and config.reward_model.enable
 
 
-def open_rows(
-    config: RolloutsConfig, files: str | list[str], max_samples: int | None, context: ContextParts
-) -> Dataset:
+def open_rows(config: RolloutsConfig, files: str | list[str], max_samples: int | None, context: RunContext) -> Dataset:
     """Read the rows, and check them and the names in them. Imports no torch. Raises UserError."""
     loop, on_bad_row = config.actor_rollout_ref.rollout.agent.default_agent_loop, config.data.on_bad_row
     data: Dataset
@@ -207,40 +233,40 @@ def open_rows(
     return data
 
 
-def fit_prompts(data: Dataset, config: RolloutsConfig, chat: Chat, context: ContextParts, display: Display) -> None:
-    """Render every prompt; leave out (or refuse) those that are too long. Raises DataError."""
-    unanswered: list[Sample] = []
+def fit_prompts(
+    rows: Sequence[Dataset], config: RolloutsConfig, chat: Chat, context: RunContext, display: Display
+) -> None:
+    """Render every prompt of the data sets; leave out (or refuse) those that are too long. Raises DataError."""
+    warned: set[str] = set()
+    for data in rows:
+        unanswered: list[Sample] = []
 
-    def length(sample: Sample) -> int:
-        check_interaction(sample, context)
-        check_images(sample, context)
-        context.examples.setdefault(sample.agent_name, sample)
-        context.first.by_source.setdefault(sample.data_source, sample)
-        if sample.interaction is not None:
-            context.first.by_interaction.setdefault(sample.interaction, sample)
-        elif sample.data_source.startswith(ASKING):
-            unanswered.append(sample)
-        return len(chat.render(*first_prompt(sample, context)))
+        def length(sample: Sample, unanswered: list[Sample] = unanswered) -> int:
+            context.check_row(sample)
+            context.first.add(sample)
+            if sample.interaction is None and sample.data_source.startswith(ASKING):
+                unanswered.append(sample)
+            return len(chat.render(*context.first_prompt(sample)))
 
-    with display.stage("check prompts", total=len(data)) as stage:
-        dropped = data.filter_overlong(
-            length,
-            config.data.max_prompt_length,
-            refuse=not config.data.filter_overlong_prompts,
-            progress=stage.advance,
-        )
-    if dropped:
-        display.note(
-            f"{dropped} prompts longer than data.max_prompt_length={config.data.max_prompt_length} are left out"
-        )
-    for kind, remark in remarks_on_rows(data, config, context, unanswered):
-        if kind not in context.told:
-            context.told.add(kind)
-            display.warn(remark)
+        with display.stage("check prompts", total=len(data)) as stage:
+            dropped = data.filter_overlong(
+                length,
+                config.data.max_prompt_length,
+                refuse=not config.data.filter_overlong_prompts,
+                progress=stage.advance,
+            )
+        if dropped:
+            display.note(
+                f"{dropped} prompts longer than data.max_prompt_length={config.data.max_prompt_length} are left out"
+            )
+        for kind, remark in remarks_on_rows(data, config, context, unanswered):
+            if kind not in warned:
+                warned.add(kind)
+                display.warn(remark)
 
 
 def remarks_on_rows(
-    data: Dataset, config: RolloutsConfig, context: ContextParts, unanswered: list[Sample]
+    data: Dataset, config: RolloutsConfig, context: RunContext, unanswered: list[Sample]
 ) -> Iterator[tuple[str, str]]:
     """Yield (kind, warning) for rows that leave tools or interactions unused, which is seldom meant.
 
@@ -272,39 +298,10 @@ def remarks_on_rows(
         )
 
 
-def check_interaction(sample: Sample, context: ContextParts) -> None:
-    """Raise DataError for an interaction that the row's loop would not ask, or arguments that it does not take."""
-    if sample.interaction is None:
-        return
-    kwargs = dict(sample.interaction_kwargs)
-    if not context.loops[sample.agent_name].takes_interactions:
-        taking = ", ".join(name for name, loop in context.loops.items() if loop.takes_interactions)
-        raise DataError(
-            f"it has interaction_kwargs, and agent_name={sample.agent_name} asks no interaction; {taking} does "
-            "(a loop of your own says so by takes_interactions = True)"
-        )
-    interaction = context.interactions[kwargs.pop("name")]
-    with user_code(f"interaction {interaction.name}", interaction.check_row, passing=(ValueError,)):
-        interaction.check_row(kwargs)
-
-
-def check_images(sample: Sample, context: ContextParts) -> None:
-    """Raise DataError for images under a loop that does not show them."""
-    if not context.loops[sample.agent_name].takes_images and any(pictures_in(sample.prompt)):
-        raise DataError(f"it has images, and agent_name={sample.agent_name} shows none")
-
-
-def first_prompt(sample: Sample, context: ContextParts) -> tuple[list[Message], list[ToolSchema]]:
-    """Return the messages and the tools of the first prompt that the row's loop makes."""
-    loop = context.loops[sample.agent_name]
-    with user_code(f"agent loop {sample.agent_name}", loop.first_prompt, passing=(ValueError,)):
-        return loop.first_prompt(sample, context.tools.schemas)
-
-
-def show_first_prompts(chat: Chat, context: ContextParts, display: Display) -> None:
+def show_first_prompts(chat: Chat, context: RunContext, display: Display) -> None:
     """Run each loop's start-up check: print a rendered prompt; raise where tools, parser and template do not fit."""
-    for name, sample in context.examples.items():
+    for name, sample in context.first.by_loop.items():
         with user_code(f"agent loop {name}", context.loops[name].check):
             context.loops[name].check()
-        text = start_up_check(chat, *first_prompt(sample, context))
+        text = start_up_check(chat, *context.first_prompt(sample))
         display.note(f"first prompt of {sample.file} (agent_name={name}):\n{text}")

@@ -19,7 +19,7 @@ from agentrl.engines.contract import EngineError, RolloutEngine
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, TrainingError
 from agentrl.reward.model_input import ModelInput, conversations
-from agentrl.rollouts.context import ContextParts, run_name, uses_reward_model
+from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
 from agentrl.rollouts.contract import GREEDY, Audience, Rollout, Task
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
@@ -43,7 +43,7 @@ def open_local_rollouts(
     config: RolloutsConfig,
     device: str,
     chat: Chat,
-    context: ContextParts,
+    context: RunContext,
     run_dir: Path,
     audience: Audience,
     share: tuple[int, int] = (1, 1),

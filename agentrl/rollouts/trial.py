@@ -9,7 +9,7 @@ from typing import Literal
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, ask
 from agentrl.reward import GroupRewardManager, RewardManager, score_all
-from agentrl.rollouts.context import ContextParts
+from agentrl.rollouts.context import RunContext
 from agentrl.system.deadline import within
 from agentrl.trajectory import Message, Status, Trajectory, Transcript, Turn
 from agentrl.trajectory.sample import Sample
@@ -22,7 +22,7 @@ SECONDS = 10.0
 
 
 async def try_once(
-    context: ContextParts, on_code_error: Literal["error", "count"], warn: Callable[[str], None], n: int
+    context: RunContext, on_code_error: Literal["error", "count"], warn: Callable[[str], None], n: int
 ) -> None:
     """Have each scorer judge, and each interaction answer, a made-up answer to the first row that names it.
 

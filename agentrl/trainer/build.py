@@ -20,7 +20,6 @@ from agentrl.rollouts.build import open_rollouts, send_first_weights
 from agentrl.rollouts.context import (
     fit_prompts,
     load_chat,
-    reading_of,
     show_first_prompts,
 )
 from agentrl.rollouts.contract import Rollouts
@@ -49,10 +48,8 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     chat, context = load_chat(config), inputs.context
     context.bind(chat)
-    display.reading = reading_of(chat, context)
-    for data in (inputs.train, inputs.validation):
-        if data is not None:
-            fit_prompts(data, config, chat, context, display)
+    display.reading = context.reading(chat)
+    fit_prompts([inputs.train, *filter(None, [inputs.validation])], config, chat, context, display)
     loader = make_loader(inputs.train, config.data)
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch
     check_profile_steps(config.trainer, total_steps)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agentrl.config import Config
 from agentrl.data.contract import Dataset
-from agentrl.rollouts.context import ContextParts, load_context, open_rows
+from agentrl.rollouts.context import RunContext, load_context, open_rows
 from agentrl.rollouts.objects import UserObjects
 
 
@@ -14,7 +14,7 @@ from agentrl.rollouts.objects import UserObjects
 class Inputs:
     """Whatever a user gives beside the config and the model."""
 
-    context: ContextParts
+    context: RunContext
     train: Dataset
     validation: Dataset | None
 

@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward import NaiveRewardManager
 from agentrl.reward.code import CodeJudge
-from agentrl.rollouts.context import ContextParts
+from agentrl.rollouts.context import RunContext
 from agentrl.tool import Tool, ToolResponse
 from agentrl.tool.toolset import ToolSet
 
@@ -43,7 +43,7 @@ async def test_everything_is_closed_after_a_start_that_failed(caplog: pytest.Log
     nowhere = SandboxFusionConfig(url="http://127.0.0.1:1")
     reward = NaiveRewardManager(RewardConfig(sandbox_fusion=nowhere))
     tool = Closing(schema={"type": "function", "function": {"name": "x", "description": "", "parameters": {}}})
-    parts = ContextParts({}, ToolSet.from_tools([tool]), {"careless": Careless({}, "careless")}, reward)
+    parts = RunContext({}, ToolSet.from_tools([tool]), {"careless": Careless({}, "careless")}, reward)
     judge = reward._judges["code"]
     assert isinstance(judge, CodeJudge)
     judge._client.options.attempts = 1
