@@ -25,7 +25,7 @@ class Weights:
 
     @classmethod
     def of(cls, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:
-        """Wrap tensors [*] of any shape and dtype that are in memory."""
+        """Wrap tensors [S] in memory, each of any shape S and dtype."""
         tensors = dict(named_tensors)
         return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()}, lambda: iter(tensors.items()))
 

@@ -86,7 +86,7 @@ def attend_tail(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rul
 def sink_share(lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     """Factor of an output whose keys have the log-sum-exp `lse`, once sinks take their share of the softmax.
 
-    `lse` [...] and `sinks` [...] broadcast together; the result [...] is exp(lse) / (exp(lse) + exp(sinks)) in float32.
+    `lse` and `sinks` broadcast to a shape S; the result [S] is exp(lse) / (exp(lse) + exp(sinks)) in float32.
     """
     return torch.sigmoid(lse.float() - sinks.float())
 
@@ -123,8 +123,8 @@ def attend_part_plainly(
 def join_parts(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
     """Join to an output and its log-sum-exp, in place, those of the same queries over further keys.
 
-    out and part [..., D], lse and part_lse [...] float32. By log-sum-exp the two softmaxes are one over all keys
-    (arXiv:2205.14135, section 3.1).
+    out and part [S, D], lse and part_lse [S] float32, S any shape. By log-sum-exp the two softmaxes are one over all
+    keys (arXiv:2205.14135, section 3.1).
     """
     share = torch.sigmoid(part_lse - lse).unsqueeze(-1)
     out.lerp_(part, share.to(out.dtype))

@@ -182,6 +182,7 @@ def flat_block_mask(layout: PackedLayout, window: int | None, device: torch.devi
     sequence = torch.repeat_interleave(lengths, output_size=size)
 
     def seen(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Tell from their places if a query may see a key: scalars int64 (flex attention maps them) -> scalar bool."""
         inside = (sequence[query] == sequence[key]) & (query >= key)
         return inside if window is None else inside & (query - key < window)
 
@@ -207,6 +208,7 @@ def attend_flex(
     """
 
     def capped(score: torch.Tensor, *place: torch.Tensor) -> torch.Tensor:
+        """Cap one score, a scalar, softly; flex attention maps this over all scores."""
         assert rule.softcap is not None
         return rule.softcap * torch.tanh(score / rule.softcap)
 

@@ -43,7 +43,7 @@ class CheckpointNames:
                 self._members.setdefault(place, []).append(name)
 
     def named(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the given weights [*] under their names, and in the shapes, that they have in checkpoints.
+        """Yield the given weights [S] under the names, and in the shapes S, that they have in checkpoints.
 
         At most one tensor is held at a time, or those that a checkpoint has as one.
         """
@@ -60,7 +60,9 @@ class CheckpointNames:
                 yield from self._converted(place, waiting.pop(place)).items()
 
     def views(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Map a checkpoint's weights to views [*] of `params`, contiguous weights of the model, to be written into.
+        """Map a checkpoint's weights to views of `params`, contiguous weights of the model, to be written into.
+
+        A view [S] has the weight's shape S in the checkpoint and the dtype of its parameter.
 
         Raises ValueError where a checkpoint has several of them as one tensor, or in an order that no view has.
         """

@@ -82,7 +82,7 @@ class PolicyModel(nn.Module):
             check_packed_attention(self.base)
 
     def tensors(self, params: Params) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every weight [*], gathered and with its adapters merged, by its name in the model.
+        """Yield every weight [S], whole in its shape S and with its adapters merged, by its name in the model.
 
         `params`: all parameters. One weight is made at a time, in its own precision; every rank must read together.
         """
@@ -91,7 +91,7 @@ class PolicyModel(nn.Module):
         return ((name, full(param.detach())) for name, param in params.items())
 
     def named_tensors(self, params: Params) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights [*] of `tensors` with names and shapes as in checkpoints (see `CheckpointNames`)."""
+        """Yield the weights [S] of `tensors` with names and shapes S as in checkpoints (see `CheckpointNames`)."""
         return CheckpointNames(self.base, self._plain(params)).named(self.tensors(params))
 
     def shapes(self, params: Params) -> dict[str, tuple[int, ...]]:

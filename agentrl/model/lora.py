@@ -79,10 +79,10 @@ class Lora:
         return {_plain(name): param for name, param in params.items() if not _is_adapter(name)}
 
     def merged(self, params: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every weight [*] by its name without adapters; with them it is W + alpha / rank * B A, in float32.
+        """Yield every weight by its name without adapters; with them it is W + alpha / rank * B A, in float32.
 
-        `params`: all parameters of the model, sharded or not. One weight is made at a time; every rank must read
-        together.
+        A weight [O, I] has adapters A [R, I] and B [O, R]. `params`: all parameters of the model, sharded or not. One
+        weight is made at a time; every rank must read together.
         """
         for name, param in params.items():
             layer, adapted, kind = name.rpartition(_BASE)

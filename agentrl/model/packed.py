@@ -206,6 +206,7 @@ class _RecordingAttention(PackedAttention):
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
     ) -> torch.Tensor:
+        """Attend as `PackedAttention.attend`: query [H, P, D], key and value [K, P, D] -> [P, H, D]."""
         self.layers.add(layer)
         return super().attend(layer, query, key, value, rule)
 

@@ -38,7 +38,7 @@ class Slice:
         return Slice(size, rank * width, width, group)
 
     def cut(self, row: torch.Tensor) -> torch.Tensor:
-        """Cut out this rank's part, with zeros beyond the end: [..., P] -> [..., width]."""
+        """Cut out this rank's part, with zeros beyond the end: [P] -> [width], or [S, P] -> [S, width]."""
         part = row[..., self.first : self.first + self.width]
         return pad(part, (0, self.width - part.shape[-1]))
 

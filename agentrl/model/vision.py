@@ -58,7 +58,10 @@ class _VisionLanguageModel(Protocol):
     def get_image_features(
         self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor, *, return_dict: bool
     ) -> _ImageFeatures:
-        """pixel_values [patches, values of a patch], image_grid_thw [images, 3] int64: patches by time and side."""
+        """Compute features of images.
+
+        pixel_values [P, V], V values a patch; image_grid_thw [I, 3] int64, each image's patches by time, row, column.
+        """
         ...
 
     def get_rope_index(

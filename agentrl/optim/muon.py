@@ -63,7 +63,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
-    """Matrices [n, rows, columns] with all singular values brought near 1 (0.7 to 1.2), singular vectors kept.
+    """Bring all singular values of matrices [N, R, C] near 1 (0.7 to 1.2), and keep the singular vectors: [N, R, C].
 
     Five quintic Newton-Schulz iterations X <- aX + (bA + cA^2)X with A = XX^T; bfloat16 on an accelerator, which it
     was made to bear, float32 on the CPU.

@@ -93,7 +93,7 @@ class Optim:
         raise ValueError(f"{name} of shape {list(shape)} is not the state of a parameter")
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over `state`, filled tensors [*] of `empty_state`; parameters without an entry start anew."""
+        """Take over `state`, tensors [S] of `empty_state` that were filled; parameters without an entry start anew."""
         for _, optimizer in self._optimizers:
             optimizer.state.clear()
         for key, value in state.items():

@@ -18,12 +18,12 @@ def rank() -> int:
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """Gather the whole tensor of a sharded one [...]; every rank must ask at the same time."""
+    """Gather a sharded tensor [S], of any shape S, whole; every rank must ask at the same time."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def placed_like(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """Shard `tensor` [...], of which every rank holds the whole, as `param` of the same shape is, on its device."""
+    """Shard `tensor` [S], of which every rank holds the whole, as `param` [S] is, on its device."""
     tensor = tensor.to(param.device)
     if not isinstance(param, DTensor):
         return tensor
@@ -31,14 +31,14 @@ def placed_like(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
 
 
 def all_sum(values: torch.Tensor) -> torch.Tensor:
-    """Add up `values` [...] over the ranks, on every rank. In place."""
+    """Add up `values` [S], of any shape S, over the ranks, on every rank. In place."""
     if world_size() > 1:
         dist.all_reduce(values)
     return values
 
 
 def all_gather(values: torch.Tensor) -> torch.Tensor:
-    """Gather the `values` [...] of every rank, which have one shape: [ranks, ...]."""
+    """Gather the `values` [S] of all W ranks, which have one shape S: [W, S]."""
     if world_size() == 1:
         return values[None]
     gathered = [torch.empty_like(values) for _ in range(world_size())]

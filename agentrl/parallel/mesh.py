@@ -52,7 +52,7 @@ class Mesh:
             _wait_as_long_as_all(group, torch.device(device))
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Add up `values` [...] over the blocks, on every rank."""
+        """Add up `values` [S], of any shape S, over the blocks, on every rank."""
         return all_sum(values if self.first else torch.zeros_like(values))
 
 

@@ -70,7 +70,7 @@ class Ranks(Protocol[Worker_co]):
     ) -> tuple[Batch, Numbers]:
         """Give each rank a share of `batch`, and join the answers: (the batch with the columns `fields`, metrics).
 
-        method: (values for the tokens of its share, [tokens] for one field, [tokens, k] for k; metrics over the shares
+        method: (values for the T tokens of its share, [T] for one field, [T, F] for F fields; metrics over the shares
         of all ranks).
         """
         ...
@@ -110,6 +110,7 @@ class LocalRanks(Generic[Worker]):
         method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Numbers]],
         batch: Batch,
     ) -> tuple[Batch, Numbers]:
+        """See `Ranks.add_columns`: the values are [T] for one field, [T, F] for F of them."""
         [(values, metrics)] = self.every(method, batch.load())
         columns = values.reshape(len(values), len(fields)).unbind(1)
         found = {field: column.contiguous() for field, column in zip(fields, columns, strict=True)}

@@ -73,5 +73,5 @@ def trained_on(executor: Executor, rollout: Rollout, outlines: list[Outline]) ->
 
 
 def trajectories_of(batch: RaggedBatch) -> tuple[dict[str, torch.Tensor], list[int]]:
-    """Return (no columns, the trajectory of each sequence)."""
+    """Return (no columns, the trajectory of each sequence: `batch.trajectory` [N] as a list)."""
     return {}, batch.trajectory.tolist()

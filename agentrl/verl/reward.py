@@ -169,6 +169,7 @@ def data_proto(trajectories: Sequence[Trajectory], sample: Sample) -> DataProto:
     before, behind = max(map(len, prompts)), max(map(len, responses))
 
     def padded(rows: Sequence[Sequence[int]], size: int, *, left: bool) -> torch.Tensor:
+        """Make [N, size] int64 of N rows, with zeros to the left or the right of each."""
         pads = [[0] * (size - len(row)) for row in rows]
         return torch.tensor([[*pad, *row] if left else [*row, *pad] for row, pad in zip(rows, pads, strict=True)])
 

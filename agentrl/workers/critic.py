@@ -92,6 +92,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         """Make the loss of a mini-batch, divided by the denominators of `scale`."""
 
         def loss(values: torch.Tensor, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            """Compute (loss, a scalar; sums for metrics, scalars) from the values [T] float32 of a micro-batch."""
             assert micro.values is not None and micro.returns is not None
             by_token, clipped = value_loss(values, micro.values, micro.returns, micro.mask, self.config.cliprange_value)
             seen = {"tokens": micro.mask.sum(), "clipped": clipped, "values": values.detach()[micro.mask].sum()}

@@ -56,6 +56,7 @@ class FSDPPolicy(Learner[TokenScores]):
 
     def log_probs(self, batch: RaggedBatch, needs: Needs) -> TokenScores:
         def scores(micro: RaggedBatch) -> torch.Tensor:
+            """Stack the K scores that are needed: [T, K] float32."""
             return torch.stack([score for score in self.forward(micro, needs) if score is not None], dim=1)
 
         with self.offload:
@@ -74,7 +75,7 @@ class FSDPPolicy(Learner[TokenScores]):
             return self.log_probs(batch, frozenset()).logprobs
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every weight [*] once, by its name in checkpoints, whole and in the engine's dtype.
+        """Yield every weight [S] once, by its name in checkpoints, whole in its shape S and in the engine's dtype.
 
         Tied weights have one name. Adapters are merged into the weights that they stand beside. In float32 other
         tensors may be the live weights themselves, which the next update changes: copy them. Every rank must read

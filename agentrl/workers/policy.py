@@ -184,6 +184,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         config = self.config
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
             lost = self._policy_loss(micro, found.logprobs, found.entropy, found.squared_probs)
             by_token = lost.by_token
             kl = None

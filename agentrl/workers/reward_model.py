@@ -57,6 +57,7 @@ class RewardModelWorker:
         """Return ([T] float32 on the CPU: the score of each sequence at its last token, 0 elsewhere; no metrics)."""
 
         def scores(micro: RaggedBatch) -> torch.Tensor:
+            """Score each sequence at its last token: [T] float32, 0 elsewhere."""
             found: torch.Tensor = self.model(micro.ids, micro.offsets)
             return found
 

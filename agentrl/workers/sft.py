@@ -48,6 +48,7 @@ class SupervisedWorker(TrainableWorker[TokenScores]):
         scale = LossScale.of(batch.policy_tokens, "token-mean")
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
             return aggregate(-found.logprobs, micro.mask, micro.offsets, scale), {}
 
         report = self._learn([MiniBatch(f"step {step}", batch, loss)], step=step)

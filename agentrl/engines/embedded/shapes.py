@@ -31,6 +31,7 @@ class _ShapeProbe(PackedAttention):
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
     ) -> torch.Tensor:
+        """Attend as `PackedAttention.attend`: query [H, P, D], key and value [K, P, D] -> [P, H, D]."""
         self.shapes[layer] = (key.shape[0], key.shape[-1], value.shape[-1])
         return super().attend(layer, query, key, value, rule)
 

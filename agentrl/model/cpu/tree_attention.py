@@ -23,7 +23,9 @@ class _Context(Protocol):
         """Query, key, value, sinks, the output [P, K, H / K, D], and its log-sum-exp [P, K, H / K] float32."""
         ...
 
-    def save_for_backward(self, *tensors: torch.Tensor | None) -> None: ...
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
+        """Keep for `saved_tensors`: query [H, P, D], key and value [K, P, D], sinks [H], output and log-sum-exp."""
+        ...
 
 
 class TreeAttention(torch.autograd.Function):

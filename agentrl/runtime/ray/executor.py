@@ -63,7 +63,7 @@ class RayExecutor:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> tuple[Batch, R]:
-        """Run `Executor.compute` on the first rank of the first pool."""
+        """Run `Executor.compute` on the first rank of the first pool: columns [T]."""
         stored, everything = _stored(batch), range(len(batch))
         columns, result = self.pools[0].first(Rank.compute, function, stored, *args, **kwargs)
         return batch.with_fields(**{name: stored.column([(ref, everything)]) for name, ref in columns.items()}), result
@@ -89,6 +89,7 @@ class RayRanks(Generic[Worker]):
         method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Numbers]],
         batch: Batch,
     ) -> tuple[Batch, Numbers]:
+        """See `Ranks.add_columns`: the values are [T] for one field, [T, F] for F of them."""
         stored, copies = _stored(batch), self._role.copies
         parts = shares(stored.lengths.tolist(), self._pool.ranks // copies)
         handed = [stored.select(part) for part in parts for _ in range(copies)]

@@ -169,7 +169,7 @@ def put_batch(batch: RaggedBatch) -> Index:
 
 
 def put_column(values: torch.Tensor, batch: RaggedBatch) -> ray.ObjectRef[ColumnArrays]:
-    """Put down a token column [tokens, ...] of `batch`; the reference to it. Raises ValueError for another length."""
+    """Store a token column [T] of `batch`, or columns [T, F]. Raises ValueError when T is not that of the batch."""
     if len(values) != batch.num_tokens:
         raise ValueError(f"{len(values)} entries were returned for a share of {batch.num_tokens} tokens")
     return ray.put(ColumnArrays(values=values.numpy(), offsets=batch.offsets.numpy()))

@@ -30,12 +30,12 @@ class Bucket:
 
     entries: list[Entry]
     data: torch.Tensor
-    """[bytes] uint8, a view of the buffer."""
+    """[B] uint8, a view of the buffer."""
     last: bool
     """True for the last bucket of an update."""
 
     def tensor(self, entry: Entry) -> torch.Tensor:
-        """Return the tensor of one entry: a view of the buffer, [*entry.shape] in the entry's dtype."""
+        """Return the tensor [S] of one entry, a view of the buffer in the entry's shape S and dtype."""
         return self.data[entry.start : entry.end].view(entry.dtype).view(entry.shape)
 
 
@@ -48,9 +48,9 @@ def buffer_bytes(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, buck
 def buckets(
     tensors: Iterable[tuple[str, torch.Tensor]], buffer: torch.Tensor, bucket_bytes: int, dtype: torch.dtype
 ) -> Iterator[Bucket]:
-    """Fill `buffer` [bytes] uint8 with one bucket of tensors after the other, in their order.
+    """Fill `buffer` [B] uint8 with one bucket of tensors after the other, in their order.
 
-    A bucket has at most `bucket_bytes`; a larger tensor is a bucket of its own. Tensors may have any shape and
+    A bucket has at most `bucket_bytes`; a larger tensor is a bucket of its own. Tensors [S] may have any shape S and
     floating-point dtype; values are converted to `dtype` and to the buffer's device. Raises ValueError for a tensor
     that is not floating-point, that comes twice, or that is larger than the buffer.
     """

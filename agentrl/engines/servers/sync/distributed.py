@@ -183,7 +183,9 @@ class _Broken(Exception):
 class _Peers(Protocol):
     """Methods of ProcessGroupGloo and ProcessGroupNCCL that torch does not declare."""
 
-    def broadcast(self, tensors: list[torch.Tensor], options: dist.BroadcastOptions, /) -> dist.Work: ...
+    def broadcast(self, tensors: list[torch.Tensor], options: dist.BroadcastOptions, /) -> dist.Work:
+        """Send `tensors`, a single one [B] uint8, from the rank that `options` name to the others, in place."""
+        ...
 
     def abort(self) -> None: ...
 

@@ -34,7 +34,7 @@ def assign_req_to_token_pool_cpu(
 def murmur_hash32_cpu(seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor) -> torch.Tensor:
     """MurmurHash3 (x86, 32 bits) of the 16 bytes (seed 64, position 32, column 32) for each row and column.
 
-    seed [n] uint64, positions [n], col_indices [m] -> [n, m] int64, 0 to 2**32 - 1: a request's random numbers.
+    seed [N] uint64, positions [N], col_indices [M] -> [N, M] int64, 0 to 2**32 - 1: a request's random numbers.
     """
     seeds = seed.view(torch.int64).numpy().view(np.uint64)
     rows = np.zeros(len(seeds), dtype=np.uint32)
