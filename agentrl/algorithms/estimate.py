@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl.algorithms.advantages import compute_advantages, group_counts, zero_advantage_sequences
-from agentrl.algorithms.kl import apply_kl_to_rewards, logprob_gap
+from agentrl.algorithms.kl import apply_kl_to_rewards
+from agentrl.algorithms.rollout_correction import ages, correct, correction_metrics, tally
 from agentrl.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -36,18 +37,18 @@ def estimate(
     kl_coef: float | None,
     further_rewards: Mapping[int, float] | None = None,
     greedy_rewards: Mapping[int, float] | None = None,
+    version: int = 0,
 ) -> tuple[dict[str, torch.Tensor], Estimate]:
-    """Compute the columns advantages, returns and rewards [T] float32.
+    """Compute the columns advantages, returns and rewards [T] float32, and those of the rollout's correction.
 
     The rewards include `further_rewards` (see `add_rewards`) and, with a `kl_coef`, less so much of the KL to the
     reference. n: trajectories that were asked for of each prompt. greedy_rewards: by prompt, those of the trajectories
-    that were drawn greedily, for an estimator that declares them. Needs old_logprobs, with a `kl_coef` ref_logprobs,
-    and the columns that the estimator declares (see `compute_advantages`).
+    that were drawn greedily, for an estimator that declares them. version: of the policy before the update. Needs
+    old_logprobs where `rollout_correction.proximal` is recomputed, with a `kl_coef` ref_logprobs, and the columns that
+    the estimator declares (see `compute_advantages`).
     Raises TrainingError when rewards, or the KL in them, are not finite.
     """
-    assert batch.old_logprobs is not None, "the policy's log-probs come first"
-    gap = logprob_gap(batch.old_logprobs, batch.rollout_logprobs, batch.mask)
-    metrics = {f"rollout/logprob_gap_{name}": value for name, value in gap.items()}
+    batch, corrections, metrics = corrected(batch, config, version)
     if further_rewards is not None:
         batch = replace(batch, rewards=add_rewards(batch, further_rewards))
     check_rewards(batch)
@@ -64,7 +65,29 @@ def estimate(
     metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch, n).items()}
     assert batch.advantages is not None and batch.returns is not None
     columns = {"advantages": batch.advantages, "returns": batch.returns, "rewards": batch.rewards}
-    return columns, Estimate(metrics, zero_advantage_sequences(batch), kl)
+    return columns | corrections, Estimate(metrics, zero_advantage_sequences(batch), kl)
+
+
+def corrected(
+    batch: RaggedBatch, config: AlgorithmConfig, version: int
+) -> tuple[RaggedBatch, dict[str, torch.Tensor], dict[str, float]]:
+    """Return (the batch with the proximal policy's old_logprobs, columns that the policy's loss reads, metrics).
+
+    Where the policy's own log-probs are not recomputed the engine's stand in for estimators and for the KL in the
+    reward, and the loss itself corrects, by the log-probs that it has; it is told each token's staleness. The metrics
+    are then those of the update.
+    """
+    correction, staleness = config.rollout_correction, ages(batch.version, version)
+    if not correction.needs_pass:
+        return replace(batch, old_logprobs=batch.rollout_logprobs), {"staleness": staleness}, {}
+    assert batch.old_logprobs is not None, "the policy's log-probs come first"
+    gap = torch.where(batch.mask, batch.old_logprobs - batch.rollout_logprobs, 0.0)
+    found = correct(gap, batch.mask, batch.offsets, correction)
+    sums = {name: value.item() for name, value in tally(gap, found, batch.mask, staleness).items()}
+    metrics = correction_metrics(sums, correction)
+    if batch.mask.any():
+        metrics["rollout/logprob_gap_max_abs"] = gap.abs().max().item()
+    return batch, {"correction": found.weight.float()} if correction.changes_loss else {}, metrics
 
 
 def add_rewards(batch: RaggedBatch, rewards: Mapping[int, float]) -> torch.Tensor:

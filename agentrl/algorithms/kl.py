@@ -1,4 +1,4 @@
-"""KL between policies from the log-probs of sampled tokens: estimators, KL in the reward, and the measured gaps."""
+"""KL between policies from the log-probs of sampled tokens: estimators, and the KL in the reward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.ragged import masked_mean, masked_sum, segment_sum
+from agentrl.algorithms.ragged import masked_mean, segment_sum
 from agentrl.errors import TrainingError
 from agentrl.system.json_value import JSON
 
@@ -140,19 +140,3 @@ def apply_kl_to_rewards(batch: RaggedBatch, kind: Kind, coef: float) -> tuple[Ra
     by_sequence = segment_sum(kl, batch.offsets) / counts.clamp(min=1)
     mean = masked_mean(by_sequence, counts > 0).item()
     return replace(batch, rewards=batch.rewards - coef * kl), mean
-
-
-def logprob_gap(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
-    """Compare the trainer's log-probs with the engine's, for the same tokens of the same weights.
-
-    logprobs, rollout_logprobs [T] float32, mask [T] bool. mean_abs and max_abs of the difference in nats, and kl: the
-    k3 estimate of KL(engine || trainer), since the engine sampled. All 0 on an empty mask.
-    """
-    difference = torch.where(mask, logprobs - rollout_logprobs, 0.0).double()
-    k3 = kl_penalty(torch.zeros_like(difference), difference, "k3")
-    count = max(int(mask.sum()), 1)
-    return {
-        "mean_abs": difference.abs().sum().item() / count,
-        "max_abs": difference.abs().max().item() if difference.numel() else 0.0,
-        "kl": masked_sum(k3, mask).item() / count,
-    }

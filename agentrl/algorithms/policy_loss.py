@@ -12,8 +12,10 @@ from torch import Tensor
 from agentrl.algorithms.columns import LossColumns, TokenLoss
 from agentrl.algorithms.policy_losses.ratio import log_ratio
 from agentrl.algorithms.ragged import masked_sum
+from agentrl.algorithms.rollout_correction import correct, interpolated, tally
 from agentrl.config.declaration import Declaration, declaration_of
 from agentrl.config.registries import POLICY_LOSSES
+from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.errors import TrainingError
 from agentrl.system.registry import configured
 
@@ -32,6 +34,8 @@ class MicroLoss:
     and whether sequences of such tokens alone are computed changes no number."""
     sums: dict[str, Tensor]
     """Scalars over these tokens: those of `TokenLoss`, and ppo_kl, the sum of old - new log-prob."""
+    correction: dict[str, Tensor]
+    """Sums of `tally`, where the correction is the loss's own; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,18 @@ class PolicyLoss:
     config: ActorConfig
     declaration: Declaration
     function: Callable[[LossColumns, ActorConfig], TokenLoss]
+    correction: RolloutCorrectionConfig
 
     @staticmethod
-    def of(config: ActorConfig) -> PolicyLoss:
-        """Raises ConfigError when there is no such loss, or it does not take the options."""
+    def of(config: ActorConfig, correction: RolloutCorrectionConfig | None = None) -> PolicyLoss:
+        """Raises ConfigError when there is no such loss, or it does not take the options.
+
+        correction: `algorithm.rollout_correction`; None: its defaults.
+        """
         found = POLICY_LOSSES.get(config.policy_loss.loss_mode)
         key = "actor_rollout_ref.actor.policy_loss.options"
-        return PolicyLoss(config, declaration_of(found), configured(found, config.policy_loss.options, key))
+        function = configured(found, config.policy_loss.options, key)
+        return PolicyLoss(config, declaration_of(found), function, correction or RolloutCorrectionConfig())
 
     def __call__(
         self, micro: RaggedBatch, logprobs: Tensor, entropy: Tensor | None = None, squared_probs: Tensor | None = None
@@ -55,8 +64,9 @@ class PolicyLoss:
         """Compute the loss of a micro-batch with advantages.
 
         logprobs, entropy and squared_probs [T] float with gradient, the last two where they are declared. Without
-        old_logprobs the policy's own, detached, stand in. Raises TrainingError when the loss does not return one number
-        a token.
+        old_logprobs the policy's own, detached, stand in. The correction is the batch's column, or computed here, from
+        its staleness, where the proximal policy is not recomputed. Raises TrainingError when the loss does not return
+        one number a token.
         """
         columns = self._columns(micro, logprobs, entropy, squared_probs)
         found = self.function(columns, self.config)
@@ -68,7 +78,34 @@ class PolicyLoss:
         with torch.no_grad():
             taught = columns.mask & (columns.advantages != 0)
             sums = {"ppo_kl": -masked_sum(log_ratio(columns), taught), **found.sums}
-        return MicroLoss(found.by_token, taught.sum(), sums)
+        by_token, correction = found.by_token, {}
+        if not self.correction.needs_pass:
+            weight, correction = self._correct(columns, micro)
+            by_token = by_token * weight
+        elif micro.correction is not None:
+            by_token = by_token * micro.correction
+        return MicroLoss(by_token, taught.sum(), sums, correction)
+
+    @torch.no_grad()
+    def _correct(self, columns: LossColumns, micro: RaggedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return ([T] float: factor of the loss, sums of `tally`) where the proximal policy is not recomputed."""
+        assert micro.staleness is not None, "estimate gives it"
+        gap = columns.logprobs - columns.rollout_logprobs
+        # The engine as the proximal policy leaves nothing between the two, so the policy that is trained is compared.
+        compared = gap if self.correction.proximal == "rollout" else columns.old_logprobs - columns.rollout_logprobs
+        found = correct(compared, columns.mask, columns.offsets, self.correction)
+        return found.weight, tally(gap, found, columns.mask, micro.staleness)
+
+    def _proximal(self, micro: RaggedBatch, logprobs: Tensor) -> Tensor:
+        """Return the proximal policy's log-probs, [T] float without gradient."""
+        match self.correction.proximal:
+            case "rollout":
+                return micro.rollout_logprobs
+            case "interpolated":
+                assert micro.staleness is not None, "estimate gives it"
+                return interpolated(logprobs, micro.rollout_logprobs, micro.staleness)
+            case "recomputed":
+                return logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
 
     def _columns(
         self, micro: RaggedBatch, logprobs: Tensor, entropy: Tensor | None, squared_probs: Tensor | None
@@ -87,7 +124,7 @@ class PolicyLoss:
                 declared[name] = inside(values)
         return LossColumns(
             logprobs=inside(logprobs),
-            old_logprobs=inside(logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs),
+            old_logprobs=inside(self._proximal(micro, logprobs)),
             rollout_logprobs=inside(micro.rollout_logprobs),
             advantages=inside(micro.advantages),
             mask=mask,

@@ -19,6 +19,11 @@ def segment_sum(values: Tensor, offsets: Tensor) -> Tensor:
     return torch.segment_reduce(values, "sum", offsets=offsets, initial=0.0)
 
 
+def segment_max(values: Tensor, offsets: Tensor) -> Tensor:
+    """Find the largest of `values` [T] float in each sequence: [N] of the same dtype, -inf for an empty one."""
+    return torch.segment_reduce(values, "max", offsets=offsets, initial=-torch.inf)
+
+
 def suffix_sums(values: Tensor, offsets: Tensor, discount: float) -> Tensor:
     """Compute y[t] = values[t] + discount * y[t + 1] [T] float64, started anew in every sequence; values [T] float.
 

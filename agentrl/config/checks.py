@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Collection, Iterator
 
 from agentrl.config.keys import all_keys, defaults, flatten, leaf_keys
+from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.rules import Names, OnlyWith, Place, Values
 from agentrl.config.section import Section
 from agentrl.config.sections.model import ModelConfig
@@ -17,6 +18,7 @@ from agentrl.config.sections.training import Config
 from agentrl.errors import ConfigError
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
 
 
 def check(config: Section, given: Collection[str]) -> None:
@@ -51,10 +53,15 @@ def remarks(config: Section) -> Iterator[str]:
     """Yield what is allowed and seldom meant."""
     if isinstance(config, Config):
         if config.async_training.max_staleness:
+            keys = config.algorithm.rollout_correction
+            on = (
+                f"the correction is {keys.text()}: watch correction/ess"
+                if keys.changes_loss or not keys.needs_pass
+                else f"nothing corrects for that: set {CORRECTION}.rollout_is=token, and watch rollout/logprob_gap_kl"
+            )
             yield (
                 f"async_training.max_staleness={config.async_training.max_staleness} trains on tokens that older "
-                "weights sampled, and no loss of agentrl's corrects for that yet: watch async/staleness_mean and "
-                "actor/ppo_kl"
+                f"weights sampled, and {on}"
             )
         actor = config.actor_rollout_ref.actor
         for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
@@ -78,6 +85,7 @@ def check_together(config: Section) -> Iterator[str]:
     if isinstance(config, Config):
         yield from check_batches(config)
         yield from check_async(config)
+        yield from check_correction(config)
         yield from check_validation(config)
     if isinstance(config, Config | SFTConfig):
         yield from check_parallel(config)
@@ -187,6 +195,27 @@ def check_async(config: Config) -> Iterator[str]:
         yield (
             f"{at} needs {ROLLOUT}.name=embedded in one process, found {where}: other engines do not keep trajectories "
             "over an update yet. Set async_training.max_staleness=0"
+        )
+
+
+def check_correction(config: Config) -> Iterator[str]:
+    """Check that the importance weight has bounds in order, and is neither counted twice nor unknown."""
+    keys, loss = config.algorithm.rollout_correction, config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if keys.rollout_is_lower is not None and keys.rollout_is_lower > keys.rollout_is_threshold:
+        yield (
+            f"{CORRECTION}.rollout_is_lower={keys.rollout_is_lower:g} is above rollout_is_threshold="
+            f"{keys.rollout_is_threshold:g}; they are the bounds of the weights"
+        )
+    if keys.proximal == "rollout" and keys.rollout_is is not None and POLICY_LOSSES.is_built_in(loss) and loss != "gpg":
+        yield (
+            f"{CORRECTION}.rollout_is={keys.rollout_is} conflicts with proximal=rollout: the ratio of loss_mode={loss} "
+            "is to the engine's log-probs already, and would count twice. Set "
+            f"{ACTOR}.policy_loss.loss_mode=gpg, or leave rollout_is out"
+        )
+    if keys.rollout_is_batch_normalize and not keys.needs_pass:
+        yield (
+            f"{CORRECTION}.rollout_is_batch_normalize=true needs proximal=recomputed, found {keys.proximal}: the mean "
+            "over the batch must be known before the update"
         )
 
 

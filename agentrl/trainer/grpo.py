@@ -4,7 +4,9 @@ Everything random is derived from (trainer.seed, step, prompt, trajectory, posit
 generator state: it continues with the same batches and, on one device, the same numbers.
 
 What a step logs beside `agentrl.observe.metrics`, the same whatever the config is. *Taken* optimizer steps are those
-that were not skipped; a number that has nothing to be taken over is left out:
+that were not skipped; a number that has nothing to be taken over is left out. Where the policy before the update does
+not go over the batch (`algorithm.rollout_correction.proximal`) there is no entropy and no largest gap, and gap and
+correction are those of the tokens of the update:
 
 | name | what it is |
 |---|---|
@@ -14,6 +16,9 @@ that were not skipped; a number that has nothing to be taken over is left out:
 | `group/groups_equal` | those of two or more whose rewards are all equal |
 | `group/groups_without_greedy` | those whose greedy trajectory failed, so that none of them teaches (remax) |
 | `rollout/logprob_gap_mean_abs` `/max_abs` `/kl` | trainer's log-probs against the engine's, over all policy tokens |
+| `correction/weight_mean`, `correction/ess` | weights of the policy tokens; their effective sample size, a fraction |
+| `correction/clipped_frac`, `correction/masked_frac` | fraction of these tokens whose weight is truncated, is 0 |
+| `<these>/staleness_<s>` | gap and correction of the tokens that are s versions old; 7: and older |
 | `actor/entropy` | mean over all policy tokens of the policy's entropy before the update, in nats |
 | `actor/reward_kl_penalty`, `actor/reward_kl_penalty_coeff` | KL in the reward: mean over sequences; its coefficient |
 | `actor/pg_loss`, `actor/kl_loss` | that term of the loss, without coefficient: mean over the taken optimizer steps |
@@ -48,6 +53,7 @@ from agentrl.config import Config, config_to_dict
 from agentrl.data.contract import Dataset
 from agentrl.errors import TrainingError, WorkerDied
 from agentrl.observe.display import Display
+from agentrl.observe.gap_alarm import GapAlarm
 from agentrl.observe.generations import some, write_texts
 from agentrl.observe.metrics import step_metrics
 from agentrl.observe.plot import plot
@@ -66,7 +72,7 @@ from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.batch import Sequences
 from agentrl.trajectory.collate import left_out
 from agentrl.workers.groups import TrainableGroup
-from agentrl.workers.roles import Workers
+from agentrl.workers.roles import Workers, needs_log_probs
 
 
 class Trainer:
@@ -104,6 +110,7 @@ class Trainer:
         self.validated: Numbers = {}
         """Metrics of the last validation; empty before the first."""
         self.troubles = Troubles()
+        self.gap_alarm = GapAlarm(config.algorithm.rollout_correction)
         self.first = self.state()
 
     def steps(self) -> Generator[Numbers, None, None]:
@@ -170,6 +177,8 @@ class Trainer:
         config, total = self.config.trainer, self.total_steps
         self.step += 1
         metrics = self.train_step()
+        if (text := self.gap_alarm.text(metrics)) is not None:
+            self.display.warn(f"step {self.step}: {text}")
         if due(config.test_freq, self.step, total):
             self.validated = self.validate()
             metrics |= self.validated
@@ -238,9 +247,10 @@ class Trainer:
 
         batch = trained_on(workers.executor, rollout, outlines)
         tokens = batch.num_tokens
-        with self.timed("old_log_prob"):
-            batch, entropy = workers.policy.log_probs(batch)
-        metrics |= entropy
+        if needs_log_probs(self.config):
+            with self.timed("old_log_prob"):
+                batch, entropy = workers.policy.log_probs(batch)
+            metrics |= entropy
         if workers.reference is not None:
             with self.timed("ref_log_prob"):
                 batch = workers.reference.log_probs(batch)
@@ -288,7 +298,7 @@ class Trainer:
         n, controller = self.config.actor_rollout_ref.rollout.n, self.kl_controller
         kl_coef = None if controller is None else controller.coef
         compute = self.workers.executor.compute
-        batch, found = compute(estimate, batch, self.config.algorithm, n, kl_coef, further, greedy)
+        batch, found = compute(estimate, batch, self.config.algorithm, n, kl_coef, further, greedy, self.version)
         if controller is not None:
             controller.update(found.kl, len(batch))
         return batch, found

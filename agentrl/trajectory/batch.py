@@ -94,6 +94,8 @@ class RaggedBatch:
     entropy: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, nats, before the update
     squared_probs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, sum over the vocabulary
     advantages: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
+    correction: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, factor of the policy's loss
+    staleness: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, 0 where mask is False
     returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     greedy_rewards: torch.Tensor | None = field(default=None, metadata=_SEQUENCE)  # [N] float32, NaN: unknown
     images: Images | None = None

@@ -11,9 +11,11 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.algorithms.kl import kl_loss
 from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss
+from agentrl.algorithms.rollout_correction import correction_metrics
 from agentrl.config.declaration import Score
 from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.model.scores import TokenScores
 from agentrl.runtime.ranks import RankWeights
@@ -25,7 +27,7 @@ from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.trainable import TrainableWorker
 
 ENTROPY: Needs = frozenset({"entropy"})
-BY_TOKEN = "by_token/"
+BY_TOKEN, CORRECTION = "by_token/", "correction/"
 """Marks, among the sums of an update, those that are reported as a mean over the policy tokens with advantage."""
 
 
@@ -41,6 +43,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         seed: of the order of mini-batches, and of the start of adapters.
         max_response_length: the constant of loss_agg_mode=seq-mean-token-sum-norm, needed only there.
         further_scores: what `compute_log_probs` gives beside log-probs.
+        correction: of what the engine sampled; None: none.
     """
 
     def __init__(
@@ -56,10 +59,11 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         critic_warmup: int = 0,
         max_response_length: int | None = None,
         further_scores: Sequence[Score] = (),
+        correction: RolloutCorrectionConfig | None = None,
     ) -> None:
         """Make the backend of `actor_config.strategy`. Raises ConfigError."""
         self.config = actor_config
-        self._policy_loss = PolicyLoss.of(actor_config)
+        self._policy_loss = PolicyLoss.of(actor_config, correction)
         self._further_scores = tuple(further_scores)
         self.seed = seed
         self._critic_warmup = critic_warmup
@@ -109,7 +113,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
 
         Every rank is given all sequences, and loads its share of each mini-batch.
         With one mini-batch and one epoch `batch.old_logprobs` may be None: the policy's own log-probs, detached, are
-        the same. Sequences without a policy token are left out.
+        the same. They are not read, but `staleness` is, where the proximal policy is another one. Sequences without a
+        policy token are left out.
 
         zero_advantage: sequences whose advantages are all 0. With a loss that declares advantage_only, and neither KL
         loss nor entropy bonus, their gradient is 0, and they are not computed. This changes no weight: mini-batches and
@@ -117,8 +122,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
 
         Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
         clipping), actor/lr, actor/skipped_updates, with KL in the loss actor/kl_loss (see `agentrl.trainer.grpo`);
-        train/filtered_fraction, the part of the sequences that was not computed; and perf/update_tokens, all tokens
-        that the updates went over.
+        train/filtered_fraction, the part of the sequences that was not computed; perf/update_tokens, all tokens
+        that the updates went over; and `correction_metrics` where the proximal policy is not recomputed.
 
         Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
         when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
@@ -148,7 +153,12 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         terms = {"pg_loss": "pg_loss"} | ({"kl_loss": "kl_loss"} if config.use_kl_loss else {})
         sums = report.taken[0].sums if report.taken else {}
         by_token = {name.removeprefix(BY_TOKEN): name for name in sums if name.startswith(BY_TOKEN)}
-        return report.metrics("actor", terms, by_token) | {
+        found = report.metrics("actor", terms, by_token)
+        if any(name.startswith(CORRECTION) for name in sums):
+            names = [name for name in sums if name.startswith(CORRECTION)]
+            total = {name.removeprefix(CORRECTION): sum(one.sums.get(name, 0.0) for one in report.taken) for name in names}
+            found |= correction_metrics(total, self._policy_loss.correction)
+        return found | {
             "train/filtered_fraction": 1 - sum(computed) / len(computed),
             "perf/update_tokens": float(length * config.ppo_epochs),
         }
@@ -166,7 +176,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             raise ValueError("PolicyWorker.update: the batch has no policy token")
         if not batch.has("advantages"):
             raise ValueError("PolicyWorker.update: batch.advantages is missing; compute them first")
-        if not batch.has("old_logprobs") and optimizer_steps != 1:
+        if not batch.has("old_logprobs") and optimizer_steps != 1 and self._policy_loss.correction.needs_pass:
             raise ValueError(
                 f"PolicyWorker.update: {optimizer_steps} optimizer steps need batch.old_logprobs; without them the "
                 "batch must be one mini-batch and one epoch"
@@ -195,6 +205,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
                 "pg_loss": aggregate(by_token.detach(), micro.mask, micro.offsets, scale),
                 "tokens": lost.tokens,
                 **{f"{BY_TOKEN}{name}": value for name, value in lost.sums.items()},
+                **{f"{CORRECTION}{name}": value for name, value in lost.correction.items()},
             }
             if kl is not None:
                 seen["kl_loss"] = aggregate(kl.detach(), micro.mask, micro.offsets, scale)

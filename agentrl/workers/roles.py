@@ -95,6 +95,11 @@ def further_scores(config: Config) -> list[Score]:
     return declared_by_estimator(config).scores
 
 
+def needs_log_probs(config: Config) -> bool:
+    """Say whether the policy before the update goes over the batch, for the loss or for the estimator."""
+    return config.algorithm.rollout_correction.needs_pass or bool(further_scores(config))
+
+
 def policy_is_reference(config: Config) -> bool:
     """Return true where the policy without its adapters is what the reference would load."""
     return config.actor_rollout_ref.model.lora_rank > 0 and config.actor_rollout_ref.ref.path is None
@@ -116,6 +121,7 @@ def policy_role(config: Config, device: str, total_steps: int) -> Role[PolicyWor
         seed=config.trainer.seed,
         max_response_length=config.data.max_response_length,
         further_scores=further_scores(config),
+        correction=config.algorithm.rollout_correction,
     )
     return Role("policy", make, roles.actor.parallel.copies)
 

@@ -1,4 +1,4 @@
-"""KL estimators against exact divergences, KL in the reward, and the measured gaps."""
+"""KL estimators against exact divergences, and the KL in the reward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from agentrl.algorithms.kl import (
     apply_kl_to_rewards,
     kl_loss,
     kl_penalty,
-    logprob_gap,
 )
 from tests.algorithms.batches import Row, batch_of
 
@@ -88,20 +87,3 @@ def test_the_adaptive_coefficient_survives_a_checkpoint_and_the_fixed_one_is_the
     fixed.update(100.0, 5)
     fixed.load_state_dict(FixedKLController(0.7).state_dict())
     assert fixed.coef == 0.3
-
-
-def test_logprob_gap() -> None:
-    mask = torch.tensor([False, True, True, False])
-    trainer, engine = torch.tensor([5.0, -1.0, -2.0, float("nan")]), torch.tensor([0.0, -1.1, -1.7, 0.0])
-    gap = logprob_gap(trainer, engine, mask)
-    assert gap["mean_abs"] == pytest.approx(0.2)
-    assert gap["max_abs"] == pytest.approx(0.3)
-    assert gap["kl"] == pytest.approx((math.exp(0.1) - 1 - 0.1 + math.exp(-0.3) - 1 + 0.3) / 2, rel=1e-5)
-    assert logprob_gap(trainer, engine, torch.zeros(4, dtype=torch.bool)) == {"mean_abs": 0, "max_abs": 0, "kl": 0}
-
-
-def test_logprob_gap_measures_from_the_engine_that_sampled() -> None:
-    # 7, 2 and 1 tokens of ten, as the engine's distribution has it.
-    drawn = torch.tensor([0] * 7 + [1] * 2 + [2])
-    gap = logprob_gap(Q.log()[drawn], P.log()[drawn], torch.ones(10, dtype=torch.bool))
-    assert gap["kl"] == pytest.approx(KL_P_Q, rel=1e-5)

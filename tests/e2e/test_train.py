@@ -68,6 +68,8 @@ def test_what_a_run_leaves_behind(small_run: Overrides, tmp_path: Path, policy_d
         ["actor_rollout_ref.actor.entropy_coeff=0.01", "actor_rollout_ref.actor.optim.name=muon"],
         ["actor_rollout_ref.rollout.val_kwargs.n=4", "actor_rollout_ref.rollout.top_p=0.9"],
         ["async_training.max_staleness=1", "actor_rollout_ref.rollout.max_num_seqs=8"],
+        ["algorithm.rollout_correction.rollout_is=token", "algorithm.rollout_correction.reject.token=[0.5,2]"],
+        ["algorithm.rollout_correction.proximal=rollout", "algorithm.rollout_correction.reject.seq_mean_k3=0.01"],
     ],
 )
 def test_algorithms_run_whole(small_run: Overrides, tmp_path: Path, changes: list[str]) -> None:
@@ -81,6 +83,13 @@ def test_algorithms_run_whole(small_run: Overrides, tmp_path: Path, changes: lis
     assert math.isfinite(last["actor/pg_loss"])
     if "async_training.max_staleness=1" in changes:
         assert last["async/staleness_max"] <= 1
+    if "algorithm.rollout_correction.rollout_is=token" in changes:
+        assert last["correction/weight_mean"] == pytest.approx(1, abs=1e-4), "engine and trainer agree"
+        assert last["correction/ess/staleness_0"] == pytest.approx(1, abs=1e-4)
+        assert last["correction/masked_frac"] == 0
+    if "algorithm.rollout_correction.proximal=rollout" in changes:
+        assert "actor/entropy" not in last and "time/old_log_prob" not in last
+        assert 0 <= last["rollout/logprob_gap_kl"] < 0.1 and "correction/masked_frac" in last
     if "algorithm=ppo" in changes:
         assert math.isfinite(last["critic/vf_loss"])
     if "algorithm.use_kl_in_reward=true" in changes:

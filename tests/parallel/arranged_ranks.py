@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 from transformers import AutoTokenizer, PreTrainedModel
 
-from agentrl.algorithms.advantages import compute_advantages
+from agentrl.algorithms.estimate import estimate
 from agentrl.config import Config, SFTConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.model.heads import PolicyModel
@@ -79,8 +79,9 @@ def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]],
             batch.values = scores(run.critic.compute_values, config.critic.parallel, batch)
         if run.reference is not None:
             batch.ref_logprobs = scores(run.reference.compute_reference_log_probs, roles.ref_parallel, batch)
-        batch = compute_advantages(batch, config.algorithm, config.actor_rollout_ref.rollout.n)
-        seen = {} if run.critic is None else run.critic.update(batch, step=step)
+        columns, found = estimate(batch, config.algorithm, config.actor_rollout_ref.rollout.n, None, version=step % 3)
+        batch = replace(batch, **columns)
+        seen = found.metrics | ({} if run.critic is None else run.critic.update(batch, step=step))
         metrics.append(seen | run.policy.update(batch, step=step))
     return metrics, run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,15 @@ from tests.model.families import make_model
 from tests.workers.conftest import BatchMaker, fsdp
 
 SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=4, kv_heads=2, intermediate=66)
+CORRECTED = {
+    "weighed": {"rollout_is": "sequence", "rollout_is_batch_normalize": True, "reject": {"token": (0.3, 3.0)}},
+    "interpolated": {"proximal": "interpolated", "rollout_is": "token", "reject": {"seq_mean_k3": 0.1}},
+}
+"""Kinds of training with a correction of what the engine sampled."""
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
-    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16"), {}),
-    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16"), {"budget": 60}),
-    "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled"), {"sequence": 2}),
+    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", *CORRECTED), {}),
+    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", *CORRECTED), {"budget": 60}),
+    "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", *CORRECTED), {"sequence": 2}),
     "tensor 2": (2, ("grpo", "ppo", "sft"), {"tensor": 2}),
     "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),
     "data 2 x sequence 2": (4, ("grpo", "ppo", "sft"), {"sequence": 2, "budget": 30}),
@@ -47,7 +53,7 @@ def config_of(
         sharded = {"path": str(policy), "fsdp_config": sharding}
         return SFTConfig.model_validate({"data": data, "model": sharded, "optim": optim, **parallel})
     actor = {
-        "ppo_mini_batch_size": 2 if ppo else 4,
+        "ppo_mini_batch_size": 2 if ppo or kind in CORRECTED else 4,
         "ppo_max_token_len_per_gpu": budget,
         "use_kl_loss": not ppo,
         "entropy_coeff": 0.01,
@@ -71,7 +77,7 @@ def config_of(
         "model": {"fsdp_config": sharding},
         **parallel,
     }
-    algorithm = {"adv_estimator": "gae" if ppo else "grpo"}
+    algorithm = {"adv_estimator": "gae" if ppo else "grpo", "rollout_correction": CORRECTED.get(kind, {})}
     return Config.model_validate({"actor_rollout_ref": roles, "critic": critic, "algorithm": algorithm})
 
 
@@ -82,7 +88,10 @@ def work(tmp_path_factory: pytest.TempPathFactory, make_batch: BatchMaker) -> Pa
     policy = make_tiny_policy(work / "policy", seed=0, shape=SHAPE)
     batch = make_batch(prompts=4, n=2)
     last = batch.offsets[1:] - 1
-    batch.rewards[last] = torch.randn(len(last), generator=torch.Generator().manual_seed(3))
+    generator = torch.Generator().manual_seed(3)
+    batch.rewards[last] = torch.randn(len(last), generator=generator)
+    # The policy is random: about the same log-prob for every token of its vocabulary.
+    batch.rollout_logprobs = 0.5 * torch.randn(batch.num_tokens, generator=generator) - math.log(SHAPE.vocab)
     torch.save({item.name: getattr(batch, item.name) for item in fields(batch)}, work / "batch.pt")
     arrangements = {
         name: (ranks, {kind: config_of(policy, kind, **{"budget": 1000} | sizes).model_dump() for kind in kinds})

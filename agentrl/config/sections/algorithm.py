@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from agentrl.config.rules import Names, OnlyWith, ReadBy
@@ -54,6 +54,86 @@ class FilterGroupsConfig(Section):
     with KL loss or entropy bonus nothing is left out. No prompts are sampled anew in their place (DAPO)."""
 
 
+Criterion = Literal[
+    "token",
+    "sequence",
+    "geometric",
+    "veto",
+    "token_k2",
+    "token_k3",
+    "seq_sum_k2",
+    "seq_sum_k3",
+    "seq_mean_k2",
+    "seq_mean_k3",
+    "seq_max_k2",
+    "seq_max_k3",
+]
+"""What rejection looks at; see `agentrl.algorithms.rollout_correction.kept`."""
+RATIOS = ("token", "sequence", "geometric")
+"""The criteria with a lower and an upper bound."""
+WEIGHED = OnlyWith("rollout_is=token or sequence or geometric")
+
+
+class RolloutCorrectionConfig(Section):
+    """`algorithm.rollout_correction.*`"""
+
+    proximal: Literal["recomputed", "rollout", "interpolated"] = "recomputed"
+    """The policy that the loss's ratio is taken to. recomputed: the one before the update, by a pass over the batch;
+    rollout: the one that sampled, by the engine's log-probs, without that pass; interpolated: between that one and the
+    policy that is trained, the nearer to the latter the older a token is, without that pass (arXiv:2505.24298)."""
+    rollout_is: Literal["token", "sequence", "geometric"] | None = None
+    """Weigh each token's loss by its importance, the ratio of the proximal policy to the engine (with proximal=rollout,
+    of the policy that is trained): of the token; of all policy tokens of its sequence; or their geometric mean."""
+    rollout_is_threshold: Annotated[float, WEIGHED] = Field(2.0, gt=0)
+    """Upper bound of the weights."""
+    rollout_is_lower: Annotated[float | None, WEIGHED] = Field(None, gt=0)
+    """Lower bound of the weights."""
+    rollout_is_outside: Annotated[Literal["truncate", "mask"], WEIGHED] = "truncate"
+    """What becomes of a weight out of bounds. truncate: the bound (TIS); mask: 0 (IcePop, arXiv:2510.18855)."""
+    rollout_is_batch_normalize: Annotated[bool, WEIGHED] = False
+    """Divide the weights by their mean over the batch (by sequence: over sequences). With proximal=recomputed alone."""
+    reject: dict[Criterion, float | tuple[float, float]] = Field(default_factory=dict)
+    """Bounds; tokens outside weigh 0 in the loss, and stay in its denominators. token=[0.5,2], sequence and geometric:
+    of the ratio, as of rollout_is; veto=1e-4: the least ratio that no token of a sequence may be under. token_k3=0.01,
+    seq_mean_k3, seq_sum_k3, seq_max_k3 and likewise k2: the most of (log ratio)^2 / 2 (k2), or ratio - 1 - log ratio
+    (k3), of the token, or over the sequence."""
+    gap_alarm: float | None = Field(0.01, gt=0)
+    """Warn when the policy and the engine differ by more than this KL divergence, nats a token, and again each time it
+    has doubled; null: never."""
+
+    @field_validator("reject", mode="after")
+    @classmethod
+    def _has_bounds(
+        cls, reject: dict[Criterion, float | tuple[float, float]]
+    ) -> dict[Criterion, float | tuple[float, float]]:
+        for name, bounds in reject.items():
+            if name in RATIOS:
+                if not (isinstance(bounds, tuple) and 0 < bounds[0] <= bounds[1]):
+                    raise ValueError(f"{name} expects [lower, upper] bounds of a ratio, as in [0.5,2], found {bounds}")
+            elif isinstance(bounds, tuple) or bounds <= 0:
+                raise ValueError(f"{name} expects one number above 0, found {bounds}")
+        return reject
+
+    @property
+    def needs_pass(self) -> bool:
+        """Say whether log-probs of the policy before the update are read."""
+        return self.proximal == "recomputed"
+
+    @property
+    def changes_loss(self) -> bool:
+        """Say whether tokens are weighed or rejected."""
+        return self.rollout_is is not None or bool(self.reject)
+
+    def text(self) -> str:
+        """Write what is on, as the keys say it; "none" where nothing is."""
+        on = [] if self.needs_pass else [f"proximal={self.proximal}"]
+        if self.rollout_is is not None:
+            lower = "" if self.rollout_is_lower is None else f"{self.rollout_is_lower:g} to "
+            on.append(f"rollout_is={self.rollout_is} ({self.rollout_is_outside} at {lower}{self.rollout_is_threshold:g})")
+        on += [f"reject.{name}={bounds}" for name, bounds in self.reject.items()]
+        return ", ".join(on) or "none"
+
+
 class AlgorithmConfig(Section):
     """`algorithm.*`"""
 
@@ -91,3 +171,4 @@ class AlgorithmConfig(Section):
     turn_reward_coef: float = Field(1.0, ge=0)
     """Weight of turn rewards (tools, interactions) beside the trajectory's score; 0 leaves them out."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
+    rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()

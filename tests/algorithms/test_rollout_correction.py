@@ -1,0 +1,310 @@
+"""The correction for what the engine sampled, in cases small enough to work out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor
+
+from agentrl.algorithms.aggregate import LossScale, aggregate
+from agentrl.algorithms.estimate import estimate
+from agentrl.algorithms.policy_loss import MicroLoss, PolicyLoss
+from agentrl.algorithms.rollout_correction import AGES, ages, correct, correction_metrics, tally
+from agentrl.config.registries import POLICY_LOSSES
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.algorithm import PolicyLossConfig, RolloutCorrectionConfig
+from agentrl.observe.gap_alarm import GapAlarm
+from agentrl.trajectory.batch import RaggedBatch, split_by_tokens
+from tests.algorithms.batches import LOSS_OPTIONS, algorithm, batches
+
+# Two sequences: ratios 2, tool, 1/4 and 1.1, 1.2, 1, tool. Tool tokens hold what must not count.
+RATIOS = [2.0, math.nan, 0.25, 1.1, 1.2, 1.0, math.inf]
+MASK = torch.tensor([True, False, True, True, True, True, False])
+OFFSETS = torch.tensor([0, 3, 7])
+FIRST, SECOND = 0.5, 1.32
+"""Products of the ratios."""
+
+
+def keys(**given: Any) -> RolloutCorrectionConfig:
+    return RolloutCorrectionConfig.model_validate(given)
+
+
+def weights(**given: Any) -> list[float]:
+    log_ratio = torch.tensor(RATIOS, dtype=torch.float64).log()
+    return correct(log_ratio, MASK, OFFSETS, keys(**given)).weight.tolist()
+
+
+def by_token(first: float, second: float) -> list[float]:
+    """The same weight for all policy tokens of a sequence."""
+    return [first, 0, first, second, second, second, 0]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, by_token(1, 1)),
+        ({"rollout_is": "token"}, [2, 0, 0.25, 1.1, 1.2, 1, 0]),
+        ({"rollout_is": "token", "rollout_is_threshold": 1.15}, [1.15, 0, 0.25, 1.1, 1.15, 1, 0]),
+        ({"rollout_is": "token", "rollout_is_threshold": 1.15, "rollout_is_lower": 0.5}, [1.15, 0, 0.5, 1.1, 1.15, 1, 0]),
+        (
+            {"rollout_is": "token", "rollout_is_threshold": 1.15, "rollout_is_lower": 0.5, "rollout_is_outside": "mask"},
+            [0, 0, 0, 1.1, 0, 1, 0],
+        ),
+        ({"rollout_is": "sequence"}, by_token(FIRST, SECOND)),
+        ({"rollout_is": "sequence", "rollout_is_threshold": 1.2}, by_token(FIRST, 1.2)),
+        ({"rollout_is": "geometric"}, by_token(FIRST ** (1 / 2), SECOND ** (1 / 3))),
+        # Mean of the truncated weights over tokens; over sequences.
+        (
+            {"rollout_is": "token", "rollout_is_threshold": 1.5, "rollout_is_batch_normalize": True},
+            [weight * 5 / 5.05 for weight in (1.5, 0, 0.25, 1.1, 1.2, 1, 0)],
+        ),
+        ({"rollout_is": "sequence", "rollout_is_batch_normalize": True}, by_token(FIRST / 0.91, SECOND / 0.91)),
+        ({"reject": {"token": [0.5, 1.1000001]}}, [0, 0, 0, 1, 0, 1, 0]),
+        ({"reject": {"sequence": [0.6, 2]}}, by_token(0, 1)),
+        ({"reject": {"sequence": [0.4, 1.3]}}, by_token(1, 0)),
+        ({"reject": {"geometric": [0.9, 1.11]}}, by_token(0, 1)),
+        ({"reject": {"veto": 0.3}}, by_token(0, 1)),
+        ({"reject": {"veto": 0.2}}, by_token(1, 1)),
+        # k2 of 2 is 0.240, of 1/4 0.961, of 1.2 0.0166; k3 of 2 is 0.307, of 1/4 0.636, of 1.2 0.0177.
+        ({"reject": {"token_k2": 0.5}}, [1, 0, 0, 1, 1, 1, 0]),
+        ({"reject": {"token_k3": 0.01}}, [0, 0, 0, 1, 0, 1, 0]),
+        ({"reject": {"seq_sum_k2": 1.2}}, by_token(0, 1)),
+        ({"reject": {"seq_sum_k2": 1.21}}, by_token(1, 1)),
+        ({"reject": {"seq_mean_k3": 0.47}}, by_token(0, 1)),
+        ({"reject": {"seq_mean_k3": 0.48}}, by_token(1, 1)),
+        ({"reject": {"seq_max_k3": 0.0176}}, by_token(0, 0)),
+        ({"reject": {"seq_max_k2": 0.02}}, by_token(0, 1)),
+        ({"rollout_is": "token", "reject": {"token": [0.5, 2.0001], "seq_max_k3": 0.7}}, [2, 0, 0, 1.1, 1.2, 1, 0]),
+    ],
+)
+def test_weights_and_rejection_by_hand(given: dict[str, Any], expected: list[float]) -> None:
+    assert weights(**given) == pytest.approx(expected, rel=1e-9)
+
+
+ALL = {
+    "rollout_is": "sequence",
+    "rollout_is_lower": 0.5,
+    "rollout_is_batch_normalize": True,
+    "reject": {
+        **dict.fromkeys(("token", "sequence", "geometric"), (1.0, 1.0)),
+        **{f"{level}_{kind}": 1e-9 for level in ("token", "seq_sum", "seq_mean", "seq_max") for kind in ("k2", "k3")},
+        "veto": 1.0,
+    },
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(batch=batches())
+def test_equal_log_probs_are_weighed_by_exactly_1(batch: RaggedBatch) -> None:
+    """In float32, where sums would show a rounding that is not there."""
+    batch.rollout_logprobs = batch.old_logprobs  # type: ignore[assignment]
+    columns, found = estimate(batch, algorithm("reinforce_plus_plus", rollout_correction=ALL), 4, None)
+    assert torch.equal(columns["correction"], batch.mask.float())
+    assert found.metrics["correction/ess"] == 1.0
+    assert found.metrics["correction/masked_frac"] == found.metrics["rollout/logprob_gap_kl"] == 0.0
+
+
+def test_a_ratio_beyond_all_bounds_is_finite() -> None:
+    log_ratio = torch.tensor([1e4, -1e4, 0.0])
+    mask, offsets = torch.ones(3, dtype=torch.bool), torch.tensor([0, 1, 2, 3])
+    found = correct(log_ratio, mask, offsets, keys(rollout_is="sequence", rollout_is_threshold=1e9))
+    assert found.weight.tolist() == pytest.approx([math.exp(20), math.exp(-20), 1])
+
+
+def test_metrics_by_staleness() -> None:
+    """Version 5 is trained: the first sequence's tokens are of versions 5 and 3, the second one's of 3."""
+    log_ratio = torch.tensor(RATIOS, dtype=torch.float64).log()
+    config = keys(rollout_is="token", rollout_is_threshold=1.5, reject={"token": [0.5, 3]})
+    staleness = ages(torch.tensor([5, -1, 3, 3, 3, 3, -1]), 5)
+    assert staleness.tolist() == [0, 0, 2, 2, 2, 2, 0]
+    sums = tally(log_ratio, correct(log_ratio, MASK, OFFSETS, config), MASK, staleness)
+    found = correction_metrics({name: value.item() for name, value in sums.items()}, config)
+    old, new = [0.0, 1.1, 1.2, 1.0], [1.5]
+    for suffix, part in (("", old + new), ("/staleness_2", old), ("/staleness_0", new)):
+        assert found[f"correction/weight_mean{suffix}"] == pytest.approx(sum(part) / len(part))
+        ess = sum(part) ** 2 / (len(part) * sum(weight**2 for weight in part))
+        assert found[f"correction/ess{suffix}"] == pytest.approx(ess)
+        assert found[f"correction/masked_frac{suffix}"] == pytest.approx(part.count(0.0) / len(part))
+        assert found[f"correction/clipped_frac{suffix}"] == pytest.approx(part.count(1.5) / len(part))
+    assert found["rollout/logprob_gap_mean_abs/staleness_0"] == pytest.approx(math.log(2))
+    assert found["rollout/logprob_gap_kl/staleness_0"] == pytest.approx(1 - math.log(2))
+    assert "correction/ess/staleness_1" not in found
+    assert not any(name.startswith("correction/") for name in correction_metrics(dict.fromkeys(sums, 1.0), keys()))
+    assert ages(torch.tensor([0]), 40).clamp(max=AGES - 1).tolist() == [7], "old ones count together"
+
+
+def test_the_gap_is_the_divergence_of_the_engine_that_sampled() -> None:
+    """7, 2 and 1 tokens of ten, as the engine's distribution has it."""
+    engine, trainer = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.3, 0.3, 0.4])
+    drawn, mask = torch.tensor([0] * 7 + [1] * 2 + [2]), torch.ones(10, dtype=torch.bool)
+    gap = (trainer / engine).log()[drawn]
+    found = tally(gap, correct(gap, mask, torch.tensor([0, 10]), keys()), mask, torch.zeros(10, dtype=torch.int64))
+    divergence = (engine * (engine / trainer).log()).sum().item()
+    assert found["0/gap_k3"].item() / 10 == pytest.approx(divergence, rel=1e-5)
+
+
+def loss_of(
+    batch: RaggedBatch, logprobs: Tensor, correction: RolloutCorrectionConfig, mode: str = "vanilla"
+) -> MicroLoss:
+    config = ActorConfig(policy_loss=PolicyLossConfig(loss_mode=mode, options=LOSS_OPTIONS.get(mode, {})))
+    return PolicyLoss.of(config, correction)(batch, logprobs)
+
+
+def one_sequence(**columns: Any) -> RaggedBatch:
+    """Three policy tokens of staleness 0, 1 and 3; log-probs are those of the engine, -1."""
+    mask = torch.ones(3, dtype=torch.bool)
+    batch = RaggedBatch(
+        offsets=torch.tensor([0, 3]),
+        ids=torch.zeros(3, dtype=torch.int64),
+        mask=mask,
+        rollout_logprobs=torch.full((3,), -1.0),
+        version=torch.tensor([3, 2, 0], dtype=torch.int32),
+        turn=torch.zeros(3, dtype=torch.int32),
+        rewards=torch.zeros(3),
+        group=torch.zeros(1, dtype=torch.int64),
+        trajectory=torch.zeros(1, dtype=torch.int64),
+        policy=torch.zeros(1, dtype=torch.int32),
+        policies=("policy",),
+        advantages=torch.ones(3),
+    )
+    return replace(batch, **columns)
+
+
+def test_the_recomputed_policy_is_between_two_ratios() -> None:
+    """The loss's ratio is to the proximal policy, the weight of that one to the engine: 1.1 * 0.5, 1 * 1, 0.9 * 2."""
+    proximal = -1 + torch.tensor([0.5, 1.0, 4.0]).log()
+    batch = one_sequence(old_logprobs=proximal)
+    config = algorithm("reinforce_plus_plus", rollout_correction={"rollout_is": "token"})
+    columns, _ = estimate(batch, config, 1, None, version=3)
+    logprobs = (proximal + torch.tensor([1.1, 1.0, 0.9]).log()).requires_grad_()
+    batch = replace(batch, correction=columns["correction"])
+    loss_of(batch, logprobs, config.rollout_correction).by_token.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-1.1 * 0.5, -1.0, -0.9 * 2])
+
+
+def test_the_engine_as_proximal_policy() -> None:
+    """gpg is weighed by the ratio to the engine; vanilla has it as its own."""
+    config = algorithm("reinforce_plus_plus", rollout_correction={"proximal": "rollout", "rollout_is": "token"})
+    batch = one_sequence()
+    columns, found = estimate(batch, config, 1, None, version=3)
+    assert columns["staleness"].tolist() == [0, 1, 3] and "correction" not in columns
+    batch = replace(batch, staleness=columns["staleness"])
+    ratios = torch.tensor([1.1, 3.0, 0.5])
+    for mode, correction, slopes in (
+        ("gpg", config.rollout_correction, [-1.1, -2.0, -0.5]),
+        ("vanilla", keys(proximal="rollout"), [-1.1, 0.0, -0.5]),  # 3 is clipped
+        ("vanilla", keys(proximal="rollout", reject={"veto": 0.6}), [0.0, 0.0, 0.0]),
+        ("gpg", keys(proximal="rollout", reject={"token": [0.6, 2]}), [-1.0, 0.0, 0.0]),
+    ):
+        logprobs = (batch.rollout_logprobs + ratios.log()).requires_grad_()
+        lost = loss_of(batch, logprobs, correction, mode)
+        lost.by_token.sum().backward()
+        assert logprobs.grad is not None
+        assert logprobs.grad.tolist() == pytest.approx(slopes), mode
+        assert lost.correction["3/gap_abs"].item() == pytest.approx(math.log(2))
+        assert lost.correction["0/tokens"].item() == 1
+
+
+def test_the_interpolated_policy_moves_with_staleness() -> None:
+    """Of the way from the engine to the policy a token that is s versions old has s / (s + 1) before the ratio."""
+    batch = one_sequence(staleness=torch.tensor([0, 1, 3]))
+    logprobs = (batch.rollout_logprobs + 0.1).requires_grad_()
+    lost = loss_of(batch, logprobs, keys(proximal="interpolated"))
+    lost.by_token.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([-math.exp(0.1), -math.exp(0.05), -math.exp(0.025)], rel=1e-6)
+    lost = loss_of(batch, logprobs, keys(proximal="interpolated", rollout_is="token"))
+    assert lost.by_token.tolist() == pytest.approx([-math.exp(0.1)] * 3, rel=1e-6), "weight times ratio is the whole"
+    assert lost.correction["1/weight"].item() == pytest.approx(math.exp(0.05), rel=1e-6)
+
+
+IN_LOSS = [
+    keys(proximal="rollout", reject={"geometric": [0.5, 2], "seq_mean_k3": 1.0}),
+    keys(proximal="interpolated", rollout_is="sequence", reject={"token": [0.2, 5]}),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    chosen=st.sampled_from(list(product(range(3), POLICY_LOSSES.names()))),
+    mode=st.sampled_from(["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]),
+    batch=batches(),
+    max_tokens=st.integers(1, 30),
+)
+def test_every_loss_is_corrected_alike_however_it_is_cut(
+    chosen: tuple[int, str], mode: Any, batch: RaggedBatch, max_tokens: int
+) -> None:
+    """Micro-batches of whole sequences add up, so ranks do, too; what was not sampled has no gradient."""
+    which, loss = chosen
+    recomputed = keys(rollout_is="sequence", rollout_is_batch_normalize=True, reject={"token": [0.2, 5], "veto": 0.01})
+    correction = [recomputed, *IN_LOSS][which]
+    given = {"rollout_correction": correction.model_dump()}
+    columns, _ = estimate(batch, algorithm("reinforce_plus_plus", **given), 4, None, version=2)
+    fields = {name: columns[name] for name in ("correction", "staleness") if name in columns}
+    batch = replace(batch, **fields)
+    scale = LossScale.of(batch.policy_tokens, mode, norm_length=7)
+    start = (batch.rollout_logprobs + 0.3 * batch.values).double()  # type: ignore[operator]
+    position = torch.arange(batch.num_tokens)
+
+    def gradient(parts: list[list[int]]) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs, sums = start.clone().requires_grad_(), {}
+        for rows in parts:
+            part = batch.select(rows)
+            where = torch.cat([position[batch.offsets[row] : batch.offsets[row + 1]] for row in rows])
+            lost = loss_of(part, logprobs[where], correction, loss)
+            aggregate(lost.by_token, part.mask, part.offsets, scale).backward()
+            sums = {name: sums.get(name, 0) + value for name, value in lost.correction.items()}
+        assert logprobs.grad is not None
+        return logprobs.grad, sums
+
+    whole, sums = gradient([list(range(len(batch)))])
+    cut, added = gradient(split_by_tokens(batch.lengths.tolist(), max_tokens))
+    torch.testing.assert_close(cut, whole)
+    assert not whole[~batch.mask].any()
+    assert sums.keys() == added.keys() and bool(sums) == (which > 0)
+    for name, value in sums.items():
+        torch.testing.assert_close(added[name], value)
+
+
+@pytest.mark.parametrize(
+    ("reject", "said"),
+    [
+        ({"token": 2}, r"token expects \[lower, upper\] bounds"),
+        ({"sequence": [2, 0.5]}, r"sequence expects \[lower, upper\]"),
+        ({"geometric": [0, 2]}, r"geometric expects \[lower, upper\]"),
+        ({"veto": [0.1, 2]}, "veto expects one number above 0"),
+        ({"seq_mean_k3": -1}, "seq_mean_k3 expects one number above 0"),
+        ({"seq_max_k1": 2}, "should be 'token'"),
+    ],
+)
+def test_bounds_that_mean_nothing_are_refused(reject: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        keys(reject=reject)
+
+
+def test_the_alarm_names_the_key_and_rings_again_when_the_gap_has_doubled() -> None:
+    alarm = GapAlarm(keys())
+    gap = "rollout/logprob_gap_kl"
+    assert alarm.text({gap: 0.009}) is None and alarm.text({}) is None
+    told = alarm.text({gap: 0.012, f"{gap}/staleness_0": 0.012})
+    assert told is not None and "0.012 nats a token" in told and "by staleness" not in told
+    assert "set algorithm.rollout_correction.rollout_is=token" in told
+    assert alarm.text({gap: 0.023}) is None
+    told = alarm.text({gap: 0.03, f"{gap}/staleness_0": 0.001, f"{gap}/staleness_2": 0.05})
+    assert told is not None and "by staleness: 0.001 at 0, 0.05 at 2" in told
+    corrected = GapAlarm(keys(rollout_is="token", gap_alarm=0.1))
+    told = corrected.text({gap: 0.2, f"{gap}/staleness_1": 0.2, "correction/ess": 0.5, "correction/masked_frac": 0.25})
+    assert told is not None and "25.0% of the tokens weigh 0, the effective sample size is 50.0%" in told
+    assert "Lower async_training.max_staleness" in told
+    told = GapAlarm(keys(proximal="rollout")).text({gap: 0.2})
+    assert told is not None and "rollout_correction.reject.seq_mean_k3" in told
+    assert GapAlarm(keys(gap_alarm=None)).text({gap: 5.0}) is None
