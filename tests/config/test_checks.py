@@ -57,6 +57,8 @@ INEFFECTIVE = [
     ("reward_model.judge.data_sources=[x]", [JUDGE, "reward_model.judge.model=m"]),
     ("custom_reward_function.name=f", ["custom_reward_function.path=pyproject.toml"]),
     ("quickstart.train_rows=5", ["data.train_files=quickstart"]),
+    ("algorithm.rollout_correction.rollout_is_threshold=3.0", ["algorithm.rollout_correction.rollout_is=token"]),
+    ("algorithm.rollout_correction.rollout_is_outside=mask", ["algorithm.rollout_correction.rollout_is=geometric"]),
     ("async_training.depth=1", ["async_training.max_staleness=1", "trainer.save_freq=5"]),
     ("async_training.publish_every=2", ["async_training.max_staleness=1", "trainer.save_freq=5"]),
     (f"{ROLLOUT}.num_servers=2", [SGLANG]),
@@ -277,6 +279,40 @@ def test_a_bound_on_staleness_that_cannot_hold(overrides: list[str], says: str) 
     load(*keys, "async_training.depth=2", "async_training.publish_every=3")
     with pytest.raises(ConfigError, match=says):
         load(*keys, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["rollout_is=token", "rollout_is_lower=3"], "rollout_is_lower=3 is above rollout_is_threshold=2"),
+        (["rollout_is=token", "proximal=rollout"], "would count twice. Set .*loss_mode=gpg"),
+        (
+            ["rollout_is=token", "rollout_is_batch_normalize=true", "proximal=interpolated"],
+            "rollout_is_batch_normalize=true needs proximal=recomputed, found interpolated",
+        ),
+        (["reject.token=2"], r"reject.*token expects \[lower, upper\]"),
+        (["reject.tokens=2"], "reject: expected 'token', .* found 'tokens'"),
+    ],
+)
+def test_corrections_that_cannot_be(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(*(f"algorithm.rollout_correction.{override}" for override in overrides))
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ([], "nothing corrects for that: set algorithm.rollout_correction.rollout_is=token"),
+        (["rollout_is=token", "reject.veto=1e-4"], r"rollout_is=token \(truncate at 2\), reject.veto=0.0001"),
+        (["proximal=interpolated"], "the correction is proximal=interpolated: watch"),
+    ],
+)
+def test_stale_tokens_are_told_with_their_correction(
+    keys: list[str], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = [f"algorithm.rollout_correction.{key}" for key in keys]
+    load_config([*OWN, "async_training.max_staleness=1", "trainer.save_freq=5", *given])
+    assert re.search(says, caplog.text)
 
 
 def test_a_cluster_that_runs_has_its_cpus() -> None:

@@ -73,6 +73,9 @@ FURTHER = [
     "retriever.topk",
     "reward_model.structure_format_score",
     "reward_model.micro_batch_size",
+    "algorithm.rollout_correction.rollout_rs_threshold_lower",
+    "algorithm.rollout_correction.rollout_token_veto_threshold",
+    f"{ACTOR}.tis_imp_ratio_cap",
 ]
 
 
@@ -322,6 +325,98 @@ def test_options_of_a_loss_follow_the_loss() -> None:
     assert load_config(command[1:], "ppo_trainer").actor_rollout_ref.actor.policy_loss.options == {}
     command = [f"{ACTOR}.policy_loss.loss_mode=dro", f"{ACTOR}.policy_loss.dro_beta=0.3"]
     assert load_config(command, "ppo_trainer").actor_rollout_ref.actor.policy_loss.options == {"dro_beta": 0.3}
+
+
+# verl 0.9.1's presets, by the keys that they set, and presets of earlier releases behind them.
+CORRECTION = "algorithm.rollout_correction"
+SEQUENCE, TOKEN = {"rollout_is": "sequence"}, {"rollout_is": "token"}
+GEO, ROLLOUT_PROXIMAL = {"reject": {"geometric": (1 / 1.001, 1 / 0.999)}}, {"proximal": "rollout"}
+GEO_KEYS = ["rollout_rs=seq_mean_k1", 'rollout_rs_threshold="0.999_1.001"']
+BYPASS = ["bypass_mode=true", "loss_type=ppo_clip"]
+REINFORCE = ["bypass_mode=true", "loss_type=reinforce"]
+PRESETS: list[tuple[str, list[str], dict[str, object]]] = [
+    ("decoupled_token_is", ["rollout_is=token"], TOKEN),
+    ("decoupled_seq_is", ["rollout_is=sequence", "rollout_is_threshold=3.0"], SEQUENCE | {"rollout_is_threshold": 3.0}),
+    (
+        "decoupled_token_icepop",
+        ["rollout_is=token", 'rollout_is_threshold="0.5_5.0"'],
+        TOKEN | {"rollout_is_threshold": 5.0, "rollout_is_lower": 0.5, "rollout_is_outside": "mask"},
+    ),
+    (
+        "decoupled_seq_is_rs",
+        ["rollout_is=sequence", "rollout_rs=seq_sum_k1", 'rollout_rs_threshold="0.5_3.0"'],
+        SEQUENCE | {"reject": {"sequence": (1 / 3, 2.0)}},
+    ),
+    ("decoupled_geo_rs", GEO_KEYS, GEO),
+    ("decoupled_geo_rs_seq_tis", ["rollout_is=sequence", *GEO_KEYS], SEQUENCE | GEO),
+    ("decoupled_geo_rs_token_tis", ["rollout_is=token", *GEO_KEYS], TOKEN | GEO),
+    ("decoupled_k3_rs", ["rollout_rs=seq_mean_k3", "rollout_rs_threshold=0.01"], {"reject": {"seq_mean_k3": 0.01}}),
+    (
+        "decoupled_k3_rs_token_tis",
+        ["rollout_is=token", "rollout_rs=seq_mean_k3", "rollout_rs_threshold=0.01"],
+        TOKEN | {"reject": {"seq_mean_k3": 0.01}},
+    ),
+    (
+        "several",
+        ['rollout_rs="token_k1,seq_max_k3"', 'rollout_rs_threshold="2.0,0.1"'],
+        {"reject": {"token": (0.5, 2.0), "seq_max_k3": 0.1}},
+    ),
+    ("bypass_ppo_clip", BYPASS, ROLLOUT_PROXIMAL),
+    ("bypass_ppo_clip_geo_rs", [*BYPASS, *GEO_KEYS], ROLLOUT_PROXIMAL | GEO),
+    ("weights that PPO's ratio stands for", [*BYPASS, "rollout_is=token"], ROLLOUT_PROXIMAL),
+    ("bypass_pg_is", [*REINFORCE, "rollout_is=sequence"], ROLLOUT_PROXIMAL | SEQUENCE),
+    ("bypass_pg_geo_rs", [*REINFORCE, *GEO_KEYS], ROLLOUT_PROXIMAL | GEO),
+    (
+        "an earlier release's veto",
+        ["rollout_is=token", "+rollout_token_veto_threshold=1e-4", "rollout_rs=geometric", "rollout_rs_threshold=1.001"],
+        TOKEN | {"reject": {"geometric": (1 / 1.001, 1.001), "veto": 1e-4}},
+    ),
+    ("off", ["rollout_is=null", "bypass_mode=false", "rollout_is_threshold=5.0"], {}),
+]
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize(("command", "expected"), [case[1:] for case in PRESETS], ids=[case[0] for case in PRESETS])
+def test_presets_of_corrections(command: list[str], expected: dict[str, object]) -> None:
+    given = [("+" if key.startswith("+") else "") + f"{CORRECTION}.{key.lstrip('+')}" for key in command]
+    config = load_config(given, "ppo_trainer")
+    found = config.algorithm.rollout_correction.model_dump(exclude_defaults=True)
+    assert found.pop("reject", {}) == {
+        name: pytest.approx(bounds)
+        for name, bounds in expected.get("reject", {}).items()  # type: ignore[attr-defined]
+    }
+    assert found == {name: value for name, value in expected.items() if name != "reject"}
+    loss = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    assert loss == ("gpg" if "loss_type=reinforce" in command else "vanilla")
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_the_first_name_of_truncated_weights() -> None:
+    config = load_config([f"+{ACTOR}.tis_imp_ratio_cap=3"], "ppo_trainer").algorithm.rollout_correction
+    assert (config.rollout_is, config.rollout_is_threshold) == ("token", 3)
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["rollout_rs=token_k1"], "must have one threshold, or one for each of token_k1; found None"),
+        (["rollout_rs=seq_mean_k1", "rollout_rs_threshold=much"], "expected a number above 0, or lower_upper"),
+        (["rollout_rs=seq_mean_k3", 'rollout_rs_threshold="0.5_2.0"'], "seq_mean_k3 has one bound"),
+        (["rollout_rs=seq_max_k1", "rollout_rs_threshold=2.0"], "there is no criterion seq_max_k1"),
+        (["rollout_is=token", 'rollout_is_threshold="2.0_0.5"'], "bounds must be above 0, the lower one first"),
+        (["rollout_is=token", "rollout_is_batch_normalize=true", *REINFORCE], "the mean of each micro-batch"),
+    ],
+)
+def test_corrections_that_mean_nothing(command: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config([f"{CORRECTION}.{key}" for key in command], "ppo_trainer")
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_the_bypass_mode_has_losses_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="leave loss_mode out"):
+        load_config([f"{CORRECTION}.bypass_mode=true", f"{ACTOR}.policy_loss.loss_mode=gspo"], "ppo_trainer")
 
 
 @pytest.mark.usefixtures("with_sglang")

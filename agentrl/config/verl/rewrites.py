@@ -13,6 +13,7 @@ from agentrl.system.targets import is_target
 
 Translate = Callable[[JSON, Values], dict[str, JSON]]
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
 REF, TURNS = "actor_rollout_ref.ref", f"{ROLLOUT}.multi_turn"
 WAITS_FOR_ALGORITHMS = "this algorithm is not part of agentrl yet"
 ASYNCHRONOUS = "asynchronous training is not part of agentrl yet: rollouts and updates take turns"
@@ -45,7 +46,102 @@ def named(registry: Registry, key: str, others: Mapping[str, str] = {}) -> Trans
 estimator = named(
     ADVANTAGE_ESTIMATORS, "algorithm.adv_estimator", {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
 )
-policy_loss = named(POLICY_LOSSES, f"{ACTOR}.policy_loss.loss_mode")
+
+
+def policy_loss(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the loss; verl's bypass mode has two of its own, whichever is named."""
+    key = f"{ACTOR}.policy_loss.loss_mode"
+    if not values.get(f"{CORRECTION}.bypass_mode"):
+        return named(POLICY_LOSSES, key)(value, values)
+    if value not in (None, "vanilla", "bypass_mode"):
+        raise Refusal(f"with {CORRECTION}.bypass_mode verl takes the loss of its loss_type; leave loss_mode out")
+    return {key: "gpg" if values.get(f"{CORRECTION}.loss_type") == "reinforce" else "vanilla"}
+
+
+def is_weighed(values: Values) -> bool:
+    """Say whether verl multiplies the loss by importance weights: PPO's ratio stands for them in bypass mode."""
+    bypass = values.get(f"{CORRECTION}.bypass_mode") and values.get(f"{CORRECTION}.loss_type") != "reinforce"
+    return bool(values.get(f"{CORRECTION}.rollout_is")) and not bypass
+
+
+def importance(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the importance weight."""
+    if not is_weighed(values):
+        return {}
+    return {f"{CORRECTION}.rollout_is": value}
+
+
+def importance_bounds(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the bounds of the importance weights: one truncates, "lower_upper" masks what is outside."""
+    if not is_weighed(values) or value is None:
+        return {}
+    lower, upper = bounds_of(f"{CORRECTION}.rollout_is_threshold", value)
+    found: dict[str, JSON] = {f"{CORRECTION}.rollout_is_threshold": upper}
+    if lower is not None:
+        found |= {f"{CORRECTION}.rollout_is_lower": lower, f"{CORRECTION}.rollout_is_outside": "mask"}
+    return found
+
+
+def importance_mean(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the division by the mean weight, where the weights of the batch are known beforehand."""
+    if not value or not is_weighed(values):
+        return {}
+    if values.get(f"{CORRECTION}.bypass_mode"):
+        raise Refusal("in bypass mode verl divides by the mean of each micro-batch, so that their size would count")
+    return {f"{CORRECTION}.rollout_is_batch_normalize": value}
+
+
+REJECTIONS = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
+"""Ratio bounds by verl's names, which are of the engine's probability to the trainer's."""
+SAME_REJECTIONS = tuple(
+    f"{level}_{kind}" for level in ("token", "seq_sum", "seq_mean", "seq_max") for kind in ("k2", "k3")
+)
+
+
+def rejection(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate verl's criteria, a list with commas, and their thresholds, one for all or one each."""
+    if not value:
+        return {}
+    key = f"{CORRECTION}.rollout_rs_threshold"
+    names = list(dict.fromkeys(name.strip() for name in str(value).split(",") if name.strip()))
+    given = values.get(key)
+    texts = [text.strip() for text in str(given).split(",")] if given is not None else []
+    if len(texts) not in (1, len(names)):
+        raise Refusal(f"{key} must have one threshold, or one for each of {', '.join(names)}; found {given}")
+    found: dict[str, JSON] = {}
+    for name, text in zip(names, texts * len(names) if len(texts) == 1 else texts, strict=True):
+        lower, upper = bounds_of(key, text)
+        if name in REJECTIONS:
+            found[REJECTIONS[name]] = [1 / upper, upper if lower is None else 1 / lower]
+        elif name in REJECTIONS.values():  # of earlier releases, which bound the ratio itself
+            least = values.get(f"{key}_lower")
+            found[name] = [least if isinstance(least, int | float) and least else 1 / upper, upper]
+        elif name in SAME_REJECTIONS and lower is None:
+            found[name] = upper
+        elif name in SAME_REJECTIONS:
+            raise Refusal(f"{key}: {name} has one bound, found {text}")
+        else:
+            raise Refusal(f"there is no criterion {name}; there are {', '.join((*REJECTIONS, *SAME_REJECTIONS))}")
+    return {f"{CORRECTION}.reject": found}
+
+
+def bounds_of(key: str, value: JSON) -> tuple[float | None, float]:
+    """Read a bound, or "lower_upper". Raises Refusal for another form."""
+    lower, found, upper = str(value).rpartition("_")
+    try:
+        bounds = (float(lower) if found else None, float(upper))
+    except ValueError:
+        raise Refusal(f"{key}={value}: expected a number above 0, or lower_upper as in 0.5_2.0") from None
+    if min(bound for bound in bounds if bound is not None) <= 0 or (bounds[0] or 0) > bounds[1]:
+        raise Refusal(f"{key}={value}: bounds must be above 0, the lower one first")
+    return bounds
+
+
+def truncated_weights(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate the cap of the token's weight, by its name in verl's first releases with it."""
+    if not isinstance(value, int | float) or value <= 0:
+        return {}
+    return {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": value}
 
 
 def option_of(loss_mode: str, name: str) -> Translate:

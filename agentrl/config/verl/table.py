@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from agentrl.config.verl import rewrites
 from agentrl.config.verl.entries import VerlKey, alias, arranged, noted, only, refused, translated
-from agentrl.config.verl.rewrites import ACTOR, ASYNCHRONOUS, MODEL, REF, ROLLOUT, TURNS, WAITS_FOR_ALGORITHMS
+from agentrl.config.verl.rewrites import (
+    ACTOR,
+    ASYNCHRONOUS,
+    CORRECTION,
+    MODEL,
+    REF,
+    ROLLOUT,
+    TURNS,
+    WAITS_FOR_ALGORITHMS,
+)
 
 OFF = (False, None)
 MICRO_BATCHES = "micro-batches go by tokens (ppo_max_token_len_per_gpu, log_prob_max_token_len_per_gpu)"
@@ -328,7 +337,12 @@ TRAINING = (
     noted("*.data_loader_seed", "the order of mini-batches follows trainer.seed"),
     noted("*.rollout_n", f"it is {ROLLOUT}.n"),
     noted("*.use_torch_compile", f"{ACTOR}.use_torch_compile of python -m agentrl.train compiles whole layers"),
-    only(f"{ACTOR}.tis_imp_ratio_cap", WAITS_FOR_ALGORITHMS, -1, None),
+    translated(
+        f"{ACTOR}.tis_imp_ratio_cap",
+        "the upper bound of the token's importance weight",
+        tuple(f"{CORRECTION}.{name}" for name in ("rollout_is", "rollout_is_threshold")),
+        rewrites.truncated_weights,
+    ),
     only(f"{ACTOR}.use_rollout_log_probs", ASYNCHRONOUS, *OFF),
     alias(f"{REF}.model.path", f"{REF}.path"),
     noted("*.checkpoint.*contents", SAME_CHECKPOINT),
@@ -661,12 +675,49 @@ ALGORITHM = (
     noted("algorithm.pf_ppo.*", "read with use_pf_ppo alone"),
     only("algorithm.filter_groups.enable", DYNAMIC, *OFF),
     noted("algorithm.filter_groups.*", "read with filter_groups.enable alone"),
-    only("algorithm.rollout_correction.rollout_is", WAITS_FOR_ALGORITHMS, *OFF),
-    only("algorithm.rollout_correction.rollout_rs", WAITS_FOR_ALGORITHMS, *OFF),
-    only("algorithm.rollout_correction.bypass_mode", WAITS_FOR_ALGORITHMS, *OFF),
-    only("algorithm.rollout_correction.rollout_token_veto_threshold", WAITS_FOR_ALGORITHMS, None),
-    noted("algorithm.rollout_correction.*", "read with rollout_is, rollout_rs or bypass_mode alone"),
-    only("algorithm.rollout_is*", WAITS_FOR_ALGORITHMS, *OFF),
+    translated(
+        f"{CORRECTION}.rollout_is",
+        "the same; in bypass mode with loss_type=reinforce alone, as PPO's ratio corrects by itself",
+        (f"{CORRECTION}.rollout_is",),
+        rewrites.importance,
+    ),
+    translated(
+        f"{CORRECTION}.rollout_is_threshold",
+        "one bound truncates; lower_upper masks",
+        tuple(f"{CORRECTION}.rollout_is_{name}" for name in ("threshold", "lower", "outside")),
+        rewrites.importance_bounds,
+    ),
+    translated(
+        f"{CORRECTION}.rollout_is_batch_normalize",
+        "the same, with rollout_is",
+        (f"{CORRECTION}.rollout_is_batch_normalize",),
+        rewrites.importance_mean,
+    ),
+    translated(
+        f"{CORRECTION}.rollout_rs",
+        "k1's bounds are turned round, as ours are of the trainer's probability to the engine's. Rejected tokens stay in "
+        "the loss's denominators, so that an update is not larger where fewer are left",
+        (f"{CORRECTION}.reject",),
+        rewrites.rejection,
+    ),
+    *(
+        noted(f"{CORRECTION}.{name}", "read with rollout_rs alone")
+        for name in ("rollout_rs_threshold", "rollout_rs_threshold_lower")
+    ),
+    translated(
+        f"{CORRECTION}.rollout_token_veto_threshold",
+        "the least ratio of a token in a sequence that is kept",
+        (f"{CORRECTION}.reject",),
+        lambda value, _: {} if value is None else {f"{CORRECTION}.reject": {"veto": value}},
+    ),
+    translated(
+        f"{CORRECTION}.bypass_mode",
+        "the engine's log-probs are the proximal policy's; loss_type=reinforce is loss_mode=gpg",
+        (f"{CORRECTION}.proximal",),
+        lambda value, _: {f"{CORRECTION}.proximal": "rollout"} if value else {},
+    ),
+    only(f"{CORRECTION}.loss_type", "bypass mode has ppo_clip and reinforce", "ppo_clip", "reinforce", None),
+    only("algorithm.rollout_is*", f"keys of an earlier release: use {CORRECTION}.rollout_is and rollout_rs", *OFF),
     only("algorithm.no_think_rl", "every sampled token is trained on", *OFF),
     refused("algorithm.gdpo_reward_keys", WAITS_FOR_ALGORITHMS),
     refused("algorithm.reward_*_coef", OWN_TRAINER),
