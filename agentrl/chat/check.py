@@ -150,7 +150,7 @@ def _behind_reasoning(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | N
     stop = next((index for index, id in enumerate(whole[shared:], shared) if id in chat.stop_token_ids), None)
     think, think_end = chat.format.reasoning if isinstance(chat.format, TemplateFormat) else (THINK, THINK_END)
     opened, closed, behind = chat.decode(prompt[shared:]).partition(think_end)
-    if stop is None or opened.strip() != think or behind.strip():
+    if stop is None or opened.strip() != think.strip() or behind.strip():
         raise fault
     return [*([] if closed else chat.encode_markup(f"r\n{think_end}\n\n")), *whole[shared : stop + 1]]
 

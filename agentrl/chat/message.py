@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn, cast
@@ -98,6 +99,13 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON value")
 
 
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number[:64]} is too large a number")
+    return value
+
+
 def _members(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     members = dict(pairs)
     if len(members) < len(pairs):
@@ -105,7 +113,7 @@ def _members(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     return members
 
 
-DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_members)
+DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_members)
 
 
 def normalise(messages: Sequence[Message]) -> list[Message]:

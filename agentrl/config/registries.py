@@ -29,7 +29,10 @@ ENGINES: Registry[EngineBuilder] = Registry(
     {"embedded": "agentrl.engines.embedded.build:build", "sglang": "agentrl.engines.sglang.build:build"},
 )
 
-_FORMATS = ("deepseek_v3", "deepseek_v4", "glm", "hermes", "hy3", "llama3_json", "minimax", "mistral", "qwen3_coder")
+_FORMATS = (
+    *("deepseek_v3", "deepseek_v4", "gemma", "glm", "hermes", "hy3", "inkling", "kimi", "llama3_json", "minimax"),
+    *("mistral", "qwen3_coder"),
+)
 CALL_FORMATS: Registry[CallFormat | MakeFormat] = Registry(
     "tool-call format",
     "actor_rollout_ref.rollout.multi_turn.format",

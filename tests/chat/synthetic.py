@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import starmap
 
 from agentrl.chat.codec import GUARD
 from agentrl.system.json_value import JSON
@@ -42,6 +43,27 @@ def mixed(value: JSON) -> str:
     return as_json(value) if isinstance(value, dict | list) else as_python(value)
 
 
+QUOTE = '<|"|>'
+
+
+def quoted_by_tokens(value: JSON) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{quoted_by_tokens(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(quoted_by_tokens, value)) + "]"
+    return QUOTE + value + QUOTE if isinstance(value, str) else as_json(value)
+
+
+QUOTED_BY_TOKENS = "quoted(value)"
+MACRO = (
+    f"{{%- macro quoted(value) %}}{{%- if value is string %}}{{{{- '{QUOTE}' + value + '{QUOTE}' }}}}"
+    "{%- elif value is mapping %}{{- '{' }}{%- for key, item in value.items() %}"
+    "{{- (',' if not loop.first else '') + key + ':' + quoted(item) }}{%- endfor %}{{- '}' }}"
+    "{%- elif value is sequence %}{{- '[' }}{%- for item in value %}"
+    "{{- (',' if not loop.first else '') + quoted(item) }}{%- endfor %}{{- ']' }}"
+    "{%- else %}{{- value | tojson }}{%- endif %}{%- endmacro %}"
+)
+
 VALUES: dict[str, Callable[[JSON], str]] = {
     "value if value is string else value | tojson": text_or_json,
     "value | string": as_python,
@@ -49,6 +71,7 @@ VALUES: dict[str, Callable[[JSON], str]] = {
 }
 """How templates write values without quotes, as Jinja and in Python."""
 TEXT_OR_JSON, PYTHON, MIXED = VALUES
+FORMS = {**VALUES, QUOTED_BY_TOKENS: quoted_by_tokens}
 
 
 @dataclass(frozen=True)
@@ -58,13 +81,15 @@ class Calls:
     format: str
     """Name of the parser."""
     head: str
-    """Before the arguments, with NAME in it."""
+    """Before the arguments, with NAME and INDEX in it."""
     tail: str
     value: str | None = None
-    """How values are written, one of VALUES; None: all arguments as one JSON object."""
+    """How values are written, one of FORMS; None: all arguments as one JSON object."""
     before: str = ""
     """Before a parameter's value, with KEY in it."""
     after: str = ""
+    comma: str = ""
+    """Between parameters."""
     said: tuple[str, str] | None = None
     """What KIND in `before` becomes for text and for other values."""
     group: tuple[str, str] = ("", "")
@@ -78,25 +103,36 @@ class Calls:
     exact: bool = True
     """With `tokens` in the vocabulary, each value can be told from every marker."""
 
+    @property
+    def opening(self) -> tuple[str, ...]:
+        """The tokens of `think`, without the text behind them."""
+        return tuple(mark[: mark.rindex(">") + 1] for mark in self.think)
+
     def write(self, calls: Sequence[tuple[str, Arguments]]) -> str:
-        return self.group[0] + self.between.join(self._write(name, given) for name, given in calls) + self.group[1]
+        return self.group[0] + self.between.join(starmap(self._write, enumerate(calls))) + self.group[1]
 
-    def _write(self, name: str, given: Arguments) -> str:
+    def _write(self, index: int, call: tuple[str, Arguments]) -> str:
+        name, given = call
         if self.value is None:
-            inside = as_json(given)
-        else:
-            inside = "".join(self._parameter(key, value, self.value) for key, value in given.items())
-        return self.head.replace("NAME", name) + inside + self.tail
+            return self.call(name, as_json(given), index)
+        parameters = [self.parameter(key, FORMS[self.value](value), type(value)) for key, value in given.items()]
+        return self.call(name, self.comma.join(parameters), index)
 
-    def _parameter(self, key: str, value: JSON, form: str) -> str:
+    def call(self, name: str, inside: str, index: int = 0) -> str:
+        """A call whose arguments are written as `inside`."""
+        return self.head.replace("NAME", name).replace("INDEX", str(index)) + inside + self.tail
+
+    def parameter(self, key: str, text: str, kind: type = str) -> str:
+        """A parameter whose value of type `kind` is written as `text`."""
         before = self.before.replace("KEY", key)
         if self.said is not None:
-            before = before.replace("KIND", self.said[not isinstance(value, str)])
-        return before + VALUES[form](value) + self.after
+            before = before.replace("KIND", self.said[kind is not str])
+        return before + text + self.after
 
     @property
     def jinja(self) -> str:
         head = literal(self.head).replace("NAME", "' + call.function.name + '")
+        head = head.replace("INDEX", "' + loop.index0 | string + '")
         if self.value is None:
             inside = "{{- call.function.arguments | tojson }}"
         else:
@@ -106,6 +142,7 @@ class Calls:
                 before = before.replace("KIND", f"' + ({text} if value is string else {other}) + '")
             inside = (
                 "{%- for key, value in call.function.arguments.items() %}"
+                f"{{{{- {literal(self.comma)} if not loop.first else '' }}}}"
                 f"{{{{- {before} }}}}{{{{- {self.value} }}}}{{{{- {literal(self.after)} }}}}{{%- endfor %}}"
             )
         refuse = "{%- if message.tool_calls | length > 1 %}{{- raise_exception('one call a message') }}{%- endif %}"
@@ -127,6 +164,12 @@ ARG = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 DEEPSEEK = tuple(f"<｜tool▁{word}｜>" for word in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"))
 HY3 = tuple(f"<{word}:opensource>" for word in ("tool_calls", "/tool_calls", "tool_call", "/tool_call", "tool_sep"))
 HY3_ARG = tuple(f"<{word}:opensource>" for word in ("arg_key", "/arg_key", "arg_value", "/arg_value"))
+
+KIMI = (
+    *(f"<|tool_{word}|>" for word in ("calls_section_begin", "calls_section_end", "call_begin", "call_end")),
+    "<|tool_call_argument_begin|>",
+)
+INKLING = ("<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>", "<|content_text|>")
 
 
 def json_call(name: str, open: str = "", close: str = "", key: str = "arguments") -> tuple[str, str]:
@@ -177,6 +220,18 @@ CALLS: tuple[Calls, ...] = (
         said=("true", "false"),
         group=("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
         exact=False,
+    ),
+    Calls(*("kimi", f"{KIMI[2]}functions.NAME:INDEX{KIMI[4]}", KIMI[3]), group=(KIMI[0], KIMI[1]), tokens=KIMI),
+    Calls(
+        *("gemma", "<|tool_call>call:NAME{", "}<tool_call|>", QUOTED_BY_TOKENS, "KEY:"),
+        comma=",",
+        tokens=("<|tool_call>", "<tool_call|>", QUOTE),
+        think=("<|channel>thought\n", "<channel|>"),
+    ),
+    Calls(
+        *("inkling", *json_call("NAME", f"{INKLING[0]}NAME{INKLING[1]}", INKLING[2], "args")),
+        tokens=INKLING,
+        think=("<|content_thinking|>", INKLING[2]),
     ),
 )
 HEADERS: dict[str, dict[str, str]] = {
@@ -281,6 +336,7 @@ class Synthetic:
 
     @property
     def jinja(self) -> str:
+        macro = MACRO if self.calls.value == QUOTED_BY_TOKENS else ""
         names = {role: self.named(header) for role, header in self.headers.items()}
         content = "message.content | trim" if self.trims else "message.content"
         listed = "{%- if tools %}" + f"{{{{- {TOOLS_TEXT} }}}}{{%- endif %}}"
@@ -309,7 +365,7 @@ class Synthetic:
         last = "" if self.last is None else f"{literal(self.named(self.last))} if loop.last and not standing else "
         generation = literal(self.named(self.generation))
         return (
-            f"{{%- set headers = {names!r} %}}{{%- set standing = add_generation_prompt or {self.standing} %}}"
+            f"{macro}{{%- set headers = {names!r} %}}{{%- set standing = add_generation_prompt or {self.standing} %}}"
             f"{{{{- {literal(self.named(self.preamble))} }}}}"
             + (unasked + listed if self.tools in ("first", "unasked") else "")
             + "{%- for message in messages %}"
@@ -339,7 +395,7 @@ class Synthetic:
     @property
     def tokens(self) -> tuple[str, ...]:
         """Added tokens of the vocabulary: those of CONTROL, too, so that their spelling in a text is always guarded."""
-        own = (*dict(self.names).values(), *self.calls.think, *(self.calls.tokens if self.marked else ()))
+        own = (*dict(self.names).values(), *self.calls.opening, *(self.calls.tokens if self.marked else ()))
         return tuple(dict.fromkeys((*CONTROL, *own)))
 
     def __str__(self) -> str:
@@ -431,5 +487,5 @@ def draw_arguments(source: random.Random, *, markup: bool) -> Arguments:
     return {key: made[key] for key in keys}
 
 
-EVERY_TOKEN = tuple(dict.fromkeys([*CONTROL, *(token for calls in CALLS for token in (*calls.tokens, *calls.think))]))
+EVERY_TOKEN = tuple(dict.fromkeys([*CONTROL, *(token for calls in CALLS for token in (*calls.tokens, *calls.opening))]))
 """Of a vocabulary in which all calls have their markers as tokens."""

@@ -6,7 +6,6 @@ Templates of XML-like call formats write a string as it is and other values as J
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Sequence
@@ -138,12 +137,12 @@ def read_literal(text: str) -> JSON | NoValue:
             value = _python_literal(text) if text[:1] in ("[", "{") else NO_VALUE
         except ValueError:
             return NO_VALUE
-    return NO_VALUE if isinstance(value, float) and not math.isfinite(value) else value
+    return value
 
 
 def _python_literal(text: str) -> JSON:
     """Read a list or dict as `repr` writes it, JSON's words allowed. Raises ValueError for anything else."""
-    builder = _LiteralBuilder()
+    builder = LiteralBuilder()
     at = 0
     while at < len(text):
         token = _TOKEN.match(text, at)
@@ -151,19 +150,15 @@ def _python_literal(text: str) -> JSON:
             raise ValueError(f"no literal at character {at}")
         at = token.end()
         mark, single, double, number, word = token.groups()
-        if mark in ("]", "}"):
-            builder.close(mark, at)
-        elif mark in (",", ":"):
-            builder.separate(mark, at)
-        elif mark is not None:
-            builder.open(mark, at)
+        if mark is not None:
+            builder.mark(mark, at)
         else:
             builder.add(_scalar(single if single is not None else double, number, word), at)
     return builder.value()
 
 
-class _LiteralBuilder:
-    """Builds a value from the tokens of a Python literal; containers that are still open lie on a stack.
+class LiteralBuilder:
+    """Builds a value from the tokens of a literal; containers that are still open lie on a stack.
 
     `at` is the character behind the token, for messages; each method raises ValueError for a token in a wrong place.
     """
@@ -174,10 +169,21 @@ class _LiteralBuilder:
         self._complete = False
         """A value has just ended, so that a separator or a closing mark must follow."""
 
-    def open(self, mark: str, at: int) -> None:
-        """Begin a container with "[" or "{"."""
-        self._expect_value(at)
-        self._containers.append(("]" if mark == "[" else "}", []))
+    @property
+    def expects_key(self) -> bool:
+        """True where a scalar would be the key of an object."""
+        closing, items = self._containers[-1]
+        return closing == "}" and len(items) % 2 == 0
+
+    def mark(self, mark: str, at: int) -> None:
+        """Take a bracket, a brace, "," or ":"."""
+        if mark in ("]", "}"):
+            self._close(mark, at)
+        elif mark in (",", ":"):
+            self._separate(mark, at)
+        else:
+            self._expect_value(at)
+            self._containers.append(("]" if mark == "[" else "}", []))
 
     def add(self, value: JSON, at: int) -> None:
         """Add a scalar to the innermost container."""
@@ -185,15 +191,13 @@ class _LiteralBuilder:
         self._containers[-1][1].append(value)
         self._complete = True
 
-    def separate(self, mark: str, at: int) -> None:
-        """Take "," between items, or ":" between key and value."""
+    def _separate(self, mark: str, at: int) -> None:
         closing, _ = self._containers[-1]
         if not self._complete or not closing or (mark == ":") != self._after_key():
             raise ValueError(f"{mark} at character {at}")
         self._complete = False
 
-    def close(self, mark: str, at: int) -> None:
-        """End the innermost container with "]" or "}"."""
+    def _close(self, mark: str, at: int) -> None:
         closing, items = self._containers[-1]
         # An empty container may close at once; any other only behind a value, so a comma before it is refused.
         if mark != closing or self._after_key() or self._complete != bool(items):
@@ -231,10 +235,7 @@ def _scalar(string: str | None, number: str | None, word: str) -> JSON:
         return _ESCAPE.sub(_unescape, string) if "\\" in string else string
     if number is None:
         return _WORDS[word]
-    value = parse_json(number)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{number} is no finite number")
-    return value
+    return parse_json(number)
 
 
 def _unescape(escape: re.Match[str]) -> str:

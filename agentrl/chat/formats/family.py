@@ -15,7 +15,7 @@ from renderers.base import ParsedToolCall, ToolCallParseStatus, merge_chat_templ
 from renderers.configs import config_from_name  # type: ignore[import-untyped]
 
 from agentrl.chat.codec import Codec, OffsetTokenizer, RendererTokenizer
-from agentrl.chat.formats.parsers import CallFormat, CallParser, between
+from agentrl.chat.formats.parsers import CallFormat, CallParser
 from agentrl.chat.formats.shape import Shapes
 from agentrl.chat.formats.turn_end import common_length
 from agentrl.chat.message import AssistantMessage, ParsedCall, make_call
@@ -25,13 +25,6 @@ from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import FunctionCall, Message, ToolCall
 
-SHOWN = {
-    **dict.fromkeys(("kimi-k2", "kimi-k2.5"), between("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")),
-    **dict.fromkeys(("deepseek-v3", "deepseek-r1"), between("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")),
-    "gemma4": between("<|tool_call>", "<tool_call|>"),
-    "llama-3": between("<|python_tag|>", ""),
-}
-"""Tool calls in decoded text of families that only their own renderer reads; others are found by the tool's name."""
 NEED_OFFSETS = ("deepseek-v4", "hy3", "laguna-xs-2.1", "laguna-s-2.1", "prime-qwen3")
 ERRORS = {
     ToolCallParseStatus.INVALID_JSON: "the call is not valid JSON",
@@ -54,7 +47,6 @@ class FamilyFormat:
         self._codec = codec
         # Harmony encodes contents literally by itself, with its own tokenizer.
         self.guards = family != "gpt-oss"
-        self.names_in_call_ids = family.startswith("kimi")
         try:
             config = merge_chat_template_kwargs(_config(family), template_kwargs)
             # A transcript is never re-rendered, so a bridge may never be refused for reasoning that it keeps.
@@ -77,7 +69,8 @@ class FamilyFormat:
         self._close = self._reply[-1] if self._closes else self.stop_token_ids[0]
         self._open_reply = self._reply[:-1] if self._closes else self._reply
         shared = _shared_format(family)
-        self.shown = SHOWN.get(family) if shared is None else shared.shown
+        self.names_in_call_ids = shared is not None and shared.names_in_ids
+        self.shown = None if shared is None else shared.shown
         self._parser = None if shared is None else self._parser_of(shared)
         self._shapes = Shapes()
         self._bridges = True
@@ -114,11 +107,7 @@ class FamilyFormat:
             text = self._codec.decode([id for id in ids if id not in self._stops])
             return AssistantMessage("", None, (make_call(0, text, None, None, f"the call cannot be read: {fault}"),))
         calls = tuple(_call(index, call) for index, call in enumerate(parsed.tool_calls))
-        if not calls and self.name == "llama-3" and tools:
-            calls = _broken_llama_call(parsed.content)
-        return AssistantMessage(
-            "" if calls and not parsed.tool_calls else parsed.content, parsed.reasoning_content, calls
-        )
+        return AssistantMessage(parsed.content, parsed.reasoning_content, calls)
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
         """See `Format.sampled`."""
@@ -141,7 +130,7 @@ class FamilyFormat:
         return turn if turn and turn[-1] in self._stops else [*turn, self._stop_after(message, tools)]
 
     def _parser_of(self, format: CallFormat) -> CallParser:
-        starts_in_reasoning = self._codec.decode(self._prompt).rstrip().endswith(format.reasoning[0])
+        starts_in_reasoning = self._codec.decode(self._prompt).rstrip().endswith(format.reasoning[0].rstrip())
         return CallParser(self._codec, format, starts_in_reasoning=starts_in_reasoning)
 
     def _rendered(
@@ -238,18 +227,8 @@ def _config(family: str) -> Any:
 
 
 def _call(index: int, call: ParsedToolCall) -> ParsedCall:
-    error = ERRORS.get(call.status)
-    if call.status == ToolCallParseStatus.INVALID_JSON and isinstance(call.arguments, dict):
-        error = None  # An unquoted value of another type than declared: the schema check words that better.
-    arguments = call.arguments if error is None else None
-    return make_call(index, call.raw, call.name, arguments, error, call.id)
-
-
-def _broken_llama_call(content: str) -> tuple[ParsedCall, ...]:
-    """Find a broken call in an answer of Llama 3, whose calls have no markers, so that the renderer misses it."""
-    if not (content.startswith("{") and '"name"' in content):
-        return ()
-    return (make_call(0, content, None, None, ERRORS[ToolCallParseStatus.INVALID_JSON]),)
+    """Take a call of gpt-oss. Its text is the arguments, read anew: the renderer takes NaN and doubled members."""
+    return make_call(index, call.raw, call.name, call.raw, ERRORS.get(call.status), call.id)
 
 
 def _last_sampled(rendered: RenderedTokens) -> int:

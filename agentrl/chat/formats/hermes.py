@@ -32,8 +32,9 @@ def json_call(value: JSON) -> Found:
         shown = [name[:64] for name in value if name not in MEMBERS][:3] or ["arguments", "parameters"]
         return Found(value.get("name"), error=f"the call has the members {shown} beside a name and its arguments")
     id = value.get("id")
-    arguments = value.get("arguments", value.get("parameters"))
-    return Found(value.get("name"), arguments, id=id if isinstance(id, str) else None)
+    if value.get("type", "function") != "function" or not isinstance(id, str | None):
+        return Found(value.get("name"), error='the call\'s type must be "function", and its id a text')
+    return Found(value.get("name"), value.get("arguments", value.get("parameters")), id=id)
 
 
 FORMAT = CallFormat("<tool_call>", "</tool_call>", json_body, signs=("<tool_call>",), families=("qwen3", "qwen3-vl"))

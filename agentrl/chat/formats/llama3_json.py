@@ -11,4 +11,6 @@ def is_call(message: str) -> bool:
     return message.startswith("{") and '"name"' in message
 
 
-FORMAT = CallFormat("", "", json_body, is_call=is_call, signs=("<|start_header_id|>", '"parameters"'))
+FORMAT = CallFormat(
+    "", "", json_body, is_call=is_call, signs=("<|start_header_id|>", '"parameters"'), families=("llama-3",)
+)

@@ -32,6 +32,20 @@ class Found(NamedTuple):
 BodyParser = Callable[[str, Sequence[ToolSchema]], list[Found]]
 
 
+class Turn(NamedTuple):
+    """A turn taken apart. What the policy wrote is in one of the three, markers that say only where to cut left out."""
+
+    texts: list[str]
+    thoughts: list[str]
+    """Reasoning."""
+    bodies: list[tuple[str, str | None]]
+    """Text of each call, and what is wrong with its markers."""
+
+
+MessageReader = Callable[[Sequence[tuple[str, str]]], Turn]
+"""Takes a turn apart that is cut at its markers: (marker, the text after it), the first marker empty."""
+
+
 def _never(message: str) -> bool:
     return False
 
@@ -53,12 +67,17 @@ class CallFormat:
     is_call: Callable[[str], bool] = _never
     """True for a whole message, stripped of blanks, that is or tries to be a call. Only without `open`."""
     reasoning: tuple[str, str] = (THINK, THINK_END)
-    """Markers around reasoning."""
+    """Markers around reasoning. The first may be a token and text behind it, e.g. a channel's name."""
+    messages: MessageReader | None = None
+    """Takes turns apart that are made of messages, each with its kind; None: a turn is reasoning, text and calls."""
+    names_in_ids: bool = False
+    """True where the template writes a call's id in place of its name (`functions.NAME:INDEX`)."""
     signs: tuple[str, ...] = ()
     """Texts that a chat template with such calls has, all of them. Empty: never chosen by `auto`."""
     families: tuple[str, ...] = ()
     """Families of the `renderers` package whose calls are read by this format rather than by their own parser, which
-    takes quadratic time for some broken calls, and does not say what is wrong with them."""
+    takes quadratic time for some broken calls, drops or changes what stands beside a call's form, and does not say
+    what is wrong."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -84,8 +103,12 @@ class CallParser:
         self._codec = codec
         self._format = format
         self._starts_in_reasoning = starts_in_reasoning
-        self._think, self._think_end = format.reasoning if format else (THINK, THINK_END)
+        think, self._think_end = format.reasoning if format else (THINK, THINK_END)
+        before, *opening = codec.split(think)
+        self._think, self._channel = opening if len(opening) == 2 and not before else (think, "")
         markers = (*(format.markers if format else ()), self._think, self._think_end)
+        if format and format.messages:
+            markers += format.tags
         self._tokens = {codec.added[marker]: marker for marker in markers if marker in codec.added}
         tags = [tag for tag in (format.tags if format else ()) if tag in codec.added]
         self._tokens |= {codec.added[tag]: tag for tag in tags}
@@ -96,20 +119,33 @@ class CallParser:
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
         """Parse one turn, given without its stop token."""
         pieces = list(self._lex(ids))
+        if self._format is not None and self._format.messages is not None:
+            if self._starts_in_reasoning:
+                pieces[:1] = [("", ""), (self._think, pieces[0][1])]
+            texts, thoughts, bodies = self._format.messages(pieces)
+            calls = self._read(self._format.body, bodies, tools)
+            return AssistantMessage("".join(texts), "".join(thoughts) or None, calls)
         reasoning, rest = self._split_reasoning(pieces)
         if self._format is None:
-            return AssistantMessage(_concatenated(rest), reasoning)
+            return AssistantMessage(concatenated(rest), reasoning)
         if not self._format.open:
-            return self._whole_message(reasoning, _concatenated(rest), tools or ())
+            return self._whole_message(reasoning, concatenated(rest), tools or ())
         texts, bodies = self._split_calls(rest)
+        calls = self._read(self._format.body, bodies, tools)
+        return AssistantMessage(_outside(texts) if calls else "".join(texts), reasoning, calls)
+
+    @staticmethod
+    def _read(
+        read: BodyParser, bodies: list[tuple[str, str | None]], tools: Sequence[ToolSchema] | None
+    ) -> tuple[ParsedCall, ...]:
         calls: list[ParsedCall] = []
         for body, wrong in bodies:
-            found = self._format.body(body, tools or ()) if wrong is None else [Found(error=wrong)]
+            found = read(body, tools or ()) if wrong is None else [Found(error=wrong)]
             if GUARD in body:
                 found, body = [_unguarded(call) for call in found], without_guards(body)
             raw = body.strip()  # one text for all calls of it: there may be thousands
             calls += [make_call(len(calls) + n, raw, *call) for n, call in enumerate(found)]
-        return AssistantMessage(_outside(texts) if calls else "".join(texts), reasoning, tuple(calls))
+        return tuple(calls)
 
     def _lex(self, ids: Sequence[int]) -> Iterator[tuple[str, str]]:
         """Yield (marker, the text after it) in order; the first marker is empty."""
@@ -118,6 +154,8 @@ class CallParser:
         for cut, end in zip([-1, *cuts], [*cuts, len(ids)], strict=True):
             marker = self._tokens[ids[cut]] if cut >= 0 else ""
             text = self._codec.decode(ids[cut + 1 : end]) if end > cut + 1 else ""
+            if GUARD in text:  # Written by the policy. The guards that follow are taken out again.
+                text = self._codec.encodable(text)
             if self._spelled is None:
                 yield marker, text
                 continue
@@ -126,19 +164,26 @@ class CallParser:
             yield from zip(others[::2], others[1::2], strict=True)
 
     def _split_reasoning(self, pieces: list[tuple[str, str]]) -> tuple[str | None, list[tuple[str, str]]]:
-        """Split off the reasoning at the start, if any. Reasoning that is never closed ends at the first call."""
+        """Split off the reasoning at the start, if any. Reasoning that is never closed ends at the first call.
+
+        A marker that closes some before anything else begins belongs to a prompt that has begun it, as those behind
+        the first one may.
+        """
         blank = not pieces[0][1].strip()
-        explicit = blank and len(pieces) > 1 and pieces[1][0] == self._think
-        if not (explicit or self._starts_in_reasoning):
+        markers = [marker for marker, _ in pieces]
+        explicit = blank and self._think in markers[1:2]
+        begun = self._starts_in_reasoning or (self._think_end in markers[1:2] and self._think_end in self._codec.added)
+        if not (explicit or begun):
             return None, pieces
         begin = 1 if explicit else 0
-        markers = [marker for marker, _ in pieces]
         end = _index(markers, self._think_end, begin)
         closed = end is not None
         if end is None and self._format is not None and self._format.open:
-            end = _index(markers, self._format.open, begin)
+            opens = (self._format.open, *self._format.group[:1])
+            end = min((at for at in (_index(markers, open, begin) for open in opens) if at is not None), default=None)
         inside = pieces[begin:end]
-        text = (inside[0][1] + _concatenated(inside[1:])).strip("\n") if inside else ""
+        text = inside[0][1] + concatenated(inside[1:]) if inside else ""
+        text = text.removeprefix(self._channel).strip("\n")
         if end is None:
             rest = [("", "")]
         elif closed:
@@ -200,7 +245,8 @@ def _unguarded(call: Found) -> Found:
     )
 
 
-def _concatenated(pieces: Iterable[tuple[str, str]]) -> str:
+def concatenated(pieces: Iterable[tuple[str, str]]) -> str:
+    """Join pieces to the text that they were cut from."""
     return "".join(marker + text for marker, text in pieces)
 
 

@@ -49,7 +49,6 @@ class TemplateFormat:
     """A tokenizer's own template behind the `Format` protocol."""
 
     guards = True
-    names_in_call_ids = False
 
     def __init__(
         self, codec: Codec, template_kwargs: Mapping[str, JSON], calls: CallFormat | None = None, name: str = "none"
@@ -60,6 +59,7 @@ class TemplateFormat:
         """
         self.name = f"template:{name}"
         self.parses_tools = calls is not None
+        self.names_in_call_ids = calls is not None and calls.names_in_ids
         self.shown = None if calls is None else calls.shown
         self._codec = codec
         self._kwargs = template_kwargs
@@ -79,7 +79,7 @@ class TemplateFormat:
         self.tail = codec.encode(self._plain.gap + self._plain.final)
         self.stop_token_ids = self._stop_tokens()
         self.reasoning = (THINK, THINK_END) if calls is None else calls.reasoning
-        starts_in_reasoning = prompt.rstrip().endswith(self.reasoning[0])
+        starts_in_reasoning = prompt.rstrip().endswith(self.reasoning[0].rstrip())
         self._parser = CallParser(codec, calls, starts_in_reasoning=starts_in_reasoning)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:

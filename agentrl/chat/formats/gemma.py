@@ -1,0 +1,71 @@
+"""Calls of Gemma 4: `call:NAME{KEY:VALUE}`, keys without quotes and strings between tokens of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from agentrl.chat.formats.arguments import LiteralBuilder
+from agentrl.chat.formats.parsers import CallFormat, Found
+from agentrl.chat.message import parse_json
+from agentrl.system.json_value import JSON
+from agentrl.tool import ToolSchema
+
+QUOTE = '<|"|>'
+_TOKEN = re.compile(rf"\s*+(?:([\[\]{{}}:,])|{re.escape(QUOTE)}(.*?){re.escape(QUOTE)}|([^\[\]{{}}:,]++))", re.DOTALL)
+
+
+def call_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """Read `call:NAME{KEY:VALUE,...}`."""
+    head, brace, rest = body.strip().partition("{")
+    if not (head.startswith("call:") and brace):
+        return [Found(error="the call is not of the form call:name{key:value,...}")]
+    name = head.removeprefix("call:").strip()
+    try:
+        return [Found(name, read_value(brace + rest))]
+    except ValueError as fault:
+        return [Found(name, error=f"the arguments cannot be read: {fault}")]
+
+
+def read_value(text: str) -> JSON:
+    """Read an object, a list, a number, a word of JSON's, or a string between QUOTEs. Raises ValueError for others."""
+    builder = LiteralBuilder()
+    at = 0
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        if token is None:
+            raise ValueError(f"no value at character {at}")
+        at = token.end()
+        mark, string, bare = token.groups()
+        if mark is not None:
+            builder.mark(mark, at)
+        elif string is not None:
+            builder.add(string, at)
+        else:
+            builder.add(_bare(bare.strip(), key=builder.expects_key), at)
+    return builder.value()
+
+
+def _bare(word: str, *, key: bool) -> JSON:
+    if QUOTE in word:
+        raise ValueError(f"{word[:64]!r} has a string in it")
+    if key:
+        return word
+    try:
+        value = parse_json(word)
+    except ValueError:
+        value = word
+    if isinstance(value, str):
+        raise ValueError(f"{word[:64]!r} is no number, true, false or null; a string stands between two {QUOTE}")
+    return value
+
+
+FORMAT = CallFormat(
+    "<|tool_call>",
+    "<tool_call|>",
+    call_body,
+    tags=(QUOTE,),
+    reasoning=("<|channel>thought\n", "<channel|>"),
+    signs=("<|tool_call>", QUOTE),
+    families=("gemma4",),
+)
