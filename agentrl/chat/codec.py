@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl.system.json_value import map_texts
+from agentrl.system.threads import LONG_TEXT
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Encoding, Tokenizer
@@ -25,8 +26,6 @@ UNENCODABLE = re.compile(f"[\ud800-\udfff{GUARD}]")
 REPLACEMENT = "\ufffd"
 CACHED_LENGTH = 48
 """Longest text in characters whose ids are remembered: the text around every turn's contents is made of such."""
-LONG_TEXT = 16_384
-"""Characters from which on a text is encoded without the interpreter's lock, which the backend keeps else: 5 ms."""
 PIECE = 4096
 """Ids that are decoded at once, about 1 ms: the backend keeps the interpreter's lock so long."""
 LOSSLESS = frozenset(("NFC", "NFKC", "NFD", "NFKD", "Lowercase", "Prepend", "Replace"))
@@ -168,7 +167,7 @@ class Codec:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _encoding(self, backend: Tokenizer, text: str) -> Encoding:
-        if len(text) < LONG_TEXT:
+        if len(text) < LONG_TEXT:  # A batch is encoded without the interpreter's lock.
             return backend.encode(text, add_special_tokens=False)
         return backend.encode_batch([text], add_special_tokens=False)[0]
 

@@ -21,6 +21,9 @@ from agentrl.errors import InfrastructureError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+LONG_TEXT = 16_384
+"""Characters of a text from which on it is encoded beside the event loop: as many take about the 5 ms that the
+interpreter leaves a thread before another one may run, so with fewer the event loop would stand still as long."""
 
 
 class AbandonedThreads(InfrastructureError):

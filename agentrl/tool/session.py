@@ -25,7 +25,7 @@ from agentrl.system.json_value import JSON, as_object
 from agentrl.system.numbers import finite, number_of
 from agentrl.system.plugin import nearest
 from agentrl.system.quota import Quota
-from agentrl.system.threads import DaemonThreads
+from agentrl.system.threads import LONG_TEXT, DaemonThreads
 from agentrl.system.throttle import ThrottledWarnings
 from agentrl.system.user_code import await_user_code, contract_error, is_fault
 from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 warnings = ThrottledWarnings(logging.getLogger(__name__))
 P = ParamSpec("P")
 T = TypeVar("T")
-LONG_ANSWER = 16_384
-"""Characters of an answer from which on it is cut in a thread: encoding as many takes about the 5 ms that the
-interpreter leaves a thread before another one may run, so with fewer the event loop would stand still as long."""
 CUTTING = DaemonThreads("cutting tool answers")
 
 _ERROR_CHARACTERS = 500
@@ -411,7 +408,7 @@ async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: ob
 
 async def _cut(cut: Callable[Concatenate[str, P], T], text: str, *args: P.args, **kwargs: P.kwargs) -> T:
     """Cut an answer to its limit: a long one in a thread, so that the event loop goes on."""
-    if len(text) < LONG_ANSWER:
+    if len(text) < LONG_TEXT:
         return cut(text, *args, **kwargs)
     return await CUTTING.run(cut, text, *args, **kwargs)
 

@@ -57,7 +57,7 @@ async def test_a_turn_that_is_cancelled_while_it_is_read_leaves_no_token(
 async def test_long_answers_are_cut_in_a_thread(bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[list[str]] = []
     for limit in (1, 10**9):
-        monkeypatch.setattr(tool_session, "LONG_ANSWER", limit)
+        monkeypatch.setattr(tool_session, "LONG_TEXT", limit)
         threads: set[int] = set()
 
         async def page() -> str:

@@ -11,7 +11,8 @@ import pytest
 
 from agentrl.chat import Chat
 from agentrl.chat.chat import LONG_TURN
-from agentrl.chat.codec import LONG_TEXT, PIECE
+from agentrl.chat.codec import PIECE
+from agentrl.system.threads import LONG_TEXT
 from tests.chat.conversations import TOOLS
 from tests.chat.test_parse import GOOD
 
