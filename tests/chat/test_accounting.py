@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 from agentrl.chat import AssistantMessage, Chat
+from agentrl.chat.codec import GUARD
 from agentrl.chat.formats.parsers import CallFormat, CallParser
 from agentrl.config.registries import CALL_FORMATS
 from tests.chat.synthetic import CALLS, EVERY_TOKEN, PLAIN, TOOLS, Calls, draw_arguments
@@ -107,6 +108,15 @@ def test_what_is_no_json_is_an_error_or_the_text_itself(calls: Calls, text: str)
 
 
 @ALL
+def test_the_character_of_guards_is_replaced_where_a_policy_writes_it(calls: Calls) -> None:
+    before, after = calls.write([("search", {"text": "aMARKb"})]).split("MARK")
+    codec = TINY.codec(EVERY_TOKEN)
+    ids = [*codec.encode(before), *codec._encode_whole(GUARD), *codec.encode(after)]
+    (call,) = parser_of(calls, EVERY_TOKEN).parse(ids, TOOLS).calls
+    assert call.arguments == {"text": "a\ufffdb"}
+
+
+@ALL
 def test_a_member_that_no_call_has_is_an_error(calls: Calls) -> None:
     text = calls.group[0] + calls.call("search", "{}" if calls.value is None else "") + calls.group[1]
     assert [call.error for call in parse(calls, text).calls] == [None]
@@ -125,7 +135,7 @@ def test_a_member_that_no_call_has_is_an_error(calls: Calls) -> None:
         ("gemma4", "<|tool_call>call:now{x:Paris}<tool_call|>", "the arguments cannot be read: 'Paris' is no number"),
         ("gemma4", '<|tool_call>call:now{x:"Paris"}<tool_call|>', "the arguments cannot be read: '\"Paris\"' is no n"),
         ("gemma4", "<|tool_call>call:now{x:1,x:1}<tool_call|>", "the arguments cannot be read: a key is given twice"),
-        ("gemma4", "<|tool_call>call:now{x:1}y<tool_call|>", "the arguments cannot be read: no separator before"),
+        ("gemma4", "<|tool_call>call:now{x:1}2<tool_call|>", "the arguments cannot be read: no separator before"),
         ("gemma4", "<|tool_call>call:now{" + "x:{" * 5000 + "<tool_call|>", "the arguments cannot be read: no sep"),
         ("inkling", 'now<|content_invoke_tool_json|>{"name":"now"}<|end_message|>', "the call must be a JSON object"),
         (
@@ -150,7 +160,7 @@ def test_text_between_kimis_calls_is_kept(make_chat: Callable[..., Chat]) -> Non
     text = f"A<|tool_calls_section_begin|>B{call.format(0)}C{call.format(1)}D<|tool_calls_section_end|>E"
     chat = make_chat("kimi-k2")
     message = chat.parse(chat._codec.encode(text), TOOLS)
-    assert message.text.split() == ["AB", "C", "DE"]
+    assert message.text.split() == ["A", "B", "C", "D", "E"]
     assert [(call.id, call.name) for call in message.calls] == [("functions.now:0", "now"), ("functions.now:1", "now")]
 
 

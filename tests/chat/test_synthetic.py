@@ -19,7 +19,18 @@ from agentrl.chat.codec import Codec
 from agentrl.chat.load import make_format
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Message
-from tests.chat.synthetic import EVERY_TOKEN, MARKUP, PLAIN, TOOLS, Arguments, Synthetic, draw_arguments, draw_template
+from tests.chat.synthetic import (
+    CALLS,
+    EOS,
+    EVERY_TOKEN,
+    MARKUP,
+    PLAIN,
+    TOOLS,
+    Arguments,
+    Synthetic,
+    draw_arguments,
+    draw_template,
+)
 from tests.chat.vocabularies import REAL, TINY, Vocabulary
 
 TEMPLATES, CONVERSATIONS, TURNS = 10, 8, 6
@@ -182,26 +193,50 @@ def drive(vocabulary: Vocabulary, seed: str, templates: int = TEMPLATES) -> int:
             template = replace(template, marked=True)
         else:
             tokens = template.tokens
-        reason = may_be_refused(template)
-        codec = vocabulary.codec(tokens)
         try:
-            chat = make_chat(codec, template)
-            start_up_check(chat, [{"role": "user", "content": "u"}], TOOLS)
-        except ConfigError as refusal:
-            assert reason and re.search(reason, str(refusal)), (str(template), str(refusal))
-            continue
-        try:
-            for number in range(CONVERSATIONS):
-                learnt = number % 2 == 0 and not template.reasoning.endswith("history")
-                rollout = Rollout(chat, template, source, learnt=learnt)
-                for _ in range(TURNS):
-                    rollout.turn()
-                if learnt:
-                    rollout.check_learnt()
-                turns += TURNS
+            turns += drive_one(template, vocabulary.codec(tokens), source)
         except (AssertionError, ConfigError) as fault:
             raise AssertionError(f"seed {seed}: {template}") from fault
     return turns
+
+
+def drive_one(template: Synthetic, codec: Codec, source: random.Random) -> int:
+    """Drive a template through some conversations, and return how many turns were sampled: 0 where it is refused."""
+    reason = may_be_refused(template)
+    try:
+        chat = make_chat(codec, template)
+        start_up_check(chat, [{"role": "user", "content": "u"}], TOOLS)
+    except ConfigError as refusal:
+        assert reason and re.search(reason, str(refusal)), str(refusal)
+        return 0
+    for number in range(CONVERSATIONS):
+        learnt = number % 2 == 0 and not template.reasoning.endswith("history")
+        rollout = Rollout(chat, template, source, learnt=learnt)
+        for _ in range(TURNS):
+            rollout.turn()
+        if learnt:
+            rollout.check_learnt()
+    return CONVERSATIONS * TURNS
+
+
+STRICT = Synthetic(
+    *(CALLS[0], "text", "<|end|>\n", None, None, None, "", False, "", "never", "before the last user", "own"),
+    trims=False,
+    strict=True,
+    marked=True,
+)
+JOINED = (
+    replace(STRICT, end="", call_end="<|call|>\n", final="\n", tools="first"),
+    replace(STRICT, other_end="\n", final="\n"),
+    replace(STRICT, final=EOS, standing=True),
+    replace(STRICT, header="two tokens", end=EOS, call_end="<|call|>\n", standing=True, preamble=EOS),
+)
+"""Templates that refuse a user's turn behind a tool's answer, whose headers begin with what ends a conversation."""
+
+
+@pytest.mark.parametrize("template", JOINED, ids=range(len(JOINED)))
+def test_answers_and_a_users_turn_joined(template: Synthetic) -> None:
+    assert drive_one(template, TINY.codec(template.tokens), random.Random(0))
 
 
 @pytest.mark.slice(1, "matrix")
