@@ -11,7 +11,7 @@ import contextlib
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +27,7 @@ from agentrl.engines.contract import EngineError, FinishReason, Generation, Requ
 from agentrl.errors import DataError, UserError
 from agentrl.interaction import Interaction
 from agentrl.system.json_value import JSON
+from agentrl.system.user_code import Code
 from agentrl.tool import ToolSchema
 from agentrl.tool.session import ToolResult, ToolSession
 from agentrl.tool.toolset import ToolSet
@@ -86,7 +87,7 @@ class AgentLoop(ABC):
         return sample.prompt, tools
 
     @property
-    def code(self) -> Callable[[Episode], Awaitable[None]]:
+    def code(self) -> Code:
         """The user's own part of `run`, by which messages name the place of an error."""
         return self.run
 

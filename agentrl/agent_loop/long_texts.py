@@ -18,8 +18,11 @@ _WRITING = DaemonThreads("writing of long messages")
 
 def size_of(messages: Sequence[Message]) -> int:
     """Number of characters of the messages' contents, and of bytes of their images."""
-    texts = sum(len(text_of(message.get("content"))) for message in messages)
-    return texts + sum(len(picture.data) for picture in pictures_in(messages))
+    size = 0
+    for message in messages:
+        content = message.get("content")
+        size += len(content) if isinstance(content, str) else len(text_of(content))
+    return size + sum(len(picture.data) for picture in pictures_in(messages))
 
 
 async def beside_loop(size: int, write: Callable[[], T]) -> T:

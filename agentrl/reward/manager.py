@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from agentrl.config.registries import SCORERS
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig, ScorerConfig
@@ -127,11 +126,11 @@ class NaiveRewardManager(RewardManager):
             }
         )
 
-    def extra_info(self, trajectory: Trajectory, sample: Sample) -> dict[str, Any]:
+    def extra_info(self, trajectory: Trajectory, sample: Sample) -> dict[str, object]:
         """Return what scorers are given as `extra_info`."""
         return shown_info(trajectory, sample)
 
-    async def judge(self, arguments: Mapping[str, Any]) -> Verdict:
+    async def judge(self, arguments: Mapping[str, object]) -> Verdict:
         """Score by the scorer of the data source; arguments: what `agentrl.reward.scorer.ARGUMENTS` names."""
         data_source = str(arguments["data_source"])
         scorer = self._custom or self._scorer(data_source)
@@ -183,7 +182,7 @@ class NaiveRewardManager(RewardManager):
         return self._places.setdefault(owner, asyncio.Semaphore(most or self._config.max_concurrent))
 
 
-def shown_info(trajectory: Trajectory, sample: Sample) -> dict[str, Any]:
+def shown_info(trajectory: Trajectory, sample: Sample) -> dict[str, object]:
     """Return the row's `extra_info` with what scorers read of the trajectory, under the names that verl has for it.
 
     num_turns: the prompt, assistant turns and answers to them; rollout_reward_scores: by tool, the rewards of its

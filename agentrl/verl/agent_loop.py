@@ -12,7 +12,7 @@ import functools
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -25,8 +25,9 @@ from agentrl.agent_loop.registry import register as register_loop
 from agentrl.chat import Chat
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import FinishReason, Generation, SamplingParams
-from agentrl.system.numbers import finite
-from agentrl.system.user_code import contract_error
+from agentrl.system.json_value import JSON
+from agentrl.system.numbers import finite, number_of
+from agentrl.system.user_code import Code, contract_error
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status, VersionSpan
 from agentrl.verl.calling import fitting, stand_in
@@ -56,16 +57,16 @@ class AgentLoopOutput(BaseModel):
     response_mask: list[int]
     response_logprobs: list[float] | None = None
     """Accepted and not read: the engine's own are recorded."""
-    routed_experts: Any = None
-    multi_modal_data: dict[str, Any] | None = None
+    routed_experts: object = None
+    multi_modal_data: dict[str, object] | None = None
     reward_score: float | None = None
     """Score of the trajectory; it is not scored otherwise then."""
     num_turns: int = 0
     """Shown to scorers in `extra_info`."""
     metrics: AgentLoopMetrics = AgentLoopMetrics()
-    extra_fields: dict[str, Any] = Field(default_factory=dict)
+    extra_fields: dict[str, object] = Field(default_factory=dict)
     """Shown to scorers in `extra_info`."""
-    mm_processor_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, object] | None = None
 
 
 class TokenOutput(BaseModel):
@@ -73,11 +74,11 @@ class TokenOutput(BaseModel):
 
     token_ids: list[int]
     log_probs: list[float] | None = None
-    routed_experts: Any = None
+    routed_experts: object = None
     stop_reason: str | None = None
     """`completed`, or `aborted`."""
     num_preempted: int | None = None
-    extra_fields: dict[str, Any] = Field(default_factory=dict)
+    extra_fields: dict[str, object] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,10 @@ class ServerManager:
         request_id: str,
         *,
         prompt_ids: Sequence[int],
-        sampling_params: Mapping[str, Any],
-        image_data: Sequence[Any] | None = None,
-        video_data: Sequence[Any] | None = None,
-        **kwargs: Any,
+        sampling_params: Mapping[str, object],
+        image_data: Sequence[object] | None = None,
+        video_data: Sequence[object] | None = None,
+        **kwargs: object,
     ) -> TokenOutput:
         """Continue `prompt_ids`. Requests of one id share a cache.
 
@@ -145,24 +146,27 @@ class ServerManager:
         reason = "aborted" if generation.finish_reason.kind == "abort" else "completed"
         return TokenOutput(token_ids=list(generation.ids), log_probs=list(generation.logprobs), stop_reason=reason)
 
-    def _params(self, given: dict[str, Any], length: int) -> SamplingParams | None:
+    def _params(self, given: dict[str, object], length: int) -> SamplingParams | None:
         """Read the parameters of a request behind `length` ids; None where there is no room for another token."""
         episode = self.episode
         limits, run, chat = episode.context.limits, episode.params, episode.context.chat
         for name in ("temperature", "top_p", "top_k"):
             value = given.pop(name, None)
-            if value is not None and float(value) != float(getattr(run, name)):
+            if value is not None and number_of(value) != float(getattr(run, name)):
                 raise ValueError(
                     f"generate: {name} is {getattr(run, name):g} in this run, found {value}: tokens that are sampled "
                     "otherwise cannot be trained on. Leave it as run() was given it"
                 )
-        asked = [given.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
-        stop, stop_ids = given.pop("stop", None) or (), given.pop("stop_token_ids", None) or ()
+        most_given = [(name, given.pop(name, None)) for name in ("max_tokens", "max_new_tokens")]
+        asked = [_count(name, value) for name, value in most_given if value is not None]
+        stop = tuple(map(str, _several("stop", given.pop("stop", None))))
+        ids = _several("stop_token_ids", given.pop("stop_token_ids", None))
+        stop_ids = [_count("stop_token_ids", id) for id in ids]
         for name, value in given.items():
             if name not in NOT_READ and not (name in ONLY_ONE and value == 1):
                 raise ValueError(f"generate: sampling parameter {name}={value!r} has no equal here: leave it out")
         most = [limits.max_model_len - length, limits.max_tokens_per_turn, *asked]
-        room = min(int(limit) for limit in most if limit is not None)
+        room = min(limit for limit in most if limit is not None)
         if room <= 0:
             return None
         return SamplingParams(
@@ -170,10 +174,30 @@ class ServerManager:
             temperature=run.temperature,
             top_p=run.top_p,
             top_k=run.top_k,
-            stop_token_ids=(*chat.stop_token_ids, *chat.media_token_ids, *stop_ids),
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=(
+                *(*chat.stop_token_ids, *chat.media_token_ids),
+                *(_count("stop_token_ids", id) for id in stop_ids),
+            ),
+            stop=stop,
             seed=seed_of(episode.seed, self.requests, length),
         )
+
+
+def _count(name: str, value: object) -> int:
+    """Read a whole number. Raises ValueError for anything else."""
+    number = number_of(value)
+    if number is None:
+        raise ValueError(f"generate: {name} must be a number, found {value!r:.100}")
+    return int(number)
+
+
+def _several(name: str, value: object) -> Iterable[object]:
+    """Return the values of a list, a single text, or nothing for None. Raises ValueError for anything else."""
+    if value is None or isinstance(value, str):
+        return () if not value else (value,)
+    if not isinstance(value, Iterable):
+        raise ValueError(f"generate: {name} must be a list, found {value!r:.100}")
+    return value
 
 
 class AgentLoopBase(ABC):
@@ -203,7 +227,9 @@ class AgentLoopBase(ABC):
         self.processor = processor
         self.dataset_cls = dataset_cls
         self.data_config = self.dataset_config = self.config.data if data_config is None else data_config.config
-        self.apply_chat_template_kwargs: dict[str, Any] = dict(self.data_config.get("apply_chat_template_kwargs") or {})
+        self.apply_chat_template_kwargs: dict[str, JSON] = dict(
+            self.data_config.get("apply_chat_template_kwargs") or {}
+        )
         self.loop = asyncio.get_running_loop()
         self.init_class(config=self.config, tokenizer=tokenizer, processor=processor, **kwargs)
 
@@ -218,7 +244,7 @@ class AgentLoopBase(ABC):
         cls._class_initialized = True
 
     @abstractmethod
-    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+    async def run(self, sampling_params: dict[str, JSON], **kwargs: Any) -> AgentLoopOutput:
         """Run one trajectory. `kwargs` are the row's fields; `raw_prompt` are its messages."""
 
     @functools.cached_property
@@ -229,12 +255,12 @@ class AgentLoopBase(ABC):
 
     async def apply_chat_template(
         self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        images: list[Any] | None = None,
-        videos: list[Any] | None = None,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        images: Sequence[object] | None = None,
+        videos: Sequence[object] | None = None,
         remove_system_prompt: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> list[int]:
         """Render messages and a generation prompt, by the tokenizer's own template. Raises ValueError for images.
 
@@ -245,33 +271,38 @@ class AgentLoopBase(ABC):
         ids = self._render(messages, tools, True)  # not in a thread: what answers at once repeats exactly
         return ids[len(self.system_prompt) :] if remove_system_prompt else ids
 
-    async def process_vision_info(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    async def process_vision_info(self, messages: Sequence[Mapping[str, object]]) -> dict[str, object]:
         """Return the images and videos of messages: none, as rows with images do not reach such a loop."""
         return {}
 
-    async def process_multi_modal_info(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    async def process_multi_modal_info(self, messages: Sequence[Mapping[str, object]]) -> dict[str, object]:
         """Return the same as `process_vision_info`."""
         return {}
 
     async def ct_build_initial_tokens(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **media: Any
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        images: Sequence[object] | None = None,
+        videos: Sequence[object] | None = None,
+        **kwargs: object,
     ) -> list[int]:
         """Render the first prompt."""
-        return await self.apply_chat_template(messages, tools, media.get("images"), media.get("videos"))
+        return await self.apply_chat_template(messages, tools, images, videos)
 
     async def ct_merge_non_assistant_msg(
         self,
-        previous_messages: list[dict[str, Any]],
-        updated_messages: list[dict[str, Any]],
+        previous_messages: Sequence[Mapping[str, object]],
+        updated_messages: Sequence[Mapping[str, object]],
         runtime_token_ids: list[int],
         response_mask: list[int],
         response_logprobs: list[float] | None = None,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
     ) -> tuple[MergedTokens, list[int], list[float] | None]:
         """Append what stands in `updated_messages` behind `previous_messages`, and a generation prompt."""
         chat = self.server_manager.episode.context.chat
-        added: Any = updated_messages[len(previous_messages) :]
-        new = chat.bridge(runtime_token_ids, added, cast("list[ToolSchema] | None", tools))
+        added = cast(Sequence[Message], updated_messages[len(previous_messages) :])
+        new = chat.bridge(runtime_token_ids, added, cast("Sequence[ToolSchema] | None", tools))
         return _merged(runtime_token_ids, new, 0, response_mask, response_logprobs, None)
 
     async def ct_merge_assistant_token(
@@ -285,10 +316,15 @@ class AgentLoopBase(ABC):
         """Append what the policy sampled."""
         return _merged(runtime_token_ids, assistant_token_ids, 1, response_mask, response_logprobs, assistant_logprobs)
 
-    def _render(self, messages: list[dict[str, Any]], tools: Any, generation: bool) -> list[int]:
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None,
+        generation: bool,
+    ) -> list[int]:
         chat = self.server_manager.episode.context.chat
         text: str = self.tokenizer.apply_chat_template(
-            chat.prepared(cast(list[Message], messages)),
+            chat.prepared(cast(Sequence[Message], messages)),
             tools=tools,
             add_generation_prompt=generation,
             tokenize=False,
@@ -336,7 +372,7 @@ class AdaptedLoop(AgentLoop):
         self.config = OmegaConf.create()
 
     @property
-    def code(self) -> Callable[..., Awaitable[Any]]:
+    def code(self) -> Code:
         """See `AgentLoop.code`."""
         return self.wrapped.run
 
@@ -347,13 +383,14 @@ class AdaptedLoop(AgentLoop):
         server = ServerManager(episode)
         try:
             loop = self._make(server, episode.context.chat)
-            output: Any = await loop.run(_sampling_params(episode.params), **row_fields(episode))
+            output: object = await loop.run(_sampling_params(episode.params), **row_fields(episode))
         finally:
             for session in server.sessions.values():
                 if session != episode.session:
                     await episode.context.engine.release(session)
-        outputs = output if isinstance(output, list) else [output]
-        if not outputs or not all(isinstance(one, AgentLoopOutput) for one in outputs):
+        returned = output if isinstance(output, list) else [output]
+        outputs = [one for one in returned if isinstance(one, AgentLoopOutput)]
+        if not outputs or len(outputs) < len(returned):
             raise self._error(f"it must return an AgentLoopOutput, found {output!r:.100}")
         statuses = [await self._record(episode, server, one) for one in outputs]
         self._tell(episode, outputs)
@@ -479,7 +516,7 @@ def _part(generation: Generation, begin: int, end: int) -> Generation:
     return Generation(generation.ids[begin:end], generation.logprobs[begin:end], reason, spans)
 
 
-def _sampling_params(params: SamplingParams) -> dict[str, Any]:
+def _sampling_params(params: SamplingParams) -> dict[str, JSON]:
     return {
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -489,7 +526,7 @@ def _sampling_params(params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def row_fields(episode: Episode) -> dict[str, Any]:
+def row_fields(episode: Episode) -> dict[str, object]:
     """Return the row's fields under verl's names."""
     sample = episode.sample
     return {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 T = TypeVar("T")
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def fitting(function: Callable[..., object], offered: Mapping[str, Any]) -> dict[str, Any]:
+def fitting(function: Callable[..., object], offered: Mapping[str, T]) -> dict[str, T]:
     """Return those of `offered` that the function names as parameters; all of them where it has `**kwargs`."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -20,7 +20,7 @@ def fitting(function: Callable[..., object], offered: Mapping[str, Any]) -> dict
     return {name: value for name, value in offered.items() if name in names}
 
 
-async def call(function: Callable[..., Any], /, *arguments: Any, **offered: Any) -> Any:
+async def call(function: Callable[..., object], /, *arguments: object, **offered: object) -> object:
     """Call a function with `arguments` and those of `offered` that it takes, and await its answer where that is due."""
     answer = function(*arguments, **fitting(function, offered))
     return await answer if inspect.isawaitable(answer) else answer

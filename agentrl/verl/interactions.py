@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
 from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.system.json_value import JSON
 from agentrl.system.numbers import finite
 from agentrl.system.user_code import contract_error
 from agentrl.trajectory import Message
@@ -15,10 +17,10 @@ from agentrl.verl.calling import call, stand_in
 class BaseInteraction:
     """Base class of an interaction, as verl's. Methods may be coroutine functions or plain ones."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, JSON]) -> None:
         """Take the YAML's config, in which `name` is the interaction's name."""
         self.config = config
-        self.name: str = config.get("name", "interaction_agent")
+        self.name = str(config.get("name", "interaction_agent"))
 
     @classmethod
     def adapted_class(cls) -> type[Interaction]:
@@ -30,8 +32,8 @@ class BaseInteraction:
         return instance_id or str(uuid.uuid4())
 
     async def generate_response(
-        self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
-    ) -> tuple[bool, str, float, dict[str, Any]]:
+        self, instance_id: str, messages: list[dict[str, object]], **kwargs: Any
+    ) -> tuple[bool, str, float, Mapping[str, object]]:
         """Answer the last assistant message: whether the dialogue ends, the text, the turn's score, further values."""
         raise NotImplementedError(f"{type(self).__name__}.generate_response")
 
@@ -48,18 +50,18 @@ class AdaptedInteraction(Interaction):
 
     wrapped: ClassVar[type[BaseInteraction]]
 
-    def __init__(self, config: dict[str, Any], name: str) -> None:
+    def __init__(self, config: dict[str, JSON], name: str) -> None:
         super().__init__(config, name)
         self.inner = self.wrapped({**config, "name": name})
-        self._kwargs: dict[str, dict[str, Any]] = {}
+        self._kwargs: dict[str, dict[str, JSON]] = {}
 
-    async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
+    async def start_interaction(self, instance_id: str, **kwargs: JSON) -> None:
         self._kwargs[instance_id] = {"name": self.name, **kwargs}
         await call(self.inner.start_interaction, instance_id, **self._kwargs[instance_id])
 
     async def generate_response(self, instance_id: str, messages: list[Message]) -> InteractionResponse:
         shown = [dict(message) for message in messages]
-        answer: Any = await call(self.inner.generate_response, instance_id, shown, **self._kwargs[instance_id])
+        answer = await call(self.inner.generate_response, instance_id, shown, **self._kwargs[instance_id])
         if not (isinstance(answer, tuple) and len(answer) == 4):
             problem = f"it must return (should end, text, score, further values), found {answer!r:.100}"
             raise contract_error(f"interaction {self.name}", self.inner.generate_response, problem)
@@ -71,12 +73,12 @@ class AdaptedInteraction(Interaction):
     async def calculate_score(self, instance_id: str) -> float | None:
         if type(self.inner).calculate_score is BaseInteraction.calculate_score:
             return None
-        score: float | None = await call(self.inner.calculate_score, **{"instance_id": instance_id})
-        return score
+        # `agentrl.interaction.ask` refuses anything else.
+        return cast("float | None", await call(self.inner.calculate_score, instance_id=instance_id))
 
     async def finalize_interaction(self, instance_id: str) -> None:
         self._kwargs.pop(instance_id, None)
-        await call(self.inner.finalize_interaction, **{"instance_id": instance_id})
+        await call(self.inner.finalize_interaction, instance_id=instance_id)
 
 
 def _problem(should_end: object, text: object, score: object, extra: object) -> str | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 
 import numpy as np
+import numpy.typing as npt
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict
 
@@ -30,6 +31,7 @@ from agentrl.verl.calling import call, fitting, stand_in
 if TYPE_CHECKING:
     import torch
 
+Objects: TypeAlias = npt.NDArray[np.object_]
 BATCH_ARGUMENTS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
@@ -58,7 +60,7 @@ class GdpoRewardManager(NaiveRewardManager):
         self._experiment = run.rpartition("/")[2]
         await super().start(run)
 
-    def extra_info(self, trajectory: Trajectory, sample: Sample) -> dict[str, Any]:
+    def extra_info(self, trajectory: Trajectory, sample: Sample) -> dict[str, object]:
         return {**super().extra_info(trajectory, sample), "experiment_name": self._experiment}
 
 
@@ -96,20 +98,21 @@ class BatchRewardManager(GroupRewardManager):
             **self.custom.reward_kwargs,
         }
         async with within(self.config.timeout):
-            answers: Any = await _called(self._threads, self._function, **given)
+            answers = await _called(self._threads, self._function, **given)
         try:
-            if len(answers) != len(trajectories):
-                raise ValueError(f"it must return a score for each of {len(trajectories)}, found {len(answers)}")
+            found = len(answers) if isinstance(answers, Collection) else repr(answers)[:100]
+            if not isinstance(answers, Collection) or found != len(trajectories):
+                raise ValueError(f"it must return a score for each of {len(trajectories)}, found {found}")
             return [as_verdict(answer) for answer in answers]
         except (TypeError, ValueError) as error:
             raise contract_error("reward manager batch", self._function, str(error)) from error
 
 
-async def _called(threads: DaemonThreads, function: Callable[..., Any], *arguments: Any, **given: Any) -> Any:
+async def _called(threads: DaemonThreads, function: Callable[..., object], /, **given: object) -> object:
     """Call a plain function in a thread, a coroutine function here."""
     if inspect.iscoroutinefunction(function):
-        return await function(*arguments, **given)
-    return await threads.run(function, *arguments, **given)
+        return await function(**given)
+    return await threads.run(function, **given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ class DataProtoItem:
 
     batch: dict[str, torch.Tensor]
     non_tensor_batch: dict[str, Any]
-    meta_info: dict[str, Any]
+    meta_info: dict[str, object]
 
 
 @dataclass(slots=True)
@@ -130,8 +133,8 @@ class DataProto:
     """
 
     batch: dict[str, torch.Tensor]
-    non_tensor_batch: dict[str, Any]
-    meta_info: dict[str, Any] = field(default_factory=dict)
+    non_tensor_batch: dict[str, Objects]
+    meta_info: dict[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.batch["responses"])
@@ -139,7 +142,11 @@ class DataProto:
     def __iter__(self) -> Iterator[DataProtoItem]:
         return (self._item(index) for index in range(len(self)))
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int | np.integer) -> DataProtoItem: ...
+    @overload
+    def __getitem__(self, index: slice | Iterable[int]) -> DataProto: ...
+    def __getitem__(self, index: int | np.integer | slice | Iterable[int]) -> DataProtoItem | DataProto:
         """Return a row, or a `DataProto` of those that a slice, list or array of indices names."""
         if isinstance(index, int | np.integer):
             return self._item(range(len(self))[int(index)])
@@ -187,14 +194,14 @@ def data_proto(trajectories: Sequence[Trajectory], sample: Sample) -> DataProto:
         "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
     }
     rows = [_row(one, sample) for one in trajectories]
-    columns: dict[str, Any] = {}
+    columns: dict[str, Objects] = {}
     for name in rows[0]:
         columns[name] = np.empty(len(rows), dtype=object)
         columns[name][:] = [row[name] for row in rows]
     return DataProto(batch, columns)
 
 
-def _row(trajectory: Trajectory, sample: Sample) -> dict[str, Any]:
+def _row(trajectory: Trajectory, sample: Sample) -> dict[str, object]:
     info = shown_info(trajectory, sample)
     return {
         "data_source": sample.data_source,
@@ -232,7 +239,7 @@ class AbstractRewardManager(ABC):
         return stand_in(AdaptedRewardManager, cls)
 
     @abstractmethod
-    def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, Any]:
+    def __call__(self, data: DataProto, return_dict: bool = False) -> torch.Tensor | dict[str, object]:
         """Return the rewards [n, R], or {"reward_tensor": rewards, "reward_extra_info": {name: [n values]}}."""
 
     def _extract_reward_from_rm_scores(self, data: DataProto, return_dict: bool = False) -> None:  # noqa: B027
@@ -260,7 +267,7 @@ class RewardManagerBase(ABC):
         return stand_in(AdaptedRewardLoop, cls)
 
     @abstractmethod
-    async def run_single(self, data: DataProto) -> dict[str, Any]:
+    async def run_single(self, data: DataProto) -> Mapping[str, object]:
         """Return {"reward_score": a number, "reward_extra_info": {name: value}} of a DataProto of one row."""
 
 
@@ -287,7 +294,7 @@ class ManagerOptions(BaseModel):
 class _Adapted(GroupRewardManager):
     """Base of both kinds of adapted managers."""
 
-    wrapped: ClassVar[type[Any]]
+    wrapped: ClassVar[type]
 
     def __init__(
         self,
@@ -301,7 +308,7 @@ class _Adapted(GroupRewardManager):
         self._options = dict((options or ManagerOptions()).model_extra or {})
         self._ready = NaiveRewardManager(config, custom, beside_model=beside_model)
         self._tokenizer: Any = None
-        self._inner: Any = None
+        self._inner: object = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = DaemonThreads(f"reward manager {self.wrapped.__name__}")
 
@@ -314,14 +321,14 @@ class _Adapted(GroupRewardManager):
     async def close(self) -> None:
         await self._ready.close()
 
-    def _made(self) -> Any:
+    def _made(self) -> object:
         """Return the user's manager, made once in each event loop. Raises ConfigError where only texts are scored."""
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop = loop
-            self._inner = self.wrapped(**fitting(self.wrapped.__init__, self._offered(loop)))
+            self._inner = self.wrapped(**fitting(self.wrapped, self._offered(loop)))
         return self._inner
 
-    def _offered(self, loop: asyncio.AbstractEventLoop) -> dict[str, Any]:
+    def _offered(self, loop: asyncio.AbstractEventLoop) -> dict[str, object]:
         """Return the constructor's arguments."""
         if self._tokenizer is None:
             raise ConfigError(
@@ -338,18 +345,18 @@ class _Adapted(GroupRewardManager):
             **self._options,
         }
 
-    def _compute_score(self, loop: asyncio.AbstractEventLoop) -> Callable[..., Any]:
+    def _compute_score(self, loop: asyncio.AbstractEventLoop) -> Callable[..., object]:
         """Return the user's own function, or one that asks the scorers by data source from another thread."""
         if self.custom.path is not None:
             own, kwargs = load_function(self.custom.path, self.custom.name), self.custom.reward_kwargs
 
-            def custom_score(*arguments: Any, **given: Any) -> Any:
+            def custom_score(*arguments: object, **given: object) -> object:
                 return own(*arguments, **given, **kwargs)
 
             return custom_score
 
         def compute_score(
-            data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
+            data_source: str, solution_str: str, ground_truth: object, extra_info: object = None, **kwargs: object
         ) -> float | dict[str, float]:
             arguments = {"data_source": data_source, "solution_str": solution_str, "ground_truth": ground_truth}
             asked = self._ready.judge({**arguments, "extra_info": extra_info or {}, "trajectory": None})
@@ -358,18 +365,21 @@ class _Adapted(GroupRewardManager):
 
         return compute_score
 
-    def _problem(self, method: Callable[..., Any], problem: str) -> Exception:
+    def _problem(self, method: Callable[..., object], problem: str) -> Exception:
         return contract_error(f"reward manager {self.wrapped.__name__}", method, problem)
 
 
 class AdaptedRewardManager(_Adapted):
     """A reward manager of ours around one that is called with a DataProto."""
 
+    wrapped: ClassVar[type[AbstractRewardManager]]
+
     async def score_group(self, trajectories: Sequence[Trajectory], sample: Sample) -> Sequence[Verdict]:
         inner, data = self._made(), data_proto(trajectories, sample)
+        assert isinstance(inner, AbstractRewardManager)
         async with within(self.config.timeout):
             answer: Any = await self._threads.run(inner, data, return_dict=True)
-        extra: Mapping[str, Any] = {}
+        extra: Mapping[str, Sequence[object]] = {}
         if isinstance(answer, dict):
             extra, answer = answer.get("reward_extra_info") or {}, answer.get("reward_tensor")
         method = self.wrapped.__call__
@@ -399,17 +409,20 @@ class AdaptedRewardManager(_Adapted):
 class AdaptedRewardLoop(_Adapted):
     """A reward manager of ours around one of verl's reward loop."""
 
+    wrapped: ClassVar[type[RewardManagerBase]]
     by_group = False
 
     async def score_group(self, trajectories: Sequence[Trajectory], sample: Sample) -> Sequence[Verdict]:
         inner, verdicts = self._made(), []
+        assert isinstance(inner, RewardManagerBase)
         for one in trajectories:
             async with within(self.config.timeout):
-                answer: Any = await call(inner.run_single, data_proto([one], sample))
-            score = finite(answer.get("reward_score")) if isinstance(answer, dict) else None
+                answer = await call(inner.run_single, data_proto([one], sample))
+            given = answer if isinstance(answer, dict) else {}
+            score = finite(given.get("reward_score"))
             if score is None:
                 problem = f"it must return {{'reward_score': a finite number, ...}}, found {answer!r:.100}"
                 raise self._problem(self.wrapped.run_single, problem)
-            extra = {str(name): finite(value) for name, value in (answer.get("reward_extra_info") or {}).items()}
+            extra = {str(name): finite(value) for name, value in (given.get("reward_extra_info") or {}).items()}
             verdicts.append(Verdict(score, {name: value for name, value in extra.items() if value is not None}))
         return verdicts

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from agentrl.agent_loop.base import CURRENT_EPISODE, Episode
+from agentrl.system.json_value import JSON
 from agentrl.tool import Tool, ToolSchema
 from agentrl.tool import ToolResponse as Response
 from agentrl.tool.session import WrongResponse
@@ -30,7 +31,7 @@ class OpenAIFunctionPropertySchema(_Schema):
 
     type: str | list[str] | None = None
     description: str | None = None
-    enum: list[Any] | None = None
+    enum: list[JsonValue] | None = None
 
 
 class OpenAIFunctionParametersSchema(_Schema):
@@ -68,7 +69,7 @@ class OpenAIFunctionCallSchema(BaseModel):
     """A call with its arguments read."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: dict[str, JsonValue]
 
     @staticmethod
     def from_openai_function_parsed_schema(
@@ -96,7 +97,8 @@ class ToolResponse(BaseModel):
 
     text: str | None = None
     image: list[Any] | None = None
-    video: list[Any] | None = None
+    video: list[object] | None = None
+    """Accepted, and refused when it is shown."""
 
     @field_validator("image", "video", mode="before")
     @classmethod
@@ -121,7 +123,7 @@ class BaseTool:
     `calc_reward` is for its own use: as in verl, nothing else calls it.
     """
 
-    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
+    def __init__(self, config: dict[str, JSON], tool_schema: OpenAIFunctionToolSchema | None) -> None:
         """Take the YAML's config and schema. Raises TypeError where neither it nor the class has a schema."""
         self.config = config
         self.tool_schema: OpenAIFunctionToolSchema | None = tool_schema
@@ -144,8 +146,8 @@ class BaseTool:
         return instance_id or str(uuid.uuid4()), ToolResponse()
 
     async def execute(
-        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
-    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        self, instance_id: str, parameters: dict[str, JSON], **kwargs: Any
+    ) -> tuple[ToolResponse, float, Mapping[str, object]]:
         """Answer a call: what the policy is shown, a reward or None, and metrics."""
         raise NotImplementedError(f"{type(self).__name__}.execute")
 
@@ -161,10 +163,10 @@ class BaseTool:
 class AgentData:
     """A trajectory so far, as tools see it (`agent_data` of `execute`). All but `extra_fields` are copies."""
 
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, object]]
     request_id: str
-    tools_kwargs: dict[str, Any]
-    interaction_kwargs: dict[str, Any]
+    tools_kwargs: dict[str, JSON]
+    interaction_kwargs: dict[str, JSON]
     prompt_ids: list[int]
     """All tokens so far."""
     response_mask: list[int]
@@ -173,11 +175,11 @@ class AgentData:
     user_turns: int
     turn_scores: list[float]
     tool_rewards: list[float]
-    extra_fields: dict[str, Any]
+    extra_fields: dict[str, object]
     """Whatever tools keep here is seen by later calls of the trajectory, and by scorers in `extra_info`."""
-    image_data: list[Any] = field(default_factory=list)
+    image_data: list[object] = field(default_factory=list)
     """Always empty: images are in the messages."""
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, object] = field(default_factory=dict)
 
     @staticmethod
     def of(episode: Episode) -> AgentData:
@@ -205,7 +207,7 @@ class AdaptedTool(Tool):
 
     wrapped: ClassVar[type[BaseTool]]
 
-    def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
+    def __init__(self, config: dict[str, JSON] | None = None, schema: ToolSchema | None = None) -> None:
         """Make the user's tool. Raises what its constructor raises."""
         given = None if schema is None else OpenAIFunctionToolSchema.model_validate(schema)
         self.inner = self.wrapped(dict(config or {}), given)
@@ -213,30 +215,30 @@ class AdaptedTool(Tool):
         if own is None:
             raise TypeError(f"{self.wrapped.__name__}: its constructor leaves tool_schema at None")
         super().__init__(config, cast(ToolSchema, own.model_dump(exclude_unset=True, exclude_none=True)))
-        self._create_kwargs: dict[str, dict[str, Any]] = {}
+        self._create_kwargs: dict[str, dict[str, JSON]] = {}
 
     @property
     def code(self) -> Callable[..., object]:
         """See `Tool.code`."""
         return self.inner.execute
 
-    async def create(self, instance_id: str, **create_kwargs: Any) -> None:
+    async def create(self, instance_id: str, **create_kwargs: JSON) -> None:
         """Keep what each call's own `create` is given."""
         self._create_kwargs[instance_id] = create_kwargs
 
     async def release(self, instance_id: str) -> None:
         self._create_kwargs.pop(instance_id, None)
 
-    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> Response:
+    async def execute(self, instance_id: str, arguments: dict[str, JSON]) -> Response:
         kwargs = self._create_kwargs.get(instance_id, {})
         # Earlier versions pass create_kwargs one by one and name the instance, later ones pass them as one mapping.
-        offered = {"instance_id": str(uuid.uuid4()), "create_kwargs": kwargs, **kwargs}
-        created: Any = await call(self.inner.create, **offered)
+        offered: dict[str, object] = {"instance_id": str(uuid.uuid4()), "create_kwargs": kwargs, **kwargs}
+        created = await call(self.inner.create, **offered)
         instance = created[0] if isinstance(created, tuple) else created
         episode = CURRENT_EPISODE.get(None)
         data = None if episode is None else AgentData.of(episode)
         try:
-            answer: Any = await call(self.inner.execute, instance, arguments, agent_data=data)
+            answer = await call(self.inner.execute, instance, arguments, agent_data=data)
         finally:
             await call(self.inner.release, instance)
         return as_response(answer, f"{self.wrapped.__name__}.execute")
@@ -259,7 +261,7 @@ def as_response(answer: object, what: str) -> Response:
     return Response(response.text or "", reward, _numbers(metrics or {}), images=images)
 
 
-def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
+def _numbers(metrics: Mapping[object, object]) -> dict[str, float]:
     """Keep the finite numbers among metrics, which may hold texts, too."""
     return {
         str(name): float(value)
