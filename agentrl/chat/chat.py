@@ -17,6 +17,7 @@ from agentrl.chat.drift import Drift
 from agentrl.chat.formats.format import Format
 from agentrl.chat.message import AssistantMessage, normalise, with_named_ids
 from agentrl.chat.vision import Vision
+from agentrl.config.sections.model import PlainModelConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.system.json_value import JSON
 from agentrl.system.threads import DaemonThreads
@@ -77,6 +78,17 @@ class Chat:
         # Families' renderers write text only.
         own_template = chat_template is not None or (vision is not None and format == "auto")
         return cls(codec, make_format(codec, format, chat_template_kwargs or {}, own_template=own_template), vision)
+
+    @classmethod
+    def of_model(cls, model: PlainModelConfig, format: str) -> Chat:
+        """Load the chat of the model that a config names, as `from_pretrained` does."""
+        return cls.from_pretrained(
+            model.path,
+            format=format,
+            chat_template=model.chat_template,
+            chat_template_kwargs=model.chat_template_kwargs,
+            trust_remote_code=model.trust_remote_code,
+        )
 
     @property
     def vocab_size(self) -> int:

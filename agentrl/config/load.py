@@ -111,16 +111,14 @@ def shown_config(config: Section, package: str | None) -> str:
 def show_info(command: CommandLine, schema: type[Section]) -> None:
     """Have Hydra tell how it puts the config together, without our checks."""
     assert command.info is not None
-    searched = folders_of(command)
-    overrides = [Override.parse(text, searched, schema) for text in command.overrides]
-    texts = with_search_path(searched, [override.text for override in overrides if override.text is not None])
+    searched, _, texts = read_overrides(command, schema)
     with initialize_config_dir(str(searched[0]), version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         root = logging.getLogger()
         kept = root.level, root.handlers[:]
         try:
-            hydra.show_info(command.info, command.config_name, texts)
+            hydra.show_info(command.info, command.config_name, with_search_path(searched, texts))
         finally:  # it logs everything to the standard output from then on
             root.setLevel(kept[0])
             root.handlers[:] = kept[1]
@@ -161,14 +159,22 @@ class Keys:
     """How `values` came of a config in verl's keys; None for one in ours."""
 
 
-def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
-    """Let Hydra put YAML files and overrides together.
+def read_overrides(command: CommandLine, schema: type[Section]) -> tuple[list[Path], list[Override], list[str]]:
+    """Read the overrides: the folders in which YAML files are searched, the overrides, and their texts for Hydra.
 
     Raises ConfigError for a file that is not there and for an override that cannot be read.
     """
     searched = folders_of(command)
     overrides = [Override.parse(text, searched, schema, multirun=command.multirun) for text in command.overrides]
-    texts = [override.text for override in overrides if override.text is not None]
+    return searched, overrides, [override.text for override in overrides if override.text is not None]
+
+
+def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
+    """Let Hydra put YAML files and overrides together.
+
+    Raises ConfigError for a file that is not there and for an override that cannot be read.
+    """
+    searched, overrides, texts = read_overrides(command, schema)
     tree, own = compose_trees(searched, command.config_name, texts, schema)
     if tree.hydra.sweeper.params and not command.multirun:
         logger.warning("hydra.sweeper.params of the YAML is read with --multirun only: this is one job without it")

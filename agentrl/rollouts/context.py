@@ -132,14 +132,7 @@ def run_name(config: RolloutsConfig) -> str:
 
 def load_chat(config: RolloutsConfig) -> Chat:
     """Load tokenizer, template and parser of the model. Raises ConfigError."""
-    model = config.actor_rollout_ref.model
-    return Chat.from_pretrained(
-        model.path,
-        format=config.actor_rollout_ref.rollout.multi_turn.format,
-        chat_template=model.chat_template,
-        chat_template_kwargs=model.chat_template_kwargs,
-        trust_remote_code=model.trust_remote_code,
-    )
+    return Chat.of_model(config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.multi_turn.format)
 
 
 def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, scored: bool = True) -> RunContext:

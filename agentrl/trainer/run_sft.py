@@ -17,7 +17,7 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     An older run in that directory is gone on with if it left checkpoints, and replaced if not. Returns the metrics of
     the last step (sft/..., and val/loss with validation data). Raises UserError.
     """
-    model, trainer, out = config.model, config.trainer, Path(config.trainer.default_local_dir)
+    trainer, out = config.trainer, Path(config.trainer.default_local_dir)
     # The rows are read twice: a mistake in the last one waits neither for torch nor for tokenising all before it.
     train_rows, val_rows = (check(files, config, display) for files in (config.data.train_files, config.data.val_files))
     from agentrl.observe.tracking import Tracker
@@ -30,13 +30,7 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     from agentrl.workers.roles import open_sft_workers, processes
 
     device = resolve_device(trainer.device, display.warn)
-    chat = Chat.from_pretrained(
-        model.path,
-        format=config.format,
-        chat_template=model.chat_template,
-        chat_template_kwargs=model.chat_template_kwargs,
-        trust_remote_code=model.trust_remote_code,
-    )
+    chat = Chat.of_model(config.model, config.format)
     train = read(config.data.train_files, train_rows, config, chat, display)
     validation = None
     if config.data.val_files is not None:
