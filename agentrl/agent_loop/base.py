@@ -7,11 +7,10 @@ appends what was observed; so a user's loop cannot break the invariants of the t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -374,16 +373,8 @@ class Episode:
                     trunk.tool_session = await self.context.tools.open(trunk.session, kwargs, images=images)
         return trunk.tool_session
 
-    @contextlib.asynccontextmanager
-    async def tools_closed_after(self) -> AsyncIterator[None]:
-        """Close the tools at the end, however it comes; their rewards then go to the last assistant turn."""
-        try:
-            yield
-        except BaseException:
-            if self.tool_session is not None:
-                with contextlib.suppress(Exception):  # a fault at the end must not hide the first one
-                    await self.tool_session.close()
-            raise
+    async def close_tools(self) -> None:
+        """Close the tools, if they are open, when the loop has ended; add their rewards to the last assistant turn."""
         if self.tool_session is not None:
             for reward in await self.tool_session.close():
                 self.add_turn_reward(reward)

@@ -21,8 +21,11 @@ def size_of(messages: Sequence[Message]) -> int:
     size = 0
     for message in messages:
         content = message.get("content")
-        size += len(content) if isinstance(content, str) else len(text_of(content))
-    return size + sum(len(picture.data) for picture in pictures_in(messages))
+        if isinstance(content, str):
+            size += len(content)
+        elif content is not None:
+            size += len(text_of(content)) + sum(len(picture.data) for picture in pictures_in([message]))
+    return size
 
 
 async def beside_loop(size: int, write: Callable[[], T]) -> T:

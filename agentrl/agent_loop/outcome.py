@@ -5,6 +5,9 @@ from __future__ import annotations
 from agentrl.agent_loop.base import Reply
 from agentrl.trajectory import Status
 
+CUT = {"stop": None, "length": Status.LENGTH, "abort": Status.ABORTED}
+"""Statuses by the kind of the finish reason."""
+
 
 def status_of(reply: Reply) -> Status | None:
     """Return the status that a cut turn ends its trajectory with; None when the policy ended the turn itself.
@@ -13,4 +16,4 @@ def status_of(reply: Reply) -> Status | None:
     """
     if reply.forged:
         return Status.MALFORMED
-    return {"stop": None, "length": Status.LENGTH, "abort": Status.ABORTED}[reply.finish_reason.kind]
+    return CUT[reply.finish_reason.kind]

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -164,16 +165,15 @@ class Scheduler:
             self._handle_code_error(error, request)
 
     async def _with_retries(self, request: Request) -> Trajectory:
-        attempt, causes = 0, Counter[str]()
+        causes: list[str] = []
         while True:
-            trajectory, again = await self._try(request, attempt)
-            if not again or attempt >= self.max_retries:
-                trajectory.metrics["retries"] = float(attempt)
-                trajectory.metrics |= {f"retries/{cause}": float(count) for cause, count in causes.items()}
+            trajectory, again = await self._try(request, len(causes))
+            if not again or len(causes) >= self.max_retries:
+                trajectory.metrics["retries"] = float(len(causes))
+                trajectory.metrics |= {f"retries/{cause}": float(causes.count(cause)) for cause in causes}
                 return trajectory
-            attempt += 1
-            causes[(trajectory.failure or "").partition(":")[0].strip()] += 1
-            warnings.warn(f"trajectory {request.uid}", f"{trajectory.failure}; try {attempt + 1}")
+            causes.append((trajectory.failure or "").partition(":")[0].strip())
+            warnings.warn(f"trajectory {request.uid}", f"{trajectory.failure}; try {len(causes) + 1}")
 
     async def _try(self, request: Request, attempt: int) -> tuple[Trajectory, bool]:
         """Make one try from the start; return the trajectory, and whether it failed in a way that another try may not.
@@ -219,8 +219,15 @@ class Scheduler:
         # it ends without a score. Not `within`, for which see agentrl.system.deadline.
         deadline: asyncio.Timeout | None = None
         try:
-            async with self.clock.timeout(self.trajectory_timeout) as deadline, episode.tools_closed_after():
-                await await_user_code(name, loop.code, lambda: loop.run(episode), passing=(RequestError,))
+            async with self.clock.timeout(self.trajectory_timeout) as deadline:
+                try:
+                    await await_user_code(name, loop.code, lambda: loop.run(episode), passing=(RequestError,))
+                except BaseException:
+                    if episode.tool_session is not None:
+                        with suppress(Exception):  # a fault at the end must not hide the first one
+                            await episode.tool_session.close()
+                    raise
+                await episode.close_tools()
         except TimeoutError as error:
             if deadline is None or not deadline.expired():
                 # A deadline of a single call (interaction): infrastructure, to be retried.

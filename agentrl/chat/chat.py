@@ -282,5 +282,6 @@ class Chat:
             if len(self._tools_by_id) > CACHED_PROMPTS:
                 self._tools_by_id.clear()
                 self._tools_by_text.clear()
+            # The list is kept with its copy: while it lives, no other list is given its id.
             known = self._tools_by_id[id(tools)] = (tools, self._tools_by_text.setdefault(text, guarded))
         return known[1]

@@ -78,6 +78,7 @@ class Codec:
             text = self.encodable(text)
         if self._prefix.search(text):
             text = self._starts.sub(rf"\1{GUARD}", text)
+        # Normalising may make a spelling of text that held none, e.g. of full-width letters.
         if self._normalizer is not None and self._spelled.search(normal := self._normalizer.normalize_str(text)):
             text = self._starts.sub(rf"\1{GUARD}", normal)
         return text

@@ -121,6 +121,7 @@ def image_rows(images: Images, offsets: torch.Tensor) -> tuple[torch.Tensor, tor
     """
     starts = offsets.numpy(force=True)[images.sequence] + images.start
     lengths, first = images.tokens[images.image], images.features[images.image]
+    # The number of each token within its image: 0, 1, ... for one image after the other.
     inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     places, rows = np.repeat(starts, lengths) + inside, np.repeat(first, lengths) + inside
     return torch.from_numpy(places), torch.from_numpy(rows)

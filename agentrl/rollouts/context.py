@@ -235,6 +235,7 @@ def fit_prompts(
         unanswered: list[Sample] = []
 
         def length(sample: Sample, unanswered: list[Sample] = unanswered) -> int:
+            # Here, since this pass decodes each row, and none before it does.
             context.check_row(sample)
             context.first.add(sample)
             if sample.interaction is None and sample.data_source.startswith(ASKING):

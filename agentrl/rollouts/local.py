@@ -169,7 +169,7 @@ class LocalRollouts:
                 sample=sample,
                 params=GREEDY if k == task.n else task.params,
                 seed=seed_of(self.config.trainer.seed, task.seeds, group, k),
-                count_drift=k == 0,
+                count_drift=k == 0,  # of one trajectory a prompt: a whole render costs as much as the prompt's
                 baseline=k == task.n,
             )
             for k in range(task.each)

@@ -61,6 +61,7 @@ class within:
             self._reschedule(self._end)
 
     def _reschedule(self, when: float | None) -> None:
+        # A wait inside may end behind the block, in a task of its own; asyncio refuses to move a deadline that is over.
         if self._running and not self._timeout.expired():
             self._timeout.reschedule(when)
 

@@ -13,6 +13,8 @@ def fits_float32(value: float) -> bool:
 
 def number_of(value: object) -> float | None:
     """Convert Python, numpy and 0-d tensor numbers and bools to float; None for anything else, texts included."""
+    if type(value) is float:
+        return value
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         return None
     try:

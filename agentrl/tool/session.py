@@ -167,7 +167,7 @@ class ToolSession:
         if not slot.stateful or name in self._created:
             return
         async with self._locks.setdefault(name, asyncio.Lock()):
-            if name in self._created:
+            if name in self._created:  # by the call that held the lock
                 return
             kwargs = self._create_kwargs.get(name, {})
 
@@ -250,6 +250,7 @@ class ToolSession:
     async def _execute(self, slot: Slot, arguments: dict[str, JSON]) -> HookOutcome:
         async with slot.quota as first, self._set.quota as second:
             slot.queued.append(first + second)
+            # From here, since a call must not lose its time to those before it in the queue.
             begun = time.perf_counter()
             deadline = within(slot.limits.timeout)
             try:

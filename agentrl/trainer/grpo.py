@@ -185,6 +185,7 @@ class Trainer:
         if "console" in config.logger:
             self.display.step(self.step, total, metrics)
         self.log(metrics)
+        # The save of an earlier step may have reached the disk meanwhile: then it counts from now on.
         self.checkpoints.settle(wait=False)
         if self.checkpoints.is_best(self.step, metrics) or due(config.save_freq, self.step, total):
             self.save()
