@@ -2,7 +2,7 @@
 
 A deny list over a bound: calls that are newer than the list are answered with ENOSYS, so that a new kernel opens
 nothing. What is denied is what a program that computes something does not need and an attacker does: namespaces and
-mounts, tracing and other processes' memory, BPF, io_uring, keys, modules, clocks, the scheduling and limits of other
+mounts, tracing and other processes' memory, BPF, filters of its own, io_uring, keys, modules, clocks, the scheduling and limits of other
 processes, the limit that keeps the host's handler of core dumps out (no other value does), and sockets of rare kinds.
 """
 
@@ -37,7 +37,7 @@ _DENIED = {
         "ioprio_set": 251, "migrate_pages": 256, "unshare": 272, "vmsplice": 278, "move_pages": 279, "perf_event_open": 298,
         "fanotify_init": 300, "name_to_handle_at": 303, "open_by_handle_at": 304, "clock_adjtime": 305, "setns": 308,
         "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313, "kexec_file_load": 320, "bpf": 321,
-        "userfaultfd": 323,
+        "userfaultfd": 323, "seccomp": 317,
     },
     "aarch64": {
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "nfsservctl": 42, "quotactl": 60, "vmsplice": 75, "vhangup": 58,
@@ -47,6 +47,7 @@ _DENIED = {
         "move_pages": 239, "perf_event_open": 241, "fanotify_init": 262, "name_to_handle_at": 264, "open_by_handle_at": 265,
         "clock_adjtime": 266, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "finit_module": 273,
         "bpf": 280, "userfaultfd": 282, "kexec_file_load": 294, "unshare": 97, "ioprio_set": 30, "lookup_dcookie": 18,
+        "seccomp": 277,
     },
 }
 _DENIED_EVERYWHERE = {
@@ -58,10 +59,10 @@ _DENIED_EVERYWHERE = {
 _UNCOUNTED = {  # memory that is in no process, or that outlives them all
     "x86_64": {"shmget": 29, "shmat": 30, "shmctl": 31, "semget": 64, "semop": 65, "semctl": 66, "msgget": 68, "msgsnd": 69, "msgrcv": 70,
                "msgctl": 71, "semtimedop": 220, "mq_open": 240, "mq_unlink": 241, "memfd_create": 319, "io_setup": 206, "inotify_init": 253,
-               "inotify_init1": 294, "landlock_create_ruleset": 444},
+               "inotify_init1": 294, "landlock_create_ruleset": 444, "sendfile": 40, "splice": 275, "tee": 276},
     "aarch64": {"mq_open": 180, "mq_unlink": 181, "msgget": 186, "msgctl": 187, "msgrcv": 188, "msgsnd": 189, "semget": 190, "semctl": 191,
                 "semtimedop": 192, "semop": 193, "shmget": 194, "shmctl": 195, "shmat": 196, "memfd_create": 279, "io_setup": 0, "inotify_init1": 26,
-                "landlock_create_ruleset": 444},
+                "landlock_create_ruleset": 444, "sendfile": 71, "splice": 76, "tee": 77},
 }
 _SENDING = {"x86_64": {"sendmsg": 46, "sendmmsg": 307}, "aarch64": {"sendmsg": 211, "sendmmsg": 269}}
 _GROUPS = {"x86_64": {"setpgid": 109, "setsid": 112}, "aarch64": {"setpgid": 154, "setsid": 157}}
@@ -72,17 +73,18 @@ _OWN_ONLY = {
 }
 _NAMED = {
     "x86_64": {"clone": 56, "socket": 41, "socketpair": 53, "setpriority": 141, "personality": 135, "ioctl": 16, "setrlimit": 160, "prlimit64": 302,
-               "setsockopt": 54, "fcntl": 72},
+               "setsockopt": 54, "fcntl": 72, "prctl": 157},
     "aarch64": {"clone": 220, "socket": 198, "socketpair": 199, "setpriority": 140, "personality": 92, "ioctl": 29, "setrlimit": 164, "prlimit64": 261,
-                "setsockopt": 208, "fcntl": 25},
+                "setsockopt": 208, "fcntl": 25, "prctl": 167},
 }
 # fmt: on
 _CLONE3 = 435
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _F_SETPIPE_SZ = 1031
-# Sizes of a socket's buffers, and filters, which take memory of their own.
+_PR_SET_SECCOMP = 22
+# Sizes of a socket's buffers, filters, which take memory of their own, and pages of the sender that wait in it.
 _LARGER_SOCKETS = {"SO_SNDBUF": 7, "SO_RCVBUF": 8, "SO_SNDBUFFORCE": 32, "SO_RCVBUFFORCE": 33, "SO_ATTACH_FILTER": 26,
-                   "SO_ATTACH_BPF": 50, "SO_ATTACH_REUSEPORT_CBPF": 51, "SO_ATTACH_REUSEPORT_EBPF": 52}  # fmt: skip
+                   "SO_ATTACH_BPF": 50, "SO_ATTACH_REUSEPORT_CBPF": 51, "SO_ATTACH_REUSEPORT_EBPF": 52, "SO_ZEROCOPY": 60}  # fmt: skip
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 
@@ -150,6 +152,8 @@ def _program(arch: str, *, network: bool, uncounted_memory: bool, process_groups
         allow,
     ]
     program += _when(named["clone"], flags)
+    # Filters are memory that few kernels count, and compiled ones come out of a store that all runs share.
+    program += _when(named["prctl"], [*_is(0, _PR_SET_SECCOMP, 0, 1), _error(errno.EPERM), allow])
     for number in _OWN_ONLY[arch].values():
         program += _when(number, _only(0, [0], errno.EPERM))
     program += _when(named["setrlimit"], [*_is(0, resource.RLIMIT_CORE, 0, 1), _error(errno.EPERM), allow])
@@ -188,7 +192,7 @@ def build(arch: str, *, network: bool, uncounted_memory: bool, process_groups: b
 
     network: sockets of UNIX, IPv4 and IPv6 may be made (in a network namespace of the run's own); else none.
     uncounted_memory: what makes memory that is in no process is there: System V IPC, message queues, memfd_create,
-    inotify, larger buffers (in an IPC namespace and a control group of the run's own). process_groups: sessions and process groups may be made (in a process namespace of the run's
+    inotify, larger buffers, pages of a file in a socket (in an IPC namespace and a control group of the run's own). process_groups: sessions and process groups may be made (in a process namespace of the run's
     own).
     """
     steps = _program(arch, network=network, uncounted_memory=uncounted_memory, process_groups=process_groups)
@@ -200,5 +204,5 @@ def install(program: bytes) -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     steps = ctypes.create_string_buffer(program, len(program))
     filter_ = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(steps)))
-    pr_set_seccomp, mode_filter = 22, 2
-    prctl(pr_set_seccomp, mode_filter, ctypes.addressof(filter_))
+    mode_filter = 2
+    prctl(_PR_SET_SECCOMP, mode_filter, ctypes.addressof(filter_))

@@ -307,6 +307,39 @@ hold(8, fill)
         tiers=ONLY_NAMESPACES,
     ),
     _kernel_memory(
+        "pages that sockets refer to",
+        """
+def fill(say):
+    # A byte of each page keeps the whole of it, also when the file has lost it, and counts as one byte of the buffer.
+    pairs, block = [], os.urandom(1 << 20)
+    file = os.open(f"pages{os.getpid()}", os.O_RDWR | os.O_CREAT)
+    for _ in range(20): pairs += socket.socketpair()
+    for s in pairs:
+        s.setblocking(False)
+        sent = 256
+        while sent == 256:
+            os.ftruncate(file, 0); os.pwrite(file, block, 0)
+            sent = 0
+            with contextlib.suppress(OSError):
+                while sent < 256: sent += os.sendfile(s.fileno(), file, sent << 12, 1)
+            say(sent << 12)
+hold(8, fill)
+""",
+    ),
+    _attack(
+        "filters of its own",
+        """
+import platform, struct
+program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0x7fff0000))
+one = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 1, ctypes.addressof(program)))
+number = {"x86_64": 317, "aarch64": 277}[platform.machine()]
+attempt("by prctl", lambda: libc.prctl(22, 2, one, 0, 0), lambda v: v < 0)
+attempt("by seccomp", lambda: libc.syscall(number, 1, 0, one, 0, 0), lambda v: v < 0)
+attempt("strict", lambda: libc.syscall(number, 0, 0, None, 0, 0), lambda v: v < 0)
+done()
+""",
+    ),
+    _kernel_memory(
         "UDP sockets",
         """
 def fill(say):
@@ -701,7 +734,7 @@ got
 """A session's cell: its last expression is what it got; three daemons stay behind until the session is closed."""
 
 ORDINARY = """
-import asyncio, concurrent.futures, multiprocessing, os, socket, subprocess, sys
+import asyncio, concurrent.futures, multiprocessing, os, shutil, socket, subprocess, sys
 async def main():
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", "print(input())", stdin=-1, stdout=-1)
     out, _ = await child.communicate(b"spoken")
@@ -722,6 +755,12 @@ assert subprocess.run("yes | head -c 3000000 | wc -c", shell=True, capture_outpu
 with concurrent.futures.ThreadPoolExecutor(20) as threads:
     assert list(threads.map(abs, range(-50, 0)))[0] == 50
 ours.send(1)
+with open("page", "w+b") as page:
+    page.write(b"page"); page.seek(0)
+    shutil.copyfile("page", "copy")
+    one, other = socket.socketpair()
+    one.sendfile(page)
+assert (open("copy").read(), other.recv(4)) == ("page", b"page")
 import mmap
 m = mmap.mmap(-1, 1 << 20)
 print("held")
