@@ -160,6 +160,8 @@ class Body:
 
 class _Cycle(Protocol):
     response_complete: bool
+    disconnected: bool
+    message_event: asyncio.Event
 
 
 class Patient(asyncio.Protocol):
@@ -190,6 +192,14 @@ class Patient(asyncio.Protocol):
             self._stop_timer()
         elif self._timer is None:
             self._timer = self.loop.call_later(HEADER_SECONDS, self._out_of_patience)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP. In the body of a request that is under way, nobody is left whom the app could answer."""
+        under_way = self.cycle if self.is_under_way else None
+        super().send_400_response(msg)  # type: ignore[misc]  # uvicorn's
+        if under_way is not None:
+            under_way.disconnected = True
+            under_way.message_event.set()
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""

@@ -5,6 +5,7 @@ the retriever and the OpenAI endpoint.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
@@ -124,7 +125,7 @@ async def test_only_so_many_half_sent_bodies_of_an_address_are_kept(port: int, m
 async def test_a_body_has_to_come_at_a_rate(port: int, head: bytes) -> None:
     drop = b"x" if b"Length" in head else b"1\r\nx\r\n"
     said = await dripped(await slow(port, b"POST / HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n" % head), drop)
-    assert said.startswith((b"HTTP/1.1 408", b"HTTP/1.1 411"))
+    assert said.startswith((b"HTTP/1.1 408", b"HTTP/1.1 411", b"reset"))  # reset: a byte met the closed connection
 
 
 @pytest.mark.parametrize("said", [b"", b"POST / HTTP/1.1\r\nX-A: "])
@@ -156,3 +157,28 @@ async def test_headers_are_bounded_to_the_byte(port: int) -> None:
             answer = b""
         assert (answer == b"" and status == b"4") or answer.split(b" ")[1].startswith(status), (size, answer)
         writer.close()
+
+
+BROKEN = {
+    "a chunk's length": b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "a chunk that is too long": b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 30 + b"\r\n",
+    "a chunk's end": b"Transfer-Encoding: chunked\r\n\r\n1\r\nxyz\r\n",
+    "two codings": b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\nzz\r\n",
+}
+
+
+@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
+async def test_a_body_that_breaks_off_gets_one_answer_and_no_traceback(port: int, body: bytes) -> None:
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = told.append  # type: ignore[method-assign]
+    logging.getLogger("uvicorn.error").addHandler(handler)
+    try:
+        reader, writer = await slow(port, b"POST / HTTP/1.1\r\nHost: x\r\n" + body)
+        said = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert await ask(port) == [200] * 4
+    finally:
+        logging.getLogger("uvicorn.error").removeHandler(handler)
+    assert said.startswith(b"HTTP/1.1 4") and said.count(b"HTTP/1.1") == 1
+    assert [record.getMessage() for record in told] == []
