@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from decimal import Decimal, InvalidOperation
 from typing import Literal
 
@@ -19,8 +20,8 @@ _GROUPED = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 def extract(text: str, method: Method = "strict") -> str | None:
     """The answer without dollar signs, commas between thousands and trailing full stops; None when there is none.
 
-    strict: the number right after the last `####`, when it is the only one of its line: who writes `42 or 43`, or 3/4,
-    has not answered with a number. flexible: the last number of the text.
+    strict: the number right after the last `####`, when it is the only one of its line: who writes `42 or 43`, 3/4
+    or 4½ has not answered with a number. flexible: the last number of the text.
     """
     if method == "flexible":
         numbers = _NUMBER.findall(text)
@@ -28,7 +29,8 @@ def extract(text: str, method: Method = "strict") -> str | None:
     _, marker, answer = text.rpartition("####")
     line = answer.partition("\n")[0].lstrip(" \t")
     match = _NUMBER.match(line) if marker else None
-    if match is None or re.search("[0-9]", line[match.end() :]):
+    rest = "" if match is None else line[match.end() :].lstrip()
+    if match is None or re.search(r"\d", rest) or unicodedata.category(rest[:1] or " ") in ("No", "Nl"):
         return None
     return _plain(match[0])
 

@@ -61,7 +61,7 @@ async def test_a_tool_agents_conversation_is_one_transcript_of_exact_ids(chat: C
             assert transcript.ids[: len(prompt) + len(ids)] == prompt + ids
         (branch,) = open.session.episode.branches
         assert chat.drift(transcript.ids, branch.messages, branch.tools) is Drift.CLEAN
-        open.session.episode.count_drift()
+        await open.session.episode.count_drift()
         assert open.trajectory.metrics["drift/clean"] == 1.0
         assert [m.content if i in (2, 4, 7) else None for i, m in enumerate(messages) if i in (2, 4, 7)] == [
             "I add.",
@@ -164,7 +164,7 @@ async def test_sub_agents_take_turns_and_each_keeps_its_transcript(chat: Chat) -
         assert len(open.trajectory.transcripts) == 3
         for index, transcript in enumerate(open.trajectory.transcripts):
             assert sampled(transcript) == [t for ids in engine.said[f"s1.{index}"] for t in ids]
-        open.session.episode.count_drift()
+        await open.session.episode.count_drift()
         assert open.trajectory.metrics["drift/clean"] == 1.0
 
 
@@ -211,7 +211,7 @@ async def test_a_full_render_that_begins_with_the_transcript_is_appended(chat: C
         await open.say([QUESTION, as_text, {"role": "user", "content": "5"}], tools=[ADD])
         assert len(open.trajectory.transcripts) == 1
         assert recorded(open.trajectory) == said(engine)
-        open.session.episode.count_drift()
+        await open.session.episode.count_drift()
         assert open.trajectory.metrics["drift/clean"] == 1.0
 
 
