@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,14 +22,20 @@ if TYPE_CHECKING:
     from agentrl.trajectory.batch import RaggedBatch
 
 
-def compute_advantages(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> RaggedBatch:
+def compute_advantages(
+    batch: RaggedBatch, config: AlgorithmConfig, n: int, numbers: Mapping[int, Mapping[str, float]] | None = None
+) -> RaggedBatch:
     """Add advantages and returns [T] float32 by `config.adv_estimator`, 0 where the policy did not sample.
 
-    Needs old_logprobs and the columns that the estimator declares. n: trajectories asked for of each prompt. Raises
-    TrainingError when the estimator does not return one number a token.
+    Needs old_logprobs and the columns that the estimator declares. n: trajectories asked for of each prompt. numbers:
+    by trajectory, what its scorer gave. Raises TrainingError when the estimator does not return one number a token.
     """
     found = ADVANTAGE_ESTIMATORS.get(config.adv_estimator)
-    columns = estimator_columns(batch, n, declaration_of(found).columns)
+    declared = declaration_of(found).columns
+    columns = estimator_columns(batch, n, declared - {"numbers"})
+    if "numbers" in declared:
+        by_sequence = [(numbers or {}).get(trajectory, {}) for trajectory in batch.trajectory.tolist()]
+        columns = replace(columns, numbers=by_sequence)
     with torch.no_grad():
         results = configured(found, config.adv_options, "algorithm.adv_options")(columns, config)
     for name, result in zip(("advantages", "returns"), results, strict=True):

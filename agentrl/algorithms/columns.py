@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +31,8 @@ class EstimatorColumns:
     squared_probs: Tensor | None = None  # [T] float32, sum over the vocabulary of its squared probabilities
     state: Tensor | None = None  # [T] int64, equal for turns taken in the same state; -1 where mask is False
     greedy_rewards: Tensor | None = None  # [N] float32, of the prompt's greedy trajectory; NaN where that failed
+    numbers: Sequence[Mapping[str, float]] | None = None
+    """By sequence, the numbers that its trajectory's scorer gave, `score` among them."""
 
 
 class Advantages(NamedTuple):

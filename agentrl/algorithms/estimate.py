@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ class Estimate:
     """Indices of sequences without advantage; see `zero_advantage_sequences`."""
     kl: float
     """KL to the reference that was taken off the rewards, mean over sequences; 0 where none was."""
+    trajectory: list[int]
+    """The trajectory of each sequence."""
 
 
 def estimate(
@@ -37,16 +39,19 @@ def estimate(
     kl_coef: float | None,
     further_rewards: Mapping[int, float] | None = None,
     greedy_rewards: Mapping[int, float] | None = None,
+    numbers: Mapping[int, Mapping[str, float]] | None = None,
+    successes: Collection[int] | None = None,
     version: int = 0,
 ) -> tuple[dict[str, torch.Tensor], Estimate]:
     """Compute the columns advantages, returns and rewards [T] float32, and those of the rollout's correction.
 
     The rewards include `further_rewards` (see `add_rewards`) and, with a `kl_coef`, less so much of the KL to the
-    reference. n: trajectories that were asked for of each prompt. greedy_rewards: by prompt, those of the trajectories
-    that were drawn greedily, for an estimator that declares them. version: of the policy before the update. Needs
-    old_logprobs where `rollout_correction.proximal` is recomputed, with a `kl_coef` ref_logprobs, and the columns that
-    the estimator declares (see `compute_advantages`).
-    Raises TrainingError when rewards, or the KL in them, are not finite.
+    reference. n: trajectories that were asked for of each prompt. For an estimator that declares them: greedy_rewards,
+    by prompt those of the trajectories that were drawn greedily, and numbers, by trajectory what its scorer gave. With
+    `successes`, trajectories, there is the column success, too: 1 on their tokens, 0 on others. version: of the policy
+    before the update. Needs old_logprobs where `rollout_correction.proximal` is recomputed, with a `kl_coef`
+    ref_logprobs, and the columns that the estimator declares (see `compute_advantages`). Raises TrainingError when
+    rewards, or the KL in them, are not finite.
     """
     batch, corrections, metrics = corrected(batch, config, version)
     if further_rewards is not None:
@@ -61,11 +66,16 @@ def estimate(
         prompts = batch.group.tolist()
         batch = replace(batch, greedy_rewards=torch.tensor([greedy_rewards.get(one, math.nan) for one in prompts]))
         metrics["group/groups_without_greedy"] = float(len(set(prompts) - greedy_rewards.keys()))
-    batch = compute_advantages(batch, config, n)
+    batch = compute_advantages(batch, config, n, numbers)
     metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch, n).items()}
     assert batch.advantages is not None and batch.returns is not None
     columns = {"advantages": batch.advantages, "returns": batch.returns, "rewards": batch.rewards}
-    return columns | corrections, Estimate(metrics, zero_advantage_sequences(batch), kl)
+    columns |= corrections
+    trajectories = batch.trajectory.tolist()
+    if successes is not None:
+        succeeds = torch.tensor([float(one in successes) for one in trajectories])
+        columns["success"] = succeeds[batch.sequence_ids()] if len(batch) else torch.zeros(0)
+    return columns, Estimate(metrics, zero_advantage_sequences(batch), kl, trajectories)
 
 
 def corrected(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,12 @@ from agentrl.algorithms.ragged import segment_ids, segment_sum
 
 EQUAL = 1e-6
 """Rewards of a group count as equal when they lie within this fraction of the largest of them."""
+
+
+def all_equal(rewards: Sequence[float]) -> bool:
+    """Say whether a group's rewards, at least one, are all the same, as `Groups.equal` does."""
+    high, low = max(rewards), min(rewards)
+    return high - low <= EQUAL * max(abs(high), abs(low))
 
 
 class PolicyTurns(NamedTuple):

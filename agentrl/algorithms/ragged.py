@@ -24,8 +24,10 @@ def segment_max(values: Tensor, offsets: Tensor) -> Tensor:
     return torch.segment_reduce(values, "max", offsets=offsets, initial=-torch.inf)
 
 
-def suffix_sums(values: Tensor, offsets: Tensor, discount: float) -> Tensor:
+def suffix_sums(values: Tensor, offsets: Tensor, discount: float | Tensor) -> Tensor:
     """Compute y[t] = values[t] + discount * y[t + 1] [T] float64, started anew in every sequence; values [T] float.
+
+    discount: one number, or [T] float64 with one for each sequence.
 
     By doubling: after step k an entry covers the 2**k tokens from its own on, so a sequence of L tokens takes
     log2(L) passes over the whole batch in place of L.

@@ -80,12 +80,14 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_context(config)
         yield from check_servers(config)
         yield from check_cassette(config)
+        yield from check_overlong(config)
     if isinstance(config, RolloutsConfig | EvaluateConfig):
         yield from check_scorer_timeouts(config)
     if isinstance(config, Config):
         yield from check_batches(config)
         yield from check_async(config)
         yield from check_correction(config)
+        yield from check_refill(config)
         yield from check_validation(config)
     if isinstance(config, Config | SFTConfig):
         yield from check_parallel(config)
@@ -135,6 +137,24 @@ def check_cassette(config: RolloutsConfig) -> Iterator[str]:
     workers = config.rollout_workers
     if config.tools.cassette is not None and workers > 1:
         yield f"tools.cassette={config.tools.cassette} is one file, and there are {workers} rollout workers"
+
+
+def check_overlong(config: RolloutsConfig) -> Iterator[str]:
+    """Check that the penalty for overlong responses begins before their limit, which is not above the hard one."""
+    buffer, hard = config.reward_model.overlong_buffer, config.data.max_response_length
+    limit = buffer.max_resp_len or hard
+    if not buffer.enable or buffer.len is None:
+        return
+    if limit > hard:
+        yield (
+            f"reward_model.overlong_buffer.max_resp_len={limit} is above data.max_response_length={hard}, which no "
+            "response passes: leave it out"
+        )
+    if buffer.len > limit:
+        yield (
+            f"reward_model.overlong_buffer.len={buffer.len} is more than the {limit} tokens that a response may have "
+            "(max_resp_len, or data.max_response_length): lower it"
+        )
 
 
 def check_scorer_timeouts(config: RolloutsConfig | EvaluateConfig) -> Iterator[str]:
@@ -216,6 +236,26 @@ def check_correction(config: Config) -> Iterator[str]:
         yield (
             f"{CORRECTION}.rollout_is_batch_normalize=true needs proximal=recomputed, found {keys.proximal}: the mean "
             "over the batch must be known before the update"
+        )
+
+
+def check_refill(config: Config) -> Iterator[str]:
+    """Check that groups can differ, and that how they do is known while prompts are drawn."""
+    keys, n = config.algorithm.filter_groups, config.actor_rollout_ref.rollout.n
+    if not keys.refill:
+        return
+    at = "algorithm.filter_groups.refill=true"
+    if n < 2:
+        yield f"{at} compares the trajectories of a prompt, and {ROLLOUT}.n={n}: set it to 2 or more, 16 say"
+    if config.async_training.max_staleness:
+        yield (
+            f"{at} needs async_training.max_staleness=0, found {config.async_training.max_staleness}: prompts are not "
+            "replaced yet where rollouts overlap with updates"
+        )
+    if config.reward_model.enable and keys.metric == "reward":
+        yield (
+            f"{at} with reward_model.enable=true needs algorithm.filter_groups.metric=score, or another number of the "
+            "scorer's: the reward model scores when all prompts are drawn"
         )
 
 

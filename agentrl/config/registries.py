@@ -56,7 +56,10 @@ ADVANTAGE_ESTIMATORS: Registry[Callable[..., Advantages]] = Registry(
     "advantage estimator",
     "algorithm.adv_estimator",
     {
+        "bi_level_gae": f"{_ESTIMATORS}.bi_level_gae:bi_level_gae",
+        "decoupled_gae": f"{_ESTIMATORS}.decoupled_gae:decoupled_gae",
         "gae": f"{_ESTIMATORS}.gae:gae",
+        "gdpo": f"{_ESTIMATORS}.gdpo:gdpo",
         "gigpo": f"{_ESTIMATORS}.gigpo:gigpo",
         "gpg": f"{_ESTIMATORS}.gpg:gpg",
         "grpo": f"{_ESTIMATORS}.grpo:grpo",
@@ -155,6 +158,7 @@ REWARD_MANAGERS: Registry[type[RewardManager]] = Registry(
     "reward_model.reward_manager",
     {
         "batch": f"{_VERL}:BatchRewardManager",
+        "dapo": "agentrl.reward.dapo:DapoRewardManager",
         "gdpo": f"{_VERL}:GdpoRewardManager",
         "naive": _NAIVE,
         "prime": f"{_VERL}:PrimeRewardManager",

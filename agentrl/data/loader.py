@@ -69,12 +69,13 @@ class Loader:
 
 def make_loader(dataset: Dataset, config: DataConfig) -> Loader:
     """The loader of a training. Raises DataError when the data set is smaller than a batch, ConfigError."""
-    if config.train_batch_size > len(dataset):
+    size, key = config.drawn_at_once, "train_batch_size" if config.gen_batch_size is None else "gen_batch_size"
+    if size > len(dataset):
         raise DataError(
-            f"data.train_batch_size={config.train_batch_size} is more than the {len(dataset)} rows of the data set "
-            f"({', '.join(dataset.files)}); make it at most that"
+            f"data.{key}={size} is more than the {len(dataset)} rows of the data set ({', '.join(dataset.files)}); "
+            "make it at most that"
         )
     name = config.sampler.name or ("shuffled" if config.shuffle else "sequential")
     make = configured(SAMPLERS.get(name), config.sampler.options, "data.sampler.options")
     with user_code(f"sampler {name}", SAMPLERS.get(name)):
-        return Loader(dataset, make(dataset, config.train_batch_size, config.seed))
+        return Loader(dataset, make(dataset, size, config.seed))

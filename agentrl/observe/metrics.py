@@ -68,7 +68,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from agentrl.algorithms.groups import EQUAL
+from agentrl.algorithms.groups import all_equal
 from agentrl.observe.troubles import RETRIES, cause_of
 from agentrl.reward.prompt_scores import PromptScores
 from agentrl.system.metrics import Numbers
@@ -167,14 +167,8 @@ def _rewards(trajectories: Sequence[Outline], coef: float) -> Numbers:
     groups = _by(trajectories, lambda trajectory: trajectory.group).values()
     compared = [group for members in groups if len(group := _rewards_of(members, coef)) > 1]
     if compared:
-        metrics["group/zero_variance"] = _mean(map(_equal, compared))
+        metrics["group/zero_variance"] = _mean(map(all_equal, compared))
     return metrics
-
-
-def _equal(rewards: Sequence[float]) -> bool:
-    """Return true where a group's rewards are all the same, as `Groups.equal` of the estimators does."""
-    high, low = max(rewards), min(rewards)
-    return high - low <= EQUAL * max(abs(high), abs(low))
 
 
 def _lengths(trajectories: Sequence[Outline]) -> Numbers:

@@ -12,6 +12,7 @@ NAMES: Mapping[str, str] = {
     "score/mean": "critic/score/mean",
     **{f"response/{name}": f"response_length/{name}" for name in ("mean", "max")},
     **{f"prompt/{name}": f"prompt_length/{name}" for name in ("mean", "max")},
+    "refill/gen_batches": "train/num_gen_batches",
     "actor/clip_frac": "actor/pg_clipfrac",
     "actor/clip_frac_lower": "actor/pg_clipfrac_lower",
     "critic/clip_frac": "critic/vf_clipfrac",
@@ -29,13 +30,18 @@ NAMES: Mapping[str, str] = {
     "time/step": "timing_s/step",
 }
 """verl's names by ours. Those that are the same in both (actor/pg_loss, actor/grad_norm, ...) are not listed."""
+OF_THE_BATCH = ("reward/", "score/", "response/", "prompt/")
+"""Beginnings of numbers that verl takes over the batch, and we over all that was drawn for it (dynamic sampling)."""
 _VALIDATION = re.compile(r"val/(?P<source>.+)/(?P<measure>mean@\d+|best@\d+|greedy)")
 _MEASURES = {"mean": "mean@{}", "best": "best@{}/mean"}
 
 
 def verl_names(metrics: Mapping[str, float]) -> Numbers:
     """Return the metrics that verl has, too, under its names."""
-    found = {NAMES[name]: value for name, value in metrics.items() if name in NAMES}
+    same = [name for name in metrics if name in NAMES]
+    if "refill/gen_batches" in metrics:
+        same = [name for name in same if not name.startswith(OF_THE_BATCH)]
+    found = {NAMES[name]: metrics[name] for name in same}
     for name, value in metrics.items():
         match = _VALIDATION.fullmatch(name)
         if match is not None:

@@ -184,6 +184,9 @@ def load_reward(config: RolloutsConfig, objects: UserObjects) -> RewardManager:
     Raises ConfigError.
     """
     keys, custom, beside_model = config.reward_model, config.custom_reward_function, uses_reward_model(config)
+    if keys.overlong_buffer.max_resp_len is None:
+        limit = {"max_resp_len": config.data.max_response_length}
+        keys = keys.model_copy(update={"overlong_buffer": keys.overlong_buffer.model_copy(update=limit)})
     if objects.reward is None:
         return make_reward_manager(keys, custom, beside_model=beside_model)
     if keys.reward_manager != "naive":

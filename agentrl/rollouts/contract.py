@@ -19,6 +19,7 @@ from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.weights import SyncReport, Weights
+from agentrl.errors import TrainingError
 from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.batch import Sequences
@@ -127,6 +128,18 @@ class Rollout:
     """Conversations that the reward model reads; None without a reward model."""
     files: list[tuple[Path, int]] = field(default_factory=list)
     """Files that they were written to, and how many of the outlines are in each, in order."""
+
+
+def check_failures(config: Config, step: int, outlines: Sequence[Outline]) -> None:
+    """Raise TrainingError when too many of a step's trajectories failed."""
+    unscored = [outline for outline in outlines if outline.score is None]
+    allowed = config.actor_rollout_ref.rollout.agent.max_failed_fraction * len(outlines)
+    if len(unscored) > allowed or len(unscored) == len(outlines):
+        causes = sorted({outline.failure or outline.status for outline in unscored})
+        raise TrainingError(
+            f"step {step}: {len(unscored)} of {len(outlines)} trajectories failed, more than "
+            f"actor_rollout_ref.rollout.agent.max_failed_fraction allows. Causes: {'; '.join(causes[:5])}"
+        )
 
 
 class Rollouts(Protocol):

@@ -26,6 +26,7 @@ from agentrl.rollouts.contract import Rollouts
 from agentrl.rollouts.flow import Settings
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.overlapping import Overlapping
+from agentrl.rollouts.refilling import Refilling
 from agentrl.rollouts.source import TakingTurns, TrajectorySource
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import check_profile_steps
@@ -95,7 +96,8 @@ def open_source(config: Config, loader: Loader, rollouts: Rollouts, total_steps:
     """Make the source of trajectories that the config asks for; at the end, cancel what it has begun."""
     keys = config.async_training
     if keys.max_staleness == 0:
-        yield TakingTurns(config, loader, rollouts)
+        kind = Refilling if config.algorithm.filter_groups.refill else TakingTurns
+        yield kind(config, loader, rollouts)
         return
     assert isinstance(rollouts, LocalRollouts)
     batch = config.data.train_batch_size

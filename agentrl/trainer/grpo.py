@@ -10,7 +10,7 @@ correction are those of the tokens of the update:
 
 | name | what it is |
 |---|---|
-| `left_out/<cause>` | trajectories that are not trained on |
+| `left_out/<cause>` | trajectories that are not trained on; `masked` are those of algorithm.masked_statuses |
 | `group/groups` | prompts of which at least one trajectory is trained on |
 | `group/groups_of_one` | those of which one is; of several asked for it teaches nothing (group estimators) |
 | `group/groups_equal` | those of two or more whose rewards are all equal |
@@ -22,6 +22,7 @@ correction are those of the tokens of the update:
 | `actor/entropy` | mean over all policy tokens of the policy's entropy before the update, in nats |
 | `actor/reward_kl_penalty`, `actor/reward_kl_penalty_coeff` | KL in the reward: mean over sequences; its coefficient |
 | `actor/pg_loss`, `actor/kl_loss` | that term of the loss, without coefficient: mean over the taken optimizer steps |
+| `actor/success_nll` | likewise: negative log-likelihood of the policy tokens of trajectories that succeed |
 | `actor/ppo_kl` | mean of old - new log-prob over the policy tokens with advantage of the taken optimizer steps |
 | `actor/clip_frac`, `actor/clip_frac_lower` | fraction of the same tokens that the clip, the dual clip cut off |
 | `critic/vf_loss` | value loss: mean over the taken optimizer steps |
@@ -39,6 +40,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +53,7 @@ from agentrl.checkpoint.manager import CheckpointManager, reading_state, step_in
 from agentrl.checkpoint.recovery import Continuation
 from agentrl.config import Config, config_to_dict
 from agentrl.data.contract import Dataset
-from agentrl.errors import TrainingError, WorkerDied
+from agentrl.errors import WorkerDied
 from agentrl.observe.display import Display
 from agentrl.observe.gap_alarm import GapAlarm
 from agentrl.observe.generations import some, write_texts
@@ -60,7 +62,7 @@ from agentrl.observe.plot import plot
 from agentrl.observe.tracking import Tracker
 from agentrl.observe.troubles import Troubles
 from agentrl.observe.verl_names import verl_names
-from agentrl.rollouts.contract import Rollout
+from agentrl.rollouts.contract import Rollout, check_failures
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.profiler import nvtx_range, profile_of
 from agentrl.system.json_value import JSON, as_mapping
@@ -73,6 +75,18 @@ from agentrl.trajectory.batch import Sequences
 from agentrl.trajectory.collate import left_out
 from agentrl.workers.groups import TrainableGroup
 from agentrl.workers.roles import Workers, needs_log_probs
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Sequences of an update by what they are to its losses; indices in its batch."""
+
+    trajectory: list[int]
+    """The trajectory of each sequence."""
+    zero_advantage: list[int]
+    """Those that the policy need not go over where they teach it nothing."""
+    successes: list[int]
+    """Those of trajectories that succeed; none where no loss reads it."""
 
 
 class Trainer:
@@ -238,7 +252,7 @@ class Trainer:
                 outlines = with_model_scores(self.config.reward_model, workers, self.source, rollout)
         sampled = [outline for outline in outlines if not outline.baseline]
         self.write_texts([path for path, _ in rollout.files], self.config.trainer.rollout_data_dir)
-        self.check_failures(sampled)
+        check_failures(self.config, self.step, sampled)
         metrics |= step_metrics(
             sampled,
             turn_reward_coef=algorithm.turn_reward_coef,
@@ -262,12 +276,13 @@ class Trainer:
         with self.timed("advantages"):
             batch, found = self.estimate(batch, outlines)
         metrics |= found.metrics
-        filtered = algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
         updated = False
-        metrics["train/sequences"] = float(len(batch) - len(found.zero_advantage))
+        batch, parts = self.parts(batch, found, outlines)
+        metrics["left_out/masked"] = float(len(set(found.trajectory)) - len(set(parts.trajectory)))
+        metrics["train/sequences"] = float(len(batch) - len(parts.zero_advantage))
         self.troubles.add(sampled, of_source, learnt=metrics["train/sequences"] > 0)
         if len(batch):
-            updated, update_metrics = self.update(batch, found.zero_advantage if filtered else [])
+            updated, update_metrics = self.update(batch, parts)
             metrics |= update_metrics
         self.version += updated
         if updated or self.source.needs_weights:
@@ -298,17 +313,40 @@ class Trainer:
         greedy = greedy_rewards(outlines, self.config.algorithm.turn_reward_coef)
         n, controller = self.config.actor_rollout_ref.rollout.n, self.kl_controller
         kl_coef = None if controller is None else controller.coef
+        numbers = None
+        if "numbers" in declared_by_estimator(self.config).columns:
+            numbers = {number: outline.numbers for number, outline in enumerate(outlines)}
+        successes = self.successes(outlines) if self.config.actor_rollout_ref.actor.success_nll_coef else None
         compute = self.workers.executor.compute
-        batch, found = compute(estimate, batch, self.config.algorithm, n, kl_coef, further, greedy, self.version)
+        algorithm = self.config.algorithm
+        batch, found = compute(
+            estimate, batch, algorithm, n, kl_coef, further, greedy, numbers, successes, self.version
+        )
         if controller is not None:
             controller.update(found.kl, len(batch))
         return batch, found
 
-    def update(self, batch: Sequences, zero_advantage: list[int]) -> tuple[bool, Numbers]:
-        """Update critic, and policy after the critic's warm-up. Returns (the policy has new weights, metrics).
+    def parts(self, batch: Sequences, found: Estimate, outlines: Sequence[Outline]) -> tuple[Sequences, Parts]:
+        """Leave the trajectories of masked_statuses out of the batch; say what its other sequences are to losses."""
+        masked, actor = self.config.algorithm.masked_statuses, self.config.actor_rollout_ref.actor
+        kept = [row for row, owner in enumerate(found.trajectory) if outlines[owner].status not in masked]
+        owners = [found.trajectory[row] for row in kept]
+        zero = set(found.zero_advantage)
+        successes = self.successes(outlines) if actor.success_nll_coef else set()
+        return batch.select(kept) if masked else batch, Parts(
+            trajectory=owners,
+            zero_advantage=[place for place, row in enumerate(kept) if row in zero],
+            successes=[place for place, owner in enumerate(owners) if owner in successes],
+        )
 
-        zero_advantage: sequences that the policy need not go over where they teach it nothing.
-        """
+    def successes(self, outlines: Sequence[Outline]) -> set[int]:
+        """Number the trajectories that succeed."""
+        threshold = self.config.reward_model.success_threshold
+        return {number for number, one in enumerate(outlines) if one.score is not None and one.score >= threshold}
+
+    def update(self, batch: Sequences, parts: Parts) -> tuple[bool, Numbers]:
+        """Update critic, and policy after the critic's warm-up. Returns (the policy has new weights, metrics)."""
+        filtered = self.config.algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
         workers = self.workers
         metrics: Numbers = {}
         updated = self.step > self.config.trainer.critic_warmup
@@ -317,7 +355,8 @@ class Trainer:
                 metrics |= workers.critic.update(batch, step=self.step)
         if updated:
             with self.timed("update_actor"):
-                metrics |= workers.policy.update(batch, step=self.step, zero_advantage=zero_advantage)
+                zero = parts.zero_advantage if filtered else []
+                metrics |= workers.policy.update(batch, step=self.step, zero_advantage=zero, successes=parts.successes)
         return updated, metrics
 
     def publish(self) -> Numbers:
@@ -325,17 +364,6 @@ class Trainer:
         with self.timed("sync_weights"):
             report = self.source.publish(self.workers.policy.weights(), self.version)
         return {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
-
-    def check_failures(self, outlines: list[Outline]) -> None:
-        """Raises TrainingError when too many trajectories failed."""
-        unscored = [outline for outline in outlines if outline.score is None]
-        allowed = self.config.actor_rollout_ref.rollout.agent.max_failed_fraction * len(outlines)
-        if len(unscored) > allowed or len(unscored) == len(outlines):
-            causes = sorted({outline.failure or outline.status for outline in unscored})
-            raise TrainingError(
-                f"step {self.step}: {len(unscored)} of {len(outlines)} trajectories failed, more than "
-                f"actor_rollout_ref.rollout.agent.max_failed_fraction allows. Causes: {'; '.join(causes[:5])}"
-            )
 
     def validate(self) -> Numbers:
         """Validate and show. Empty when there is no validation data."""

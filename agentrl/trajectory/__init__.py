@@ -3,6 +3,7 @@
 from agentrl.trajectory.message import Content, FunctionCall, Message, Part, ToolCall
 from agentrl.trajectory.trajectory import (
     COUNTED,
+    OVERLONG,
     POLICY,
     Image,
     Outline,
@@ -18,6 +19,7 @@ from agentrl.trajectory.trajectory import (
 
 __all__ = [
     "COUNTED",
+    "OVERLONG",
     "POLICY",
     "Content",
     "FunctionCall",

@@ -61,6 +61,10 @@ class Sequences(Protocol):
         """Return the same sequences with fields added or replaced: columns that a worker group computed for them."""
         ...
 
+    def joined(self, others: Sequence[Self]) -> Self:
+        """Put the sequences of `others` behind these. All must have the same optional fields."""
+        ...
+
     def load(self) -> RaggedBatch:
         """Fetch all tokens into this process."""
         ...
@@ -97,6 +101,7 @@ class RaggedBatch:
     correction: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, factor of the policy's loss
     staleness: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, 0 where mask is False
     returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
+    success: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, 1: of a trajectory that succeeds
     greedy_rewards: torch.Tensor | None = field(default=None, metadata=_SEQUENCE)  # [N] float32, NaN: unknown
     images: Images | None = None
     """The images of all sequences; None where there are none."""
@@ -123,6 +128,9 @@ class RaggedBatch:
 
     def with_fields(self, **values: Any) -> RaggedBatch:
         return replace(self, **values)
+
+    def joined(self, others: Sequence[RaggedBatch]) -> RaggedBatch:
+        return RaggedBatch.concat([self, *others])
 
     def load(self) -> RaggedBatch:
         return self

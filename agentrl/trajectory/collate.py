@@ -96,7 +96,8 @@ def left_out(trajectories: Sequence[Trajectory | Outline]) -> dict[str, int]:
 def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[float]]:
     """Give each token of every transcript its reward, 0 but on some policy tokens. Their sum is `Outline.reward`.
 
-    The score is on the trajectory's last policy token, not on a tool answer behind it. A turn's reward, times
+    The score, and the penalty for an overlong response, are on the trajectory's last policy token, not on a tool answer
+    behind it. A turn's reward, times
     `turn_reward_coef`, is on the last policy token before that turn's end: an assistant turn's own, or that of the
     policy turn which an observed turn answers. One from before the policy wrote anything is on its first token. Turn
     rewards that the score counts too lie on their turns, and are taken off at the end.
@@ -112,7 +113,8 @@ def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[
         raise ValueError(f"trajectory {trajectory.uid} has no rewards: {exclusion(trajectory)}")
     rewards = [[0.0] * len(transcript) for transcript in trajectory.transcripts]
     number, position = policy[-1]
-    rewards[number][position] += trajectory.score - turn_reward_coef * trajectory.counted_turn_reward
+    score = trajectory.score + trajectory.overlong_penalty
+    rewards[number][position] += score - turn_reward_coef * trajectory.counted_turn_reward
     for turn in trajectory.turns:
         if turn.reward is not None:
             number, position = policy[max(bisect_left(policy, (turn.transcript, turn.end)) - 1, 0)]

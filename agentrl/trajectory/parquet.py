@@ -1,6 +1,7 @@
 """Trajectories as parquet: one row a trajectory, readable by pandas, and back to `Trajectory` objects.
 
-One file a step and split, `train_000012.parquet`, or of several rollout workers one each, `train_000012.1of2.parquet`;
+One file a step and split, `train_000012.parquet`, or of several rollout workers one each, `train_000012.1of2.parquet`,
+and of a step's further generation batches `train_000012_001.parquet`, ...;
 it is there whole or not at all, and a step done again replaces what is there of it.
 Log-probs are stored as float32, which is what engines compute. Text that is not valid Unicode (lone surrogates) is
 stored with U+FFFD in its place.

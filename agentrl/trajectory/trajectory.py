@@ -23,6 +23,10 @@ COUNTED = "counted_turn_reward"
 """Name, among a scorer's further numbers, of the turn rewards that its score counts already: the score pays these, and
 they are not paid again beside it."""
 
+OVERLONG = "dapo_overlong_penalty"
+"""Name, among a scorer's further numbers, of what is added to the reward beside the score: 0 or, for a response close
+to its limit, a number below 0 (`agentrl.reward.dapo`)."""
+
 POLICY = "policy"
 """The name of the policy of a run that trains one."""
 
@@ -248,6 +252,11 @@ class Trajectory:
         return self.score_extra.get(COUNTED, 0.0)
 
     @property
+    def overlong_penalty(self) -> float:
+        """Part of the reward, at most 0, that a response close to its limit is paid beside the score."""
+        return self.score_extra.get(OVERLONG, 0.0)
+
+    @property
     def turn_reward(self) -> float:
         """Sum of the turn rewards that the score does not count already."""
         return sum(self.turn_rewards) - self.counted_turn_reward
@@ -313,15 +322,21 @@ class Outline:
     baseline: bool = False
     """Same as `Trajectory.baseline`."""
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What its scorer gave: `score`, and the further numbers."""
+        return self.score_extra if self.score is None else {**self.score_extra, "score": self.score}
+
     def reward(self, turn_reward_coef: float) -> float | None:
-        """Reward that it is trained on as a whole: score + turn_reward_coef * turn_reward + model_reward.
+        """Reward that it is trained on: score + turn_reward_coef * turn_reward + model_reward + overlong penalty.
 
         The sum of its tokens' rewards, before algorithm.use_kl_in_reward subtracts from each token. None where it is
         not trained on (see `exclusion`).
         """
         if self.score is None or exclusion(self) is not None:
             return None
-        return self.score + turn_reward_coef * self.turn_reward + self.model_reward
+        penalty = self.score_extra.get(OVERLONG, 0.0)
+        return self.score + turn_reward_coef * self.turn_reward + self.model_reward + penalty
 
 
 def exclusion(trajectory: Trajectory | Outline) -> str | None:

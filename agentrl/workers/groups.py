@@ -61,9 +61,12 @@ class PolicyGroup(TrainableGroup):
         """Add the columns old_logprobs and `further_scores` [T] float32; the metrics hold actor/entropy in nats."""
         return self._ranks.add_columns(("old_logprobs", *self._further_scores), PolicyWorker.compute_log_probs, batch)
 
-    def update(self, batch: Sequences, *, step: int, zero_advantage: list[int]) -> Numbers:
+    def update(
+        self, batch: Sequences, *, step: int, zero_advantage: list[int], successes: Sequence[int] = ()
+    ) -> Numbers:
         """Take the optimizer steps of training step `step` (see `PolicyWorker.update`)."""
-        return self._ranks.metrics(PolicyWorker.update, batch, step=step, zero_advantage=zero_advantage)
+        update = PolicyWorker.update
+        return self._ranks.metrics(update, batch, step=step, zero_advantage=zero_advantage, successes=successes)
 
     def weights(self) -> Weights:
         """Return the weights as they are when they are read."""

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.algorithms.kl import kl_loss
 from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss
+from agentrl.algorithms.ragged import masked_sum
 from agentrl.algorithms.rollout_correction import correction_metrics
 from agentrl.config.declaration import Score
 from agentrl.config.registries import POLICY_BACKENDS
@@ -108,7 +109,14 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         """
         return self.backend.reference_log_probs(batch), {}
 
-    def update(self, batch: Sequences, *, step: int, zero_advantage: Collection[int] = ()) -> dict[str, float]:
+    def update(
+        self,
+        batch: Sequences,
+        *,
+        step: int,
+        zero_advantage: Collection[int] = (),
+        successes: Collection[int] = (),
+    ) -> dict[str, float]:
         """Update the weights in mini-batches of whole prompts; `step` is the training step, counted from 1.
 
         Every rank is given all sequences, and loads its share of each mini-batch.
@@ -120,10 +128,14 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         loss nor entropy bonus, their gradient is 0, and they are not computed. This changes no weight: mini-batches and
         denominators are those of all sequences, and a mini-batch without any other takes its optimizer step, too.
 
+        successes: with success_nll_coef, sequences of trajectories that succeed, as the column `success` says by token;
+        they are always computed.
+
         Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
-        clipping), actor/lr, actor/skipped_updates, with KL in the loss actor/kl_loss (see `agentrl.trainer.grpo`);
-        train/filtered_fraction, the part of the sequences that was not computed; perf/update_tokens, all tokens
-        that the updates went over; and `correction_metrics` where the proximal policy is not recomputed.
+        clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss and actor/success_nll (see
+        `agentrl.trainer.grpo`); train/filtered_fraction, the part of the sequences that was not computed;
+        perf/update_tokens, all tokens that the updates went over; and `correction_metrics` where the proximal policy is
+        not recomputed.
 
         Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
         when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
@@ -131,19 +143,24 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         config = self.config
         rows = with_policy_tokens(batch)
         only = self._policy_loss.declaration.advantage_only and not config.use_kl_loss and config.entropy_coeff == 0
-        left_out = set(zero_advantage) if only else set()
+        imitated = set(successes) if config.success_nll_coef else set()
+        left_out = set(zero_advantage) - imitated if only else set()
         computed = [row not in left_out for row in rows]
         batch = batch.select(rows)
         key = f"{self.seed}/{step}" if config.shuffle else None
         plan = update_plan(batch.group, config.ppo_mini_batch_size, config.ppo_epochs, key)
         self._check(batch, len(plan))
         tokens = batch.policy_tokens
+        successful = tokens * torch.tensor([row in imitated for row in rows])
         needs = self._loss_needs()
         minis = (
             MiniBatch(
                 f"step {step}, {where} of the policy",
                 batch.select([row for row in members if computed[row]]),
-                self._loss(LossScale.of(tokens[members], config.loss_agg_mode, self._max_response_length)),
+                self._loss(
+                    LossScale.of(tokens[members], config.loss_agg_mode, self._max_response_length),
+                    int(successful[members].sum()),
+                ),
                 needs,
             )
             for where, members in plan
@@ -151,6 +168,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         report = self._learn(minis, step=step - self._critic_warmup)
         length = int(batch.lengths[torch.tensor(computed)].sum())
         terms = {"pg_loss": "pg_loss"} | ({"kl_loss": "kl_loss"} if config.use_kl_loss else {})
+        terms |= {"success_nll": "success_nll"} if config.success_nll_coef else {}
         sums = report.taken[0].sums if report.taken else {}
         by_token = {name.removeprefix(BY_TOKEN): name for name in sums if name.startswith(BY_TOKEN)}
         found = report.metrics("actor", terms, by_token)
@@ -189,8 +207,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         needs = frozenset(self._policy_loss.declaration.scores)
         return needs | ENTROPY if self.config.entropy_coeff != 0 else needs
 
-    def _loss(self, scale: LossScale) -> Loss[TokenScores]:
-        """Make the loss of a mini-batch, divided by the denominators of `scale`."""
+    def _loss(self, scale: LossScale, successful: int) -> Loss[TokenScores]:
+        """Make the loss of a mini-batch, divided by the denominators of `scale`; of `success_nll` by `successful`."""
         config = self.config
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -212,6 +230,12 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             whole = actor_loss(
                 by_token, entropy=found.entropy, entropy_coeff=config.entropy_coeff, kl=kl, kl_coef=config.kl_loss_coef
             )
-            return aggregate(whole, micro.mask, micro.offsets, scale), seen
+            total = aggregate(whole, micro.mask, micro.offsets, scale)
+            if config.success_nll_coef:
+                assert micro.success is not None
+                nll = -masked_sum(found.logprobs, micro.mask & (micro.success > 0)) / max(successful, 1)
+                seen["success_nll"] = nll.detach()
+                total = total + config.success_nll_coef * nll
+            return total, seen
 
         return loss

@@ -31,6 +31,7 @@ KNOW_PROMPTS = {
     "optimal_token_baseline",
     "tir_optimal_token_baseline",
     "gigpo",
+    "gdpo",
 }
 """These compare the trajectories of a prompt; those that are no GROUP_ESTIMATORS also where their rewards are equal."""
 N = 4
@@ -318,6 +319,69 @@ def test_grpo_turn_goes_on_through_the_sequences_of_a_trajectory() -> None:
     batch = batch_of(Row("01", trajectory=0), Row("01", {1: 1.0}, trajectory=0), Row("0101", trajectory=1))
     found = advantages(batch, "grpo_turn", norm_adv_by_std_in_grpo=False)
     assert found == approx([0.5], [0.5], [-0.5, -0.5])
+
+
+def test_gdpo_normalises_each_reward_apart() -> None:
+    # right: (2, -1, -1) / 3 over a deviation of 1 / sqrt(3); form: the second one alone. With half the weight for form
+    # the sums are 0.866, 0 and -0.866, whose deviation is 0.866.
+    batch = batch_of(Row("01"), Row("01"), Row("01"))
+    numbers = {0: {"right": 1.0, "form": 0.0}, 1: {"right": 0.0, "form": 1.0}, 2: {"right": 0.0, "form": 0.0}}
+    options = {"reward_keys": ["right", "form"], "reward_weights": [1.0, 0.5]}
+    found = compute_advantages(batch, algorithm("gdpo", adv_options=options), 3, numbers)
+    assert found.advantages is not None
+    assert by_sequence(found, found.advantages) == approx([1], [0], [-1])
+    # As one reward the second would be worth half of the first, and better than the third by the same.
+    with pytest.raises(TrainingError, match=r"trajectory 2 of the step gave no 'form', found reward, right"):
+        compute_advantages(batch, algorithm("gdpo", adv_options=options), 3, {**numbers, 2: {"right": 0.0}})
+
+
+def test_gdpo_of_the_whole_reward_is_grpo_whitened() -> None:
+    batch = outcome(1, 0, 0, 3, groups=[0, 0, 1, 1])
+    half, eight = math.sqrt(0.5), [1.0, -1.0, -1.0, 1.0]
+    deviation = math.sqrt(sum(half**2 for _ in range(8)) / 7)
+    assert advantages(batch, "gdpo") == approx(*([sign * half / deviation] * 2 for sign in eight))
+
+
+def test_bi_level_gae_estimates_turns_then_tokens() -> None:
+    # d_2 = 1 - 0.4 = A_2; d_1 = 0.5 + 0.9 * 0.4 - 0.2 = 0.66 and A_1 = 0.66 + 0.9 * 0.5 * 0.6 = 0.93.
+    # First tokens: 0.5 * 0.2 - 0.1 = 0 and 0.25 * 0.93; 0.5 * 0.4 - 0.3 = -0.1, and -0.1 + 0.25 * 0.6 = 0.05.
+    batch = batch_of(Row("011011", {2: 0.5, 5: 1.0}, values=[9, 0.1, 0.2, 7, 0.3, 0.4]))
+    options = {"turn_gamma": 0.9, "turn_lam": 0.5}
+    raw = [0.2325, 0.93, 0.05, 0.6]
+    found = returns(batch, "bi_level_gae", gamma=0.5, lam=0.5, adv_options=options)
+    assert found == approx([value + own for value, own in zip((0.1, 0.2, 0.3, 0.4), raw, strict=True)])
+    mean = sum(raw) / 4
+    deviation = math.sqrt(sum((x - mean) ** 2 for x in raw) / 3)
+    found = advantages(batch, "bi_level_gae", gamma=0.5, lam=0.5, adv_options=options)
+    assert found == approx([(x - mean) / deviation for x in raw])
+
+
+def test_bi_level_gae_of_one_turn_is_gae_and_goes_on_through_sequences() -> None:
+    keys = {"gamma": 0.9, "lam": 0.8}
+    one = batch_of(Row("01110", {1: -0.1, 3: 1.0}, values=[9, 0.1, 0.5, 0.2, 9]), Row("011", {2: 0.3}))
+    assert advantages(one, "bi_level_gae", **keys) == approx(*advantages(one, "gae", **keys))
+    together = batch_of(Row("01", trajectory=0), Row("01", trajectory=1), Row("01", {1: 1.0}, trajectory=0))
+    assert returns(together, "bi_level_gae") == approx([1], [0], [1])
+
+
+def test_decoupled_gae_has_a_lambda_for_each_of_critic_and_policy() -> None:
+    # delta = 0.4 - 0.2 and 1 - 0.4.
+    batch = batch_of(Row("0110", {2: 1.0}, values=[9, 0.2, 0.4, 7]))
+    options = {"lam_policy": 0.5, "lam_critic": 1.0}
+    assert returns(batch, "decoupled_gae", adv_options=options) == approx([1.0, 1.0])
+    half = math.sqrt(0.5)
+    assert advantages(batch, "decoupled_gae", adv_options=options) == approx([-half, half])  # 0.5 and 0.6
+
+
+def test_the_lambda_by_length_of_decoupled_gae() -> None:
+    # alpha = 0.5: 1 - 1 / (0.5 * 4) = 0.5 with four tokens, 0 with two, and not below 0 with one.
+    batch = batch_of(Row("01111", {4: 1.0}), Row("0101", {3: 1.0}), Row("01", {1: 1.0}))
+    raw = [0.125, 0.25, 0.5, 1, 0, 1, 1]
+    mean = sum(raw) / 7
+    white = [(x - mean) / math.sqrt(sum((y - mean) ** 2 for y in raw) / 6) for x in raw]
+    found = advantages(batch, "decoupled_gae", adv_options={"length_alpha": 0.5})
+    assert found == approx(white[:4], white[4:6], white[6:])
+    assert returns(batch, "decoupled_gae", adv_options={"length_alpha": 0.5}) == approx([1] * 4, [1] * 2, [1])
 
 
 def test_sequences_without_advantage_are_told() -> None:

@@ -115,7 +115,6 @@ def test_a_key_of_ours_is_set_aside_only_where_verl_means_something_else() -> No
         "reward_model.enable_resource_pool",
         "reward_model.nnodes",
         "reward_model.n_gpus_per_node",
-        "algorithm.filter_groups.enable",
     }
 
 
@@ -282,7 +281,7 @@ def test_the_values_that_decide_the_algorithm_are_verls(name: str) -> None:
         if theirs in ("critic.ppo_mini_batch_size", "critic.ppo_epochs"):
             expected = reference[theirs.replace("critic", ACTOR)]
         if theirs == "reward.reward_manager.name":
-            expected = "naive"
+            expected = given.get("reward_model.reward_manager", "naive")
         assert ours[key] == expected, key
     validation = config.actor_rollout_ref.rollout.val_kwargs
     samples = bool(reference[f"{ROLLOUT}.val_kwargs.temperature"])
@@ -296,10 +295,9 @@ def test_all_that_waits_is_told_in_one_message() -> None:
     with pytest.raises(ConfigError) as error:
         load_config(
             [
-                "algorithm.adv_estimator=gdpo",
+                "algorithm.use_pf_ppo=True",
                 "actor_rollout_ref.hybrid_engine=False",
                 "+async_training.staleness_threshold=0.5",
-                "algorithm.filter_groups.enable=True",
                 "trainer.device=npu",
                 f"{ROLLOUT}.quantization=fp8",
                 "nothing.of.verls=1",
@@ -312,9 +310,144 @@ def test_all_that_waits_is_told_in_one_message() -> None:
         line.startswith("actor_rollout_ref.hybrid_engine=false, async_training.staleness_threshold=0.5 would change")
         for line in lines
     ), message
-    for key in ("algorithm.adv_estimator", "algorithm.filter_groups.enable", "trainer.device", "quantization"):
+    for key in ("algorithm.use_pf_ppo", "trainer.device", "quantization"):
         assert any(key in line and "would change the result" in line for line in lines), key
     assert "unknown key nothing.of.verls" in message
+
+
+DAPO = [
+    "data.train_batch_size=512",
+    "data.gen_batch_size=1536",
+    "data.max_response_length=20480",
+    f"{ROLLOUT}.n=16",
+    "algorithm.adv_estimator=grpo",
+    "algorithm.filter_groups.enable=True",
+    "algorithm.filter_groups.metric=acc",
+    "algorithm.filter_groups.max_num_gen_batches=10",
+    "reward_model.reward_manager=dapo",
+]
+OVERLONG_BUFFERS = {
+    "reward_model.overlong_buffer": (),
+    "reward_model.reward_kwargs.overlong_buffer_cfg": ("+reward_model.reward_kwargs.max_resp_len=20480",),
+    "reward.reward_kwargs.overlong_buffer_cfg": ("+reward.reward_kwargs.max_resp_len=20480",),
+}
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize("section", OVERLONG_BUFFERS)
+def test_dapos_keys_are_taken_in_every_spelling(section: str) -> None:
+    values = {"enable": "True", "len": "4096", "penalty_factor": "0.5", "log": "False"}
+    buffer = [f"+{section}.{name}={value}" for name, value in values.items()]
+    config = load_config([*DAPO, *buffer, *OVERLONG_BUFFERS[section]], "ppo_trainer")
+    keys, found = config.algorithm.filter_groups, config.reward_model.overlong_buffer
+    assert (keys.refill, keys.metric, keys.max_num_gen_batches) == (True, "acc", 10)
+    assert (config.data.gen_batch_size, config.reward_model.reward_manager) == (1536, "dapo")
+    assert (found.enable, found.len, found.penalty_factor) == (True, 4096, 0.5)
+    assert found.max_resp_len == (20480 if OVERLONG_BUFFERS[section] else None)
+    # Only the manager dapo reads it.
+    other = [f"{key}=naive" if key.endswith("reward_manager") else f"{key}={value}" for key, value in _pairs(DAPO)]
+    config = load_config([*other, *buffer, *OVERLONG_BUFFERS[section]], "ppo_trainer")
+    assert not config.reward_model.overlong_buffer.enable
+
+
+def _pairs(command: list[str]) -> list[list[str]]:
+    return [text.split("=", 1) for text in command]
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize(
+    ("more", "metric", "bound"),
+    [
+        (["algorithm.filter_groups.metric=seq_final_reward"], "reward", 10),
+        (["algorithm.filter_groups.metric=seq_reward", "algorithm.use_kl_in_reward=True"], "reward", 10),
+        (["algorithm.filter_groups.max_num_gen_batches=-1"], "acc", 0),
+    ],
+)
+def test_verls_names_of_rewards_and_of_no_bound_are_ours(more: list[str], metric: str, bound: int) -> None:
+    keys = load_config([*DAPO, *more], "dapo_trainer").algorithm.filter_groups
+    assert (keys.metric, keys.max_num_gen_batches) == (metric, bound)
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["algorithm.filter_groups.enable=False"], "a step trains on data.train_batch_size prompts"),
+        (
+            ["algorithm.filter_groups.metric=seq_final_reward", "algorithm.use_kl_in_reward=True"],
+            "metric=seq_reward compares without it",
+        ),
+    ],
+)
+def test_what_dynamic_sampling_cannot_do_as_verl_is_refused(more: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config([*DAPO, *more], "dapo_trainer")
+
+
+VERLS_DAPO_32B = [
+    *DAPO,
+    "data.max_prompt_length=2048",
+    "algorithm.use_kl_in_reward=False",
+    "algorithm.kl_ctrl.kl_coef=0.0",
+    f"{ACTOR}.use_kl_loss=False",
+    f"{ACTOR}.kl_loss_coef=0.0",
+    f"{ACTOR}.clip_ratio_low=0.2",
+    f"{ACTOR}.clip_ratio_high=0.28",
+    f"{ACTOR}.clip_ratio_c=10.0",
+    f"{ACTOR}.use_dynamic_bsz=True",
+    f"{ACTOR}.ppo_max_token_len_per_gpu=22528",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    f"{ACTOR}.optim.lr=1e-6",
+    f"{ACTOR}.optim.lr_warmup_steps=10",
+    f"{ACTOR}.optim.weight_decay=0.1",
+    f"{ACTOR}.ppo_mini_batch_size=32",
+    f"{ACTOR}.fsdp_config.param_offload=True",
+    f"{ACTOR}.fsdp_config.optimizer_offload=True",
+    f"{ACTOR}.entropy_coeff=0",
+    f"{ACTOR}.grad_clip=1.0",
+    f"{ACTOR}.loss_agg_mode=token-mean",
+    f"{ACTOR}.ulysses_sequence_parallel_size=8",
+    f"{ROLLOUT}.gpu_memory_utilization=0.80",
+    f"{ROLLOUT}.tensor_model_parallel_size=4",
+    f"{ROLLOUT}.temperature=1.0",
+    f"{ROLLOUT}.top_p=1.0",
+    f"{ROLLOUT}.top_k=-1",
+    f"{ROLLOUT}.val_kwargs.temperature=1.0",
+    f"{ROLLOUT}.val_kwargs.top_p=0.7",
+    f"{ROLLOUT}.val_kwargs.do_sample=True",
+    f"{ROLLOUT}.name=vllm",
+    "reward_model.overlong_buffer.enable=True",
+    "reward_model.overlong_buffer.len=4096",
+    "reward_model.overlong_buffer.penalty_factor=1.0",
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=16",
+    "trainer.test_freq=5",
+    "trainer.save_freq=5",
+    "trainer.total_epochs=1",
+]
+"""What run_dapo_qwen2.5_32b.sh of verl's recipe sets, but for paths and names."""
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_our_recipe_for_dapo_has_the_values_of_verls() -> None:
+    ours, verls = (
+        flatten(load_config(argv, name).model_dump(mode="json"), leaf_keys(Config))
+        for argv, name in (([], "recipe/dapo_qwen2.5_32b"), (VERLS_DAPO_32B, "dapo_trainer"))
+    )
+    without_effect = ("critic.", "algorithm.kl_", "algorithm.lam", f"{ACTOR}.kl_loss_")
+    decide = [key for key in DECIDES if not key.startswith(without_effect)]
+    decide += [key for key in ours if key.startswith(("algorithm.filter_groups.", "reward_model.overlong_buffer."))]
+    decide += ["data.gen_batch_size", "trainer.nnodes", "trainer.n_gpus_per_node", f"{ROLLOUT}.val_kwargs.top_p"]
+    decide += ["actor_rollout_ref.model.dtype", f"{ROLLOUT}.num_servers", f"{ROLLOUT}.free_cache_engine"]
+    assert {key: ours[key] for key in decide} == {key: verls[key] for key in decide}
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_gdpos_rewards_are_options_of_the_estimator() -> None:
+    keys = ["+algorithm.gdpo_reward_keys=[format,accuracy]", "+algorithm.gdpo_reward_weights=[0.5,1.0]"]
+    config = load_config(["algorithm.adv_estimator=gdpo", f"{ROLLOUT}.n=4", *keys], "ppo_trainer").algorithm
+    assert config.adv_options == {"reward_keys": ["format", "accuracy"], "reward_weights": [0.5, 1.0]}
+    assert load_config(["algorithm.adv_estimator=grpo", *keys], "ppo_trainer").algorithm.adv_options == {}
 
 
 @pytest.mark.usefixtures("with_sglang")

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from tests.e2e.conftest import PROJECT, forked_command
 from tests.e2e.test_docs import commands
-from tests.e2e.test_resume import numbers
+from tests.e2e.test_resume import THIRDS, numbers
 from tests.reward.tiny_reward_model import make_reward_model
 
 pytest.importorskip("ray")
@@ -109,6 +109,49 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
         stages = [f"rank{rank}_{stage}" for rank in range(ranks) for stage in each]
         expected = [f"{stage}.{kind}" for stage in ["rank0_reward_model", *stages] for kind in ("json.gz", "txt")]
         assert profiles == sorted(expected)
+
+
+@pytest.mark.slice(0, "cluster")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "more",
+    [
+        [
+            "algorithm.filter_groups.refill=true",
+            "algorithm.filter_groups.max_num_gen_batches=40",
+            "data.gen_batch_size=3",
+            "algorithm.masked_statuses=[malformed]",
+            "actor_rollout_ref.actor.success_nll_coef=0.1",
+            "algorithm.adv_estimator=gdpo",
+            "algorithm.adv_options.reward_keys=[score,form]",
+        ],
+        ["algorithm.adv_estimator=bi_level_gae", "algorithm.adv_options.turn_gamma=0.9", "critic.optim.lr=1e-3"],
+        ["algorithm.adv_estimator=decoupled_gae", "algorithm.adv_options.length_alpha=0.2", "critic.optim.lr=1e-3"],
+    ],
+    ids=["refill_gdpo", "bi_level_gae", "decoupled_gae"],
+)
+def test_two_ranks_and_two_rollout_workers_equal_one_process(
+    two_ranks: Overrides, small_run: Overrides, tmp_path: Path, more: list[str]
+) -> None:
+    (tmp_path / "thirds.py").write_text(
+        THIRDS.replace("return ", "score = ") + "    return {'score': score, 'form': len(solution_str) % 5 / 5}\n"
+    )
+    more = [*more, f"custom_reward_function.path={tmp_path}/thirds.py", "trainer.total_training_steps=2"]
+    refills = any("refill" in override for override in more)
+    alone = small_run(*more, "trainer.device=cpu", "data.val_files=null", run_dir=tmp_path / "one")
+    apart = two_ranks("two", *more, "actor_rollout_ref.rollout.nnodes=2")
+    for command in (alone, apart):
+        done = forked_command([one for one in command if "filter_groups.enable" not in one], tmp_path)
+        assert done.returncode == 0, done.stderr
+    logged = [numbers(tmp_path / run)[1:] for run in ("two", "one")]
+    for mine, theirs in zip(*logged, strict=True):
+        theirs["sync/bytes"] *= 2  # two engines
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+        assert ("refill/gen_batches" in mine) == refills
+        assert mine["actor/grad_norm"] > 0
+    weights = [load_file(tmp_path / run / "policy" / "model.safetensors") for run in ("one", "two")]
+    for name, tensor in weights[0].items():
+        assert (tensor - weights[1][name]).abs().max() < 1e-4, name
 
 
 @pytest.mark.slice(0, "kill")

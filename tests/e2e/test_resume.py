@@ -19,6 +19,14 @@ Overrides = Callable[..., list[str]]
 
 TIMES = ("time/", "perf/", "tool/seconds", "trajectory/generate_seconds", "trajectory/tool_seconds")
 STEPS = 6
+THIRDS = """
+from hashlib import sha256
+
+def compute_score(solution_str, ground_truth):
+    differs = sha256(str(ground_truth).encode()).digest()[0] % 3 == 0
+    return float(differs and len(solution_str) % 2)
+"""
+"""A scorer by which the answers to some prompts, and to no others, may differ."""
 
 
 def numbers(run: Path) -> list[dict[str, float]]:
@@ -47,15 +55,25 @@ def steps_logged(run: Path) -> int:
 
 @pytest.mark.slice(1, "kill")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "dapo"])
 def test_killed_and_resumed_equals_undisturbed(small_run: Overrides, tmp_path: Path, algorithm: str) -> None:
+    (tmp_path / "thirds.py").write_text(THIRDS)
+    refilled = [
+        f"custom_reward_function.path={tmp_path}/thirds.py",
+        "data.gen_batch_size=3",
+        "algorithm.filter_groups.refill=true",
+        "algorithm.filter_groups.max_num_gen_batches=40",
+    ]
+
     def overrides(name: str) -> list[str]:
-        more = [f"trainer.total_training_steps={STEPS}", "trainer.test_freq=2", f"algorithm={algorithm}"]
+        group = "grpo" if algorithm == "dapo" else algorithm
+        more = [f"trainer.total_training_steps={STEPS}", "trainer.test_freq=2", f"algorithm={group}"]
+        more += refilled if algorithm == "dapo" else []
         more.append(f"actor_rollout_ref.actor.checkpoint.async_save={algorithm == 'ppo'}")
         return [
             override
             for override in small_run(*more, run_dir=tmp_path / name)
-            if algorithm == "grpo" or "filter_groups" not in override
+            if algorithm != "ppo" or "filter_groups.enable" not in override
         ]
 
     began = time.monotonic()
@@ -70,6 +88,9 @@ def test_killed_and_resumed_equals_undisturbed(small_run: Overrides, tmp_path: P
     resumed = forked_command(overrides("killed"), tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert numbers(killed) == numbers(tmp_path / "whole")
+    if algorithm == "dapo":
+        drawn = {line["refill/gen_batches"] for line in numbers(killed)[1:]}
+        assert len(drawn) > 1, "steps drew different numbers of generation batches"
     one, other = (load_file(tmp_path / name / "policy" / "model.safetensors") for name in ("whole", "killed"))
     assert one.keys() == other.keys()
     assert all((one[name] == other[name]).all() for name in one)

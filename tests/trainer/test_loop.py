@@ -205,6 +205,50 @@ def test_filtering_groups_changes_no_weight_and_no_metric(
         assert apart < 1e-2 * 1e-3, f"{name}: AdamW's step is 1e-3, and shows the rounding of gradients of almost 0"
 
 
+def test_masked_trajectories_are_in_no_loss_and_in_every_baseline(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Every answer is cut. Half of the trajectories that are left would be half of the tokens; here none is left."""
+    base = [*small_run("trainer.total_training_steps=1", "data.val_files=null")]
+    metrics = {}
+    for name, masked in (("none", "[]"), ("other", "[malformed]"), ("cut", "[length]")):
+        run = tmp_path / name
+        more = [f"algorithm.masked_statuses={masked}", f"trainer.default_local_dir={run}"]
+        assert main([*base, "data.max_response_length=8", *more]) == 0
+        metrics[name] = lines(run)[-1]
+    cut = round(metrics["none"]["status/length"] * 16)
+    assert cut > 8
+    assert metrics["none"]["left_out/masked"] == 0
+    assert metrics["cut"]["left_out/masked"] == cut
+    assert metrics["cut"]["train/sequences"] <= 16 - cut
+    assert metrics["cut"]["reward/mean"] == metrics["none"]["reward/mean"]
+    assert metrics["cut"]["group/groups"] == 4
+
+
+def test_the_nll_of_successes_and_scorers_numbers_reach_the_update(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "two.py").write_text(
+        "def compute_score(solution_str, trajectory):\n"
+        "    return {'score': float(trajectory.uid.endswith('0')), 'form': len(solution_str) % 3}\n"
+    )
+    more = [
+        f"custom_reward_function.path={tmp_path}/two.py",
+        "trainer.total_training_steps=1",
+        "data.val_files=null",
+        "actor_rollout_ref.actor.success_nll_coef=0.1",
+        "algorithm.adv_estimator=gdpo",
+        "algorithm.adv_options.reward_keys=[score,form]",
+    ]
+    base = [override for override in small_run(*more) if "filter_groups" not in override]
+    assert main(base) == 0
+    step = lines(tmp_path / "run")[-1]
+    assert step["success/rate"] == 0.25
+    assert 0 < step["actor/success_nll"] < 50 and step["actor/grad_norm"] > 0
+
+
 def test_remax_draws_a_greedy_trajectory_of_each_prompt_beside_the_others(
     small_run: Overrides,  # noqa: F811
     tmp_path: Path,

@@ -80,6 +80,26 @@ def test_kl_loss_and_entropy_bonus_are_taken_over_all_sequences(
     assert {line["train/filtered_fraction"] for line in saving} == {0.0}
 
 
+def test_successes_are_imitated_also_where_they_have_no_advantage(make_worker: WorkerMaker, batch: RaggedBatch) -> None:
+    """The loss is the mean over their policy tokens in each mini-batch; what else has no advantage is left out."""
+    config = ActorConfig(ppo_mini_batch_size=6, success_nll_coef=0.1, optim=ADAMW)
+    successes = [0, 5, len(batch) - 1]
+    batch.success = torch.isin(batch.sequence_ids(), torch.tensor(successes)).float()
+    some, every = make_worker(config), make_worker(config)
+    batch.old_logprobs, _ = some.compute_log_probs(batch)
+    saving = some.update(batch, step=1, zero_advantage=rows_of(batch), successes=successes)
+    whole = every.update(batch, step=1, successes=successes)
+    imitated = batch.mask & (batch.success > 0)
+    expected = -float(batch.old_logprobs[imitated].mean())
+    assert saving["actor/success_nll"] == pytest.approx(expected, rel=1e-5)
+    assert same_weights(some, every, 1e-5)
+    assert saving["train/filtered_fraction"] == (len(set(rows_of(batch)) - set(successes))) / len(batch)
+    assert whole["train/filtered_fraction"] == 0.0
+    plain = make_worker(ActorConfig(ppo_mini_batch_size=6, optim=ADAMW))
+    plain.update(batch, step=1)
+    assert not same_weights(plain, every, 1e-5)
+
+
 def test_a_batch_without_any_advantage_is_a_step_of_gradient_zero(make_worker: WorkerMaker, batch: RaggedBatch) -> None:
     """Momentum and weight decay go on, as they would with every sequence computed."""
     config = ActorConfig(ppo_mini_batch_size=6, optim=ADAMW)

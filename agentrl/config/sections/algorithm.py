@@ -38,6 +38,9 @@ class KLCtrlConfig(Section):
     """KL divergence of a sequence that the adaptive coefficient aims at."""
 
 
+REFILL = OnlyWith("algorithm.filter_groups.refill=true")
+
+
 class FilterGroupsConfig(Section):
     """`algorithm.filter_groups.*`"""
 
@@ -51,7 +54,16 @@ class FilterGroupsConfig(Section):
     ] = True
     """Skip the policy's update on sequences without advantage, such as groups whose rewards are all equal.
     It changes no weight: mini-batches, denominators and the number of optimizer steps are those of the whole batch, and
-    with KL loss or entropy bonus nothing is left out. No prompts are sampled anew in their place (DAPO)."""
+    with KL loss or entropy bonus nothing is left out. `refill` samples other prompts in their place."""
+    refill: bool = False
+    """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): a step draws generation batches of prompts until
+    data.train_batch_size of them have trajectories that differ in `metric`, and trains on these, the first ones drawn.
+    What is left over is dropped. Needs rollout.n above 1."""
+    metric: Annotated[str, REFILL] = "reward"
+    """Number by which `refill` compares the trajectories of a prompt: reward, all that they are trained on but the KL;
+    score, the scorer's alone; or one that the scorer gives beside it, e.g. acc (where it gives no acc, the score)."""
+    max_num_gen_batches: Annotated[int, REFILL] = Field(10, ge=0)
+    """Generation batches that `refill` may draw in a step before the run ends with an error; 0: no limit."""
 
 
 Criterion = Literal[
@@ -140,25 +152,31 @@ class AlgorithmConfig(Section):
     adv_estimator: Annotated[str, Names(ADVANTAGE_ESTIMATORS, options="adv_options")] = "grpo"
     """Estimator of the advantages; docs/algorithms.md compares all."""
     adv_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of an estimator that takes some: gigpo, optimal_token_baseline, or one of yours."""
+    """Options of an estimator that takes some: gigpo, gdpo, bi_level_gae, decoupled_gae, optimal_token_baseline, or one
+    of yours."""
     gamma: Annotated[
         float,
         ReadBy(
             (ADVANTAGE_ESTIMATORS,),
-            "adv_estimator=gae or reinforce_plus_plus",
+            "adv_estimator=gae or bi_level_gae or decoupled_gae or reinforce_plus_plus",
             declares=lambda declared: "gamma" in declared.keys,
         ),
     ] = Field(1.0, ge=0, le=1)
     """Discount of the rewards of later tokens."""
     lam: Annotated[
-        float, ReadBy((ADVANTAGE_ESTIMATORS,), "adv_estimator=gae", declares=lambda declared: "lam" in declared.keys)
+        float,
+        ReadBy(
+            (ADVANTAGE_ESTIMATORS,),
+            "adv_estimator=gae or bi_level_gae",
+            declares=lambda declared: "lam" in declared.keys,
+        ),
     ] = Field(1.0, ge=0, le=1)
     """Lambda of generalised advantage estimation (arXiv:1506.02438)."""
     norm_adv_by_std_in_grpo: Annotated[
         bool,
         ReadBy(
             (ADVANTAGE_ESTIMATORS,),
-            "adv_estimator=grpo or grpo_turn or grpo_passk or gigpo",
+            "adv_estimator=grpo or grpo_turn or grpo_passk or gigpo or gdpo",
             declares=lambda declared: "norm_adv_by_std_in_grpo" in declared.keys,
         ),
     ] = True
@@ -172,3 +190,6 @@ class AlgorithmConfig(Section):
     """Weight of turn rewards (tools, interactions) beside the trajectory's score; 0 leaves them out."""
     filter_groups: FilterGroupsConfig = FilterGroupsConfig()
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    masked_statuses: list[Literal["length", "turn_limit", "malformed", "aborted"]] = []
+    """Endings whose trajectories no loss goes over and no denominator counts, the critic's neither: [length] is
+    DAPO's overlong filtering (arXiv:2503.14476, section 3.4). Their rewards count in the advantages of the others."""

@@ -89,6 +89,8 @@ class DataConfig(RowsConfig):
     """The same for validation; null: no validation. With train_files=quickstart the default is `quickstart`, too."""
     train_batch_size: int = Field(32, gt=0)
     """Prompts a step."""
+    gen_batch_size: Annotated[int | None, OnlyWith("algorithm.filter_groups.refill=true")] = Field(None, gt=0)
+    """Prompts of a generation batch, of which a step draws as many as it needs; null: train_batch_size."""
     val_batch_size: Annotated[int | None, VALIDATION] = Field(None, gt=0)
     """Prompts validated at once; null: all."""
     train_max_samples: int | None = Field(None, gt=0)
@@ -101,3 +103,8 @@ class DataConfig(RowsConfig):
     """A new random order in each epoch; false: the order of the files."""
     seed: int = Field(1, ge=0)
     """Seed of the data order."""
+
+    @property
+    def drawn_at_once(self) -> int:
+        """Prompts that the loader gives at once."""
+        return self.gen_batch_size or self.train_batch_size

@@ -66,6 +66,21 @@ class JudgeConfig(Section):
     them."""
 
 
+class OverlongBufferConfig(Section):
+    """`reward_model.overlong_buffer.*`: DAPO's penalty for responses that come close to their limit, L tokens
+    (arXiv:2503.14476, eq. 13)."""
+
+    enable: Annotated[bool, OnlyWith("reward_model.reward_manager=dapo"), Needs("len", "tokens")] = False
+    """Add to the reward of a response of more than L - len tokens (tool answers included) a number that falls
+    linearly from 0 there to -penalty_factor at L. The score, and successes by it, stay as they are."""
+    len: Annotated[int | None, ENABLED] = Field(None, gt=0)
+    """Tokens before the limit in which the penalty grows."""
+    penalty_factor: Annotated[float, ENABLED] = Field(1.0, ge=0)
+    """The largest penalty."""
+    max_resp_len: Annotated[int | None, ENABLED] = Field(None, gt=0)
+    """L, in tokens; null: data.max_response_length."""
+
+
 class ScorerConfig(Section):
     """An entry of `reward_model.scorers`; a text is its name."""
 
@@ -101,8 +116,8 @@ class RewardConfig(Section):
     reward_manager: Annotated[str, Names(REWARD_MANAGERS, options="reward_manager_options")] = "naive"
     """Reward manager, which scores trajectories: naive, by the scorers of their data sources; prime, the same, programs
     by the share of tests that pass; batch, a function of yours that is called with lists; gdpo, as naive, with the
-    experiment's name in extra_info. One of your own is a subclass of agentrl.reward.RewardManager or
-    GroupRewardManager, or of a base class in agentrl.verl."""
+    experiment's name in extra_info; dapo, as naive, with the penalty of overlong_buffer. One of your own is a subclass
+    of agentrl.reward.RewardManager or GroupRewardManager, or of a base class in agentrl.verl."""
     reward_manager_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the reward manager."""
     scorers: Annotated[
@@ -119,8 +134,9 @@ class RewardConfig(Section):
     max_concurrent: int = Field(64, gt=0)
     """Scorers that run at once."""
     success_threshold: float = 1.0
-    """A trajectory whose score is at least this is a success: in success rates and pass@k, never in what is trained on.
-    """
+    """A trajectory whose score is at least this is a success: in success rates and pass@k, and for
+    actor.success_nll_coef."""
+    overlong_buffer: OverlongBufferConfig = OverlongBufferConfig()
     sandbox_fusion: SandboxFusionConfig = SandboxFusionConfig()
     judge: JudgeConfig = JudgeConfig()
 

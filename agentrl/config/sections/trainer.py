@@ -118,7 +118,7 @@ class TrainerConfig(RunConfig, RolloutsTrainerConfig):
         int,
         ReadBy(
             (ADVANTAGE_ESTIMATORS,),
-            "algorithm.adv_estimator=gae",
+            "algorithm.adv_estimator=gae or bi_level_gae or decoupled_gae",
             declares=lambda declared: "values" in declared.columns,
         ),
     ] = Field(0, ge=0)

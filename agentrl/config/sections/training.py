@@ -24,7 +24,7 @@ class Config(RolloutsConfig):
         CriticConfig,
         ReadBy(
             (ADVANTAGE_ESTIMATORS,),
-            "algorithm.adv_estimator=gae",
+            "algorithm.adv_estimator=gae or bi_level_gae or decoupled_gae",
             declares=lambda declared: "values" in declared.columns,
             off=("fsdp", "fsdp2"),  # verl's scripts name the strategy of every role, with GRPO too
         ),

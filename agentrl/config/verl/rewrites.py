@@ -174,10 +174,10 @@ def clip_ratio(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def reward_manager(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the reward manager; dapo without a penalty for overlong responses scores as naive does."""
+    """Translate the reward manager."""
     if value is None:
         return {}
-    name = "naive" if value == "dapo" and "dapo" not in REWARD_MANAGERS.names() else str(value)
+    name = str(value)
     if name not in REWARD_MANAGERS.names() and not is_target(name):
         raise Refusal(f"{WAITS_FOR_ALGORITHMS} (there are {', '.join(REWARD_MANAGERS.names())})")
     paths = ("custom_reward_function.path", "reward.custom_reward_function.path")
@@ -187,10 +187,61 @@ def reward_manager(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def generation_batch(value: JSON, values: Values) -> dict[str, JSON]:
-    """Note a generation batch of the size of the training batch."""
-    if value not in (None, values.get("data.train_batch_size")):
-        raise Refusal("a step samples data.train_batch_size prompts: dynamic sampling is not part of agentrl yet")
-    return {}
+    """Translate the size of a generation batch, which without dynamic sampling is that of the training batch."""
+    if value in (None, values.get("data.train_batch_size")):
+        return {}
+    if not values.get("algorithm.filter_groups.enable"):
+        raise Refusal("without algorithm.filter_groups.enable a step trains on data.train_batch_size prompts")
+    return {"data.gen_batch_size": value}
+
+
+def dynamic_sampling(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the switch of dynamic sampling."""
+    return {"algorithm.filter_groups.refill": True} if value else {}
+
+
+def filter_metric(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the number by which dynamic sampling compares trajectories."""
+    if value is None or not values.get("algorithm.filter_groups.enable"):
+        return {}
+    if value == "seq_final_reward" and values.get("algorithm.use_kl_in_reward"):
+        raise Refusal("the KL in the reward is known when all prompts are drawn: metric=seq_reward compares without it")
+    return {"algorithm.filter_groups.metric": "reward" if value in ("seq_reward", "seq_final_reward") else value}
+
+
+def generation_batches(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the bound on generation batches, where every number below 1 means none."""
+    if not isinstance(value, int) or not values.get("algorithm.filter_groups.enable"):
+        return {}
+    return {"algorithm.filter_groups.max_num_gen_batches": max(value, 0)}
+
+
+def overlong(section: str, name: str) -> Translate:
+    """Translate a key of one of the spellings of DAPO's overlong buffer, which the reward manager dapo alone reads."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        managers = [values.get("reward_model.reward_manager"), values.get("reward.reward_manager.name")]
+        if value is None or "dapo" not in managers or not values.get(f"{section}.enable"):
+            return {}
+        return {f"reward_model.overlong_buffer.{name}": value}
+
+    return translate
+
+
+def overlong_limit(section: str) -> Translate:
+    """Translate the length of a response at which the penalty of DAPO's overlong buffer is whole."""
+    return lambda value, values: overlong(f"{section}.overlong_buffer_cfg", "max_resp_len")(value, values)
+
+
+def gdpo_option(name: str) -> Translate:
+    """Make a key that only gdpo reads an option of that estimator; note it where another one is chosen."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        if value is None or values.get("algorithm.adv_estimator") != "gdpo":
+            return {}
+        return {"algorithm.adv_options": {name: value}}
+
+    return translate
 
 
 def warmup(section: str) -> Translate:

@@ -35,7 +35,6 @@ JUDGE_ENGINE = (
     "a reward model on engines of its own is not part of agentrl yet: reward_model.judge asks a server, and with "
     "python -m agentrl.train reward_model.enable adds the score of a sequence classification model"
 )
-DYNAMIC = "dynamic sampling is not part of agentrl yet"
 
 DATA = (
     arranged(
@@ -45,7 +44,12 @@ DATA = (
         "error",
         None,
     ),
-    translated("data.gen_batch_size", "a step samples data.train_batch_size prompts", (), rewrites.generation_batch),
+    translated(
+        "data.gen_batch_size",
+        "with algorithm.filter_groups.enable, as here; else it must be data.train_batch_size",
+        ("data.gen_batch_size",),
+        rewrites.generation_batch,
+    ),
     alias("data.train_max_samples", "data.train_max_samples", "-1 means all, which is null here", off=(-1, None)),
     alias("data.val_max_samples", "data.val_max_samples", "-1 means all, which is null here", off=(-1, None)),
     alias("data.train_data_num", "data.train_max_samples"),
@@ -602,7 +606,7 @@ REWARD = (
     *(
         translated(
             key,
-            "naive, prime and batch; dapo without overlong_buffer scores as naive does",
+            "naive, prime, batch, dapo and gdpo",
             ("reward_model.reward_manager",),
             rewrites.reward_manager,
         )
@@ -619,11 +623,28 @@ REWARD = (
             "reward.reward_kwargs.overlong_buffer_cfg",
         )
         for entry in (
-            only(f"{section}.enable", f"a penalty for overlong responses: {WAITS_FOR_ALGORITHMS}", *OFF),
-            noted(f"{section}.*", "read with enable alone"),
+            *(
+                translated(
+                    f"{section}.{name}",
+                    f"with the reward manager dapo it is reward_model.overlong_buffer.{name}; the penalty is no part "
+                    "of the score, only of the reward",
+                    (f"reward_model.overlong_buffer.{name}",),
+                    rewrites.overlong(section, name),
+                )
+                for name in ("enable", "len", "penalty_factor")
+            ),
+            noted(f"{section}.log", "the penalty is always logged, as score/dapo_overlong_penalty"),
         )
     ),
-    noted("reward*.reward_kwargs.max_resp_len", "read with overlong_buffer_cfg alone"),
+    *(
+        translated(
+            f"{section}.max_resp_len",
+            "with the reward manager dapo and overlong_buffer_cfg it is reward_model.overlong_buffer.max_resp_len",
+            ("reward_model.overlong_buffer.max_resp_len",),
+            rewrites.overlong_limit(section),
+        )
+        for section in ("reward_model.reward_kwargs", "reward.reward_kwargs")
+    ),
     refused("reward*.reward_kwargs.*", "managers take their options by reward_model.reward_manager_options"),
     only("reward.reward_model.enable", JUDGE_ENGINE, *OFF),
     only("reward_model.enable", JUDGE_ENGINE, *OFF),
@@ -673,8 +694,26 @@ ALGORITHM = (
     ),
     only("algorithm.use_pf_ppo", "prompts are not re-weighted", *OFF),
     noted("algorithm.pf_ppo.*", "read with use_pf_ppo alone"),
-    only("algorithm.filter_groups.enable", DYNAMIC, *OFF),
-    noted("algorithm.filter_groups.*", "read with filter_groups.enable alone"),
+    translated(
+        "algorithm.filter_groups.enable",
+        "it is algorithm.filter_groups.refill here: generation batches are drawn, as by verl's recipe, until "
+        "data.train_batch_size groups differ; what is left over is dropped",
+        ("algorithm.filter_groups.refill",),
+        rewrites.dynamic_sampling,
+    ),
+    translated(
+        "algorithm.filter_groups.metric",
+        "read with filter_groups.enable alone; seq_reward and seq_final_reward are reward here",
+        ("algorithm.filter_groups.metric",),
+        rewrites.filter_metric,
+    ),
+    translated(
+        "algorithm.filter_groups.max_num_gen_batches",
+        "read with filter_groups.enable alone; 0 and below: no limit (verl 0.9.1 has no limit, its recipe has)",
+        ("algorithm.filter_groups.max_num_gen_batches",),
+        rewrites.generation_batches,
+    ),
+    noted("algorithm.filter_groups.max_inflight_gen_batches", "a generation batch ends before the next one begins"),
     translated(
         f"{CORRECTION}.rollout_is",
         "the same; in bypass mode with loss_type=reinforce alone, as PPO's ratio corrects by itself",
@@ -719,7 +758,15 @@ ALGORITHM = (
     only(f"{CORRECTION}.loss_type", "bypass mode has ppo_clip and reinforce", "ppo_clip", "reinforce", None),
     only("algorithm.rollout_is*", f"keys of an earlier release: use {CORRECTION}.rollout_is and rollout_rs", *OFF),
     only("algorithm.no_think_rl", "every sampled token is trained on", *OFF),
-    refused("algorithm.gdpo_reward_keys", WAITS_FOR_ALGORITHMS),
+    *(
+        translated(
+            f"algorithm.gdpo_{name}",
+            f"with gdpo it is algorithm.adv_options.{name}",
+            ("algorithm.adv_options",),
+            rewrites.gdpo_option(name),
+        )
+        for name in ("reward_keys", "reward_weights")
+    ),
     refused("algorithm.reward_*_coef", OWN_TRAINER),
     only("distillation.enabled", TEACHER, *OFF),
     noted("distillation.*", "read with distillation.enabled alone"),

@@ -123,6 +123,30 @@ class StoredBatch:
     def with_fields(self, **values: Column) -> StoredBatch:
         return replace(self, fields=self.fields | values.keys(), columns={**self.columns, **values})
 
+    def joined(self, others: Sequence[StoredBatch]) -> StoredBatch:
+        """See `Sequences.joined`. None of them may have a column that was added to what was stored."""
+        every = [self, *others]
+        if any(one.columns for one in every):
+            raise ValueError("joined: columns were added already")
+        stored = [sum(len(piece.rows) for piece in one.batches) for one in every]
+        ends = [sum(stored[:index]) for index in range(len(every))]
+        policy, policies = join_policies([(one.policy, one.policies) for one in every])
+        return StoredBatch(
+            rows=torch.cat([one.rows + end for one, end in zip(every, ends, strict=True)]),
+            lengths=torch.cat([one.lengths for one in every]),
+            group=torch.cat([one.group for one in every]),
+            policy_tokens=torch.cat([one.policy_tokens for one in every]),
+            policy=policy,
+            policies=policies,
+            fields=self.fields,
+            batches=tuple(
+                Piece(piece.ref, piece.rows + end)
+                for one, end in zip(every, ends, strict=True)
+                for piece in one.batches
+            ),
+            columns={},
+        )
+
     def column(self, parts: Iterable[tuple[ray.ObjectRef[ColumnArrays], Sequence[int]]]) -> Column:
         """Build a Column from (reference of `put_column`, indices of its sequences in this batch) pairs."""
         return Column(tuple(Piece(ref, self.rows[torch.as_tensor(part)]) for ref, part in parts if len(part)))
