@@ -44,6 +44,7 @@ LOSSES: Mapping[str, Mapping[str, float]] = {
     "dro": {"dro_beta": 0.5},
 }
 """Losses with the options that are set."""
+GDPO: Mapping[str, list[Any]] = {"reward_keys": ["right", "form"], "reward_weights": [1.0, 0.5]}
 BY_SEQUENCE = ("sapo", "geo_mean")
 """Losses of which verl always takes the mean by sequence."""
 
@@ -63,6 +64,7 @@ class Drawn:
     squared_probs: Tensor  # [R, W] float64
     advantages: Tensor  # [R, W] float64
     greedy: Tensor  # [R] float64
+    numbers: Tensor  # [R, 2] float64, rewards of a scorer that gives two
 
     def unpad(self, values: Tensor) -> Tensor:
         """Put rows [R, W] after one another: [T]."""
@@ -124,6 +126,7 @@ def draw(generator: torch.Generator) -> Drawn:
         squared_probs=probs**2 + (1 - probs) ** 2 * torch.rand(rows, width, generator=generator),
         advantages=normal(rows, width) * mask,
         greedy=normal(int(group.max()) + 1)[group],
+        numbers=normal(rows, 2),
     )
 
 
@@ -141,6 +144,11 @@ def their_advantages(name: str, drawn: Drawn) -> tuple[Tensor, Tensor]:
         arguments["config"] = type("Config", (), {"gamma": 0.9})
     elif name == "remax":
         arguments["reward_baselines"] = drawn.greedy
+    elif name == "gdpo":
+        places = {"prompts": drawn.mask[:, :0], "attention_mask": drawn.mask.long()}
+        numbers = {key: drawn.numbers[:, place].numpy() for place, key in enumerate(GDPO["reward_keys"])}
+        config = {f"gdpo_{key}": value for key, value in GDPO.items()}
+        arguments |= {"index": index, "config": config, "non_tensor_batch": numbers, "batch": places}
     elif name == "tir_optimal_token_baseline":
         arguments |= {"index": index, "old_log_probs": drawn.old, "sum_pi_squared": drawn.squared_probs}
     else:
@@ -153,8 +161,11 @@ def their_advantages(name: str, drawn: Drawn) -> tuple[Tensor, Tensor]:
 def estimator_difference(name: str, drawn: Drawn) -> float:
     """Difference of the advantages, relative to the largest."""
     rewards, theirs = their_advantages(name, drawn)
-    config = AlgorithmConfig.model_validate({"adv_estimator": name, "gamma": 0.9, "lam": 0.8})
-    ours = compute_advantages(drawn.ragged(rewards), config, n=5).advantages
+    rows = len(drawn.lengths)
+    options = GDPO if name == "gdpo" else {}
+    keys = {"adv_estimator": name, "adv_options": options, "gamma": 0.9, "lam": 0.8}
+    numbers = {row: dict(zip(GDPO["reward_keys"], drawn.numbers[row].tolist(), strict=True)) for row in range(rows)}
+    ours = compute_advantages(drawn.ragged(rewards), AlgorithmConfig.model_validate(keys), 5, numbers).advantages
     assert ours is not None
     return relative(ours.double(), drawn.unpad(theirs))
 
@@ -212,7 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--batches", type=int, default=200)
     batches = parser.parse_args().batches
-    names = ["gae", "gpg", "grpo", "grpo_passk", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+    names = ["gae", "gdpo", "gpg", "grpo", "grpo_passk", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
     names += ["remax", "rloo", "tir_optimal_token_baseline"]
     for kind, measure, chosen in (
         ("estimator", estimator_difference, names),
