@@ -32,7 +32,7 @@ def compute_advantages(
     """
     found = ADVANTAGE_ESTIMATORS.get(config.adv_estimator)
     declared = declaration_of(found).columns
-    columns = estimator_columns(batch, n, declared - {"numbers"})
+    columns = estimator_columns(batch, n, declared)
     if "numbers" in declared:
         by_sequence = [(numbers or {}).get(trajectory, {}) for trajectory in batch.trajectory.tolist()]
         columns = replace(columns, numbers=by_sequence)
@@ -51,11 +51,14 @@ def compute_advantages(
 def estimator_columns(batch: RaggedBatch, n: int, declared: Collection[Extra] = ()) -> EstimatorColumns:
     """Take the columns of a batch that has old_logprobs; of the optional ones those that are `declared`."""
     assert batch.old_logprobs is not None, "the policy's log-probs come first"
-    optional: dict[str, Tensor] = {}
-    for name in declared:
+
+    def optional(name: Extra) -> Tensor | None:
+        if name not in declared:
+            return None
         values: Tensor | None = getattr(batch, name)
         assert values is not None, f"{name} is declared, and not computed"
-        optional[name] = values
+        return values
+
     return EstimatorColumns(
         rewards=batch.rewards,
         mask=batch.mask,
@@ -67,7 +70,12 @@ def estimator_columns(batch: RaggedBatch, n: int, declared: Collection[Extra] = 
         old_logprobs=batch.old_logprobs,
         rollout_logprobs=batch.rollout_logprobs,
         n=n,
-        **optional,
+        ref_logprobs=optional("ref_logprobs"),
+        values=optional("values"),
+        entropy=optional("entropy"),
+        squared_probs=optional("squared_probs"),
+        state=optional("state"),
+        greedy_rewards=optional("greedy_rewards"),
     )
 
 

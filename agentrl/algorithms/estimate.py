@@ -71,6 +71,8 @@ def estimate(
     assert batch.advantages is not None and batch.returns is not None
     columns = {"advantages": batch.advantages, "returns": batch.returns, "rewards": batch.rewards}
     columns |= corrections
+    if (explained := explained_variance(batch)) is not None:
+        metrics["critic/explained_variance"] = explained
     trajectories = batch.trajectory.tolist()
     if successes is not None:
         succeeds = torch.tensor([float(one in successes) for one in trajectories])
@@ -110,6 +112,15 @@ def add_rewards(batch: RaggedBatch, rewards: Mapping[int, float]) -> torch.Tenso
     owners = [trajectory for trajectory in owner.unique().tolist() if trajectory in rewards]
     added = torch.tensor([rewards[trajectory] for trajectory in owners])
     return batch.rewards.index_add(0, last[owners], added)
+
+
+def explained_variance(batch: RaggedBatch) -> float | None:
+    """Compute 1 - var(returns - values) / var(returns) over the policy tokens; None without values, or a variance."""
+    if batch.values is None or batch.returns is None:
+        return None
+    values, returns = batch.values[batch.mask].double(), batch.returns[batch.mask].double()
+    spread = float(returns.var()) if len(returns) > 1 else 0.0
+    return 1 - float((returns - values).var()) / spread if spread > 0 else None
 
 
 def check_rewards(batch: RaggedBatch) -> None:

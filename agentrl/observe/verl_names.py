@@ -17,6 +17,7 @@ NAMES: Mapping[str, str] = {
     "actor/clip_frac_lower": "actor/pg_clipfrac_lower",
     "critic/clip_frac": "critic/vf_clipfrac",
     "critic/value_mean": "critic/vpred_mean",
+    "critic/explained_variance": "critic/vf_explained_var",
     "time/rollout": "timing_s/gen",
     "time/old_log_prob": "timing_s/old_log_prob",
     "time/ref_log_prob": "timing_s/ref",

@@ -26,6 +26,7 @@ correction are those of the tokens of the update:
 | `actor/ppo_kl` | mean of old - new log-prob over the policy tokens with advantage of the taken optimizer steps |
 | `actor/clip_frac`, `actor/clip_frac_lower` | fraction of the same tokens that the clip, the dual clip cut off |
 | `critic/vf_loss` | value loss: mean over the taken optimizer steps |
+| `critic/explained_variance` | 1 - var(returns - values) / var(returns), over the policy tokens, before the update |
 | `critic/clip_frac`, `critic/value_mean` | fraction clipped, and mean value, over the policy tokens of these steps |
 | `actor/grad_norm`, `critic/grad_norm` | before clipping, mean over the taken optimizer steps |
 | `actor/lr`, `critic/lr` | the learning rate that was used |

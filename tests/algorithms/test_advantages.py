@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -357,7 +358,7 @@ def test_bi_level_gae_estimates_turns_then_tokens() -> None:
 
 
 def test_bi_level_gae_of_one_turn_is_gae_and_goes_on_through_sequences() -> None:
-    keys = {"gamma": 0.9, "lam": 0.8}
+    keys: dict[str, Any] = {"gamma": 0.9, "lam": 0.8}
     one = batch_of(Row("01110", {1: -0.1, 3: 1.0}, values=[9, 0.1, 0.5, 0.2, 9]), Row("011", {2: 0.3}))
     assert advantages(one, "bi_level_gae", **keys) == approx(*advantages(one, "gae", **keys))
     together = batch_of(Row("01", trajectory=0), Row("01", trajectory=1), Row("01", {1: 1.0}, trajectory=0))

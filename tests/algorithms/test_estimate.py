@@ -103,3 +103,22 @@ def test_a_kl_in_the_reward_that_is_not_finite_names_its_log_probs(
     assert columns["rewards"].isfinite().all()
     assert found.metrics["actor/reward_kl_penalty"] == found.kl
     assert found.metrics["actor/reward_kl_penalty_coeff"] == 0.1
+
+
+def test_how_much_of_the_returns_the_critic_knows() -> None:
+    """Returns are 0 but for two of 1: values of half of these know three quarters of the variance."""
+    config = algorithm("gae")
+    rewarded = scored()
+    for values, expected in ((torch.zeros(12), 0.0), (0.5 * (rewarded.trajectory == 9)[rewarded.sequence_ids()], 0.75)):
+        _, found = estimate(replace(rewarded, values=values.float()), config, 2, None)
+        assert found.metrics["critic/explained_variance"] == pytest.approx(expected)
+    for without in (scored(rewards=torch.zeros(12)), scored(values=None)):
+        _, found = estimate(without, algorithm("grpo"), 2, None)
+        assert "critic/explained_variance" not in found.metrics
+
+
+def test_tokens_of_trajectories_that_succeed_are_told() -> None:
+    columns, found = estimate(scored(), algorithm("grpo"), 2, None, successes={9, 13, 100})
+    assert columns["success"].tolist() == [0.0] * 3 + [1.0] * 3 + [0.0] * 3 + [1.0] * 3
+    assert found.trajectory == [8, 9, 12, 13]
+    assert "success" not in estimate(scored(), algorithm("grpo"), 2, None)[0]

@@ -209,7 +209,7 @@ def test_masked_trajectories_are_in_no_loss_and_in_every_baseline(
     small_run: Overrides,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """Every answer is cut. Half of the trajectories that are left would be half of the tokens; here none is left."""
+    """Most answers are cut; the number of those that are left out, and of no others, follows the list of endings."""
     base = [*small_run("trainer.total_training_steps=1", "data.val_files=null")]
     metrics = {}
     for name, masked in (("none", "[]"), ("other", "[malformed]"), ("cut", "[length]")):
