@@ -210,11 +210,16 @@ def check_async(config: Config) -> Iterator[str]:
             f"trainer.save_freq={config.trainer.save_freq} conflicts with {at}: prompts that were begun ahead are kept "
             "in checkpoints. Set trainer.save_freq=50, say"
         )
-    if rollout.name != "embedded" or config.uses_ray:
-        where = "Ray's workers" if config.uses_ray else f"{ROLLOUT}.name={rollout.name}"
+    if config.uses_ray:
         yield (
-            f"{at} needs {ROLLOUT}.name=embedded in one process, found {where}: other engines do not keep trajectories "
-            "over an update yet. Set async_training.max_staleness=0"
+            f"{at} needs one process, and this config asks for Ray's workers, which do not keep trajectories over an "
+            "update yet. Set async_training.max_staleness=0, or trainer.n_gpus_per_node=1 and rollout.nnodes=0"
+        )
+    if rollout.free_cache_engine:
+        yield (
+            f"{at} conflicts with {ROLLOUT}.free_cache_engine=true: an engine whose memory is freed for the update "
+            "keeps no trajectories over it. Set free_cache_engine=false and give the servers devices of their own, or "
+            "set async_training.max_staleness=0"
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import InfrastructureError
@@ -167,4 +167,21 @@ class RolloutEngine(Protocol):
 
     async def close(self) -> None:
         """End all requests with an abort and free everything."""
+        ...
+
+
+@runtime_checkable
+class InFlightEngine(RolloutEngine, Protocol):
+    """An engine with devices of its own, which samples while the policy is updated."""
+
+    async def update_in_flight(self, weights: Weights, version: int) -> SyncReport:
+        """Replace weights while requests run: an answer that was begun before may end by the new ones.
+
+        Each token has the version of the weights that sampled it, and none is sampled by weights of which no version is
+        known. When it returns, all that is sampled is of `version`. Raises as `update_weights` does.
+        """
+        ...
+
+    async def release_weights(self) -> None:
+        """Read the weights of the last update no more, for they are about to change, until the next one."""
         ...

@@ -31,8 +31,8 @@ GREEDY = SamplingParams(1, temperature=0.0)
 class Progress(Protocol):
     """A stretch of work whose progress is shown."""
 
-    def advance(self, count: int = 1) -> None:
-        """Count `count` more units as done. Safe from any thread."""
+    def advance(self, count: int = 1, **values: float) -> None:
+        """Count `count` more units as done, and show `values` beside them. Safe from any thread."""
         ...
 
 

@@ -14,7 +14,7 @@ be due sooner than batches of B can take them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
@@ -172,15 +172,24 @@ class Flow:
         Returns the prompt's fate beside the state; OPEN: it is ready, and a batch will take it.
         """
         group = self._open(ordinal)
-        if oldest is not None and not group.since <= oldest <= self.served:
+        if oldest is not None and not group.since <= oldest <= self.version:
             raise RuntimeError(
-                f"prompt {ordinal} has a token of version {oldest}; expected {group.since} to {self.served}"
+                f"prompt {ordinal} has a token of version {oldest}; expected {group.since} to {self.version}"
             )
         if outcome is not Outcome.SCORED and self.settings.replaces:
             rest = tuple(one for one in self.groups if one is not group)
             return replace(self, groups=rest), FATES[outcome]
         since = group.since if oldest is None else oldest
         return self._with(replace(group, since=since, outcome=outcome)), Fate.OPEN
+
+    def recall(self, ordinal: int, outcome: Outcome, oldest: int | None) -> Flow:
+        """End an open group as it ended in a process before, whose tokens may be older than what is served now.
+
+        Where it, or another, could then be taken too late only, the group stays open.
+        """
+        group = self._open(ordinal)
+        ended = self._with(replace(group, since=group.since if oldest is None else oldest, outcome=outcome))
+        return self if self.late(ended.groups, self.version + self.updating) is not None else ended
 
     @property
     def ready(self) -> list[Group]:
@@ -203,6 +212,15 @@ class Flow:
             return Wait(tuple(one.ordinal for one in running if one.since <= late.since))
         fates = {one.ordinal: FATES[one.outcome] for one in taken if one.outcome is not None}
         return Batch(replace(self, step=self.step + 1, updating=True, groups=rest), fates)
+
+    def repeat(self, ordinals: Collection[int]) -> Flow:
+        """Take the batch that a process before took in this step, at the same version, of groups begun there."""
+        begun = range(self.next_ordinal, max(self.next_ordinal, *(one + 1 for one in ordinals)))
+        groups = (*self.groups, *(Group(one, self.served) for one in begun))
+        rest = tuple(one for one in groups if one.ordinal not in ordinals)
+        if self.updating or len(groups) - len(rest) != len(ordinals):
+            raise RuntimeError(f"step {self.step + 1} cannot take prompts {sorted(ordinals)} again of {groups}")
+        return replace(self, step=self.step + 1, updating=True, groups=rest, next_ordinal=begun.stop)
 
     def updated(self, version: int) -> Flow:
         """End the update: the policy is `version` now, one more than before or, where it did not change, the same."""

@@ -15,7 +15,7 @@ from agentrl.config import Config
 from agentrl.config.registries import ENGINES
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.builder import EngineSetting
-from agentrl.engines.contract import EngineError, RolloutEngine
+from agentrl.engines.contract import EngineError, InFlightEngine, RolloutEngine
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, TrainingError
 from agentrl.reward.model_input import ModelInput, conversations
@@ -185,10 +185,12 @@ class LocalRollouts:
                 self.audience.warn(f"{path} is not on this machine: the reward model's part is missing in it")
             done += count
 
-    def update_weights(self, weights: Weights, version: int) -> SyncReport:
-        """See `Rollouts.update_weights`."""
+    def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
+        """See `Rollouts.update_weights`. `in_flight`: requests go on, of an engine that can do so."""
+        flying = self.engine if in_flight and isinstance(self.engine, InFlightEngine) else None
+        update = self.engine.update_weights if flying is None else flying.update_in_flight
         try:
-            report = self.loop.run(self.engine.update_weights(weights, version))
+            report = self.loop.run(update(weights, version))
             if self.needs_weights:
                 self.loop.run(self.engine.wake())
                 self.needs_weights = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Lock
 
 from agentrl.data.loader import Loader
 from agentrl.system.json_value import JSON, as_mapping
@@ -30,24 +31,34 @@ class Prompts:
         self._loader = loader
         self._next = 0
         self._drawn: deque[_Drawn] = deque()
+        self._lock = Lock()
+        """The thread that draws is not the one that begins prompts and forgets them."""
 
     def draw_to(self, end: int) -> None:
         """Draw until all prompts before `end` are there. Raises what `Loader` raises."""
         while self._next < end:
             position = self._loader.state_dict()
             drawn = _Drawn(self._next, next(self._loader), position)
-            self._drawn.append(drawn)
-            self._next += len(drawn.samples)
+            with self._lock:
+                self._drawn.append(drawn)
+                self._next += len(drawn.samples)
+
+    @property
+    def end(self) -> int:
+        """The first ordinal that is not drawn yet."""
+        return self._next
 
     def __getitem__(self, ordinal: int) -> Sample:
         """Return a prompt that is drawn and not forgotten."""
-        drawn = next(one for one in reversed(self._drawn) if one.first <= ordinal)
+        with self._lock:
+            drawn = next(one for one in reversed(self._drawn) if one.first <= ordinal)
         return drawn.samples[ordinal - drawn.first]
 
     def forget_before(self, ordinal: int) -> None:
         """Drop the batches in which all prompts are before `ordinal`."""
-        while self._drawn and self._drawn[0].first + len(self._drawn[0].samples) <= ordinal:
-            self._drawn.popleft()
+        with self._lock:
+            while self._drawn and self._drawn[0].first + len(self._drawn[0].samples) <= ordinal:
+                self._drawn.popleft()
 
     def state(self) -> dict[str, JSON]:
         """Return the position before the oldest batch that is not forgotten, and the ordinal of its first prompt."""

@@ -52,7 +52,7 @@ class Relay:
     def stage(self, name: str, total: int | None = None) -> Iterator[Relay]:
         yield self
 
-    def advance(self, count: int = 1) -> None:
+    def advance(self, count: int = 1, **values: float) -> None:  # values: of the driver's own stages
         with self._lock:
             self._news.done += count
 

@@ -80,6 +80,14 @@ class TrajectorySource(Protocol):
         """
         ...
 
+    def saved(self) -> None:
+        """Take note that a checkpoint with the last `state` is saved, or is being written."""
+        ...
+
+    def report(self) -> str | None:
+        """Say at the run's end what became of the prompts; None where nothing needs to be said."""
+        ...
+
     def revive(self) -> None:
         """Replace workers that died; `load_state` and `publish` follow."""
         ...
@@ -141,3 +149,10 @@ class TakingTurns:
     def revive(self) -> None:
         """See `TrajectorySource`."""
         self.rollouts.revive()
+
+    def saved(self) -> None:
+        """See `TrajectorySource`."""
+
+    def report(self) -> str | None:
+        """See `TrajectorySource`: a step's prompts end within it."""
+        return None

@@ -182,6 +182,8 @@ class Trainer:
         held += ["trajectories/"] if trainer.save_trajectories != "none" else []
         held += ["profile/"] if trainer.profile_steps else []
         self.display.note(f"done: {self.dir} holds {', '.join(name for name in held if (self.dir / name).exists())}")
+        if (report := self.source.report()) is not None:
+            self.display.note(report)
         if self.config.uses_ray and ray_init.timeline_json_file is not None:
             self.display.note(f"Ray's timeline is written to {ray_init.timeline_json_file}")
         if (text := self.troubles.text()) is not None:
@@ -416,6 +418,7 @@ class Trainer:
         writers = {name: partial(group.save, background=background) for name, group in groups.items()}
         with self.timed("save"):
             self.checkpoints.save(self.step, writers, self.state() | {"config": config_to_dict(self.config)})
+            self.source.saved()
 
     def state(self) -> dict[str, JSON]:
         """Collect what a checkpoint holds beside the workers."""

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from agentrl.trajectory.trajectory import Trajectory
 
@@ -32,5 +32,13 @@ def publish_lag(made: int, served: int) -> int:
 
 def oldest_version(trajectories: Iterable[Trajectory]) -> int | None:
     """Return the version of the oldest sampled token; None where no token was sampled."""
-    spans = (span for one in trajectories for transcript in one.transcripts for span in transcript.versions)
-    return min((span.version for span in spans), default=None)
+    return min(_versions(trajectories), default=None)
+
+
+def newest_version(trajectories: Iterable[Trajectory]) -> int | None:
+    """Return the version of the newest sampled token; None where no token was sampled."""
+    return max(_versions(trajectories), default=None)
+
+
+def _versions(trajectories: Iterable[Trajectory]) -> Iterator[int]:
+    return (span.version for one in trajectories for transcript in one.transcripts for span in transcript.versions)

@@ -270,13 +270,17 @@ def test_ranks_that_cannot_be_arranged_so(overrides: list[str], says: str) -> No
             ["trainer.save_freq=-1"],
             "save_freq=-1 conflicts with async_training.max_staleness=2: .* Set trainer",
         ),
-        ([f"{ROLLOUT}.name=sglang"], "max_staleness=2 needs .*name=embedded in one process, found .*name=sglang"),
-        (["trainer.n_gpus_per_node=2"], "max_staleness=2 needs .* found Ray's workers"),
+        (
+            [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.free_cache_engine=true", "trainer.device=cuda"],
+            "max_staleness=2 conflicts with .*free_cache_engine=true: .* devices of their own",
+        ),
+        (["trainer.n_gpus_per_node=2"], "max_staleness=2 needs one process, .* Ray's workers"),
     ],
 )
 def test_a_bound_on_staleness_that_cannot_hold(overrides: list[str], says: str) -> None:
     keys = ["async_training.max_staleness=2", "trainer.save_freq=5"]
     load(*keys, "async_training.depth=2", "async_training.publish_every=3")
+    load(*keys, f"{ROLLOUT}.name=sglang")
     with pytest.raises(ConfigError, match=says):
         load(*keys, *overrides)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import signal
 import time
@@ -37,14 +39,16 @@ def numbers(run: Path) -> list[dict[str, float]]:
     ]
 
 
-def kill_after(arguments: list[str], run: Path, seconds: float, last: int) -> bool:
-    """Start a run and SIGKILL it after `seconds`, or after its step `last`; returns whether it was still running."""
+def kill_after(arguments: list[str], run: Path, seconds: float, last: int, number: int = signal.SIGKILL) -> bool:
+    """Start a run and kill it after `seconds`, or after its step `last`; returns whether it was still running."""
     started = ForkedPython(["-m", "agentrl.train", *arguments], run.parent)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and started.process.is_alive() and steps_logged(run) < last:
         time.sleep(0.01)
-    started.process.kill()
-    return started.wait(30).returncode == -signal.SIGKILL
+    assert started.process.pid is not None
+    if started.process.is_alive():
+        os.kill(started.process.pid, number)
+    return started.wait(30).returncode == (-signal.SIGKILL if number == signal.SIGKILL else 143)
 
 
 def steps_logged(run: Path) -> int:
@@ -94,3 +98,29 @@ def test_killed_and_resumed_equals_undisturbed(small_run: Overrides, tmp_path: P
     one, other = (load_file(tmp_path / name / "policy" / "model.safetensors") for name in ("whole", "killed"))
     assert one.keys() == other.keys()
     assert all((one[name] == other[name]).all() for name in one)
+
+
+@pytest.mark.slice(1, "kill")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("bound", [1, 3])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_asynchronous_run_that_is_killed_trains_each_prompt_once(
+    small_run: Overrides, tmp_path: Path, bound: int, number: signal.Signals
+) -> None:
+    """Killed without a checkpoint, between two, and again; 4 prompts a step, and slots for 6 trajectories."""
+    more = [f"async_training.max_staleness={bound}", f"async_training.depth={min(bound, 2)}", "trainer.save_freq=3"]
+    more += [f"trainer.total_training_steps={STEPS}", "actor_rollout_ref.rollout.max_num_seqs=6"]
+    arguments, run = small_run(*more), tmp_path / "run"
+    for last in (2, 4, 5, STEPS + 1):
+        if not kill_after(arguments, run, 100, last, number):
+            break
+    resumed = forked_command([*arguments, f"trainer.total_training_steps={STEPS + 2}"], tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    text = (run / "ledger.jsonl").read_text()
+    batches = [json.loads(line) for line in text.splitlines()]
+    assert [batch["step"] for batch in batches] == list(range(1, STEPS + 3))
+    ordinals = [one for batch in batches for first, end in batch["trained"] for one in range(first, end)]
+    assert sorted(ordinals) == list(range(4 * (STEPS + 2)))
+    assert [line["step"] for line in lines(run)] == list(range(STEPS + 3))
+    assert max(line.get("async/staleness_max", 0) for line in lines(run)) <= bound
+    assert f"{4 * (STEPS + 2)} prompts, each once: {4 * (STEPS + 2)} trained" in resumed.stdout

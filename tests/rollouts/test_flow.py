@@ -227,7 +227,7 @@ class AnyOrder(RuleBasedStateMachine):
             if not left:
                 return
             group = data.draw(st.sampled_from(left))
-            oldest = data.draw(st.none() | st.integers(group.since, self.flow.served))
+            oldest = data.draw(st.none() | st.integers(group.since, self.flow.version))
             self.flow, fate = self.flow.finish(group.ordinal, outcome, oldest)
             self.settle({group.ordinal: fate} if fate is not Fate.OPEN else {})
 
@@ -320,3 +320,20 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = tries(max_examples=15, stateful_step_count=30, deadline=None)
+
+
+def test_batches_of_a_process_before_are_taken_again_and_what_had_ended_is_ready() -> None:
+    flow = Flow(Settings(2, 9, 2, 2), step=3, version=3, served=3, next_ordinal=8, groups=(Group(6, 3), Group(7, 3)))
+    again = flow.repeat([7, 9])
+    assert (again.step, again.updating, again.next_ordinal) == (4, True, 10)
+    assert [one.ordinal for one in again.groups] == [6, 8], "8 was begun when 9 was"
+    for wrong in ([5, 6], [7, 7, 9]):
+        with pytest.raises(RuntimeError, match=r"step 4 cannot take prompts .* again"):
+            flow.repeat(wrong)
+    with pytest.raises(RuntimeError, match="step 5 cannot take"):
+        again.repeat([6, 8])
+    flow = again.updated(4).publish()
+    ready = flow.recall(6, Outcome.SCORED, 3)
+    assert [(one.ordinal, one.since) for one in ready.ready] == [(6, 3)]
+    assert flow.recall(6, Outcome.SCORED, 1) == flow, "too old for the batch at version 4"
+    assert ready.recall(8, Outcome.FAILED, None).ready[-1].outcome is Outcome.FAILED

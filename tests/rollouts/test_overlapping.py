@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -26,6 +27,7 @@ from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.rollouts.context import load_chat, load_context, open_rows
 from agentrl.rollouts.contract import Progress, Rollout
 from agentrl.rollouts.flow import Fate, Settings
+from agentrl.rollouts.ledger import LedgerFile
 from agentrl.rollouts.local import open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.overlapping import Overlapping
@@ -50,7 +52,7 @@ class Silent:
     def stage(self, name: str, total: int | None = None) -> Iterator[Progress]:
         yield self
 
-    def advance(self, count: int = 1) -> None: ...
+    def advance(self, count: int = 1, **values: float) -> None: ...
 
     def note(self, text: str) -> None: ...
 
@@ -146,9 +148,16 @@ class Bench:
     def weights(self) -> Weights:
         return Weights.of(self.policy.named_parameters())
 
-    def staleness(self) -> list[list[int]]:
+    def goes_on(self, state: dict[str, JSON], version: int) -> None:
+        """Load a checkpoint."""
+        for self.version in range(1, version + 1):
+            self.change()
+        self.source.load_state(state)
+        self.source.publish(self.weights(), version)
+
+    def staleness(self, after: int = 0) -> list[list[int]]:
         """How stale the policy's tokens of each batch were, where each step made a version."""
-        return [sorted({step - v for v in b.version[b.mask].tolist()}) for step, b in enumerate(self.batches)]
+        return [sorted({step - v for v in b.version[b.mask].tolist()}) for step, b in enumerate(self.batches, after)]
 
 
 Opened = Callable[..., AbstractContextManager[Bench]]
@@ -160,14 +169,19 @@ def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
 
     @contextmanager
     def open_one(
-        bound: int | None, depth: int = 0, every: int = 1, steps: int = 6, loop: LoopFunction = uneven
+        bound: int | None,
+        depth: int = 0,
+        every: int = 1,
+        steps: int = 6,
+        loop: LoopFunction = uneven,
+        folder: str = "run",
     ) -> Iterator[Bench]:
         context = load_context(config, UserObjects(loops={"uneven": loop}, reward=score))
         chat = load_chat(config)
         context.bind(chat)
         data = open_rows(config, str(tmp_path / "rows.parquet"), None, context)
         loader = make_loader(data, config.data)
-        with open_local_rollouts(config, "cpu", chat, context, tmp_path / "run", Silent()) as rollouts:
+        with open_local_rollouts(config, "cpu", chat, context, tmp_path / folder, Silent()) as rollouts:
             policy = load_model(str(policy_dir), dtype="float32", device="cpu")
             if bound is None:
                 yield Bench(TakingTurns(config, loader, rollouts), data, policy)
@@ -221,7 +235,11 @@ def test_no_token_is_above_the_bound_and_every_prompt_has_one_fate(
             assert rollouts.loop.run(rollouts.engine.health()).paused, "nothing is sampled until the next batch"
             with pytest.raises(TimeoutError):
                 rollouts.loop.run(asyncio.wait_for(passes(rollouts.scheduler.clock), 0.01))
-        counts = bench.overlapping.counts
+        counts = bench.overlapping.record.ledger.counts
+        assert (
+            bench.overlapping.report()
+            == f"{6 * B} prompts, each once: {6 * B} trained (ledger.jsonl names them by step)"
+        )
     stale = bench.staleness()
     assert max(map(max, stale)) <= bound
     assert any(len(ages) > 1 for ages in stale), "some trajectories went on under further weights"
@@ -264,10 +282,10 @@ def test_a_validation_is_by_the_weights_of_its_step_alone(opened: Opened) -> Non
         assert bench.overlapping._running.keys() == running.keys(), "none began meanwhile, and none is lost"
         for step in range(3, 7):
             bench.step(step)
-        assert bench.overlapping.counts[Fate.TRAINED] == 6 * B
+        assert bench.overlapping.record.ledger.counts[Fate.TRAINED] == 6 * B
 
 
-def test_goes_on_where_a_checkpoint_was_taken_with_no_prompt_lost_or_repeated(opened: Opened, config: Config) -> None:
+def test_without_a_journal_what_was_begun_begins_anew(opened: Opened, config: Config, tmp_path: Path) -> None:
     with opened(2, 2, steps=6) as bench:
         first: dict[str, JSON] = {"step": 0, **bench.source.state()}
         for step in range(1, 4):
@@ -275,7 +293,7 @@ def test_goes_on_where_a_checkpoint_was_taken_with_no_prompt_lost_or_repeated(op
         state: dict[str, JSON] = {"step": 3, "version": 3, **bench.source.state()}
         version = bench.version
         assert bench.overlapping.flow.groups, "some were begun"
-    with opened(2, 2, steps=6) as resumed:
+    with opened(2, 2, steps=6, folder="elsewhere") as resumed:
         for loaded, begin in ((first, 0), (state, version)):
             resumed.version = begin
             resumed.source.load_state(loaded)
@@ -289,9 +307,88 @@ def test_goes_on_where_a_checkpoint_was_taken_with_no_prompt_lost_or_repeated(op
         more = {**flow, "groups": [[ordinal, 3, None] for ordinal in range(7)]}
         with pytest.raises(DataError, match=r"holds 7 prompts .* async_training.depth=1 at most 6 may be"):
             Overlapping(config, loader, rollouts, Settings(B, 6, 1, 1)).load_state({**state, "flow": more})
-    prompts = [uid.rsplit("/", 1)[0] for uids in bench.uids + resumed.uids for uid in uids[::N]]
-    assert sorted(prompts) == sorted({f"train/{step}/{i}" for step in range(1, 7) for i in range(B)})
+    assert_each_once(bench.uids + resumed.uids, 6)
     assert min(int(b.version[b.mask].min()) for b in resumed.batches) >= version
+
+
+def assert_each_once(uids: list[list[str]], steps: int) -> None:
+    prompts = [uid.rsplit("/", 1)[0] for batch in uids for uid in batch[::N]]
+    assert sorted(prompts) == sorted({f"train/{step}/{i}" for step in range(1, steps + 1) for i in range(B)})
+
+
+def killed(bench: Bench, folder: Path, cut: int) -> None:
+    """Leave in `folder` what a SIGKILL now would, in the middle of writing a record."""
+    shutil.copytree(bench.overlapping.rollouts.record_dir.parent, folder)
+    newest = max((folder / "journal").iterdir())
+    newest.write_bytes(newest.read_bytes()[: -cut or None])
+
+
+@pytest.mark.slice(2, "kill")
+@pytest.mark.parametrize("at, twice", [(2, False), (3, False), (4, False), (5, False), (4, True)])
+@pytest.mark.parametrize("cut", [0, 100])
+def test_killed_at_any_point_it_takes_the_same_batches_again(
+    opened: Opened, tmp_path: Path, at: int, twice: bool, cut: int
+) -> None:
+    """The checkpoint is of step 2; `at`: the step in whose update the run is killed; `twice`: later once more."""
+    ran: list[str] = []
+
+    async def counted(episode: Episode) -> None:
+        ran.append(episode.trajectory.uid)
+        await uneven(episode)
+
+    with opened(2, 2, steps=7, loop=counted) as bench:
+        for step in range(1, at + 1):
+            bench.step(step, changes=step < at or at == 2)
+            if step == 2:
+                state: dict[str, JSON] = {"step": 2, "version": 2, **bench.source.state()}
+                bench.source.saved()
+        killed(bench, tmp_path / "killed", cut)
+        ended = bench.overlapping.record.journal.ended.keys() - {
+            o for o in range(99) if bench.overlapping.record.ledger.has(o)
+        }
+    lost = 1 if cut else 0
+    if twice:
+        with opened(2, 2, steps=7, loop=counted, folder="killed") as again:
+            again.goes_on(state, 2)
+            again.step(3)
+            killed(again, tmp_path / "killed2", 0)
+    ran.clear()
+    with opened(2, 2, steps=7, loop=counted, folder="killed2" if twice else "killed") as resumed:
+        resumed.goes_on(state, 2)
+        for step in range(3, 8):
+            resumed.step(step)
+            if step == 5:
+                resumed.source.saved()
+        found = resumed.overlapping.record
+        assert [batch.step for batch in LedgerFile(found.journal.folder.parent).read()] == list(range(1, 8))
+        assert found.journal.size == sum(path.stat().st_size for path in found.journal.folder.iterdir())
+    assert_each_once(bench.uids[:2] + resumed.uids, 7)
+    assert max(map(max, resumed.staleness(after=2))) <= 2
+    same = [step for step in range(2, at) if resumed.uids[step - 2] == bench.uids[step]]
+    assert len(same) >= at - 2 - lost
+    assert all(equal(resumed.batches[step - 2], bench.batches[step]) for step in same)
+    assert len(ran) == len(set(ran)), "no trajectory begins twice"
+    assert found.found >= (at - 2) * B + len(ended) - lost * 2 * B, "what had ended is not sampled again"
+    assert not lost or found.found
+
+
+def test_rows_that_are_others_now_are_named(opened: Opened, tmp_path: Path) -> None:
+    with opened(2, 2, steps=6) as bench:
+        bench.step(1)
+        state: dict[str, JSON] = {"step": 1, "version": 1, **bench.source.state()}
+        begun = sorted(group.ordinal for group in bench.overlapping.flow.groups)
+    table = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    for row in table:
+        row["prompt"][0]["content"] = row["prompt"][0]["content"].replace("2?", "3?")
+    pq.write_table(pyarrow.Table.from_pylist(table), tmp_path / "rows.parquet")
+    with opened(2, 2, steps=6) as resumed:
+        # Of the files the loader knows the sizes only.
+        state["loader"] = {**as_mapping(state["loader"]), "fingerprint": resumed.dataset.fingerprint}
+        with pytest.raises(DataError, match=rf"disagrees with the data: prompts {begun[0]}, .*rows.parquet row \d"):
+            resumed.source.load_state(state)
+        ledger = as_mapping(state["ledger"])
+        with pytest.raises(DataError, match=r"disagrees with its data: prompts 0 were drawn and have neither"):
+            resumed.source.load_state({**state, "ledger": {**ledger, "before": 0, "counts": {}}})
 
 
 def test_an_error_of_a_users_code_ends_all_and_is_raised(opened: Opened) -> None:
@@ -312,4 +409,4 @@ def test_an_error_of_a_users_code_ends_all_and_is_raised(opened: Opened) -> None
         assert not bench.overlapping._running
         assert not bench.overlapping.rollouts.scheduler.running
         assert len(set(ended)) == len(ended)
-        assert bench.overlapping.flow.groups == () and bench.overlapping.counts[Fate.CANCELLED]
+        assert bench.overlapping.flow.groups == () and bench.overlapping.record.ledger.counts[Fate.CANCELLED]

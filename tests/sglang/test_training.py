@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.config import load_config
 from agentrl.engines.sglang.process import SGLangProcess
@@ -126,6 +129,70 @@ def test_a_server_is_killed_in_the_middle_of_a_step(train: Train, tmp_path: Path
     assert metrics[1]["engine/servers_healthy"] == 2
     assert metrics[-1]["engine/failovers"] >= 1 and metrics[-1]["trajectory/retries"] == 0
     assert "is dead" in run.stdout and "go on elsewhere" in run.stdout
+
+
+@pytest.mark.slice(1, "kill")
+@pytest.mark.parametrize("bound", [1, 2])
+def test_trajectories_go_on_while_the_policy_is_updated(
+    train: Train, assets: Path, model_dir: Path, tmp_path: Path, bound: int
+) -> None:
+    """Two servers, of which one is killed while both sample; every log-prob is by the weights that are recorded."""
+    run = train(
+        f"{ROLLOUT}.num_servers=2",
+        f"async_training.max_staleness={bound}",
+        f"async_training.depth={bound}",
+        f"{ROLLOUT}.multi_turn.max_tokens_per_turn=36",
+        "data.max_response_length=240",
+        "trainer.total_training_steps=6",
+        f"data.val_files={assets}/rows.parquet",
+        "data.val_max_samples=2",
+        "trainer.test_freq=3",
+        "trainer.max_actor_ckpt_to_keep=null",
+    )
+    run.until(lambda: (tmp_path / "run" / "checkpoints" / "step_000002").exists())
+    os.killpg(min(run.groups()), signal.SIGKILL)
+    assert run.end() == 0, run.stderr
+    assert run.servers() == set()
+    metrics = lines(tmp_path / "run")
+    assert [line["step"] for line in metrics] == list(range(7))
+    assert max(line["async/staleness_max"] for line in metrics[1:]) <= bound
+    assert all(0 <= line[f"async/{who}_idle"] <= 1 for line in metrics[1:] for who in ("engine", "trainer"))
+    assert metrics[-1]["engine/failovers"] >= 1
+    assert "12 prompts, each once: 12 trained" in run.stdout
+    rows = [row for step in range(1, 7) for row in trained(tmp_path, step)]
+    assert len({row.uid for row in rows}) == len(rows) == 6 * 8
+    spans = [[span.version for span in transcript.versions] for row in rows for transcript in row.transcripts]
+    assert any(len(set(one)) > 1 for one in spans), "some went on under further weights"
+    checkpoints = tmp_path / "run" / "checkpoints"
+    policies = [policy_of(model_dir)]
+    policies += [policy_of(model_dir, checkpoints / f"step_{step:06}" / "policy") for step in range(1, 6)]
+    for row in rows:
+        (transcript,) = row.transcripts
+        for span in transcript.versions:
+            expected = logprobs_under(policies[span.version], transcript.ids)[span.start : span.end]
+            found = torch.tensor(transcript.logprobs[span.start : span.end])
+            sampled = torch.tensor(transcript.mask[span.start : span.end], dtype=torch.bool)
+            assert (found - expected)[sampled].abs().max() < 1e-3, (row.uid, span)
+
+
+def policy_of(model: Path, checkpoint: Path | None = None) -> PreTrainedModel:
+    """The model in a folder, with the weights of a checkpoint."""
+    policy: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    if checkpoint is not None:
+        tensors = {}
+        for file in checkpoint.glob("*.safetensors"):
+            tensors |= load_file(file)
+        weights = {name: tensors[name] for name, _ in policy.named_parameters()}
+        policy.load_state_dict(weights, strict=False)
+    return policy
+
+
+@torch.no_grad()
+def logprobs_under(policy: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """log p(ids[i] | ids[:i]) [T], 0 for the first."""
+    logits = policy(input_ids=torch.tensor([ids])).logits[0]
+    found = logits[:-1].log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    return torch.cat([torch.zeros(1), found])
 
 
 @pytest.mark.slice(0, "kill")

@@ -17,9 +17,10 @@ class AsyncTrainingConfig(Section):
 
     max_staleness: int = Field(0, ge=0)
     """Versions of the policy that may have been made between the one that sampled a token and the one whose update uses
-    it: a bound for every token that is trained on. 0: rollouts and updates take turns. Above 0, for now with the
-    embedded engine in one process: trajectories that a step does not wait for stand still during its update and go on
-    under the next weights, and none is thrown away. algorithm.rollout_correction corrects for the difference."""
+    it: a bound for every token that is trained on. 0: rollouts and updates take turns. Above 0, in one process:
+    trajectories that a step does not wait for go on under the next weights, and none is thrown away. SGLang servers
+    sample during the update; the embedded engine, which shares the policy's processor, stands still meanwhile. See
+    docs/async.md. algorithm.rollout_correction corrects for the difference."""
     depth: Annotated[int, OVERLAPS] = Field(1, gt=0)
     """Batches that may be begun beside the one that is waited for, at most max_staleness. More of them leave more
     slow trajectories time, and make the typical token older."""

@@ -16,7 +16,10 @@ MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "a
 CORRECTION = "algorithm.rollout_correction"
 REF, TURNS = "actor_rollout_ref.ref", f"{ROLLOUT}.multi_turn"
 WAITS_FOR_ALGORITHMS = "this algorithm is not part of agentrl yet"
-ASYNCHRONOUS = "asynchronous training is not part of agentrl yet: rollouts and updates take turns"
+ASYNCHRONOUS = (
+    "verl's asynchronous trainers run rollouts beside updates on Ray's devices of their own, which agentrl does not; "
+    "in one process async_training.max_staleness does (docs/async.md)"
+)
 LARGE = 1_000_000
 
 

@@ -830,6 +830,12 @@ TRAINER = (
 
 ASYNC = (
     only("actor_rollout_ref.hybrid_engine", ASYNCHRONOUS, True, None),
+    only(
+        "async_training.partial_rollout",
+        "trajectories that an update meets always go on under the next weights (async_training.max_staleness above 0)",
+        True,
+        None,
+    ),
     *(
         refused(name, ASYNCHRONOUS)
         for name in (
@@ -839,7 +845,6 @@ ASYNC = (
                     "staleness_threshold",
                     "trigger_parameter_sync_step",
                     "require_batches",
-                    "partial_rollout",
                     "use_*",
                     "compute_prox_log_prob",
                     "enable_*",

@@ -132,7 +132,7 @@ class ServerEngine:
             server = await self._place(call)
             if server is None:
                 return done
-            version = self._supervisor.version
+            version = self._supervisor.fleet.version(server.url)
             partial = call.partial = PartialAnswer()
             rest = dataclasses.replace(params, max_new_tokens=params.max_new_tokens - len(done.ids))
             began = time.monotonic()
@@ -144,7 +144,7 @@ class ServerEngine:
                 self._supervisor.failed(server, str(error))
                 # Stop strings are looked for in what one server wrote; a stale server's tokens are of other weights.
                 if not params.stop and self._supervisor.fleet.state(server.url) is not FleetState.STALE:
-                    done = concatenated(done, self._arrived(partial, version))
+                    done = concatenated(done, self._arrived(server, partial, version))
                 if len(done.ids) == params.max_new_tokens:
                     return dataclasses.replace(done, finish_reason=FinishReason("length"), cached_tokens=cached or 0)
                 continue
@@ -204,18 +204,19 @@ class ServerEngine:
             if cancelled:
                 raise
             if call.aborted:
-                return self._arrived(call.partial, version)
+                return self._arrived(server, call.partial, version)
             raise ServerFailed(server.url, self._supervisor.fleet.reason(server.url) or "given up") from error
         finally:
             server.asking.discard(asking)
 
-    def _arrived(self, partial: PartialAnswer, version: int) -> Generation:
+    def _arrived(self, server: Server, partial: PartialAnswer, version: int) -> Generation:
         """Make an aborted answer of the tokens that a request begun with `version` has brought.
 
         It is empty where new weights came in between, or the server had others: then nobody knows which tokens are of
         which weights.
         """
-        if not partial.ids or version != self._supervisor.version or partial.weight_version != str(version):
+        sent = self._supervisor.fleet.version(server.url)
+        if not partial.ids or version != sent or partial.weight_version != str(version):
             return Generation([], [], FinishReason("abort"), [])
         return Generation(
             partial.ids, partial.logprobs, FinishReason("abort"), [VersionSpan(version, 0, len(partial.ids))]
@@ -341,7 +342,7 @@ class ServerEngine:
             task.cancel()
         await asyncio.gather(aborting, *self._background, return_exceptions=True)
         try:
-            if self._supervisor.quiet:
+            if self._supervisor.quiet or self._supervisor.has_stale:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._supervisor.each(self._leave), GRACE)
             await self._supervisor.close()
@@ -366,6 +367,21 @@ class ServerEngine:
             raise EngineError(f"no server took the weights: {why}")
         return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
 
+    async def update_in_flight(self, weights: Weights, version: int) -> SyncReport:
+        """See `InFlightEngine.update_in_flight`. Raises as `update_weights` does."""
+        self._model.check(weights)
+        began = time.perf_counter()
+        faults = await self._supervisor.roll(weights, version)
+        gone = all(isinstance(fault.__cause__, ServerFailed) for fault in faults.values())
+        if not self._supervisor.fleet.serving and not (gone and self._supervisor.restartable):
+            why = describe(next(iter(faults.values()))) if faults else self._supervisor.reasons()
+            raise EngineError(f"no server took the weights: {why}")
+        return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
+
+    async def release_weights(self) -> None:
+        """See `InFlightEngine.release_weights`. A server that starts meanwhile waits for the next update."""
+        await self._supervisor.release_weights()
+
     @asynccontextmanager
     async def _exchange(self) -> AsyncIterator[list[Server]]:
         """Stop sampling inside the block; yields the servers that answer.
@@ -381,12 +397,14 @@ class ServerEngine:
                 servers = await self._supervisor.each(lambda server: server.client.pause("retract"), servers)
             ready = await self._supervisor.each(lambda server: self._restore(server, FREED[1:]), servers)
             if self._paused != "in_place":
-                ready = await self._supervisor.each(lambda server: server.client.flush_cache(), ready)
+                ready = await self._supervisor.flushed(ready)
             yield ready
         finally:
             try:
                 if self._paused is None:
-                    await self._supervisor.each(lambda server: server.client.resume(), servers)
+                    stale = FleetState.STALE  # of unknown weights
+                    whole = [server for server in servers if self._supervisor.fleet.state(server.url) is not stale]
+                    await self._supervisor.each(lambda server: server.client.resume(), whole)
             finally:
                 self._updating = False
                 self._update_quiet()

@@ -99,6 +99,8 @@ class _Server:
     """Time when that action has failed."""
     deaths: list[float] = field(default_factory=list)
     """Times of deaths within the last `restart_window`."""
+    exchanging: bool = False
+    """It is paused to be sent weights."""
 
 
 class Fleet:
@@ -115,6 +117,10 @@ class Fleet:
         self._clock = clock
         self._restartable = restartable
         self._target: int | None = None
+        self._incoming: int | None = None
+        """Version that servers are sent in turn, besides the target."""
+        self.sendable = True
+        """Weights can be sent: `due` asks for it. They cannot while they are being changed."""
         now = clock()
         self._servers = {name: _Server(FleetState.STARTING, since=now, next_at=now) for name in servers}
 
@@ -159,6 +165,17 @@ class Fleet:
         if s.state is not FleetState.DEAD:
             self._die(s, reason)
 
+    def exchanging(self, servers: Sequence[str]) -> None:
+        """Report that servers are paused to be sent weights: until `exchanged` nothing is due there."""
+        for name in servers:
+            self._servers[name].exchanging = True
+            self._end(self._servers[name], Check)
+
+    def exchanged(self, servers: Sequence[str]) -> None:
+        """Report the end of what `exchanging` began."""
+        for name in servers:
+            self._servers[name].exchanging = False
+
     def updated(self, server: str, version: int) -> None:
         """Report that the server was sent all weights of `version`."""
         s = self._servers[server]
@@ -170,18 +187,37 @@ class Fleet:
 
     def target(self, version: int) -> None:
         """Set the version that servers must have; those that were not sent it become stale."""
-        self._target = version
+        self._target, self._incoming = version, None
         for s in self._servers.values():
             if s.state in (FleetState.HEALTHY, FleetState.STALE):
                 self._settle(s)
 
-    def stale(self, server: str) -> None:
-        """Report that the server generated with older weights than it was sent."""
+    def stale(self, server: str, reason: str = "generated with older weights than it was sent") -> None:
+        """Report that the server has not the weights that it should have, or nobody knows which."""
         s = self._servers[server]
         if s.state is FleetState.HEALTHY and self._target is not None:
-            self._make_stale(s, "generated with older weights than it was sent")
+            self._make_stale(s, reason)
+
+    def rolls_to(self, version: int, launched: int = 0) -> None:
+        """Report that servers are sent `version` in turn: until it is the target, they serve with either.
+
+        launched: version of the weights that they were launched with, where there is no target yet.
+        """
+        self._incoming = version
+        if self._target is None:
+            self._target = launched
+            for s in self._servers.values():
+                s.version = launched if s.state is FleetState.HEALTHY else None
+
+    def postponed(self, server: str) -> None:
+        """Report that the weights could not be sent for now (see `sendable`)."""
+        self._end(self._servers[server], SendWeights)
 
     # Questions
+
+    def version(self, server: str) -> int:
+        """Version of the weights that a healthy server was sent last; 0 before the first `target`."""
+        return self._servers[server].version or 0
 
     def state(self, server: str) -> FleetState:
         """State of the server."""
@@ -222,7 +258,8 @@ class Fleet:
             if s.state is FleetState.STARTING and now >= s.since + self.timings.start_timeout:
                 self._end(s, Check)
                 self._die(s, f"no answer within {self.timings.start_timeout:g} s of its launch: {s.reason}")
-            if s.action is None and now >= s.next_at:
+            waits = s.exchanging or (s.state is FleetState.STALE and not self.sendable)
+            if s.action is None and now >= s.next_at and not waits:
                 s.action = self._next_action(name, s)
                 s.deadline = now + self._time_for(s.action)
                 actions.append(s.action)
@@ -232,7 +269,7 @@ class Fleet:
 
     def _settle(self, s: _Server) -> None:
         """Make an answering server healthy or stale, by the weights that it was sent."""
-        if self._target is not None and s.version != self._target:
+        if self._target is not None and (s.version is None or s.version not in (self._target, self._incoming)):
             self._make_stale(s, f"waits for the weights of version {self._target}")
             return
         s.state, s.reason = FleetState.HEALTHY, ""

@@ -19,6 +19,8 @@ from agentrl.engines.servers.router import Router
 from agentrl.engines.servers.sync.update import WeightSender
 from agentrl.engines.weights import Weights
 
+FLUSH_SECONDS = 5.0
+"""Time that a server has to end aborted requests, which hold a part of its prefix cache."""
 TICK = 0.5
 """Seconds between two looks at the fleet."""
 
@@ -97,6 +99,11 @@ class Supervisor:
             processes = [server.process for server in self.servers.values() if server.process is not None]
             await asyncio.gather(*[asyncio.to_thread(process.stop) for process in processes])
 
+    @property
+    def has_stale(self) -> bool:
+        """True when an update may have left a server paused."""
+        return any(self.fleet.state(url) is FleetState.STALE for url in self.servers)
+
     def answering(self) -> list[Server]:
         """List the servers that a control call may be sent to."""
         alive = (FleetState.HEALTHY, FleetState.STALE)
@@ -167,22 +174,82 @@ class Supervisor:
     async def send_weights(self, servers: Sequence[Server], weights: Weights, version: int) -> dict[str, Exception]:
         """Set new weights, which all servers must have from now on, and send them. Return the faults by server."""
         async with self.sending:
-            self.version, self._weights = version, weights
+            self.version = version
+            self._take(weights)
             self.fleet.target(version)
             self.look()
-            return await self._send(servers)
+            return await self._send(servers, version)
 
-    async def _send(self, servers: Sequence[Server]) -> dict[str, Exception]:
+    async def roll(self, weights: Weights, version: int) -> dict[str, Exception]:
+        """Send new weights to one half of the servers, then to the other; requests go on, in the end by the new ones.
+
+        Return the faults by server; such a server runs nothing before it was sent all weights.
+        """
+        async with self.sending:
+            self.fleet.rolls_to(version, self.version)
+            self._take(weights)
+            servers, faults = self.answering(), dict[str, Exception]()
+            for wave in (servers[: len(servers) // 2], servers[len(servers) // 2 :]):
+                urls = [server.url for server in wave]
+                self.fleet.exchanging(urls)
+                try:
+                    faults |= await self._exchange(wave, version)
+                finally:
+                    self.fleet.exchanged(urls)
+            self.version = version
+            self.fleet.target(version)
+            self.look()
+            return faults
+
+    async def _exchange(self, servers: Sequence[Server], version: int) -> dict[str, Exception]:
+        paused = await self.each(lambda server: server.client.pause("retract"), servers)
+        ready = await self.flushed(paused)
+        faults = await self._send(ready, version) if ready else {}
+        well = [server for server in ready if server.url not in faults]
+        for server in servers:
+            if server not in well:
+                self.fleet.stale(server.url, f"did not take the weights of version {version}")
+                server.give_up()
+        await self.each(lambda server: server.client.resume(), well)
+        self.look()
+        return faults
+
+    async def flushed(self, servers: Sequence[Server]) -> list[Server]:
+        """Empty the prefix caches of servers that are paused; returns those where it was done.
+
+        Where running requests hold a part of a cache, they are given up, and are asked again under the new version.
+        """
+
+        async def flush(server: Server) -> None:
+            if await server.client.flush_cache():
+                return
+            server.give_up()
+            await server.client.abort()
+            if not await server.client.flush_cache(wait=FLUSH_SECONDS):
+                raise ServerFailed(server.url, "requests still hold keys and values of older weights")
+
+        return await self.each(flush, servers)
+
+    async def release_weights(self) -> None:
+        """Send the weights of the last update no more. Returns when nothing reads them."""
+        self.fleet.sendable = False
+        async with self.sending:
+            self._weights = None
+
+    def _take(self, weights: Weights) -> None:
+        self._weights, self.fleet.sendable = weights, True
+
+    async def _send(self, servers: Sequence[Server], version: int) -> dict[str, Exception]:
         assert self._weights is not None
         try:
-            faults = await self._sender.send([server.client for server in servers], self._weights, self.version)
+            faults = await self._sender.send([server.client for server in servers], self._weights, version)
         except BaseException:
             for server in servers:
                 server.give_up()
             raise
         for server in servers:
             if server.url not in faults:
-                self.fleet.updated(server.url, self.version)
+                self.fleet.updated(server.url, version)
                 continue
             self._notify(f"{server.url} did not take the weights: {describe(faults[server.url])}")
             server.give_up()  # it may have some of the new and some of the old
@@ -192,20 +259,22 @@ class Supervisor:
     async def _catch_up(self, server: Server, action: SendWeights) -> None:
         """Send the weights to a server that does not serve.
 
-        An earlier update may have left it paused; its cache and its running requests may be of unknown weights.
+        An earlier update may have left it paused; its cache and its running requests may be of unknown weights. It is
+        resumed only when it has taken all of them.
         """
         server.give_up()
         await server.client.pause("retract")
-        try:
-            await server.client.flush_cache()
-            async with self.sending:
-                if self.fleet.outstanding(server.url) is not action:
-                    return  # an update of all servers was first
-                faults = await self._send([server])
-        finally:
-            await self.each(lambda server: server.client.resume(), [server])
+        await server.client.flush_cache()
+        async with self.sending:
+            if self._weights is None:
+                self.fleet.postponed(server.url)
+                return
+            if self.fleet.outstanding(server.url) is not action:
+                return  # an update of all servers was first
+            faults = await self._send([server], self.version)
         if faults:
             raise faults[server.url]
+        await self.each(lambda server: server.client.resume(), [server])
 
     @property
     def bytes_sent(self) -> int:
@@ -236,7 +305,9 @@ class Supervisor:
             match action:
                 case Check():
                     if self.fleet.state(server.url) is FleetState.DEAD:
-                        await server.client.resume()  # paused, as a broken update leaves it, it would not answer
+                        # Paused, as a broken update leaves it, it would not answer; nothing else is to run there.
+                        await server.client.abort()
+                        await server.client.resume()
                     await server.client.check(None)
                     self.fleet.answered(server.url, None)
                 case SendWeights():

@@ -215,6 +215,42 @@ def test_transfers_that_fail_in_a_row_make_it_dead() -> None:
     assert b.state() is FleetState.DEAD and b.fleet.reason("s") == "SendWeights took longer than 50 s"
 
 
+def test_while_it_rolls_servers_serve_with_either_version_and_not_with_another() -> None:
+    b = Bench("s", "t")
+    b.fleet.rolls_to(1)
+    b.fleet.exchanging(["s"])
+    assert b.fleet.serving == ["s", "t"] and (b.fleet.version("s"), b.fleet.version("t")) == (0, 0)
+    assert b.after(10) == [Check("t")], "one that is paused cannot answer a check"
+    b.fleet.updated("s", 1)
+    b.fleet.exchanged(["s"])
+    assert b.fleet.serving == ["s", "t"] and b.fleet.version("s") == 1
+    b.fleet.exchanging(["t"])
+    b.fleet.stale("t", "did not take the weights")
+    b.fleet.exchanged(["t"])
+    assert b.fleet.serving == ["s"] and b.fleet.reason("t") == "did not take the weights"
+    b.fleet.target(1)
+    assert b.fleet.serving == ["s"]
+    b.fleet.updated("t", 0)
+    assert b.fleet.serving == ["s"]
+    b.fleet.target(0)  # back to an earlier checkpoint
+    assert b.fleet.serving == [] and b.state() is FleetState.STALE
+
+
+def test_weights_are_not_asked_for_while_they_change() -> None:
+    b = Bench()
+    b.fleet.target(1)
+    b.fleet.sendable = False
+    assert b.after(100) == [] and b.state() is FleetState.STALE
+    b.fleet.sendable = True
+    (send,) = b.fleet.due()
+    assert send == SendWeights("s", 1)
+    b.fleet.sendable = False
+    b.fleet.postponed("s")
+    assert b.after(100) == [] and b.state() is FleetState.STALE, "it is at no fault"
+    b.fleet.sendable = True
+    assert b.fleet.due() == [send]
+
+
 def test_old_weights_in_a_generation_make_it_stale() -> None:
     b = Bench()
     b.fleet.target(1)
@@ -358,6 +394,7 @@ class Events(RuleBasedStateMachine):
         self.clock = HandClock()
         self.fleet = self.make()
         self.target_version: int | None = None
+        self.incoming: int | None = None
         self.sent: dict[str, int | None] = dict.fromkeys("abc")
         """The version that was sent since the last sign that it may be gone."""
         self.out: dict[str, tuple[Action, float]] = {}
@@ -435,7 +472,15 @@ class Events(RuleBasedStateMachine):
     @rule(version=st.integers(0, 3))
     def target(self, version: int) -> None:
         self.fleet.target(version)
-        self.target_version = version
+        self.target_version, self.incoming = version, None
+
+    @rule(version=st.integers(0, 3))
+    def rolls_to(self, version: int) -> None:
+        if self.target_version is None:
+            self.target_version = 0
+            self.sent = {server: 0 if server in self.fleet.serving else None for server in "abc"}
+        self.fleet.rolls_to(version)
+        self.incoming = version
 
     @rule(server=servers)
     def stale(self, server: str) -> None:
@@ -448,7 +493,8 @@ class Events(RuleBasedStateMachine):
         serving = self.fleet.serving
         assert serving == [server for server in "abc" if self.fleet.state(server) is FleetState.HEALTHY]
         if self.target_version is not None:
-            assert all(self.sent[server] == self.target_version for server in serving)
+            assert all(self.sent[server] in (self.target_version, self.incoming) for server in serving)
+            assert all(self.sent[server] is not None for server in serving)
 
     @invariant()
     def what_does_not_serve_says_why(self) -> None:

@@ -1,0 +1,242 @@
+"""The journal: prompts whose trajectories have ended and that are in no checkpoint, so that a kill costs none of them.
+
+It lies in `journal/` of the run's folder, in files that are only appended to, and replaced by a new one with each
+checkpoint. A record holds the trajectories of one prompt, a checksum, and what the flow needs to know of them. What a
+kill has cut off is left out. Nothing is flushed to the disk: records survive the process, not a loss of power.
+
+Not recorded are trajectories with images, whose pixels would be most of it: they begin anew.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from agentrl.config import Config, config_to_dict
+from agentrl.rollouts.flow import Outcome
+from agentrl.rollouts.ledger import append
+from agentrl.system.json_value import JSON, as_list
+from agentrl.system.publish import published
+from agentrl.trajectory import Trajectory
+from agentrl.trajectory.parquet import SCHEMA, from_row, to_row
+from agentrl.trajectory.sample import Sample
+from agentrl.trajectory.staleness import newest_version
+
+_FRAME = struct.Struct("<IQ16s")
+"""Bytes of the header, bytes of the trajectories, and the checksum of both."""
+_SUFFIX = ".groups"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A record: how the trajectories of a prompt ended, and where they are."""
+
+    ordinal: int
+    outcome: Outcome
+    oldest: int | None
+    """Version of the oldest token that is trained on; None where none is."""
+    newest: int
+    """Version of the newest token; -1 where nothing was sampled."""
+    prompt: str
+    """`identity` of the row that the prompt was made of."""
+    baseline: list[bool]
+    """By trajectory, as the next one: what the files of trajectories do not hold."""
+    states: list[list[str | None]]
+    """States of the turns."""
+
+    def header(self) -> bytes:
+        """Write all of it as JSON."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return json.dumps(found, default=str).encode()
+
+    @staticmethod
+    def load(header: bytes) -> Ended:
+        """Read what `header` wrote. Raises TypeError or ValueError for another form."""
+        found: dict[str, JSON] = json.loads(header)
+        match found:
+            case {
+                "ordinal": int(ordinal),
+                "outcome": str(outcome),
+                "oldest": int() | None as oldest,
+                "newest": int(newest),
+                "prompt": str(prompt),
+                "baseline": list(baseline),
+                "states": list(states),
+            }:
+                turns = [[None if one is None else str(one) for one in as_list(turns)] for turns in states]
+                return Ended(
+                    ordinal, Outcome(outcome), oldest, newest, prompt, [one is True for one in baseline], turns
+                )
+        raise TypeError(f"expected a record of the journal, found {header[:200]!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A frame in a file."""
+
+    path: Path
+    start: int
+    header: int
+    """Bytes of the header."""
+    size: int
+    """Bytes of the whole frame."""
+
+
+class Journal:
+    """The journal of a run. `key`: what its records are valid with (`validity`); others are removed when it is read."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder, self.key = folder / "journal", key
+        self.ended: dict[int, Ended] = {}
+        """Records by the prompt's ordinal; of several of a prompt the last one."""
+        self.size = 0
+        """Bytes on the disk."""
+        self._places: dict[int, _Place] = {}
+        self._live: list[Path] = []
+        """Files that the last checkpoint that was saved needs."""
+        self._current: Path | None = None
+        """The file that is appended to; None: it is yet to be made."""
+
+    def begin(self) -> None:
+        """Remove what a run before has left."""
+        for path in self._files():
+            path.unlink()
+
+    def read(self) -> int:
+        """Find the records that are there. Return how many were removed, as they were made with another config."""
+        self.ended, self._places, self._live, self._current = {}, {}, [], None
+        removed = 0
+        for path in self._files():
+            frames = list(_frames(path))
+            if not frames or frames[0][0] != self.key.encode():
+                removed += len(frames[1:])
+                path.unlink()
+                continue
+            for header, place in frames[1:]:
+                ended = Ended.load(header)
+                self.ended[ended.ordinal], self._places[ended.ordinal] = ended, place
+            self._live.append(path)
+        self.size = sum(path.stat().st_size for path in self._live)
+        return removed
+
+    def add(
+        self, ordinal: int, sample: Sample, outcome: Outcome, oldest: int | None, trajectories: Sequence[Trajectory]
+    ) -> None:
+        """Record how a prompt's trajectories ended. Raises TrainingError on a full disk."""
+        if any(transcript.images for one in trajectories for transcript in one.transcripts):
+            return
+        newest = newest_version(trajectories)
+        ended = Ended(
+            ordinal,
+            outcome,
+            oldest,
+            -1 if newest is None else newest,
+            identity(sample),
+            [one.baseline for one in trajectories],
+            [[turn.state for turn in one.turns] for one in trajectories],
+        )
+        rows = pa.Table.from_pylist([to_row(one, 0, "train", None) for one in trajectories], schema=SCHEMA)
+        buffer = BytesIO()
+        with pa.ipc.new_stream(buffer, SCHEMA) as stream:
+            stream.write_table(rows)
+        header = ended.header()
+        frame = _frame(header, buffer.getvalue())
+        if self._current is None:
+            self._rotate(())
+        assert self._current is not None
+        start = append(self._current, frame)
+        self.size += len(frame)
+        self.ended[ordinal] = ended
+        self._places[ordinal] = _Place(self._current, start, len(header), len(frame))
+
+    def trajectories(self, ordinal: int) -> list[Trajectory]:
+        """Read the trajectories of a record."""
+        place, ended = self._places[ordinal], self.ended[ordinal]
+        with place.path.open("rb") as file:
+            file.seek(place.start + _FRAME.size + place.header)
+            content = file.read(place.size - _FRAME.size - place.header)
+        rows = pa.ipc.open_stream(content).read_all().to_pylist(maps_as_pydicts="strict")
+        found = [from_row(row) for row in rows]
+        for trajectory, baseline, states in zip(found, ended.baseline, ended.states, strict=True):
+            trajectory.baseline = baseline
+            for turn, state in zip(trajectory.turns, states, strict=True):
+                turn.state = state
+        return found
+
+    def keep(self, needed: Callable[[int], bool], *, only: bool = False) -> None:
+        """Begin a new file with the records that are `needed`; call it when a checkpoint is saved.
+
+        The files since the checkpoint before it stay until the next call, as that one may be the newest that is whole;
+        with `only` nothing of them stays. Raises TrainingError on a full disk.
+        """
+        stays = [] if only else self._live
+        kept = [ordinal for ordinal in self.ended if needed(ordinal)]
+        self._live = []
+        self._rotate(kept)
+        for path in self._files():
+            if path not in (*stays, *self._live):
+                self.size -= path.stat().st_size
+                path.unlink()
+        self.ended = {ordinal: self.ended[ordinal] for ordinal in kept}
+        self._places = {ordinal: self._places[ordinal] for ordinal in kept}
+
+    def _rotate(self, kept: Iterable[int]) -> None:
+        numbers = [int(path.stem) for path in self._files()]
+        path = self.folder / f"{max(numbers, default=0) + 1:06d}{_SUFFIX}"
+        places: dict[int, _Place] = {}
+        with published(path) as temporary, temporary.open("wb") as file:
+            file.write(_frame(self.key.encode(), b""))
+            for ordinal in kept:
+                old = self._places[ordinal]
+                places[ordinal] = _Place(path, file.tell(), old.header, old.size)
+                with old.path.open("rb") as source:
+                    source.seek(old.start)
+                    file.write(source.read(old.size))
+        self._places |= places
+        self._current = path
+        self._live.append(path)
+        self.size += path.stat().st_size
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+
+
+def identity(sample: Sample) -> str:
+    """Return a short hash of a row's content, by which a ledger knows it again."""
+    content = (sample.prompt, sample.data_source, sample.agent_name, sample.ground_truth, sample.extra_info)
+    text = json.dumps(content, sort_keys=True, default=repr)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
+def validity(config: Config) -> str:
+    """Return a hash of what trajectories depend on: the whole config but when and how much is trained and shown."""
+    keys = config_to_dict(config)
+    keys["trainer"] = {"seed": config.trainer.seed}
+    return blake2b(json.dumps(keys, sort_keys=True, default=repr).encode(), digest_size=16).hexdigest()
+
+
+def _frame(header: bytes, content: bytes) -> bytes:
+    return _FRAME.pack(len(header), len(content), xxhash.xxh3_128_digest(header + content)) + header + content
+
+
+def _frames(path: Path) -> Iterator[tuple[bytes, _Place]]:
+    """Yield header and place of each frame up to the first that is not whole."""
+    with path.open("rb") as file:
+        while len(prefix := file.read(_FRAME.size)) == _FRAME.size:
+            header, content, checksum = _FRAME.unpack(prefix)
+            start = file.tell() - _FRAME.size
+            size = _FRAME.size + header + content
+            if start + size > path.stat().st_size:
+                return
+            body = file.read(header + content)
+            if xxhash.xxh3_128_digest(body) != checksum:
+                return
+            yield body[:header], _Place(path, start, header, size)

@@ -1,0 +1,233 @@
+"""The fate of every prompt, and the batches of a run in `ledger.jsonl`.
+
+A fate is final once, so that prompts can be counted along the surviving line of checkpoints: none is lost, none is
+trained on twice. What is kept in memory and in a checkpoint is bounded: fates are named from the first prompt on that
+is still open, and counted before it. `ledger.jsonl` names them all, a line for each step:
+
+    {"step": 3, "version": 2, "trained": [[4, 7], [9, 10]], "failed": [[8, 9]]}
+
+Ordinals are given as [first, end) in rising order. A line is written when the batch is taken, before the policy is
+updated with it; a run that goes on from an earlier step takes the batches of the later lines again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.errors import DataError
+from agentrl.rollouts.flow import Fate
+from agentrl.system.json_value import JSON, as_list, as_object
+from agentrl.system.publish import disk_full, is_disk_full, published
+
+LEDGER_FILE = "ledger.jsonl"
+SHOWN = 10
+"""Prompts that a message names at most."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Final fates of the prompts from ordinal `first` on."""
+
+    first: int = 0
+    before: int = 0
+    """All prompts before this one have a fate."""
+    counts: Counter[Fate] = field(default_factory=Counter)
+    """Prompts by their fates."""
+    later: dict[int, Fate] = field(default_factory=dict)
+    """Fates of prompts from `before` on."""
+
+    def settle(self, fates: Mapping[int, Fate]) -> None:
+        """Take down final fates. Raises RuntimeError for a prompt that has one."""
+        if again := sorted(one for one in fates if self.has(one)):
+            raise RuntimeError(f"prompts {named(again)} have a fate already")
+        self.later.update(fates)
+        self.counts.update(fates.values())
+        while self.before in self.later:
+            del self.later[self.before]
+            self.before += 1
+
+    def has(self, ordinal: int) -> bool:
+        """Say whether the prompt has a final fate."""
+        return ordinal < self.before or ordinal in self.later
+
+    def check(self, begun: Iterable[int], next_ordinal: int) -> None:
+        """Check that each prompt before `next_ordinal` is either one of those that are `begun` or has a fate.
+
+        Raises DataError with the prompts of which that is not so.
+        """
+        open_ones = set(begun)
+        twice = [one for one in open_ones if self.has(one)]
+        lost = [one for one in range(self.before, next_ordinal) if one not in open_ones and one not in self.later]
+        made_up = [one for one in (*self.later, *open_ones) if one >= next_ordinal]
+        whole = self.counts.total() == self.before - self.first + len(self.later)
+        for prompts, what in (
+            (twice, "have a final fate and are to be trained on"),
+            (lost, "were drawn and have neither a fate nor a place among those that were begun"),
+            (made_up, f"were never drawn: the next one is {next_ordinal}"),
+            ([] if whole else range(self.first, self.before), f"are not those counted: {dict(self.counts)}"),
+        ):
+            if prompts:
+                raise DataError(
+                    f"the ledger in the checkpoint disagrees with its data: prompts {named(prompts)} {what}. Go on "
+                    "from an earlier checkpoint (trainer.resume_from_path), or start anew with "
+                    "trainer.resume_mode=disable"
+                )
+
+    def text(self) -> str:
+        """Say what became of the prompts."""
+        counts = ", ".join(f"{self.counts[fate]} {fate}" for fate in Fate if self.counts[fate])
+        return f"{self.counts.total()} prompts, each once: {counts or 'none'}"
+
+    def state(self) -> dict[str, JSON]:
+        """Return, as JSON values, what `load` makes the ledger of again."""
+        return {
+            "first": self.first,
+            "before": self.before,
+            "counts": {fate.value: count for fate, count in self.counts.items()},
+            "later": {fate.value: spans_of(one for one, its in self.later.items() if its is fate) for fate in Fate},
+        }
+
+    @staticmethod
+    def load(state: Mapping[str, JSON]) -> Ledger:
+        """Make the ledger that `state()` was taken of. Raises TypeError or ValueError for another form."""
+        match state:
+            case {"first": int(first), "before": int(before), "counts": dict(counts), "later": dict(later)}:
+                fates = {one: fate for fate, ordinals in fates_in(later) for one in ordinals}
+                return Ledger(first, before, Counter({Fate(f): as_count(n) for f, n in counts.items()}), fates)
+        raise TypeError(f"expected the state of a ledger, found {state!r:.200}")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBatch:
+    """A line of `ledger.jsonl`."""
+
+    step: int
+    version: int
+    """The policy's before the update."""
+    fates: dict[int, Fate]
+    """Fate of each of its prompts, in rising order."""
+
+
+class LedgerFile:
+    """`ledger.jsonl` in a run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LEDGER_FILE
+
+    def read(self) -> list[RecordedBatch]:
+        """Read all lines, in order; a last one that a kill has cut off is left out. Raises DataError for another."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_bytes().split(b"\n")
+        found: list[RecordedBatch] = []
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                found.append(_batch(json.loads(line)))
+            except (ValueError, TypeError) as error:
+                if number == len(lines):
+                    break
+                raise DataError(
+                    f"{self.path}, line {number}: expected a step's batch, found {line[:80]!r}. Remove the file: "
+                    "steps after the last checkpoint are then sampled again"
+                ) from error
+        return found
+
+    def add(self, batch: RecordedBatch) -> None:
+        """Append a batch. Raises TrainingError on a full disk; earlier lines stay intact."""
+        append(self.path, _line(batch))
+
+    def keep_to(self, step: int) -> None:
+        """Forget the batches of later steps, and what a kill has cut off."""
+        if self.path.exists():
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            kept = [
+                line for batch, line in zip(self.read(), filter(bytes.strip, lines), strict=False) if batch.step <= step
+            ]
+            with published(self.path) as temporary:
+                temporary.write_bytes(b"".join(kept))
+
+
+def append(path: Path, data: bytes) -> int:
+    """Append to a file, all or nothing; return its size before. Raises TrainingError on a full disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        before = file.seek(0, 2)
+        try:
+            done = 0
+            while done < len(data):
+                done += file.write(data[done:])
+        except OSError as error:
+            file.truncate(before)
+            if is_disk_full(error):
+                raise disk_full(path) from error
+            raise
+    return before
+
+
+def spans_of(ordinals: Iterable[int]) -> list[JSON]:
+    """Write whole numbers as spans [first, end).
+
+    >>> spans_of([3, 4, 5, 8])
+    [[3, 6], [8, 9]]
+    """
+    spans: list[list[int]] = []
+    for one in sorted(ordinals):
+        if spans and spans[-1][1] == one:
+            spans[-1][1] += 1
+        else:
+            spans.append([one, one + 1])
+    return [list[JSON](span) for span in spans]
+
+
+def fates_in(spans: Mapping[str, JSON]) -> list[tuple[Fate, list[int]]]:
+    """Read ordinals by fate, written by `spans_of`. Raises TypeError or ValueError for another form."""
+    found: list[tuple[Fate, list[int]]] = []
+    for name, value in spans.items():
+        ordinals: list[int] = []
+        for span in as_list(value):
+            match span:
+                case [int(first), int(end)] if first < end:
+                    ordinals += range(first, end)
+                case _:
+                    raise TypeError(f"expected [first, end], found {span!r:.100}")
+        found.append((Fate(name), ordinals))
+    return found
+
+
+def as_count(value: JSON) -> int:
+    """Return a whole number. Raises TypeError for anything else."""
+    if type(value) is not int:
+        raise TypeError(f"expected a number of prompts, found {value!r:.100}")
+    return value
+
+
+def named(ordinals: Iterable[int]) -> str:
+    """Name prompts in a message, the first ones of many.
+
+    >>> named(range(20, 3000))
+    '20, 21, 22, 23, 24, 25, 26, 27, 28, 29 and 2970 more'
+    """
+    ones = sorted(ordinals)
+    rest = f" and {len(ones) - SHOWN} more" if len(ones) > SHOWN else ""
+    return ", ".join(map(str, ones[:SHOWN])) + rest
+
+
+def _line(batch: RecordedBatch) -> bytes:
+    by_fate = {fate: spans_of(one for one, its in batch.fates.items() if its is fate) for fate in Fate}
+    spans: dict[str, JSON] = {fate.value: found for fate, found in by_fate.items() if found}
+    return json.dumps({"step": batch.step, "version": batch.version, **spans}).encode() + b"\n"
+
+
+def _batch(line: JSON) -> RecordedBatch:
+    match line:
+        case {"step": int(step), "version": int(version)}:
+            spans = {name: value for name, value in as_object(line).items() if name not in ("step", "version")}
+            fates = {one: fate for fate, ordinals in fates_in(spans) for one in ordinals}
+            return RecordedBatch(step, version, dict(sorted(fates.items())))
+    raise TypeError("no batch")

@@ -1,0 +1,128 @@
+"""What outlives a process that trains asynchronously: the ledger, the journal, and the batches that are taken again.
+
+A run that goes on from a checkpoint first takes the batches that were taken after it, in their order, of the
+trajectories in the journal: no weights of which the next ones are made differ from those that sampled them. Then
+come prompts that had ended and were in no batch, and only then is something sampled. Where a batch cannot be made again
+(its records are gone, or of another config) the line ends there, and what later weights sampled is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from agentrl.errors import DataError
+from agentrl.rollouts.flow import Fate, Flow, Outcome
+from agentrl.rollouts.journal import Ended, Journal, identity
+from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch, named
+from agentrl.system.json_value import JSON, as_mapping, as_object
+from agentrl.trajectory import Trajectory
+from agentrl.trajectory.sample import Sample
+
+
+class Record:
+    """Ledger and journal of a run in `folder`. `key`: see `Journal`; `note` tells the user a line."""
+
+    def __init__(self, folder: Path, key: str, note: Callable[[str], None]) -> None:
+        self.ledger = Ledger()
+        self.journal = Journal(folder, key)
+        self.plan: deque[RecordedBatch] = deque()
+        """Batches to be taken again."""
+        self.found = 0
+        """Prompts whose trajectories were taken from the journal."""
+        self._file = LedgerFile(folder)
+        self._note = note
+        self._is_begun = False
+
+    def begin(self) -> None:
+        """Forget a run before, unless this one goes on with it (`load`); every later call does nothing."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._file.keep_to(0)
+            self.journal.begin()
+
+    def load(self, state: Mapping[str, JSON], flow: Flow) -> None:
+        """Go on with the checkpoint whose state and flow these are. Raises DataError where they do not agree."""
+        self._is_begun = True
+        found = state.get("ledger")  # none: the run took turns until now
+        self.ledger = Ledger(flow.next_ordinal, flow.next_ordinal) if found is None else Ledger.load(as_mapping(found))
+        self.ledger.check([group.ordinal for group in flow.groups], flow.next_ordinal)
+        removed = self.journal.read()
+        batches = self._file.read()
+        self.plan = deque(batch for batch in batches if batch.step > flow.step)
+        if removed:
+            self._note(f"{removed} prompts of the journal were sampled with another config: they begin anew")
+        if self.plan:
+            steps = f"{self.plan[0].step} to {self.plan[-1].step}"
+            self._note(f"steps {steps} were begun before: their batches are taken again from the journal")
+
+    @property
+    def end(self) -> int:
+        """The first ordinal that nothing is recorded of."""
+        planned = (ordinal + 1 for batch in self.plan for ordinal in batch.fates)
+        return max((*planned, *(ordinal + 1 for ordinal in self.journal.ended)), default=0)
+
+    def prompts(self, flow: Flow, prompt: Callable[[int], Sample]) -> dict[str, JSON]:
+        """Return the identities of the prompts that are begun, as a checkpoint holds them."""
+        return {str(group.ordinal): identity(prompt(group.ordinal)) for group in flow.groups}
+
+    def check_prompts(self, state: Mapping[str, JSON], prompt: Callable[[int], Sample]) -> None:
+        """Check that the data's rows are those that were begun. Raises DataError with the prompts that are not."""
+        known = {int(ordinal): its for ordinal, its in as_object(state.get("prompts")).items()}
+        recorded = {one.ordinal: one.prompt for one in self.journal.ended.values() if not self.ledger.has(one.ordinal)}
+        others = [one for one, its in (known | recorded).items() if identity(prompt(one)) != its]
+        if others:
+            rows = ", ".join(f"{prompt(one).file} row {prompt(one).row}" for one in sorted(others)[:3])
+            raise DataError(
+                f"the ledger disagrees with the data: prompts {named(others)} were begun with other rows than the data "
+                f"have there now ({rows}, the first row is 0). Give the data that the run was made with, or start anew "
+                "with trainer.resume_mode=disable"
+            )
+
+    def again(self, flow: Flow) -> RecordedBatch | None:
+        """Return the batch to be taken again at the flow's step and version; None: it is to be made anew."""
+        if not self.plan:
+            return None
+        batch, ended = self.plan[0], self.journal.ended
+        if (batch.step, batch.version) == (flow.step + 1, flow.version) and ended.keys() >= batch.fates.keys():
+            return self.plan.popleft()
+        self._note(f"step {flow.step + 1} is sampled anew: the journal does not hold its batch as it was taken")
+        self.plan.clear()
+        self._file.keep_to(flow.step)
+        self._keep(lambda one: one.newest <= flow.version, only=True)
+        return None
+
+    def recalled(self, ordinal: int) -> Ended | None:
+        """Find how a prompt that is begun had ended in a process before; None: it has to be sampled."""
+        return None if self.plan else self.journal.ended.get(ordinal)
+
+    def trajectories(self, ordinal: int) -> list[Trajectory]:
+        """Read the trajectories of a prompt that had ended in a process before."""
+        self.found += 1
+        return self.journal.trajectories(ordinal)
+
+    def ended(
+        self, ordinal: int, sample: Sample, outcome: Outcome, oldest: int | None, trajectories: list[Trajectory]
+    ) -> None:
+        """Take down that a prompt's trajectories have ended. Raises TrainingError on a full disk."""
+        self.journal.add(ordinal, sample, outcome, oldest, trajectories)
+
+    def taken(self, step: int, version: int, fates: Mapping[int, Fate], *, again: bool = False) -> None:
+        """Take down a batch, before the policy is updated with it. Raises TrainingError on a full disk."""
+        self.ledger.settle(fates)
+        if not again:
+            self._file.add(RecordedBatch(step, version, dict(fates)))
+
+    def saved(self) -> None:
+        """Drop what no checkpoint needs any more, now that one is being saved."""
+        self._keep(lambda one: True)
+
+    def text(self) -> str:
+        """Say what became of the prompts, and where it is written."""
+        found = f"; {self.found} of them came from the journal" if self.found else ""
+        return f"{self.ledger.text()}{found} ({self._file.path.name} names them by step)"
+
+    def _keep(self, needed: Callable[[Ended], bool], *, only: bool = False) -> None:
+        ended, has = self.journal.ended, self.ledger.has
+        self.journal.keep(lambda ordinal: not has(ordinal) and needed(ended[ordinal]), only=only)

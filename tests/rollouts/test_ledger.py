@@ -1,0 +1,148 @@
+"""Fates and the journal: each prompt once, of bounded size, whatever a kill or a full disk leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import DataError
+from agentrl.rollouts.flow import Fate, Outcome
+from agentrl.rollouts.journal import Journal, identity
+from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch
+from agentrl.system.json_value import as_mapping
+from agentrl.trajectory import Status, Trajectory, Transcript, Turn, VersionSpan
+from agentrl.trajectory.sample import Sample
+
+SAMPLE = Sample([{"role": "user", "content": "What is 1 + 2?"}], "x", "single_turn", ground_truth="3")
+
+
+def test_a_prompt_has_one_fate() -> None:
+    ledger = Ledger()
+    ledger.settle({1: Fate.TRAINED})
+    for again in (1, 0):
+        ledger.settle({0: Fate.FAILED}) if again == 0 else None
+        with pytest.raises(RuntimeError, match=f"prompts {again} have a fate already"):
+            ledger.settle({again: Fate.TRAINED, 5: Fate.TRAINED})
+    assert (ledger.before, ledger.later) == (2, {})
+    assert ledger.text() == "2 prompts, each once: 1 trained, 1 failed"
+
+
+@given(st.permutations(range(40)), st.integers(0, 40))
+def test_it_is_bounded_and_comes_back_as_it_was(order: list[int], ended: int) -> None:
+    ledger = Ledger(1000, 1000)
+    for one in order[:ended]:
+        ledger.settle({1000 + one: Fate.FAILED if one % 7 == 0 else Fate.TRAINED})
+    begun = [1000 + one for one in order[ended:]]
+    assert min([*ledger.later, *begun], default=1040) >= min(begun, default=1040)
+    again = Ledger.load(as_mapping(json.loads(json.dumps(ledger.state()))))
+    assert again == ledger
+    again.check(begun, 1040)
+    if begun:
+        with pytest.raises(DataError, match=rf"prompts {begun[0]} were drawn and have neither"):
+            again.check(begun[1:], 1040)
+        with pytest.raises(DataError, match=r"were never drawn"):
+            again.check(begun, max(begun))
+    if ended:
+        with pytest.raises(DataError, match=rf"prompts {1000 + order[0]} have a final fate and are to be trained on"):
+            again.check([*begun, 1000 + order[0]], 1040)
+
+
+def test_what_a_checkpoint_holds_does_not_grow() -> None:
+    ledger, sizes = Ledger(), []
+    for step in range(1000):
+        ledger.settle({8 * step + one: Fate.FAILED if one == 3 else Fate.TRAINED for one in range(8)})
+        sizes.append(len(json.dumps(ledger.state())))
+    assert max(sizes) < sizes[0] + 12
+
+
+def test_lines_of_the_ledger(tmp_path: Path) -> None:
+    file = LedgerFile(tmp_path)
+    assert file.read() == []
+    batches = [
+        RecordedBatch(1, 0, {0: Fate.TRAINED, 1: Fate.FAILED, 2: Fate.TRAINED}),
+        RecordedBatch(2, 1, {3: Fate.TRAINED, 4: Fate.TRAINED}),
+    ]
+    for batch in batches:
+        file.add(batch)
+    assert (
+        file.path.read_text().splitlines()[0]
+        == '{"step": 1, "version": 0, "trained": [[0, 1], [2, 3]], "failed": [[1, 2]]}'
+    )
+    whole = file.path.read_bytes()
+    for cut in range(1, 40):
+        file.path.write_bytes(whole[:-cut])
+        assert file.read() == batches[: 2 if cut == 1 else 1]
+    file.keep_to(2)
+    file.add(batches[1])
+    assert file.read() == batches
+    file.path.write_bytes(b"{}\n" + whole)
+    with pytest.raises(DataError, match=r"ledger.jsonl, line 1: expected a step's batch, found b'\{\}'"):
+        file.read()
+
+
+def trajectory(version: int, number: int = 0) -> Trajectory:
+    transcript = Transcript([5, 6, 7], [0, 1, 1], [0.0, -0.1234567, -2.5], [VersionSpan(version, 1, 3)], 1)
+    turn = Turn("assistant", "three \ud83d", 0, 1, 3, finish_reason="stop", reward=0.25, state="s")
+    made = Trajectory(f"train/1/{number}", 0, "x", transcripts=[transcript], turns=[turn], score=1.0)
+    made.status, made.baseline = Status.COMPLETED, number == 1
+    return made
+
+
+def test_records_come_back_and_the_last_of_a_prompt_counts(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "key")
+    for ordinal in range(5):
+        journal.add(ordinal, SAMPLE, Outcome.SCORED, ordinal, [trajectory(ordinal), trajectory(ordinal + 1, 1)])
+    journal.add(3, SAMPLE, Outcome.SCORED, 9, [trajectory(9)])
+    journal.keep(lambda ordinal: ordinal in (1, 3, 4))
+    journal.add(6, SAMPLE, Outcome.FAILED, None, [])
+    first, second = sorted(journal.folder.iterdir())
+    again = Journal(tmp_path, "key")
+    assert again.read() == 0 and set(again.ended) == {0, 1, 2, 3, 4, 6}, (
+        "the file before stays for the checkpoint before"
+    )
+    assert again.size == sum(path.stat().st_size for path in (first, second)) == journal.size
+    assert (again.ended[3].oldest, again.ended[3].newest, again.ended[6].newest) == (9, 9, -1)
+    found, expected = again.trajectories(1), [trajectory(1), trajectory(2, 1)]
+    assert [one.baseline for one in found] == [False, True] and found[0].turns[0].state == "s"
+    assert [one.outline() for one in found] == [one.outline() for one in expected]
+    assert found[0].transcripts[0].ids == [5, 6, 7] and found[0].turns[0].text == "three \ufffd"
+    again.keep(lambda ordinal: ordinal == 4)
+    again.keep(lambda ordinal: ordinal == 4)
+    assert set(again.ended) == {4} and again.trajectories(4)[0].uid == "train/1/0"
+    assert not first.exists() and not second.exists()
+    other = Journal(tmp_path, "another config")
+    assert other.read() == 2 and other.ended == {} and other.size == 0 and not list(other.folder.iterdir())
+
+
+def test_what_a_kill_cuts_off_or_a_disk_spoils_is_left_out(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "key")
+    for ordinal in range(3):
+        journal.add(ordinal, SAMPLE, Outcome.SCORED, 0, [trajectory(0)])
+    (file,) = journal.folder.iterdir()
+    whole = file.read_bytes()
+    size = (len(whole) - len("key") - 28) // 3
+    for cut in (1, size // 2, size - 1, size, size + 1, 2 * size + 1):
+        file.write_bytes(whole[:-cut])
+        again = Journal(tmp_path, "key")
+        again.read()
+        assert set(again.ended) == set(range(3 - -(-cut // size)))
+    spoilt = bytearray(whole)
+    spoilt[-size - 5] ^= 1
+    file.write_bytes(spoilt)
+    again = Journal(tmp_path, "key")
+    again.read()
+    assert set(again.ended) == {0}
+    again.add(7, SAMPLE, Outcome.SCORED, 0, [trajectory(0)])
+    third = Journal(tmp_path, "key")
+    third.read()
+    assert set(third.ended) == {0, 7}, "a new file follows the torn one"
+
+
+def test_rows_are_known_again() -> None:
+    other = Sample(SAMPLE.prompt, "x", "single_turn", ground_truth="4")
+    moved = Sample(SAMPLE.prompt, "x", "single_turn", ground_truth="3", index=9, file="elsewhere", row=4)
+    assert identity(SAMPLE) == identity(moved) != identity(other)
