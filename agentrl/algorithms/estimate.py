@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl.algorithms.advantages import compute_advantages, group_counts, zero_advantage_sequences
+from agentrl.algorithms.distillation import with_teacher_advantages
 from agentrl.algorithms.kl import apply_kl_to_rewards
 from agentrl.algorithms.rollout_correction import ages, correct, correction_metrics, tally
 from agentrl.errors import TrainingError
 
 if TYPE_CHECKING:
     from agentrl.config.sections.algorithm import AlgorithmConfig
+    from agentrl.config.sections.distillation import DistillationConfig
     from agentrl.trajectory.batch import RaggedBatch
 
 
@@ -42,6 +44,7 @@ def estimate(
     numbers: Mapping[int, Mapping[str, float]] | None = None,
     successes: Collection[int] | None = None,
     version: int = 0,
+    distillation: DistillationConfig | None = None,
 ) -> tuple[dict[str, torch.Tensor], Estimate]:
     """Compute the columns advantages, returns and rewards [T] float32, and those of the rollout's correction.
 
@@ -49,9 +52,10 @@ def estimate(
     reference. n: trajectories that were asked for of each prompt. For an estimator that declares them: greedy_rewards,
     by prompt those of the trajectories that were drawn greedily, and numbers, by trajectory what its scorer gave. With
     `successes`, trajectories, there is the column success, too: 1 on their tokens, 0 on others. version: of the policy
-    before the update. Needs old_logprobs where `rollout_correction.proximal` is recomputed, with a `kl_coef`
-    ref_logprobs, and the columns that the estimator declares (see `compute_advantages`). Raises TrainingError when
-    rewards, or the KL in them, are not finite.
+    before the update. distillation: the teachers, where there are some; the advantages are theirs, too (see
+    `with_teacher_advantages`). Needs old_logprobs where `rollout_correction.proximal` is recomputed, with a `kl_coef`
+    ref_logprobs, with teachers their columns, and those that the estimator declares (see `compute_advantages`). Raises
+    TrainingError when rewards, or the KL in them, are not finite.
     """
     batch, corrections, metrics = corrected(batch, config, version)
     if further_rewards is not None:
@@ -67,6 +71,9 @@ def estimate(
         batch = replace(batch, greedy_rewards=torch.tensor([greedy_rewards.get(one, math.nan) for one in prompts]))
         metrics["group/groups_without_greedy"] = float(len(set(prompts) - greedy_rewards.keys()))
     batch = compute_advantages(batch, config, n, numbers)
+    if distillation is not None:
+        batch, of_teacher = with_teacher_advantages(batch, distillation)
+        metrics |= of_teacher
     metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch, n).items()}
     assert batch.advantages is not None and batch.returns is not None
     columns = {"advantages": batch.advantages, "returns": batch.returns, "rewards": batch.rewards}

@@ -62,9 +62,7 @@ def correct(log_ratio: Tensor, mask: Tensor, offsets: Tensor, config: RolloutCor
     return Corrected(torch.where(mask, weight, 0.0), clipped)
 
 
-def kept(
-    log_ratio: Tensor, mask: Tensor, offsets: Tensor, reject: Mapping[str, float | tuple[float, float]]
-) -> Tensor:
+def kept(log_ratio: Tensor, mask: Tensor, offsets: Tensor, reject: Mapping[str, float | tuple[float, float]]) -> Tensor:
     """Say which tokens keep all bounds of `reject`, [T] bool; log_ratio [T] float, 0 where mask [T] bool is False.
 
     With l the log-ratio, clamped to +-20: `token` bounds exp(l), `sequence` exp(sum of l), `geometric` exp(mean of l),

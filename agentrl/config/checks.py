@@ -89,6 +89,7 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_correction(config)
         yield from check_refill(config)
         yield from check_validation(config)
+        yield from check_distillation(config)
     if isinstance(config, Config | SFTConfig):
         yield from check_parallel(config)
     if isinstance(config, GenerateConfig):
@@ -274,6 +275,32 @@ def check_validation(config: Config) -> Iterator[str]:
         )
 
 
+def check_distillation(config: Config) -> Iterator[str]:
+    """Check that the teachers can give what is compared, and that it teaches something."""
+    keys = config.distillation
+    if not keys.teachers:
+        return
+    if keys.scope == "sampled" and keys.use == "loss" and keys.estimator == "k1":
+        yield (
+            "distillation.estimator=k1 conflicts with distillation.use=loss: the gradient of log p_S - log p_T does not "
+            "depend on the teacher, and is 0 on average. Set distillation.estimator=k2, or distillation.use=advantage"
+        )
+    served = [teacher for _, teacher in keys.teachers if teacher.base_url is not None]
+    temperature = config.actor_rollout_ref.rollout.temperature
+    if served and keys.scope == "full":
+        yield (
+            f"distillation.scope=full needs the weights of the teacher, and {served[0].name} is a server: take "
+            "distillation.teacher.path, or distillation.scope=top_k"
+        )
+    if served and temperature not in (0, 1):
+        yield (
+            f"{ROLLOUT}.temperature={temperature:g} conflicts with the teacher {served[0].name}: servers give "
+            "log-probs at temperature 1, and the policy's are to be alike. Set it to 1, or take distillation.teacher.path"
+        )
+    if keys.coef == 0:
+        yield "distillation.coef=0 lets the teacher teach nothing: raise it, or leave out distillation.teacher"
+
+
 def check_parallel(config: Config | SFTConfig) -> Iterator[str]:
     """Check that the ranks of each role can be arranged as its keys say, with adapters and compiled layers."""
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
@@ -285,6 +312,7 @@ def check_parallel(config: Config | SFTConfig) -> Iterator[str]:
     yield from roles.actor.parallel.faults(ranks, f"{ACTOR}.")
     yield from roles.ref_parallel.faults(ranks, "actor_rollout_ref.ref.")
     yield from config.critic.parallel.faults(ranks, "critic.", "model.fsdp_config")
+    yield from config.teacher_parallel.faults(ranks, "distillation.")
     yield from check_adapters(roles.model, "actor_rollout_ref.model", roles.actor.parallel, f"{ACTOR}.fsdp_config")
     tensor = max(role.tensor for role in (roles.actor.parallel, roles.ref_parallel, config.critic.parallel))
     if roles.actor.use_torch_compile and tensor > 1:

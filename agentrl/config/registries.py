@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from agentrl.system.registry import Registry
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from agentrl.agent_loop.base import AgentLoop
     from agentrl.agent_loop.observer import TurnObserver
     from agentrl.algorithms.columns import Advantages, TokenLoss
@@ -96,6 +98,14 @@ POLICY_LOSSES: Registry[Callable[..., TokenLoss]] = Registry(
     functions=True,
 )
 """Functions from `LossColumns` to `TokenLoss`, which declare likewise."""
+_DIVERGENCES = "agentrl.algorithms.divergences"
+DIVERGENCES: Registry[Callable[..., Tensor]] = Registry(
+    "divergence",
+    "distillation.divergence",
+    {name: f"{_DIVERGENCES}:{name}" for name in ("forward_kl", "js", "reverse_kl")},
+    functions=True,
+)
+"""Functions of log-probs of the policy and of a teacher [M, S] that return the divergence of each row [M]."""
 AGENT_LOOPS: Registry[type[AgentLoop]] = Registry(
     "agent loop",
     "agent_name",

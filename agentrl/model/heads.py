@@ -15,7 +15,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import check_packed_attention, stored_hidden_states, token_logprobs
-from agentrl.model.scores import TokenScores
+from agentrl.model.scores import Compare, TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.model.vision import features_of, sample_image, takes_images, vision_tower
 from agentrl.parallel.collectives import full, world_size
@@ -58,11 +58,12 @@ class PolicyModel(nn.Module):
         temperature: float,
         with_entropy: bool = False,
         with_squared_probs: bool = False,
+        compare: Compare | None = None,
         images: Images | None = None,
     ) -> TokenScores:
         """Score tokens as `token_logprobs` does; ids [T] int64, offsets [N + 1] int64, needed [T] bool."""
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
-            nothing = _step_of_vision(self.base, images)
+            nothing = step_of_vision(self.base, images)
             scores = token_logprobs(
                 self.base,
                 ids,
@@ -70,6 +71,7 @@ class PolicyModel(nn.Module):
                 temperature=temperature,
                 with_entropy=with_entropy,
                 with_squared_probs=with_squared_probs,
+                compare=compare,
                 needed=needed,
                 images=images,
                 group=self._group,
@@ -110,7 +112,7 @@ class PolicyModel(nn.Module):
         return {} if self.lora is None else self.lora.mark(params)
 
 
-def _step_of_vision(base: PreTrainedModel, images: Images | None) -> torch.Tensor | None:
+def step_of_vision(base: PreTrainedModel, images: Images | None) -> torch.Tensor | None:
     """Run the vision tower of a sharded model on a made-up image where a rank's share has none.
 
     All ranks gather the tower's weights together, and other ranks may have images: a rank that left it out would make
@@ -187,7 +189,7 @@ class ValueModel(nn.Module):
         sequence's first token. So it is aligned with log-probs: a token's baseline stands beside the token.
         """
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
-            nothing = _step_of_vision(self.base, images)
+            nothing = step_of_vision(self.base, images)
             hidden, layout, part = stored_hidden_states(self.base, ids, offsets, images, self._group)
         after = part.spread(self.value_head(hidden.float())[:, 0])[layout.expand]
         after = after if nothing is None else after + nothing

@@ -26,7 +26,7 @@ from agentrl.model.attend import Rule
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
 from agentrl.model.cpu.tree_layout import tree_layout
 from agentrl.model.layout import PackedLayout, flat_layout
-from agentrl.model.scores import TokenScores
+from agentrl.model.scores import Compare, TokenScores
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
     PlacedFeatures,
@@ -334,8 +334,12 @@ def forward_packed(
 
 def token_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     """Apply the model's head: hidden [M, H] -> logits [M, V] float32."""
-    config = model.config.get_text_config()
-    logits = model.get_output_embeddings()(hidden).float()
+    return scaled_logits(model.config.get_text_config(), model.get_output_embeddings()(hidden))
+
+
+def scaled_logits(config: PretrainedConfig, products: torch.Tensor) -> torch.Tensor:
+    """Scale and cap the products [M, V] of a head as the text model's config says: logits [M, V] float32."""
+    logits = products.float()
     if (factor := getattr(config, "logit_scale", 1.0)) != 1.0:  # each pass over the logits costs as the softmax does
         logits = logits * factor
     if (divisor := getattr(config, "logits_scaling", 1.0)) != 1.0:
@@ -352,6 +356,7 @@ def token_logprobs(
     temperature: float = 1.0,
     with_entropy: bool = False,
     with_squared_probs: bool = False,
+    compare: Compare | None = None,
     needed: torch.Tensor | None = None,
     chunk_tokens: int | None = None,
     images: Images | None = None,
@@ -363,6 +368,7 @@ def token_logprobs(
     Args:
         ids: [T] int64. offsets: [N + 1] int64.
         temperature: above 0; 0 stands for greedy sampling, whose log-probs are those of temperature 1.
+        compare: called with the distributions of a chunk of tokens at a time; again in the backward pass.
         needed: [T] bool, the tokens whose log-prob is wanted; None: all. Others cost no vocabulary projection.
         chunk_tokens: tokens whose logits are alive at once; None: chosen by `_CHUNK_LOGITS`.
         images: of the sequences, if they have any.
@@ -371,6 +377,38 @@ def token_logprobs(
     Returns:
         numbers of the distribution that ids[t] was drawn from; 0 where not needed and at each sequence's first token.
         Differentiable in the weights.
+    """
+    chosen, places, part = predicting_states(model, ids, offsets, needed, images, group)
+    size = chunk_tokens or chunk_size(model, chosen)
+    single = len(places) <= size
+    parts = []
+    # With nothing needed there is one empty chunk, and the zeros still have a gradient.
+    for states, there in zip(chosen.split(size), places.split(size), strict=True):
+        arguments = (model, states, ids[there], there, temperature or 1.0, with_entropy, with_squared_probs, compare)
+        recompute = not single and torch.is_grad_enabled()
+        parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
+    scores = torch.cat(parts, dim=1)
+    spread = torch.zeros(len(scores), len(ids), dtype=torch.float32, device=ids.device).index_copy(1, places, scores)
+    rows_of = iter([row.clone() for row in part.sum_over_ranks(spread)])  # FSDP warns of views
+    return TokenScores(
+        next(rows_of),
+        next(rows_of) if with_entropy else None,
+        next(rows_of) if with_squared_probs else None,
+        next(rows_of) if compare is not None else None,
+    )
+
+
+def predicting_states(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    offsets: torch.Tensor,
+    needed: torch.Tensor | None,
+    images: Images | None,
+    group: dist.ProcessGroup | None,
+) -> tuple[torch.Tensor, torch.Tensor, Slice]:
+    """Compute the last hidden states from which the needed tokens are predicted. See `token_logprobs`.
+
+    Returns the states [M, H] of those that this rank's slice holds, the places [M] int64 of their tokens, the slice.
     """
     hidden, layout, part = stored_hidden_states(model, ids, offsets, images, group)
     # A sequence's first token is predicted by nothing; token t of the rest is predicted by the state before it.
@@ -381,40 +419,35 @@ def token_logprobs(
     if group is not None:
         mine = part.holds(rows)
         places, rows = places[mine], rows[mine] - part.first
-    logits = _CHUNK_LOGITS_ON_GPU if hidden.is_cuda else _CHUNK_LOGITS
-    size = chunk_tokens or max(1, logits // model.config.get_text_config().vocab_size)
-    single = len(places) <= size
-    parts = []
-    chosen = hidden.index_select(0, rows)  # once: in backward each selection costs as much as all of `hidden`
-    # With nothing needed there is one empty chunk, and the zeros still have a gradient.
-    for states, targets in zip(chosen.split(size), ids[places].split(size), strict=True):
-        arguments = (model, states, targets, temperature or 1.0, with_entropy, with_squared_probs)
-        recompute = not single and torch.is_grad_enabled()
-        parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
-    scores = torch.cat(parts, dim=1)
-    spread = torch.zeros(len(scores), len(ids), dtype=torch.float32, device=ids.device).index_copy(1, places, scores)
-    rows_of = iter([row.clone() for row in part.sum_over_ranks(spread)])  # FSDP warns of views
-    return TokenScores(
-        next(rows_of), next(rows_of) if with_entropy else None, next(rows_of) if with_squared_probs else None
-    )
+    # Once: in backward each selection costs as much as all of `hidden`.
+    return hidden.index_select(0, rows), places, part
+
+
+def chunk_size(model: PreTrainedModel, states: torch.Tensor) -> int:
+    """Count the tokens whose logits may be alive at once."""
+    logits = _CHUNK_LOGITS_ON_GPU if states.is_cuda else _CHUNK_LOGITS
+    return max(1, logits // _text_config(model).vocab_size)
 
 
 def _score(
     model: PreTrainedModel,
     hidden: torch.Tensor,
     targets: torch.Tensor,
+    places: torch.Tensor,
     temperature: float,
     with_entropy: bool,
     with_squared_probs: bool,
+    compare: Compare | None,
 ) -> torch.Tensor:
-    """Score M states: [1 to 3, M] float32, the log-probs of the targets and, on request, entropies and squared_probs.
+    """Score M states: [1 to 4, M] float32, the log-probs of the targets and, on request, entropies, squared_probs and
+    what `compare` gives.
 
-    hidden [M, D], targets [M] int64.
+    hidden [M, D], targets and their places [M] int64.
     """
     logits = token_logits(model, hidden)
     if temperature != 1.0:
         logits = logits / temperature
-    if not (with_entropy or with_squared_probs):
+    if not (with_entropy or with_squared_probs or compare is not None):
         return -cross_entropy(logits, targets, reduction="none")[None]
     logprobs = logits.log_softmax(-1)
     found = [logprobs.gather(1, targets[:, None])[:, 0]]
@@ -422,4 +455,6 @@ def _score(
         found.append(-(logprobs.exp() * logprobs).sum(-1))
     if with_squared_probs:
         found.append((2 * logprobs).exp().sum(-1))
+    if compare is not None:
+        found.append(compare(logprobs, places).float())
     return torch.stack(found)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+
+Compare = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Function of some of the distributions, log-probs [M, V] float32, and of the places [M] int64 of their tokens, to a
+number for each, [M] float; differentiable in the log-probs."""
 
 
 class TokenScores(NamedTuple):
@@ -19,3 +24,5 @@ class TokenScores(NamedTuple):
     """[T] float32, in nats. None where it was not needed."""
     squared_probs: torch.Tensor | None = None
     """[T] float32: sum of the squared probabilities over the vocabulary. None where it was not needed."""
+    divergence: torch.Tensor | None = None
+    """[T] float32: what a `Compare` gave. None where there was none."""

@@ -31,7 +31,7 @@ Worker = TypeVar("Worker")
 Worker_co = TypeVar("Worker_co", covariant=True)
 Batch = TypeVar("Batch", bound=Sequences)
 
-Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards", "entropy", "squared_probs"]
+Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards", "entropy", "squared_probs", "teacher_scores"]
 """Columns of a `RaggedBatch` that workers compute."""
 
 
@@ -70,8 +70,8 @@ class Ranks(Protocol[Worker_co]):
     ) -> tuple[Batch, Numbers]:
         """Give each rank a share of `batch`, and join the answers: (the batch with the columns `fields`, metrics).
 
-        method: (values for the T tokens of its share, [T] for one field, [T, F] for F fields; metrics over the shares
-        of all ranks).
+        method: (values for the T tokens of its share, [T, ...] for one field, [T, F] for F fields; metrics over the
+        shares of all ranks).
         """
         ...
 
@@ -112,7 +112,7 @@ class LocalRanks(Generic[Worker]):
     ) -> tuple[Batch, Numbers]:
         """See `Ranks.add_columns`: the values are [T] for one field, [T, F] for F of them."""
         [(values, metrics)] = self.every(method, batch.load())
-        columns = values.reshape(len(values), len(fields)).unbind(1)
+        columns = (values,) if len(fields) == 1 else values.unbind(1)
         found = {field: column.contiguous() for field, column in zip(fields, columns, strict=True)}
         return batch.with_fields(**found), metrics
 

@@ -36,6 +36,7 @@ from agentrl.trainer.best import best_by
 from agentrl.trainer.grpo import Trainer
 from agentrl.trainer.inputs import Inputs
 from agentrl.trainer.run_folder import RunFolder
+from agentrl.trainer.teachers import check_teachers
 from agentrl.workers.roles import open_workers, processes
 
 
@@ -49,6 +50,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     chat, context = load_chat(config), inputs.context
     context.bind(chat)
+    check_teachers(config, chat)
     display.reading = context.reading(chat)
     fit_prompts([inputs.train, *filter(None, [inputs.validation])], config, chat, context, display)
     loader = make_loader(inputs.train, config.data)

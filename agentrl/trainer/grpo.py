@@ -23,6 +23,9 @@ correction are those of the tokens of the update:
 | `actor/reward_kl_penalty`, `actor/reward_kl_penalty_coeff` | KL in the reward: mean over sequences; its coefficient |
 | `actor/pg_loss`, `actor/kl_loss` | that term of the loss, without coefficient: mean over the taken optimizer steps |
 | `actor/success_nll` | likewise: negative log-likelihood of the policy tokens of trajectories that succeed |
+| `actor/teacher_loss` | the teacher's term of the loss, without coefficient, likewise |
+| `distill/kl` | mean over the sampled tokens with a teacher of log p - log p of the teacher, before the update |
+| `distill/taught_fraction` | fraction of the policy tokens that have a teacher |
 | `actor/ppo_kl` | mean of old - new log-prob over the policy tokens with advantage of the taken optimizer steps |
 | `actor/clip_frac`, `actor/clip_frac_lower` | fraction of the same tokens that the clip, the dual clip cut off |
 | `critic/vf_loss` | value loss: mean over the taken optimizer steps |
@@ -70,6 +73,7 @@ from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.metrics import Metrics, Numbers
 from agentrl.trainer.model_scores import trained_on, with_model_scores
 from agentrl.trainer.run_folder import RunFolder
+from agentrl.trainer.teachers import with_teacher_scores
 from agentrl.trainer.validation import validate
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.batch import Sequences
@@ -275,6 +279,9 @@ class Trainer:
         if workers.critic is not None:
             with self.timed("values"):
                 batch = workers.critic.values(batch)
+        if workers.teacher is not None:
+            with self.timed("teacher"):
+                batch = with_teacher_scores(self.config.distillation, workers, batch, outlines)
 
         with self.timed("advantages"):
             batch, found = self.estimate(batch, outlines)
@@ -283,7 +290,8 @@ class Trainer:
         batch, parts = self.parts(batch, found, outlines)
         metrics["left_out/masked"] = float(len(set(found.trajectory)) - len(set(parts.trajectory)))
         metrics["train/sequences"] = float(len(batch) - len(parts.zero_advantage))
-        self.troubles.add(sampled, of_source, learnt=metrics["train/sequences"] > 0)
+        learnt = metrics["train/sequences"] > 0 or self.config.distillation.in_loss
+        self.troubles.add(sampled, of_source, learnt=learnt)
         if len(batch):
             updated, update_metrics = self.update(batch, parts)
             metrics |= update_metrics
@@ -321,9 +329,19 @@ class Trainer:
             numbers = {number: outline.numbers for number, outline in enumerate(outlines)}
         successes = self.successes(outlines) if self.config.actor_rollout_ref.actor.success_nll_coef else None
         compute = self.workers.executor.compute
-        algorithm = self.config.algorithm
+        distillation = self.config.distillation if self.config.distillation.teachers else None
         batch, found = compute(
-            estimate, batch, algorithm, n, kl_coef, further, greedy, numbers, successes, self.version
+            estimate,
+            batch,
+            self.config.algorithm,
+            n,
+            kl_coef,
+            further_rewards=further,
+            greedy_rewards=greedy,
+            numbers=numbers,
+            successes=successes,
+            version=self.version,
+            distillation=distillation,
         )
         if controller is not None:
             controller.update(found.kl, len(batch))

@@ -102,6 +102,8 @@ class RaggedBatch:
     staleness: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, 0 where mask is False
     returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     success: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, 1: of a trajectory that succeeds
+    teacher: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int32, index; -1 where there is none
+    teacher_scores: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T, 1 + X] float32, a teacher's
     greedy_rewards: torch.Tensor | None = field(default=None, metadata=_SEQUENCE)  # [N] float32, NaN: unknown
     images: Images | None = None
     """The images of all sequences; None where there are none."""

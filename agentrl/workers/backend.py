@@ -22,7 +22,7 @@ from agentrl.config.declaration import Score
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import Parallel
-from agentrl.model.scores import TokenScores
+from agentrl.model.scores import Compare, TokenScores
 from agentrl.runtime.ranks import RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
@@ -51,6 +51,8 @@ class MiniBatch(Generic[Found]):
     """A pure function, called for each micro-batch of a rank's share."""
     needs: Needs = frozenset()
     """Scores that `loss` reads beside log-probs."""
+    compare: Callable[[RaggedBatch], Compare] | None = None
+    """Makes of a micro-batch what the forward pass calls with its distributions, for `TokenScores.divergence`."""
 
 
 @dataclass(frozen=True, slots=True)

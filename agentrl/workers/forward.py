@@ -33,8 +33,9 @@ def filler(like: RaggedBatch) -> RaggedBatch:
     For a rank that has no more work than to keep step with the others.
     """
     values = {item.name: getattr(like, item.name) for item in fields(like)}
-    tensors = {name: value.new_zeros(1) for name, value in values.items() if isinstance(value, torch.Tensor)}
-    tensors |= {name: tensors[name] - 1 for name in ("version", "turn")}
+    given = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value.new_zeros(1, *value.shape[1:]) for name, value in given.items()}
+    tensors |= {name: tensors[name] - 1 for name in ("version", "turn", "teacher") if name in tensors}
     tensors["offsets"] = torch.tensor([0, 1])
     return like.with_fields(**tensors, images=None)
 

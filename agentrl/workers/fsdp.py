@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.model.export import export_model
 from agentrl.model.heads import ValueModel, freeze_vision, load_policy
-from agentrl.model.scores import TokenScores
+from agentrl.model.scores import Compare, TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.parallel.collectives import rank
 from agentrl.parallel.mesh import Mesh
@@ -42,7 +42,7 @@ class FSDPPolicy(Learner[TokenScores]):
         self.log_prob_max_tokens = (settings.log_prob_max_tokens or settings.max_tokens) * mesh.parallel.sequence
         """Tokens of a micro-batch without gradient, at most."""
 
-    def forward(self, micro: RaggedBatch, needs: Needs) -> TokenScores:
+    def forward(self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None) -> TokenScores:
         scores: TokenScores = self.model(
             micro.ids,
             micro.offsets,
@@ -50,6 +50,7 @@ class FSDPPolicy(Learner[TokenScores]):
             temperature=self._temperature,
             with_entropy="entropy" in needs,
             with_squared_probs="squared_probs" in needs,
+            compare=compare,
             images=micro.images,
         )
         return scores
@@ -115,7 +116,7 @@ class FSDPCritic(Learner[torch.Tensor]):
         self.model = ValueModel(base, autocast=config.dtype == "bfloat16", group=mesh.sequence)
         super().__init__(self.model, settings, mesh)
 
-    def forward(self, micro: RaggedBatch, needs: Needs) -> torch.Tensor:
+    def forward(self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None) -> torch.Tensor:
         """Return values [T] float32 with gradient."""
         values: torch.Tensor = self.model(micro.ids, micro.offsets, micro.images)
         return values

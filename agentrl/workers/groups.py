@@ -21,6 +21,7 @@ from agentrl.workers.critic import CriticWorker
 from agentrl.workers.policy import PolicyWorker
 from agentrl.workers.reward_model import RewardModelWorker
 from agentrl.workers.sft import SupervisedWorker
+from agentrl.workers.teacher import TeacherWorker
 from agentrl.workers.trainable import TrainableWorker
 
 
@@ -94,6 +95,17 @@ class ReferenceGroup:
     def log_probs(self, batch: Batch) -> Batch:
         """Add the column ref_logprobs [T] float32."""
         return self._ranks.add_columns(("ref_logprobs",), HasReference.compute_reference_log_probs, batch)[0]
+
+
+class TeacherGroup:
+    """The teachers of a distillation."""
+
+    def __init__(self, ranks: Ranks[TeacherWorker]) -> None:
+        self._ranks = ranks
+
+    def scores(self, batch: Batch) -> Batch:
+        """Add the column teacher_scores [T, 1 + X] float32 to a batch with the column teacher."""
+        return self._ranks.add_columns(("teacher_scores",), TeacherWorker.compute_teacher_scores, batch)[0]
 
 
 class CriticGroup(TrainableGroup):

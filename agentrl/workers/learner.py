@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentrl.checkpoint.state import WorkerState
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel, ValueModel
+from agentrl.model.scores import Compare
 from agentrl.model.sharded_load import read_weights
 from agentrl.optim.optimizer import Optim
 from agentrl.parallel.collectives import all_max
@@ -66,7 +67,7 @@ class Learner(Generic[Found]):
         self.state = WorkerState(self.params, self.optim)
 
     @abstractmethod
-    def forward(self, micro: RaggedBatch, needs: Needs) -> Found:
+    def forward(self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None) -> Found:
         """Run the model on a micro-batch that is on its device, with gradient where it is enabled."""
 
     def mark(self) -> Mapping[str, JSON]:
@@ -121,7 +122,8 @@ class Learner(Generic[Found]):
             # so does each of them where there is no sequence at all.
             counts = index < len(plan)
             micro = to_device(mine.select(plan[index]) if counts else filler(mine), self.device)
-            share_of_loss, seen = mini.loss(self.forward(micro, mini.needs), micro)
+            compare = None if mini.compare is None else mini.compare(micro)
+            share_of_loss, seen = mini.loss(self.forward(micro, mini.needs, compare), micro)
             weight = self.mesh.averaged if counts else 0  # FSDP averages gradients over ranks; they have to add up
             (share_of_loss * weight).backward()
             for name, value in (seen | {"loss": share_of_loss.detach()}).items():

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.aggregate import LossScale, aggregate
+from agentrl.algorithms.distillation import TeacherLoss
 from agentrl.algorithms.kl import kl_loss
 from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss
 from agentrl.algorithms.ragged import masked_sum
@@ -17,6 +18,7 @@ from agentrl.config.declaration import Score
 from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
+from agentrl.config.sections.distillation import DistillationConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.model.scores import TokenScores
 from agentrl.runtime.ranks import RankWeights
@@ -25,6 +27,7 @@ from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import Loss, MiniBatch, Needs, PolicySettings
 from agentrl.workers.plan import update_plan, with_policy_tokens
+from agentrl.workers.teacher import read_heads
 from agentrl.workers.trainable import TrainableWorker
 
 ENTROPY: Needs = frozenset({"entropy"})
@@ -45,6 +48,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         max_response_length: the constant of loss_agg_mode=seq-mean-token-sum-norm, needed only there.
         further_scores: what `compute_log_probs` gives beside log-probs.
         correction: of what the engine sampled; None: none.
+        distillation: the teachers, if there are any.
     """
 
     def __init__(
@@ -61,10 +65,16 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         max_response_length: int | None = None,
         further_scores: Sequence[Score] = (),
         correction: RolloutCorrectionConfig | None = None,
+        distillation: DistillationConfig | None = None,
     ) -> None:
         """Make the backend of `actor_config.strategy`. Raises ConfigError."""
         self.config = actor_config
         self._policy_loss = PolicyLoss.of(actor_config, correction)
+        self._teacher_loss: TeacherLoss | None = None
+        if distillation is not None:
+            parallel = actor_config.parallel
+            heads = read_heads(distillation, model_config, device=device, temperature=temperature, parallel=parallel)
+            self._teacher_loss = TeacherLoss.of(distillation, heads)
         self._further_scores = tuple(further_scores)
         self.seed = seed
         self._critic_warmup = critic_warmup
@@ -125,17 +135,18 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         policy token are left out.
 
         zero_advantage: sequences whose advantages are all 0. With a loss that declares advantage_only, and neither KL
-        loss nor entropy bonus, their gradient is 0, and they are not computed. This changes no weight: mini-batches and
-        denominators are those of all sequences, and a mini-batch without any other takes its optimizer step, too.
+        loss, entropy bonus nor a teacher in the loss, their gradient is 0, and they are not computed. This changes no
+        weight: mini-batches and denominators are those of all sequences, and a mini-batch without any other takes its
+        optimizer step, too.
 
         successes: with success_nll_coef, sequences of trajectories that succeed, as the column `success` says by token;
         they are always computed.
 
         Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
-        clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss and actor/success_nll (see
-        `agentrl.trainer.grpo`); train/filtered_fraction, the part of the sequences that was not computed;
-        perf/update_tokens, all tokens that the updates went over; and `correction_metrics` where the proximal policy is
-        not recomputed.
+        clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll and
+        actor/teacher_loss (see `agentrl.trainer.grpo`); train/filtered_fraction, the part of the sequences that was not
+        computed; perf/update_tokens, all tokens that the updates went over; and `correction_metrics` where the proximal
+        policy is not recomputed.
 
         Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
         when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
@@ -143,6 +154,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         config = self.config
         rows = with_policy_tokens(batch)
         only = self._policy_loss.declaration.advantage_only and not config.use_kl_loss and config.entropy_coeff == 0
+        only = only and self._teacher_loss is None
         imitated = set(successes) if config.success_nll_coef else set()
         left_out = set(zero_advantage) - imitated if only else set()
         computed = [row not in left_out for row in rows]
@@ -153,6 +165,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         tokens = batch.policy_tokens
         successful = tokens * torch.tensor([row in imitated for row in rows])
         needs = self._loss_needs()
+        teacher = self._teacher_loss
+        compare = teacher.compare if teacher is not None and teacher.reads_distributions else None
         minis = (
             MiniBatch(
                 f"step {step}, {where} of the policy",
@@ -162,6 +176,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
                     int(successful[members].sum()),
                 ),
                 needs,
+                compare,
             )
             for where, members in plan
         )
@@ -169,12 +184,15 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         length = int(batch.lengths[torch.tensor(computed)].sum())
         terms = {"pg_loss": "pg_loss"} | ({"kl_loss": "kl_loss"} if config.use_kl_loss else {})
         terms |= {"success_nll": "success_nll"} if config.success_nll_coef else {}
+        terms |= {"teacher_loss": "teacher_loss"} if teacher is not None else {}
         sums = report.taken[0].sums if report.taken else {}
         by_token = {name.removeprefix(BY_TOKEN): name for name in sums if name.startswith(BY_TOKEN)}
         found = report.metrics("actor", terms, by_token)
         if any(name.startswith(CORRECTION) for name in sums):
             names = [name for name in sums if name.startswith(CORRECTION)]
-            total = {name.removeprefix(CORRECTION): sum(one.sums.get(name, 0.0) for one in report.taken) for name in names}
+            total = {
+                name.removeprefix(CORRECTION): sum(one.sums.get(name, 0.0) for one in report.taken) for name in names
+            }
             found |= correction_metrics(total, self._policy_loss.correction)
         return found | {
             "train/filtered_fraction": 1 - sum(computed) / len(computed),
@@ -201,6 +219,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             )
         if self.config.use_kl_loss and not batch.has("ref_logprobs"):
             raise ValueError("PolicyWorker.update: use_kl_loss needs batch.ref_logprobs, of the reference policy")
+        if self._teacher_loss is not None and not batch.has("teacher_scores"):
+            raise ValueError("PolicyWorker.update: a teacher in the loss needs batch.teacher_scores")
 
     def _loss_needs(self) -> Needs:
         """Scores that the loss reads beside log-probs."""
@@ -227,9 +247,18 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             }
             if kl is not None:
                 seen["kl_loss"] = aggregate(kl.detach(), micro.mask, micro.offsets, scale)
+            teacher = self._teacher_loss
             whole = actor_loss(
-                by_token, entropy=found.entropy, entropy_coeff=config.entropy_coeff, kl=kl, kl_coef=config.kl_loss_coef
+                by_token if teacher is None else teacher.policy_loss(by_token),
+                entropy=found.entropy,
+                entropy_coeff=config.entropy_coeff,
+                kl=kl,
+                kl_coef=config.kl_loss_coef,
             )
+            if teacher is not None:
+                term = teacher.by_token(micro, found.logprobs, found.divergence)
+                whole = whole + teacher.config.coef * term
+                seen["teacher_loss"] = aggregate(term.detach(), micro.mask, micro.offsets, scale)
             total = aggregate(whole, micro.mask, micro.offsets, scale)
             if config.success_nll_coef:
                 assert micro.success is not None

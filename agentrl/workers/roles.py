@@ -13,11 +13,19 @@ from agentrl.config.registries import CRITIC_BACKENDS, POLICY_BACKENDS
 from agentrl.runtime.executor import Executor, open_executor
 from agentrl.runtime.placement import Pool, Role
 from agentrl.workers.critic import CriticWorker
-from agentrl.workers.groups import CriticGroup, PolicyGroup, ReferenceGroup, RewardModelGroup, SFTGroup
+from agentrl.workers.groups import (
+    CriticGroup,
+    PolicyGroup,
+    ReferenceGroup,
+    RewardModelGroup,
+    SFTGroup,
+    TeacherGroup,
+)
 from agentrl.workers.policy import PolicyWorker
 from agentrl.workers.reference import ReferenceWorker
 from agentrl.workers.reward_model import RewardModelWorker
 from agentrl.workers.sft import SupervisedWorker
+from agentrl.workers.teacher import TeacherWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,7 @@ class Workers:
     reference: ReferenceGroup | None
     critic: CriticGroup | None
     reward_model: RewardModelGroup | None
+    teacher: TeacherGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,8 @@ def open_workers(config: Config, device: str, total_steps: int) -> Workers:
     reference = reference_role(config, device)
     critic = critic_role(config, device, total_steps) if "values" in declared_by_estimator(config).columns else None
     scoring = reward_model_role(config, device) if config.reward_model.enable else None
-    roles = [role for role in (policy, reference, critic, scoring) if role is not None]
+    teacher = teacher_role(config, device)
+    roles = [role for role in (policy, reference, critic, scoring, teacher) if role is not None]
     executor = open_executor(pools_of(config, roles), device, on_ray=config.uses_ray)
     referring = None
     if needs_reference(config):
@@ -56,6 +66,7 @@ def open_workers(config: Config, device: str, total_steps: int) -> Workers:
         reference=referring,
         critic=None if critic is None else CriticGroup(executor.ranks(critic)),
         reward_model=None if scoring is None else RewardModelGroup(executor.ranks(scoring)),
+        teacher=None if teacher is None else TeacherGroup(executor.ranks(teacher)),
     )
 
 
@@ -122,6 +133,7 @@ def policy_role(config: Config, device: str, total_steps: int) -> Role[PolicyWor
         max_response_length=config.data.max_response_length,
         further_scores=further_scores(config),
         correction=config.algorithm.rollout_correction,
+        distillation=config.distillation,
     )
     return Role("policy", make, roles.actor.parallel.copies)
 
@@ -144,6 +156,23 @@ def reference_role(config: Config, device: str) -> Role[ReferenceWorker] | None:
         compiled=roles.actor.use_torch_compile,
     )
     return Role("reference", make, roles.ref_parallel.copies)
+
+
+def teacher_role(config: Config, device: str) -> Role[TeacherWorker] | None:
+    """The teachers; None where there are none. Making it raises ConfigError."""
+    if not config.distillation.teachers:
+        return None
+    roles = config.actor_rollout_ref
+    make = partial(
+        TeacherWorker,
+        config.distillation,
+        roles.model,
+        device=device,
+        temperature=roles.rollout.temperature,
+        parallel=config.teacher_parallel,
+        param_offload=roles.actor.fsdp_config.param_offload,
+    )
+    return Role("teacher", make, config.teacher_parallel.copies)
 
 
 def critic_role(config: Config, device: str, total_steps: int) -> Role[CriticWorker]:

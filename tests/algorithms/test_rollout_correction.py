@@ -53,9 +53,17 @@ def by_token(first: float, second: float) -> list[float]:
         ({}, by_token(1, 1)),
         ({"rollout_is": "token"}, [2, 0, 0.25, 1.1, 1.2, 1, 0]),
         ({"rollout_is": "token", "rollout_is_threshold": 1.15}, [1.15, 0, 0.25, 1.1, 1.15, 1, 0]),
-        ({"rollout_is": "token", "rollout_is_threshold": 1.15, "rollout_is_lower": 0.5}, [1.15, 0, 0.5, 1.1, 1.15, 1, 0]),
         (
-            {"rollout_is": "token", "rollout_is_threshold": 1.15, "rollout_is_lower": 0.5, "rollout_is_outside": "mask"},
+            {"rollout_is": "token", "rollout_is_threshold": 1.15, "rollout_is_lower": 0.5},
+            [1.15, 0, 0.5, 1.1, 1.15, 1, 0],
+        ),
+        (
+            {
+                "rollout_is": "token",
+                "rollout_is_threshold": 1.15,
+                "rollout_is_lower": 0.5,
+                "rollout_is_outside": "mask",
+            },
             [0, 0, 0, 1.1, 0, 1, 0],
         ),
         ({"rollout_is": "sequence"}, by_token(FIRST, SECOND)),

@@ -501,7 +501,12 @@ PRESETS: list[tuple[str, list[str], dict[str, object]]] = [
     ("bypass_pg_geo_rs", [*REINFORCE, *GEO_KEYS], ROLLOUT_PROXIMAL | GEO),
     (
         "an earlier release's veto",
-        ["rollout_is=token", "+rollout_token_veto_threshold=1e-4", "rollout_rs=geometric", "rollout_rs_threshold=1.001"],
+        [
+            "rollout_is=token",
+            "+rollout_token_veto_threshold=1e-4",
+            "rollout_rs=geometric",
+            "rollout_rs_threshold=1.001",
+        ],
         TOKEN | {"reject": {"geometric": (1 / 1.001, 1.001), "veto": 1e-4}},
     ),
     ("off", ["rollout_is=null", "bypass_mode=false", "rollout_is_threshold=5.0"], {}),

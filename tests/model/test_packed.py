@@ -48,7 +48,7 @@ def test_only_what_is_needed_is_scored() -> None:
     everything, *_ = token_logprobs(model, ids, offsets)
     rows = []
     model.get_output_embeddings().register_forward_hook(lambda _, args, __: rows.append(len(args[0])))
-    logprobs, entropy, _ = token_logprobs(model, ids, offsets, needed=needed)
+    logprobs, entropy, *_ = token_logprobs(model, ids, offsets, needed=needed)
     firsts = torch.zeros_like(needed)
     firsts[offsets[:-1]] = True
     assert entropy is None
@@ -66,7 +66,7 @@ def test_chunks_change_nothing_but_memory() -> None:
     results = []
     for chunk in (None, 7):
         model.zero_grad()
-        logprobs, entropy, _ = token_logprobs(model, ids, offsets, with_entropy=True, chunk_tokens=chunk)
+        logprobs, entropy, *_ = token_logprobs(model, ids, offsets, with_entropy=True, chunk_tokens=chunk)
         assert entropy is not None
         (logprobs.square().sum() + entropy.sum()).backward()
         results.append((logprobs, entropy, [p.grad for p in model.parameters()]))

@@ -141,7 +141,9 @@ class RolloutCorrectionConfig(Section):
         on = [] if self.needs_pass else [f"proximal={self.proximal}"]
         if self.rollout_is is not None:
             lower = "" if self.rollout_is_lower is None else f"{self.rollout_is_lower:g} to "
-            on.append(f"rollout_is={self.rollout_is} ({self.rollout_is_outside} at {lower}{self.rollout_is_threshold:g})")
+            on.append(
+                f"rollout_is={self.rollout_is} ({self.rollout_is_outside} at {lower}{self.rollout_is_threshold:g})"
+            )
         on += [f"reject.{name}={bounds}" for name, bounds in self.reject.items()]
         return ", ".join(on) or "none"
 

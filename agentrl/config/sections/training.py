@@ -10,6 +10,8 @@ from agentrl.config.sections.actor import ActorRolloutRefConfig, CriticConfig
 from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.config.sections.async_training import AsyncTrainingConfig
 from agentrl.config.sections.data import DataConfig
+from agentrl.config.sections.distillation import DistillationConfig
+from agentrl.config.sections.parallel import Parallel
 from agentrl.config.sections.reward import RewardModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sections.trainer import QuickstartConfig, TrainerConfig
@@ -31,6 +33,7 @@ class Config(RolloutsConfig):
     ] = CriticConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    distillation: DistillationConfig = DistillationConfig()
     async_training: AsyncTrainingConfig = AsyncTrainingConfig()
     trainer: TrainerConfig = TrainerConfig()
     quickstart: Annotated[
@@ -42,6 +45,13 @@ class Config(RolloutsConfig):
     def rollout_workers(self) -> int:
         """Number of processes that run trajectories: with Ray one on each machine that generates."""
         return self.actor_rollout_ref.rollout.nnodes or self.trainer.nnodes
+
+    @property
+    def teacher_parallel(self) -> Parallel:
+        """Arrangement of the teachers' ranks."""
+        own = self.distillation.ulysses_sequence_parallel_size
+        sequence = own or self.actor_rollout_ref.actor.ulysses_sequence_parallel_size
+        return Parallel.of(sequence, self.distillation.fsdp_config)
 
     @property
     def uses_ray(self) -> bool:

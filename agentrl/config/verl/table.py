@@ -15,7 +15,6 @@ from agentrl.config.verl.rewrites import (
     REF,
     ROLLOUT,
     TURNS,
-    WAITS_FOR_ALGORITHMS,
 )
 
 OFF = (False, None)

@@ -95,7 +95,8 @@ class RayRanks(Generic[Worker]):
         handed = [stored.select(part) for part in parts for _ in range(copies)]
         answers = self._pool.column(self._role.name, method.__name__, handed)[::copies]
         column = stored.column((ref, part) for (ref, _), part in zip(answers, parts, strict=True))
-        columns = {field: replace(column, place=place) for place, field in enumerate(fields)}
+        several = len(fields) > 1
+        columns = {field: replace(column, place=place if several else None) for place, field in enumerate(fields)}
         return batch.with_fields(**columns), reduce_metrics([metrics for _, metrics in answers])
 
     def metrics(self, method: Callable[Concatenate[Worker, P], Numbers], *args: P.args, **kwargs: P.kwargs) -> Numbers:

@@ -28,7 +28,7 @@ Arrays = TypeVar("Arrays")
 class ColumnArrays(TypedDict):
     """One token column, or k of them."""
 
-    values: npt.NDArray[np.generic]  # [tokens] or [tokens, k]
+    values: npt.NDArray[np.generic]  # [tokens], or [tokens, ...]
     offsets: npt.NDArray[np.int64]  # [n + 1] int64
 
 
@@ -61,8 +61,8 @@ class Column:
     """One field for the tokens of a `StoredBatch`, in pieces."""
 
     pieces: tuple[Piece[ColumnArrays], ...]
-    place: int = 0
-    """Index of the column in pieces of shape [tokens, k]."""
+    place: int | None = None
+    """Index of the column in pieces of shape [tokens, k]; None: the whole pieces, [tokens, ...]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +226,15 @@ def _view(arrays: BatchArrays) -> RaggedBatch:
 
 
 def _tokens(
-    found: list[tuple[ColumnArrays, torch.Tensor, torch.Tensor]], place: int, batch: RaggedBatch
+    found: list[tuple[ColumnArrays, torch.Tensor, torch.Tensor]], place: int | None, batch: RaggedBatch
 ) -> torch.Tensor:
-    """Put a column [T] into the order of `batch`; see `Column.place`."""
-    column = torch.from_numpy(np.empty(batch.num_tokens, found[0][0]["values"].dtype))
+    """Put a column [T, ...] into the order of `batch`; see `Column.place`."""
+    first = found[0][0]["values"]
+    beside = first.shape[1:] if place is None else ()
+    column = torch.from_numpy(np.empty((batch.num_tokens, *beside), first.dtype))
     for arrays, here, there in found:
         lengths = batch.lengths[there]
         source = token_places(torch.from_numpy(arrays["offsets"].copy())[here], lengths)
-        values = arrays["values"] if arrays["values"].ndim == 1 else arrays["values"][:, place]
+        values = arrays["values"] if place is None else arrays["values"][:, place]
         column[token_places(batch.offsets[there], lengths)] = torch.from_numpy(values[source.numpy()])
     return column

@@ -1,0 +1,168 @@
+"""A teacher's numbers on the policy's own tokens: as advantages, or as a term of the loss.
+
+`teacher_scores` [T, 1 + X] float32 holds the teacher's log-prob of each sampled token and, by `distillation.scope`:
+
+| scope | X |
+|---|---|
+| sampled | 0 |
+| top_k | 2 k: the ids of its k likeliest tokens (whole numbers, exact below 2^24), then their log-probs |
+| full | width of its last hidden state, from which its head makes all log-probs, a chunk of tokens at a time |
+
+`teacher` [T] int32 is the index of the sequence's teacher, -1 where it has none. What stands beside tokens that the
+policy did not sample is never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.kl import kl_penalty
+from agentrl.algorithms.ragged import masked_mean
+from agentrl.config.registries import DIVERGENCES
+from agentrl.errors import TrainingError
+from agentrl.system.registry import configured
+
+if TYPE_CHECKING:
+    from agentrl.config.sections.distillation import DistillationConfig
+    from agentrl.trajectory.batch import RaggedBatch
+
+Head = Callable[[Tensor], Tensor]
+"""Function from hidden states [M, H] to logits [M, V] float32 at the policy's temperature."""
+LEAST = 1e-7
+"""Least probability of all tokens that are not compared one by one: the rounding of a sum of float32."""
+
+
+def taught(batch: RaggedBatch) -> Tensor:
+    """Mark the tokens that a teacher has scored: [T] bool."""
+    assert batch.teacher is not None, "the teacher's scores come first"
+    return batch.mask & (batch.teacher >= 0)
+
+
+def sampled_logprobs(batch: RaggedBatch) -> Tensor:
+    """Take the teacher's log-prob of each sampled token, [T] float32; 0 where there is none."""
+    scores = batch.teacher_scores
+    assert scores is not None, "the teacher's scores come first"
+    of_samples = scores[:, 0] if scores.ndim == 2 else scores  # a rank without sequences has [0]
+    return torch.where(taught(batch), of_samples, 0.0)
+
+
+def with_teacher_advantages(batch: RaggedBatch, config: DistillationConfig) -> tuple[RaggedBatch, dict[str, float]]:
+    """Mix the teacher into the advantages, where the config asks for that. Returns the batch and metrics.
+
+    A = policy_loss_coef * A - coef * k(log p_S - log p_T), where k is the estimator; with k1 it is the advantage of
+    MiMo-V2-Flash (arXiv:2601.02780): each token answers for its own log-ratio alone. Metrics: distill/kl, the k1
+    estimate of KL(policy || teacher) by token, and distill/taught_fraction, the part of the policy tokens that have a
+    teacher.
+    """
+    assert batch.advantages is not None, "advantages come first"
+    told = taught(batch)
+    assert batch.old_logprobs is not None, "the policy's log-probs come first"
+    ratio = torch.where(told, batch.old_logprobs - sampled_logprobs(batch), 0.0)
+    metrics = {
+        "distill/kl": masked_mean(ratio.double(), told).item(),
+        "distill/taught_fraction": told.sum().item() / max(int(batch.mask.sum()), 1),
+    }
+    if config.in_loss:
+        return batch, metrics
+    penalty = torch.where(told, kl_penalty(ratio, torch.zeros_like(ratio), config.estimator), 0.0)
+    return replace(batch, advantages=config.policy_loss_coef * batch.advantages - config.coef * penalty), metrics
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherLoss:
+    """The term of the loss by which the policy learns a teacher's distributions."""
+
+    config: DistillationConfig
+    function: Callable[[Tensor, Tensor], Tensor] | None
+    """The divergence; None where sampled tokens alone are compared."""
+    heads: Sequence[Head] = ()
+    """With scope=full, of each teacher."""
+
+    @staticmethod
+    def of(config: DistillationConfig, heads: Sequence[Head] = ()) -> TeacherLoss | None:
+        """Make the term; None where the teacher is none of the loss. Raises ConfigError for a wrong divergence."""
+        if not config.in_loss:
+            return None
+        if config.scope == "sampled":
+            return TeacherLoss(config, None)
+        found = DIVERGENCES.get(config.divergence)
+        return TeacherLoss(
+            config, configured(found, config.divergence_options, "distillation.divergence_options"), heads
+        )
+
+    @property
+    def reads_distributions(self) -> bool:
+        """Say whether `compare` has to be called with the policy's distributions."""
+        return self.function is not None
+
+    def compare(self, micro: RaggedBatch) -> Callable[[Tensor, Tensor], Tensor]:
+        """Make the function of some of the policy's distributions, log-probs [M, V], and of the places [M] int64 of
+        their tokens in `micro`, that returns their divergences from the teacher [M], 0 where there is none.
+
+        Only a few distributions at a time have to be in memory. Raises TrainingError when the divergence does not
+        return one number a row.
+        """
+        teacher, scores = micro.teacher, micro.teacher_scores
+        assert teacher is not None and scores is not None, "the teacher's scores come first"
+
+        def divergences(student: Tensor, places: Tensor) -> Tensor:
+            owners = teacher[places]
+            known = [int(index) for index in owners.unique().tolist() if index >= 0]
+            if len(known) == 1 and bool((owners >= 0).all()):  # no row has to be copied
+                return self._rows(student, scores[places], known[0])
+            found = 0.0 * student[:, 0]  # with a gradient, also where there is no teacher
+            for index in known:
+                rows = (owners == index).nonzero()[:, 0]
+                found = found.index_copy(0, rows, self._rows(student[rows], scores[places[rows]], index))
+            return found
+
+        return divergences
+
+    def _rows(self, student: Tensor, scores: Tensor, teacher: int) -> Tensor:
+        assert self.function is not None
+        if self.config.scope == "top_k":
+            ids, told = scores[:, 1:].chunk(2, dim=1)
+            found = self.function(with_rest(student.gather(1, ids.long())), with_rest(told))
+        else:
+            with torch.no_grad():
+                logits = self.heads[teacher](scores[:, 1:])
+                told = logits[:, : student.shape[1]].log_softmax(-1)
+            known = told.shape[1]  # a vocabulary may be padded further than another
+            found = self.function(student if student.shape[1] == known else student[:, :known].log_softmax(-1), told)
+        if found.shape != student.shape[:1]:
+            raise TrainingError(
+                f"distillation.divergence={self.config.divergence}: expected one number a row, "
+                f"{list(student.shape[:1])}, found {list(found.shape)}"
+            )
+        return found
+
+    def policy_loss(self, by_token: Tensor) -> Tensor:
+        """Weigh the policy loss [T] that stands beside the term."""
+        coef = self.config.policy_loss_coef
+        return by_token if coef == 1 else torch.zeros_like(by_token) if coef == 0 else coef * by_token
+
+    def by_token(self, micro: RaggedBatch, logprobs: Tensor, divergence: Tensor | None) -> Tensor:
+        """Return the term by token, [T] with gradient, without `coef`: 0 where there is no teacher.
+
+        logprobs [T]: the policy's. divergence [T]: what `compare` gave, where it has to be called.
+        """
+        told = taught(micro)
+        if self.function is None:
+            return kl_penalty(torch.where(told, logprobs, 0.0), sampled_logprobs(micro), self.config.estimator)
+        if divergence is None:
+            raise TrainingError(
+                f"distillation.scope={self.config.scope}: this strategy gives no divergences of distributions; take "
+                "distillation.scope=sampled, or actor_rollout_ref.actor.strategy=fsdp2"
+            )
+        return torch.where(told, divergence, 0.0)
+
+
+def with_rest(logprobs: Tensor) -> Tensor:
+    """Add the category of all other tokens: log-probs [M, k] of some -> [M, k + 1]."""
+    rest = (1 - logprobs.exp().sum(-1, keepdim=True)).clamp(min=LEAST)
+    return torch.cat([logprobs, rest.log()], dim=1)

@@ -1,0 +1,127 @@
+"""Keys of `distillation.*`: a teacher's distributions on the policy's own trajectories."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from agentrl.config.registries import DIVERGENCES
+from agentrl.config.rules import ConflictsWith, Names, Needs, OnlyWith, Place, Rule, Values
+from agentrl.config.section import Section
+from agentrl.config.sections.parallel import RANKS, FSDPConfig
+from agentrl.system.json_value import as_mapping
+
+HERE = OnlyWith("path")
+SERVED = OnlyWith("base_url")
+TAUGHT = OnlyWith("teacher.path", "teacher.base_url", "by_source")
+SAMPLED = OnlyWith("scope=sampled")
+WHOLE = OnlyWith("scope=top_k or full")
+
+
+class TeacherConfig(Section):
+    """`distillation.teacher.*`"""
+
+    path: Annotated[
+        str | None,
+        ConflictsWith("base_url", why="a teacher is a model of the trainer's own, or served elsewhere. Keep one"),
+    ] = None
+    """The teacher, a Hugging Face model that the trainer's devices hold beside the policy, frozen."""
+    trust_remote_code: Annotated[bool, HERE] = False
+    """Run Python code that lies with the teacher."""
+    base_url: Annotated[str | None, Needs("tokenizer", "the tokenizer of the model there")] = None
+    """A server that gives the log-probs of given tokens, in place of path: SGLang's address, or an OpenAI-compatible
+    endpoint with its /v1."""
+    api: Annotated[
+        Literal["sglang", "prompt_logprobs", "echo"],
+        SERVED,
+        Needs("model", of="prompt_logprobs"),
+        Needs("model", of="echo"),
+    ] = "sglang"
+    """What is asked: sglang, its own /generate; prompt_logprobs, completions with that field (vLLM); echo, completions
+    with echo, which gives the sampled tokens' log-probs alone."""
+    model: Annotated[str | None, SERVED] = None
+    """The model's name there, for completions."""
+    tokenizer: Annotated[str | None, SERVED] = None
+    """A folder with the tokenizer of the model there; it must be the policy's, id by id."""
+    api_key_env: Annotated[str | None, SERVED] = None
+    """The environment variable that holds the server's key; null: none is sent."""
+    max_concurrent: Annotated[int, SERVED] = Field(32, gt=0)
+    """Sequences that each rank asks about at once."""
+    timeout: Annotated[float, SERVED] = Field(120.0, gt=0)
+    """Seconds after which a request is given up and made again, up to four times in all."""
+
+    @property
+    def name(self) -> str:
+        """The teacher in messages."""
+        return str(self.path or self.base_url)
+
+
+class HoldsTeachers(Rule):
+    """The values of the mapping are teachers, each with what `distillation.teacher` has rules for."""
+
+    def text(self, place: Place) -> str:
+        return ""
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        found: list[str] = []
+        for pattern, entry in ({} if values.all[key] is None else values.mapping(key)).items():
+            keys, at = as_mapping(entry), f"{key}.{pattern}"
+            if (keys["path"] is None) == (keys["base_url"] is None):
+                found.append(f"{at}: a teacher has path or base_url, one of the two, found {entry!r:.200}")
+            elif keys["base_url"] is not None and keys["tokenizer"] is None:
+                found.append(f"{at}: base_url needs tokenizer, the tokenizer of the model there")
+            elif keys["base_url"] is not None and keys["api"] != "sglang" and keys["model"] is None:
+                found.append(f"{at}: api={keys['api']} needs model, the model's name there")
+        return found
+
+
+class DistillationConfig(Section):
+    """`distillation.*`: with a teacher, the policy learns its distributions on the policy's own trajectories."""
+
+    teacher: TeacherConfig = TeacherConfig()
+    by_source: Annotated[dict[str, TeacherConfig] | None, HoldsTeachers()] = None
+    """Teachers by data source (* stands for anything), before teacher; the first that fits holds. Each has the keys of
+    teacher, e.g. {math/*: {path: teachers/math}, code/*: {path: teachers/code}}. Rows that no teacher fits learn from
+    rewards alone."""
+    scope: Annotated[Literal["sampled", "top_k", "full"], TAUGHT] = "sampled"
+    """What is compared: sampled, the log-probs of the sampled tokens; top_k, the teacher's likeliest tokens and, as one
+    more, all others; full, the whole vocabulary, for teachers with path."""
+    use: Annotated[Literal["advantage", "loss"], TAUGHT, SAMPLED] = "advantage"
+    """advantage: estimates are taken off the advantages, and the policy loss learns from both; loss: they are a term of
+    the loss, with a gradient of their own."""
+    estimator: Annotated[Literal["k1", "k2", "k3"], TAUGHT, SAMPLED] = "k1"
+    """Estimator of the KL of the policy from the teacher, by sampled tokens; as a loss k2 or k3, for the expected
+    gradient of k1 is 0."""
+    divergence: Annotated[str, TAUGHT, WHOLE, Names(DIVERGENCES, options="divergence_options")] = "reverse_kl"
+    """Divergence of the distributions, a term of the loss."""
+    divergence_options: Annotated[dict[str, Any], TAUGHT, WHOLE] = Field(default_factory=dict)
+    """Options of a divergence that takes some: beta of js, or those of one of yours."""
+    top_k: Annotated[int, TAUGHT, OnlyWith("scope=top_k")] = Field(64, gt=0)
+    """Tokens that are compared one by one."""
+    coef: Annotated[float, TAUGHT] = Field(1.0, ge=0)
+    """Weight of the teacher."""
+    policy_loss_coef: Annotated[float, TAUGHT] = Field(1.0, ge=0)
+    """Weight of the rewards beside it: of their advantages, or of the policy loss; 0: the teacher alone."""
+    log_prob_max_token_len_per_gpu: Annotated[int, TAUGHT] = Field(16384, gt=0)
+    """Tokens a micro-batch of the teacher's pass; changes memory, never the result."""
+    ulysses_sequence_parallel_size: Annotated[int | None, TAUGHT, RANKS] = Field(None, gt=0)
+    """null: the actor's."""
+    fsdp_config: Annotated[FSDPConfig, TAUGHT] = FSDPConfig()
+
+    @property
+    def teachers(self) -> list[tuple[str, TeacherConfig]]:
+        """All teachers by the pattern of their data sources, in the order in which they are looked through."""
+        alone = [("*", self.teacher)] if self.teacher.path or self.teacher.base_url else []
+        return [*(self.by_source or {}).items(), *alone]
+
+    @property
+    def in_loss(self) -> bool:
+        """Say whether the teacher is a term of the loss, rather than of the advantages."""
+        return bool(self.teachers) and (self.scope != "sampled" or self.use == "loss")
+
+    def teacher_of(self, data_source: str) -> int:
+        """Return the index in `teachers` of the data source's teacher, -1 where it has none."""
+        fits = (index for index, (one, _) in enumerate(self.teachers) if fnmatch.fnmatchcase(data_source, one))
+        return next(fits, -1)

@@ -1,0 +1,70 @@
+"""A training's teachers: checked before the first step, chosen by data source, asked in each step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from agentrl.chat import Chat
+from agentrl.chat.load import load_tokenizer
+from agentrl.chat.vocabulary import difference
+from agentrl.config import Config
+from agentrl.config.sections.distillation import DistillationConfig, TeacherConfig
+from agentrl.errors import ConfigError
+from agentrl.remote.faults import RemoteRefused, RemoteUnavailable
+from agentrl.remote.logprobs import LogprobServer
+from agentrl.trajectory import Outline
+from agentrl.trajectory.batch import RaggedBatch, Sequences
+from agentrl.workers.roles import Workers
+
+
+def check_teachers(config: Config, chat: Chat) -> None:
+    """Check that each teacher has the policy's vocabulary, and that servers answer.
+
+    Raises ConfigError with the first token that means something else to the teacher.
+    """
+    keys = config.distillation
+    sources = keys.by_source or {}
+    for pattern, teacher in keys.teachers:
+        at = f"distillation.by_source.{pattern}" if teacher is sources.get(pattern) else "distillation.teacher"
+        path = teacher.path or teacher.tokenizer
+        assert path is not None, "configs are checked for this"
+        own = chat.codec.tokenizer.get_vocab()
+        other = load_tokenizer(path, None, trust_remote_code=teacher.trust_remote_code).get_vocab()
+        found = difference(own, other)
+        if found is not None:
+            raise ConfigError(
+                f"{at}: a teacher scores the policy's own token ids, and the tokenizer at {path} is another one than "
+                f"the policy's: {found}. Take a teacher of the policy's family"
+            )
+        if teacher.base_url is not None:
+            asyncio.run(_try_server(teacher, keys, at, sorted(own.values())))
+
+
+async def _try_server(teacher: TeacherConfig, keys: DistillationConfig, at: str, ids: Sequence[int]) -> None:
+    """Have a server score the first and the last token of the vocabulary. Raises ConfigError."""
+    server = LogprobServer(teacher, at, top_k=keys.top_k if keys.scope == "top_k" else 0)
+    try:
+        await server.score([ids[0], ids[0], ids[-1]], 1)
+    except (RemoteUnavailable, RemoteRefused) as error:
+        raise ConfigError(f"{at}: {teacher.name} gives no log-probs of given tokens: {error}") from error
+    finally:
+        await server.close()
+
+
+def with_teacher_scores(
+    config: DistillationConfig, workers: Workers, batch: Sequences, outlines: Sequence[Outline]
+) -> Sequences:
+    """Add the columns teacher and teacher_scores to a step's batch, whose prompts the outlines tell the source of."""
+    assert workers.teacher is not None
+    chosen = {outline.group: config.teacher_of(outline.data_source) for outline in outlines}
+    batch, _ = workers.executor.compute(teachers_of, batch, chosen)
+    return workers.teacher.scores(batch)
+
+
+def teachers_of(batch: RaggedBatch, chosen: Mapping[int, int]) -> tuple[dict[str, torch.Tensor], None]:
+    """Return (the column teacher [T] int32, nothing): `chosen` by each sequence's prompt."""
+    by_sequence = torch.tensor([chosen[group] for group in batch.group.tolist()], dtype=torch.int32)
+    return {"teacher": by_sequence.repeat_interleave(batch.lengths)}, None
