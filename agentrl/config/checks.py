@@ -282,8 +282,8 @@ def check_distillation(config: Config) -> Iterator[str]:
         return
     if keys.scope == "sampled" and keys.use == "loss" and keys.estimator == "k1":
         yield (
-            "distillation.estimator=k1 conflicts with distillation.use=loss: the gradient of log p_S - log p_T does not "
-            "depend on the teacher, and is 0 on average. Set distillation.estimator=k2, or distillation.use=advantage"
+            "distillation.estimator=k1 conflicts with distillation.use=loss: the gradient of log p_S - log p_T is 0 on "
+            "average, whoever teaches. Set distillation.estimator=k2, or distillation.use=advantage"
         )
     served = [teacher for _, teacher in keys.teachers if teacher.base_url is not None]
     temperature = config.actor_rollout_ref.rollout.temperature
@@ -295,7 +295,7 @@ def check_distillation(config: Config) -> Iterator[str]:
     if served and temperature not in (0, 1):
         yield (
             f"{ROLLOUT}.temperature={temperature:g} conflicts with the teacher {served[0].name}: servers give "
-            "log-probs at temperature 1, and the policy's are to be alike. Set it to 1, or take distillation.teacher.path"
+            "log-probs at temperature 1, as the policy's have to be. Set it to 1, or take distillation.teacher.path"
         )
     if keys.coef == 0:
         yield "distillation.coef=0 lets the teacher teach nothing: raise it, or leave out distillation.teacher"

@@ -148,6 +148,8 @@ def forecast(training: Training, sessions: Sequence[Session], *, system: int = 0
     if plan.critic:
         stages.append(training.forward("values", sessions, head=False))
         stages.append(training.update("update_critic", sessions, head=False))
+    if training.teacher is not None:
+        stages.append(training.teacher_pass(sessions))
     stages += [training.update("update_actor", sessions), training.sync(), training.save()]
     lengths = rollout_times.final_lengths(sessions)
     sampled = sum(sum(session.answers) for session in sessions)
@@ -170,7 +172,7 @@ def main() -> None:
     given = parser.parse_args()
     cluster, plan, drawn = made(Cluster, given), made(Plan, given), made(Trajectories, given)
     try:
-        shape = MODELS[given.model] if given.model in MODELS else ModelShape.read(Path(given.model))
+        shape, teacher = shape_of(given.model), shape_of(plan.teacher) if plan.teacher else None
         rng, system = random.Random(given.seed), 0
         if given.trajectories:
             sessions = rollout_times.recorded(given.trajectories)[-1]
@@ -179,13 +181,18 @@ def main() -> None:
             sessions = rollout_times.listed(given.lengths, plan.prompts * plan.n, plan.n, drawn.prompt, rng)
         else:
             sessions, system = drawn.draw(plan, rng), drawn.system
-        found = forecast(Training(cluster, plan, shape), sessions, system=system)
+        found = forecast(Training(cluster, plan, shape, teacher), sessions, system=system)
     except (OSError, ValueError, KeyError, IndexError) as error:
         parser.error(f"{type(error).__name__}: {error}")
     if given.json:
         print(json.dumps(found.tree(), indent=1))
     else:
         show(found, Console(width=120))
+
+
+def shape_of(model: str) -> ModelShape:
+    """Of a known model, or of a config.json."""
+    return MODELS[model] if model in MODELS else ModelShape.read(Path(model))
 
 
 def made(kind: type[Kind], given: argparse.Namespace) -> Kind:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -88,6 +88,11 @@ class Plan(Options):
     reference: bool = False
     critic: bool = False
     """A critic of the policy's shape."""
+    teacher: str = ""
+    """A teacher's model, as --model, which lies on the GPUs that train; empty: none."""
+    scope: Literal["sampled", "top_k", "full"] = "sampled"
+    """What of its distributions is compared (distillation.scope)."""
+    top_k: int = 64
     rollout_gpus: int = 0
     """GPUs that only generate; 0: all GPUs do both in turn."""
     tp: int = 1
@@ -154,6 +159,7 @@ class Training:
     cluster: Cluster
     plan: Plan
     shape: ModelShape
+    teacher: ModelShape | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for a plan that cannot be placed."""
@@ -258,6 +264,11 @@ class Training:
         traffic = sizing.fsdp_bytes(self.shape.params, self.shards, rounds, trained=False, dtype=self.gathered_dtype)
         return Stage(name, compute, traffic / self._wire, self._exchange(work, 1))
 
+    def teacher_pass(self, sessions: Sequence[Session]) -> Stage:
+        """A teacher's scores of all tokens."""
+        assert self.teacher is not None
+        return replace(self, shape=self.teacher, teacher=None).forward("teacher", sessions)
+
     def update(self, name: str, sessions: Sequence[Session], *, head: bool = True) -> Stage:
         """All optimizer steps of a training step."""
         plan, cluster, shape = self.plan, self.cluster, self.shape
@@ -355,6 +366,9 @@ class Training:
         fixed: dict[str, float] = {"reserve": plan.reserve * cluster.memory}
         if plan.reference and not lora:
             fixed["reference"] = shape.params * plan.bytes / ranks
+        if self.teacher is not None:
+            head = self.teacher.head_params * plan.bytes if plan.scope == "full" else 0
+            fixed["teacher"] = self.teacher.params * plan.bytes / ranks + head
         if plan.critic:
             critic = sizing.state_bytes(shape.params, ranks, trained=True)
             fixed["critic"] = critic["weights"] + (0.0 if plan.offload_optimizer else critic["optimizer"])
@@ -391,6 +405,9 @@ class Training:
         models = 1 + plan.critic
         learnt = self.trained + (self.shape.params if plan.critic else 0)
         parts = {"a step's batch": sizing.batch_bytes(tokens)}
+        if self.teacher is not None:
+            beside = {"sampled": 0, "top_k": 2 * plan.top_k, "full": self.teacher.hidden}[plan.scope]
+            parts["a teacher's scores"] = tokens * FLOAT32 * (1 + beside)
         if plan.offload_optimizer:
             parts["optimizer"] = learnt * sizing.ADAMW * per_node
         if plan.offload_params:

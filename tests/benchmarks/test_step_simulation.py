@@ -159,6 +159,18 @@ def test_memory_is_the_sum_of_what_is_there_at_the_fullest_moment() -> None:
     assert frozen["gradients"] == SHAPE.lora_params(1) * 2
 
 
+def test_a_teacher_is_paid_for_in_memory_and_time() -> None:
+    cluster = Cluster(nodes=1, gpus_per_node=2)
+    teacher = ModelShape(layers=4, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=32, vocab=10)
+    for scope, head, width in (("sampled", 0, 1), ("top_k", 0, 7), ("full", 10 * 16 * 2, 17)):
+        training = Training(cluster, Plan(reserve=0.0, scope=scope, top_k=3), SHAPE, teacher)
+        assert training.memory().moments["rollout"]["teacher"] == teacher.params * 2 / 2 + head
+        assert training.host_bytes(100)["a teacher's scores"] == 100 * 4 * width
+    two = [session("0/0", [10]), session("1/0", [10])]
+    alone = Training(cluster, Plan(), teacher).forward("teacher", two)
+    assert training.teacher_pass(two) == alone and alone.compute > training.forward("x", two).compute
+
+
 def test_a_plan_that_cannot_be_placed_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be split by sequence_parallel=3"):
         Training(Cluster(), Plan(sequence_parallel=3), SHAPE)

@@ -654,3 +654,65 @@ def test_a_prompt_is_never_cut_and_that_is_told(caplog: pytest.LogCaptureFixture
 @pytest.mark.usefixtures("with_sglang")
 def test_keys_are_deleted_as_in_our_own_configs() -> None:
     assert load_config(["~trainer.total_epochs"], "ppo_trainer").trainer.total_epochs == 1
+
+
+DISTIL, LOSS, TEACHERS = "distillation.", "distillation.distillation_loss.", "distillation.teacher_models."
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        (
+            {f"{TEACHERS}teacher_model.model_path": "t"},
+            {"teacher.path": "t", "estimator": "k3", "use": "loss", "coef": 1.0},
+        ),
+        (
+            {
+                f"{TEACHERS}teacher_model.model_path": "t",
+                f"{LOSS}loss_mode": "kl",
+                f"{LOSS}use_policy_gradient": True,
+                f"{LOSS}use_task_rewards": False,
+                f"{LOSS}distillation_loss_coef": 0.5,
+            },
+            {"teacher.path": "t", "estimator": "k1", "use": "advantage", "policy_loss_coef": 0.0},
+        ),
+        (
+            {
+                f"{TEACHERS}teacher_model.model_path": "left out",
+                f"{TEACHERS}a.model_path": "t1",
+                f"{TEACHERS}a.key": "math",
+                f"{TEACHERS}b.model_path": "t2",
+                f"{TEACHERS}b.key": "code",
+                f"{LOSS}loss_mode": "forward_kl_topk",
+                f"{LOSS}distillation_loss_coef": 0.5,
+            },
+            {
+                "by_source": {"math": {"path": "t1"}, "code": {"path": "t2"}},
+                "scope": "top_k",
+                "divergence": "forward_kl",
+                "top_k": 32,
+                "coef": 0.5,
+            },
+        ),
+    ],
+)
+def test_a_distillation_of_verls_is_one_of_ours(given: dict[str, JSON], ours: dict[str, JSON]) -> None:
+    defaults = defaults_of(TRAINERS[0])
+    assert not any(key.startswith(DISTIL) for key in translate(defaults | given, Config).values), "it is not enabled"
+    found = translate(defaults | {"distillation.enabled": True} | given, Config)
+    assert found.refused == {} and found.strangers == []
+    assert {key.removeprefix(DISTIL): one for key, one in found.values.items() if key.startswith(DISTIL)} == ours
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {f"{LOSS}loss_mode": "entropy"},
+        {f"{LOSS}loss_max_clamp": 10.0},
+        {"distillation.teacher_key": "task"},
+        {f"{LOSS}loss_mode": "forward_kl_topk", f"{LOSS}use_policy_gradient": True},
+    ],
+)
+def test_what_distillation_has_not_is_refused(given: dict[str, JSON]) -> None:
+    enabled: dict[str, JSON] = {"distillation.enabled": True, f"{TEACHERS}teacher_model.model_path": "t"}
+    assert len(translate(defaults_of(TRAINERS[0]) | enabled | given, Config).refused) == 1

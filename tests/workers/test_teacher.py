@@ -21,6 +21,7 @@ from agentrl.model import packed
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.teacher import LoadedTeacher, TeacherWorker
+from tests.conftest import PROJECT
 from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights
 
 ADAMW = OptimConfig(lr=1e-2)
@@ -243,3 +244,17 @@ def test_a_policy_with_adapters_learns_from_a_teacher(
     losses = [worker.update(batch, step=step)["actor/teacher_loss"] for step in (1, 2, 3)]
     assert losses[2] < losses[0]
     assert fsdp(worker).model.lora is not None
+
+
+def test_the_divergence_of_the_docs_teaches(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path, teacher: Path, tmp_path: Path
+) -> None:
+    page = (PROJECT / "docs" / "algorithms.md").read_text(encoding="utf-8").partition("## Distillation")[2]
+    (tmp_path / "own.py").write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    keys = {"scope": "top_k", "divergence": f"{tmp_path}/own.py:skewed", "divergence_options": {"alpha": 0.2}}
+    config = config_of(teacher, policy_loss_coef=0, **keys)
+    batch = scored(make_batch(), config, tiny_policy)
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=ADAMW), temperature=0.7, distillation=config)
+    batch.old_logprobs, _ = worker.compute_log_probs(batch)
+    losses = [worker.update(batch, step=step)["actor/teacher_loss"] for step in (1, 2, 3)]
+    assert 0 < losses[2] < losses[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -510,3 +511,84 @@ def response_length(value: JSON, values: Values) -> dict[str, JSON]:
         return {"data.max_response_length": value}
     seen = number(values, "data.max_obs_length", 512)
     return {f"{TURNS}.max_tokens_per_turn": value, "data.max_response_length": turns * (value + seen) + value}
+
+
+TEACHERS, DISTILLATION_LOSS = "distillation.teacher_models", "distillation.distillation_loss"
+
+
+def teacher_names(values: Values) -> list[str]:
+    """List verl's teachers with a model; the one called teacher_model counts where it is alone."""
+    keys = [key for key, value in values.items() if value and fnmatch.fnmatchcase(key, f"{TEACHERS}.*.model_path")]
+    names = [key.removeprefix(f"{TEACHERS}.").removesuffix(".model_path") for key in keys]
+    return [name for name in names if name != "teacher_model"] or names
+
+
+def when_distilled(rewrite: Translate) -> Translate:
+    """Translate only where distillation is enabled and has a teacher, as nothing reads the key elsewhere."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        return rewrite(value, values) if values.get("distillation.enabled") and teacher_names(values) else {}
+
+    return translate
+
+
+ESTIMATORS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
+@when_distilled
+def distillation_loss(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate verl's divergence."""
+    if value == "forward_kl_topk":
+        return {"distillation.scope": "top_k", "distillation.divergence": "forward_kl"}
+    if value not in ESTIMATORS:
+        raise Refusal(f"there are {', '.join([*ESTIMATORS, 'forward_kl_topk'])}")
+    return {"distillation.estimator": ESTIMATORS[str(value)]}
+
+
+@when_distilled
+def distillation_use(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate how the estimates are used; a divergence of distributions is a loss."""
+    if values.get(f"{DISTILLATION_LOSS}.loss_mode") != "forward_kl_topk":
+        return {"distillation.use": "advantage" if value else "loss"}
+    if value:
+        raise Refusal("a divergence of distributions is a term of the loss (false)")
+    return {}
+
+
+@when_distilled
+def distillation_top_k(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the number of tokens, where they are compared one by one."""
+    return {"distillation.top_k": value} if values.get(f"{DISTILLATION_LOSS}.loss_mode") == "forward_kl_topk" else {}
+
+
+def distillation_coef(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the weight, which verl reads beside rewards alone."""
+    return {} if values.get(f"{DISTILLATION_LOSS}.use_task_rewards") is False else {"distillation.coef": value}
+
+
+@when_distilled
+def no_clamp(value: JSON, _: Values) -> dict[str, JSON]:
+    """Note that nothing is clamped; refuse a clamp."""
+    if value is not None:
+        raise Refusal("nothing is clamped here (null)")
+    return {}
+
+
+def teacher_key(value: JSON, _: Values) -> dict[str, JSON]:
+    """Note the column by which teachers are chosen, where it is the one."""
+    if value != "data_source":
+        raise Refusal("teachers are chosen by data_source")
+    return {}
+
+
+def teacher_path(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate a teacher's model: the teacher of all rows, or of those with its key."""
+    names = teacher_names(values)
+    if not values.get("distillation.enabled") or not value or not names:
+        return {}
+    if names == ["teacher_model"]:
+        return {"distillation.teacher.path": value}
+    teachers: dict[str, JSON] = {}
+    for name in names:
+        teachers[str(values.get(f"{TEACHERS}.{name}.key"))] = {"path": values[f"{TEACHERS}.{name}.model_path"]}
+    return {"distillation.by_source": teachers}

@@ -29,7 +29,8 @@ EXPERTS_LOSS = "no auxiliary loss of experts is added"
 QUANTISED = "quantised training and rollouts are not part of agentrl"
 TURBO = "FSDP2 shards all parameters over all ranks"
 OWN_TRAINER = "a recipe's trainer of its own, which is not part of agentrl"
-TEACHER = "distillation from a teacher is not part of agentrl yet"
+TEACHER = "teachers are under distillation"
+LOSS, TEACHERS = "distillation.distillation_loss", "distillation.teacher_models"
 JUDGE_ENGINE = (
     "a reward model on engines of its own is not part of agentrl yet: reward_model.judge asks a server, and with "
     "python -m agentrl.train reward_model.enable adds the score of a sequence classification model"
@@ -767,8 +768,54 @@ ALGORITHM = (
         for name in ("reward_keys", "reward_weights")
     ),
     refused("algorithm.reward_*_coef", OWN_TRAINER),
-    only("distillation.enabled", TEACHER, *OFF),
-    noted("distillation.*", "read with distillation.enabled alone"),
+    noted("distillation.enabled", "a teacher with a model distils"),
+    translated(
+        f"{LOSS}.loss_mode",
+        "sampled tokens by k1, k2, k3 or their other names; forward_kl_topk is scope=top_k, in which all tokens but "
+        "the teacher's likeliest are one more, where verl leaves them out",
+        ("distillation.scope", "distillation.estimator", "distillation.divergence"),
+        rewrites.distillation_loss,
+    ),
+    translated(
+        f"{LOSS}.use_policy_gradient",
+        "true is use=advantage, with advantages of rewards mixed in; false is use=loss",
+        ("distillation.use",),
+        rewrites.distillation_use,
+    ),
+    translated(f"{LOSS}.topk", "it is distillation.top_k here", ("distillation.top_k",), rewrites.distillation_top_k),
+    translated(
+        f"{LOSS}.use_task_rewards",
+        "false is policy_loss_coef=0",
+        ("distillation.policy_loss_coef",),
+        rewrites.when_distilled(lambda value, _: {} if value else {"distillation.policy_loss_coef": 0.0}),
+    ),
+    translated(
+        f"{LOSS}.distillation_loss_coef",
+        "it is distillation.coef here",
+        ("distillation.coef",),
+        rewrites.when_distilled(rewrites.distillation_coef),
+    ),
+    translated(f"{LOSS}.loss_max_clamp", "divergences are not clamped", (), rewrites.no_clamp),
+    translated(f"{LOSS}.log_prob_min_clamp", "log-probs are not clamped", (), rewrites.no_clamp),
+    noted(f"{LOSS}.*", "the policy loss is the actor's, with its clip"),
+    translated(
+        f"{TEACHERS}.*.model_path",
+        "it is distillation.teacher.path here; of several teachers, which have a key each, distillation.by_source",
+        ("distillation.teacher.path", "distillation.by_source"),
+        rewrites.teacher_path,
+    ),
+    noted(f"{TEACHERS}.*.key", "read with the teacher's model_path"),
+    noted(f"{TEACHERS}.*", "teachers lie on the trainer's devices, as the reference does"),
+    translated(
+        "distillation.teacher_key",
+        "teachers are chosen by data_source",
+        (),
+        rewrites.when_distilled(rewrites.teacher_key),
+    ),
+    *(
+        arranged(f"distillation.{name}", "teachers lie on the trainer's devices, as the reference does", 0, 8, None)
+        for name in ("nnodes", "n_gpus_per_node")
+    ),
     refused("teacher.*", TEACHER),
 )
 
