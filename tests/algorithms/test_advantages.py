@@ -365,6 +365,31 @@ def test_bi_level_gae_of_one_turn_is_gae_and_goes_on_through_sequences() -> None
     assert returns(together, "bi_level_gae") == approx([1], [0], [1])
 
 
+@settings(max_examples=40, deadline=None)
+@given(batch=batches())
+def test_bi_level_gae_is_its_two_recursions(batch: RaggedBatch) -> None:
+    options = {"turn_gamma": 0.7, "turn_lam": 0.6}
+    found = compute_advantages(batch, algorithm("bi_level_gae", gamma=0.9, lam=0.8, adv_options=options), N).returns
+    assert found is not None and batch.values is not None
+    owner = batch.trajectory[batch.sequence_ids()]
+    for trajectory in owner.unique():
+        turns: dict[int, list[int]] = {}
+        for place in torch.nonzero(batch.mask & (owner == trajectory)).flatten().tolist():
+            turns.setdefault(int(batch.turn[place]), []).append(place)
+        later, later_value = 0.0, 0.0
+        for turn in sorted(turns, reverse=True):
+            *before, last = turns[turn]
+            value, reward = float(batch.values[last]), float(batch.rewards[last])
+            later = reward + 0.7 * later_value - value + 0.7 * 0.6 * later
+            advantage, later_value, following = later, value, value
+            assert float(found[last]) == pytest.approx(later + value, abs=1e-5)
+            for place in reversed(before):
+                value = float(batch.values[place])
+                advantage = float(batch.rewards[place]) + 0.9 * following - value + 0.9 * 0.8 * advantage
+                following = value
+                assert float(found[place]) == pytest.approx(advantage + value, abs=1e-5)
+
+
 def test_decoupled_gae_has_a_lambda_for_each_of_critic_and_policy() -> None:
     # delta = 0.4 - 0.2 and 1 - 0.4.
     batch = batch_of(Row("0110", {2: 1.0}, values=[9, 0.2, 0.4, 7]))

@@ -80,7 +80,7 @@ def _sample(
 
 def changed(draw: st.DrawFn, batch: Sequences) -> Sequences:
     """One of the things that are done with a batch on its way to an update."""
-    what = draw(st.sampled_from(["select", "share", "column", "store", "load", "concatenate"]))
+    what = draw(st.sampled_from(["select", "share", "column", "store", "load", "join", "concatenate"]))
     rows = list(range(len(batch)))
     if what == "select":
         return batch.select(draw(st.lists(st.sampled_from(rows), unique=True)) if rows else [])
@@ -99,6 +99,10 @@ def changed(draw: st.DrawFn, batch: Sequences) -> Sequences:
     if what == "load":
         return batch.load()
     cut = draw(st.integers(0, len(batch)))
+    if what == "join":
+        if isinstance(batch, StoredBatch) and batch.columns:
+            batch = batch.load()
+        return batch.select(rows[:cut]).joined([batch.select(rows[cut:])])
     pieces = [batch.select(rows[:cut]).load(), batch.select(rows[cut:]).load()]
     return StoredBatch.of(map(put_batch, pieces)) if what == "store" else RaggedBatch.concat(pieces)
 
