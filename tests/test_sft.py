@@ -344,7 +344,7 @@ def test_overlong_transcripts(chat: Chat, tmp_path: Path) -> None:
         load_transcripts(data, data_config(max_length=120), chat)
     kept = load_transcripts(data, data_config(max_length=120, truncation="skip"), chat)
     assert (len(kept.samples), kept.too_long) == (2, 1)
-    with pytest.raises(DataError, match=r"no transcript in .*: all 3 are longer than data\.max_length=5"):
+    with pytest.raises(DataError, match=r"no transcript in .*: all 3 are longer than max_length=5"):
         load_transcripts(data, data_config(max_length=5, truncation="skip"), chat)
 
 

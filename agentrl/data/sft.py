@@ -98,7 +98,7 @@ def check_transcripts(
 
 
 def _none_in(files: str | Sequence[str], rows: int, config: SFTDataConfig) -> DataError:
-    why = f"all {rows} are longer than data.max_length={config.max_length}" if rows else "there are no rows"
+    why = f"all {rows} are longer than max_length={config.max_length}" if rows else "there are no rows"
     return DataError(f"no transcript in {files}: {why}")
 
 

@@ -33,6 +33,7 @@ from agentrl.runtime.profiler import check_profile_steps
 from agentrl.runtime.ray.session import ray_session
 from agentrl.system.json_value import as_mapping
 from agentrl.trainer.best import best_by
+from agentrl.trainer.expert import open_expert
 from agentrl.trainer.grpo import Trainer
 from agentrl.trainer.inputs import Inputs
 from agentrl.trainer.run_folder import RunFolder
@@ -51,6 +52,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     chat, context = load_chat(config), inputs.context
     context.bind(chat)
     check_teachers(config, chat)
+    expert = open_expert(config.expert, config.trainer.seed, chat, display)
     display.reading = context.reading(chat)
     fit_prompts([inputs.train, *filter(None, [inputs.validation])], config, chat, context, display)
     loader = make_loader(inputs.train, config.data)
@@ -90,6 +92,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
             total_steps=total_steps,
             begun_from=begun_from,
             display=display,
+            expert=expert,
         )
 
 

@@ -24,6 +24,7 @@ correction are those of the tokens of the update:
 | `actor/pg_loss`, `actor/kl_loss` | that term of the loss, without coefficient: mean over the taken optimizer steps |
 | `actor/success_nll` | likewise: negative log-likelihood of the policy tokens of trajectories that succeed |
 | `actor/teacher_loss` | the teacher's term of the loss, without coefficient, likewise |
+| `actor/expert_loss` | mean negative log-likelihood of an expert's transcripts, without coefficient, likewise |
 | `distill/kl` | mean over the sampled tokens with a teacher of log p - log p of the teacher, before the update |
 | `distill/taught_fraction` | fraction of the policy tokens that have a teacher |
 | `actor/ppo_kl` | mean of old - new log-prob over the policy tokens with advantage of the taken optimizer steps |
@@ -71,6 +72,7 @@ from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.profiler import nvtx_range, profile_of
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.metrics import Metrics, Numbers
+from agentrl.trainer.expert import ExpertStream
 from agentrl.trainer.model_scores import trained_on, with_model_scores
 from agentrl.trainer.run_folder import RunFolder
 from agentrl.trainer.teachers import with_teacher_scores
@@ -112,15 +114,18 @@ class Trainer:
         total_steps: int,
         begun_from: Path | None,
         display: Display,
+        expert: ExpertStream | None = None,
     ) -> None:
         """Args:
         validation: the rows that are validated on; None: the run does not validate.
         begun_from: the checkpoint that the run goes on from; None: it begins anew.
+        expert: transcripts that are learnt beside the policy's own trajectories.
         """
         self.config, self.display = config, display
         self.source, self.workers, self.kl_controller = source, workers, kl_controller
         self.checkpoints, self.tracker, self.folder, self.dir = checkpoints, tracker, folder, folder.path
         self.chat, self.validation, self.total_steps = chat, validation, total_steps
+        self.expert = expert
         self.step = 0
         self.version = 0
         """Version of the policy; see `agentrl.trajectory.staleness`."""
@@ -376,8 +381,15 @@ class Trainer:
                 metrics |= workers.critic.update(batch, step=self.step)
         if updated:
             with self.timed("update_actor"):
-                zero = parts.zero_advantage if filtered else []
-                metrics |= workers.policy.update(batch, step=self.step, zero_advantage=zero, successes=parts.successes)
+                expert = None if self.expert is None else workers.executor.keep(self.expert.batch(self.step))
+                metrics |= workers.policy.update(
+                    batch,
+                    step=self.step,
+                    zero_advantage=parts.zero_advantage if filtered else [],
+                    successes=parts.successes,
+                    expert=expert,
+                    expert_coef=self.config.expert.coef,
+                )
         return updated, metrics
 
     def publish(self) -> Numbers:

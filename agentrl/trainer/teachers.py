@@ -31,7 +31,7 @@ def check_teachers(config: Config, chat: Chat) -> None:
         at = f"distillation.by_source.{pattern}" if teacher is sources.get(pattern) else "distillation.teacher"
         path = teacher.path or teacher.tokenizer
         assert path is not None, "configs are checked for this"
-        own = chat.codec.tokenizer.get_vocab()
+        own = chat.tokenizer.get_vocab()
         other = load_tokenizer(path, None, trust_remote_code=teacher.trust_remote_code).get_vocab()
         found = difference(own, other)
         if found is not None:

@@ -63,11 +63,25 @@ class PolicyGroup(TrainableGroup):
         return self._ranks.add_columns(("old_logprobs", *self._further_scores), PolicyWorker.compute_log_probs, batch)
 
     def update(
-        self, batch: Sequences, *, step: int, zero_advantage: list[int], successes: Sequence[int] = ()
+        self,
+        batch: Sequences,
+        *,
+        step: int,
+        zero_advantage: list[int],
+        successes: Sequence[int] = (),
+        expert: Sequences | None = None,
+        expert_coef: float = 0.0,
     ) -> Numbers:
         """Take the optimizer steps of training step `step` (see `PolicyWorker.update`)."""
-        update = PolicyWorker.update
-        return self._ranks.metrics(update, batch, step=step, zero_advantage=zero_advantage, successes=successes)
+        return self._ranks.metrics(
+            PolicyWorker.update,
+            batch,
+            step=step,
+            zero_advantage=zero_advantage,
+            successes=successes,
+            expert=expert,
+            expert_coef=expert_coef,
+        )
 
     def weights(self) -> Weights:
         """Return the weights as they are when they are read."""

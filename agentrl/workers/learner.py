@@ -88,6 +88,9 @@ class Learner(Generic[Found]):
         with self.offload:
             self.optim.zero_grad()
             sums = self._accumulate(self.share_of(mini.sequences), mini)
+            if mini.beside is not None:
+                more = self._accumulate(self.share_of(mini.beside.sequences), mini.beside)
+                sums |= more | {"loss": sums["loss"] + more["loss"]}
             if self.mesh.tensor is not None:
                 add_up(self._partial, self.mesh.tensor.get_group())
             norm = total_norm(self.params.values())

@@ -126,6 +126,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         step: int,
         zero_advantage: Collection[int] = (),
         successes: Collection[int] = (),
+        expert: Sequences | None = None,
+        expert_coef: float = 0.0,
     ) -> dict[str, float]:
         """Update the weights in mini-batches of whole prompts; `step` is the training step, counted from 1.
 
@@ -142,11 +144,14 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         successes: with success_nll_coef, sequences of trajectories that succeed, as the column `success` says by token;
         they are always computed.
 
+        expert: transcripts whose mean negative log-likelihood by policy token, times `expert_coef`, is added to the
+        loss; they are spread over the optimizer steps.
+
         Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
-        clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll and
-        actor/teacher_loss (see `agentrl.trainer.grpo`); train/filtered_fraction, the part of the sequences that was not
-        computed; perf/update_tokens, all tokens that the updates went over; and `correction_metrics` where the proximal
-        policy is not recomputed.
+        clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll,
+        actor/teacher_loss and actor/expert_loss (see `agentrl.trainer.grpo`); train/filtered_fraction, the part of the
+        sequences that was not computed; perf/update_tokens, all tokens that the updates went over; and
+        `correction_metrics` where the proximal policy is not recomputed.
 
         Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
         when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
@@ -177,14 +182,19 @@ class PolicyWorker(TrainableWorker[TokenScores]):
                 ),
                 needs,
                 compare,
+                None if expert is None else expert_batch(expert, place, len(plan), expert_coef),
             )
-            for where, members in plan
+            for place, (where, members) in enumerate(plan)
         )
         report = self._learn(minis, step=step - self._critic_warmup)
         length = int(batch.lengths[torch.tensor(computed)].sum())
-        terms = {"pg_loss": "pg_loss"} | ({"kl_loss": "kl_loss"} if config.use_kl_loss else {})
-        terms |= {"success_nll": "success_nll"} if config.success_nll_coef else {}
-        terms |= {"teacher_loss": "teacher_loss"} if teacher is not None else {}
+        optional = {
+            "kl_loss": config.use_kl_loss,
+            "success_nll": config.success_nll_coef,
+            "teacher_loss": teacher is not None,
+            "expert_loss": expert is not None,
+        }
+        terms = {name: name for name in ("pg_loss", *(name for name, on in optional.items() if on))}
         sums = report.taken[0].sums if report.taken else {}
         by_token = {name.removeprefix(BY_TOKEN): name for name in sums if name.startswith(BY_TOKEN)}
         found = report.metrics("actor", terms, by_token)
@@ -268,3 +278,15 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             return total, seen
 
         return loss
+
+
+def expert_batch(expert: Sequences, place: int, steps: int, coef: float) -> MiniBatch[TokenScores]:
+    """Make the part of an expert's transcripts that goes with optimizer step `place` of so many."""
+    sequences = expert.select(range(place, len(expert), steps))
+    scale = LossScale.of(sequences.policy_tokens, "token-mean")
+
+    def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        mean = aggregate(-found.logprobs, micro.mask, micro.offsets, scale)
+        return coef * mean, {"expert_loss": mean.detach()}
+
+    return MiniBatch(f"transcripts of optimizer step {place + 1}", sequences, loss)

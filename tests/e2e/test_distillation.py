@@ -20,10 +20,12 @@ from tests.e2e.test_train import lines
 from tests.workers.teacher_server import serving
 
 Overrides = Callable[..., list[str]]
+EXPERT = ["expert.files={data}/sft.parquet", "expert.batch_size=3"]
+"""Transcripts beside it, fewer than two ranks have optimizer steps for."""
 SCOPES = {
     "advantage": ["distillation.policy_loss_coef=0.5"],
     "top_k": ["distillation.scope=top_k", "distillation.divergence=forward_kl", "distillation.policy_loss_coef=0"],
-    "full": ["distillation.scope=full", "distillation.divergence=js"],
+    "full": ["distillation.scope=full", "distillation.divergence=js", *EXPERT],
 }
 
 
@@ -31,6 +33,10 @@ SCOPES = {
 def teacher_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another policy of the same vocabulary, wider than the one that learns."""
     return make_tiny_policy(tmp_path_factory.mktemp("teacher"), seed=9, shape=TinyShape(hidden=128, layers=1))
+
+
+def chosen(scope: str, data_dir: Path) -> list[str]:
+    return [key.replace("{data}", str(data_dir)) for key in SCOPES[scope]]
 
 
 def same_weights(one: Path, other: Path) -> bool:
@@ -41,15 +47,15 @@ def same_weights(one: Path, other: Path) -> bool:
 @pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize("scope", ["advantage", "full"])
 def test_a_resumed_run_is_an_undisturbed_one(
-    small_run: Overrides, teacher_dir: Path, tmp_path: Path, scope: str
+    small_run: Overrides, teacher_dir: Path, data_dir: Path, tmp_path: Path, scope: str
 ) -> None:
-    """Bit for bit; and a served teacher of sampled tokens teaches what a loaded one does."""
-    keys = [f"distillation.teacher.path={teacher_dir}", *SCOPES[scope], "trainer.total_training_steps=2"]
+    """Bit for bit."""
+    keys = [f"distillation.teacher.path={teacher_dir}", *chosen(scope, data_dir), "trainer.total_training_steps=2"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main(small_run(*keys, "data.val_files=null", run_dir=whole)) == 0
     first = lines(whole)[0]
     assert first["distill/taught_fraction"] == 1 and first["distill/kl"] > 0 and first["time/teacher"] > 0
-    assert ("actor/teacher_loss" in first) == (scope == "full")
+    assert ("actor/teacher_loss" in first) == ("actor/expert_loss" in first) == (scope == "full")
     shutil.copytree(whole, parts)
     shutil.rmtree(parts / "checkpoints" / "step_000002")
     shutil.rmtree(parts / "policy")
@@ -75,14 +81,16 @@ def test_a_served_teacher_teaches_what_a_loaded_one_does(
 @pytest.mark.timeout(600)
 @pytest.mark.slice(1, "cluster")
 @pytest.mark.parametrize("scope", list(SCOPES))
-def test_two_ranks_equal_one_process(small_run: Overrides, teacher_dir: Path, tmp_path: Path, scope: str) -> None:
+def test_two_ranks_equal_one_process(
+    small_run: Overrides, teacher_dir: Path, data_dir: Path, tmp_path: Path, scope: str
+) -> None:
     """By two teachers of different widths, one of which has no row in the last step of some ranks."""
     pytest.importorskip("ray")
     sources = json.dumps({"quickstart/arithmetic": {"path": str(teacher_dir)}}).replace('"', "")
     keys = [
         f"distillation.by_source={sources}",
         f"distillation.teacher.path={teacher_dir}",
-        *SCOPES[scope],
+        *chosen(scope, data_dir),
         "trainer.device=cpu",
         "data.val_files=null",
         "trainer.total_training_steps=2",

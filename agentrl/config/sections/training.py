@@ -11,6 +11,7 @@ from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.config.sections.async_training import AsyncTrainingConfig
 from agentrl.config.sections.data import DataConfig
 from agentrl.config.sections.distillation import DistillationConfig
+from agentrl.config.sections.expert import ExpertConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.config.sections.reward import RewardModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -34,6 +35,7 @@ class Config(RolloutsConfig):
     reward_model: RewardModelConfig = RewardModelConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     distillation: DistillationConfig = DistillationConfig()
+    expert: ExpertConfig = ExpertConfig()
     async_training: AsyncTrainingConfig = AsyncTrainingConfig()
     trainer: TrainerConfig = TrainerConfig()
     quickstart: Annotated[

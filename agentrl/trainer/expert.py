@@ -1,0 +1,51 @@
+"""An expert's transcripts that are learnt beside the policy's own trajectories."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from agentrl.chat import Chat
+from agentrl.config.sections.expert import ExpertConfig
+from agentrl.data.sft import SFTSample, load_transcripts
+from agentrl.observe.display import Display
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.workers.sft import to_batch
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStream:
+    """Transcripts without an end: pass after pass, each in an order of its own.
+
+    What a training step takes follows from its number alone, so that a resumed run takes the same.
+    """
+
+    samples: list[SFTSample]
+    batch_size: int
+    seed: int
+
+    def batch(self, step: int) -> RaggedBatch:
+        """Take the transcripts of training step `step`, counted from 1."""
+        count = len(self.samples)
+        first = (step - 1) * self.batch_size
+        orders: dict[int, list[int]] = {}
+        taken = []
+        for number in range(first, first + self.batch_size):
+            turn, place = divmod(number, count)
+            if turn not in orders:
+                orders[turn] = random.Random(f"{self.seed}/{turn}").sample(range(count), count)
+            taken.append(self.samples[orders[turn][place]])
+        return to_batch(taken)
+
+
+def open_expert(config: ExpertConfig, seed: int, chat: Chat, display: Display) -> ExpertStream | None:
+    """Read the transcripts; None where the config names none. Raises UserError."""
+    if config.files is None:
+        return None
+    with display.stage("read transcripts", total=None) as stage:
+        found = load_transcripts(config.files, config.data, chat, stage.advance)
+    if found.too_long:
+        display.warn(f"{found.too_long} transcripts are longer than expert.max_length={config.max_length} and left out")
+    for what, count in sorted(found.unlearnt.items()):
+        display.warn(f"{count} of {len(found.samples)} transcripts of {config.files} have {what}")
+    return ExpertStream(found.samples, config.batch_size, seed)
