@@ -159,7 +159,7 @@ class Episode:
     def transcript(self) -> Transcript:
         """The current transcript. Raises IndexError before `start`."""
         if self.index < 0:
-            raise IndexError("the episode has no transcript yet: call start()")
+            raise IndexError("the episode has no transcript yet: await episode.start(...) first")
         return self.trajectory.transcripts[self.index]
 
     def branch(self) -> Episode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -51,14 +51,11 @@ def kl_loss(logprobs: Tensor, ref_logprobs: Tensor, kind: LossKind) -> Tensor:
     divergence. With a +, the value of `kl_penalty` and the gradient of k2, which is the KL's for tokens that the policy
     sampled.
     """
-    match kind:
-        case "kl+" | "k1+" | "abs+" | "low_var_kl+" | "k3+":
-            plain: Kind
-            plain = {"kl+": "kl", "k1+": "k1", "abs+": "abs", "low_var_kl+": "low_var_kl", "k3+": "k3"}[kind]
-            k2 = kl_penalty(logprobs, ref_logprobs, "k2")
-            return kl_penalty(logprobs, ref_logprobs, plain).detach() + (k2 - k2.detach())
-        case _:
-            return kl_penalty(logprobs, ref_logprobs, kind)
+    if not kind.endswith("+"):
+        return kl_penalty(logprobs, ref_logprobs, cast(Kind, kind))
+    value = kl_penalty(logprobs, ref_logprobs, cast(Kind, kind.removesuffix("+")))
+    k2 = kl_penalty(logprobs, ref_logprobs, "k2")
+    return value.detach() + (k2 - k2.detach())
 
 
 class KLController(Protocol):

@@ -30,7 +30,7 @@ B, GENERATED, N, ROWS = 2, 3, 2, 12
 
 async def short(episode: Episode) -> None:
     """One turn; of the rows whose number is 4 mod 6 one trajectory fails."""
-    episode.start(episode.sample.prompt)
+    await episode.start(episode.sample.prompt)
     await episode.generate(max_tokens=4)
     if episode.sample.ground_truth % 6 == 4 and episode.trajectory.uid.endswith("1"):
         raise ConnectionError("broken")

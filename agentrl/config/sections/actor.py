@@ -76,8 +76,8 @@ class ActorConfig(Section):
     kl_loss_coef: Annotated[float, OnlyWith("use_kl_loss=true")] = Field(0.001, ge=0)
     """Weight of that KL divergence."""
     kl_loss_type: Annotated[KLLossType, OnlyWith("use_kl_loss=true")] = "low_var_kl"
-    """Estimator of that KL divergence: k1 (kl), k2 (mse), k3 (low_var_kl), abs. With a + (k1+, k3+ ...) its value stays,
-    and its gradient is that of k2, which is the divergence's."""
+    """Estimator of that KL divergence: k1 (kl), k2 (mse), k3 (low_var_kl), abs. With a + (k1+, k3+ ...) its value
+    stays, and its gradient is that of k2, which is the divergence's."""
     success_nll_coef: float = Field(0.0, ge=0)
     """Weight in the loss of the mean negative log-likelihood of the tokens of trajectories that succeed
     (reward_model.success_threshold): VAPO's positive-example loss (arXiv:2504.05118), with 0.1 there."""
