@@ -204,7 +204,7 @@ class Episode:
     def start_ids(
         self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
     ) -> None:
-        """Open a transcript as `start` does, where the prompt's tokens are known, e.g. continue another transcript's."""
+        """Open a transcript as `start` does, where the prompt's tokens are known, e.g. another transcript's."""
         self._open(ids, self._first_images(ids, messages), messages, tools)
 
     def _first_images(self, ids: Sequence[int], messages: Sequence[Message]) -> list[PlacedImage]:

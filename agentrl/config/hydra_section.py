@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON, as_mapping
 
 NOW = "${now:%Y-%m-%d}/${now:%H-%M-%S}"
@@ -31,6 +34,17 @@ OF_SWEEPS = ("hydra.sweep.", PARAMS)
 FILLED_IN = ("hydra.runtime.", "hydra.overrides.", "hydra.job.config_name", "hydra.job.override_dirname")
 """Beginnings of the keys that Hydra sets itself, over any YAML file."""
 _OF_HYDRA = re.compile(r"\$\{(hydra[.:][^{}]+|now:[^{}]+)\}")
+
+
+def read_override(text: str) -> Override:
+    """Parse one override in Hydra's grammar. Raises ConfigError that shows how overrides are written."""
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(
+            f"{text}: this is no override ({error}). One is key=value, with lists as [a,b] and mappings as {{a: b}}; a "
+            "value with blanks or other special characters has quotes inside those of the shell: 'key=\"a, b\"'"
+        ) from error
 
 
 def is_of_hydra(override: Override) -> bool:

@@ -14,7 +14,6 @@ from typing import TypeVar
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,7 +22,16 @@ from pydantic.fields import FieldInfo
 
 from agentrl.config.checks import check, remarks
 from agentrl.config.command_line import CommandLine, parse_command_line
-from agentrl.config.hydra_section import RUN_DIR, fault_of, faults_of_yaml, given_dir, is_of_hydra, refused, resolved
+from agentrl.config.hydra_section import (
+    RUN_DIR,
+    fault_of,
+    faults_of_yaml,
+    given_dir,
+    is_of_hydra,
+    read_override,
+    refused,
+    resolved,
+)
 from agentrl.config.keys import MISSING, all_keys, defaults, flatten, leaf_keys, nearest, nested
 from agentrl.config.rules import NamesFile
 from agentrl.config.section import Section
@@ -314,7 +322,7 @@ def with_search_path(searched: Sequence[Path], overrides: Sequence[str]) -> list
     """Add the folders behind the first to what the overrides say of hydra.searchpath."""
     ours, others = [f"file://{path}" for path in searched[1:]], []
     for text in overrides:
-        override = OverridesParser.create().parse_override(text)
+        override = read_override(text)
         if override.key_or_group == "hydra.searchpath" and isinstance(value := override.value(), list):
             ours = [*map(str, value), *ours]
         else:
@@ -363,7 +371,7 @@ class Override:
     def parse(text: str, searched: Sequence[Path], schema: type[Section], *, multirun: bool = False) -> Override:
         """Read one override; `multirun`: of a sweep. Raises ConfigError and Hydra's errors for one that is none."""
         text = long_key(text, schema)
-        override = OverridesParser.create().parse_override(text)
+        override = read_override(text)
         if override.is_sweep_override():
             raise ConfigError(
                 f"{text}: one value is expected; a list is written {override.key_or_group}=[a,b], and --multirun runs "

@@ -10,11 +10,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from agentrl.config.command_line import CommandLine, parse_command_line
-from agentrl.config.hydra_section import PARAMS, SUBDIR, SWEEP_DIR, fault_of, given_dir, is_of_hydra, resolved
+from agentrl.config.hydra_section import (
+    PARAMS,
+    SUBDIR,
+    SWEEP_DIR,
+    fault_of,
+    given_dir,
+    is_of_hydra,
+    read_override,
+    resolved,
+)
 from agentrl.config.load import (
     FOLDER,
     Keys,
@@ -89,7 +97,7 @@ def split(command: CommandLine, schema: type[Section]) -> tuple[list[str], Itera
     swept: dict[str, list[str]] = {}
     of_yaml = hydra_compose(folders_of(command), command.config_name, []).hydra.sweeper.params or {}
     for text in [*(f"{key}={values}" for key, values in of_yaml.items()), *command.overrides]:
-        override = OverridesParser.create().parse_override(long_key(text, schema))
+        override = read_override(long_key(text, schema))
         if is_of_hydra(override):
             if (fault := fault_of(override, multirun=True)) is not None:
                 raise ConfigError(fault)
@@ -98,7 +106,7 @@ def split(command: CommandLine, schema: type[Section]) -> tuple[list[str], Itera
                 continue
             value = text.partition("=")[2].strip().strip("'\"")
             text = f"{override.key_or_group.removeprefix(PARAMS)}={value}"
-            override = OverridesParser.create().parse_override(long_key(text, schema))
+            override = read_override(long_key(text, schema))
         if not override.is_sweep_override():
             fixed.append(text)
             continue

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 from pydantic import BaseModel
 
 from agentrl.config.keys import flatten
+from agentrl.errors import ConfigError
 from agentrl.observe.generations import Generation
-from agentrl.observe.tracking import RunInfo, Sink, need_package
+from agentrl.observe.tracking import RunInfo, Sink, need_package, one_line
 
 if TYPE_CHECKING:
     import swanlab
@@ -57,6 +58,7 @@ LoggedRunT = TypeVar("LoggedRunT", bound=LoggedRun)
 class PackageSink(Sink, Generic[RunT]):
     """A logger of a package. Its run begins at the first write, and a resumed run goes on in the same one."""
 
+    is_remote = True
     package: ClassVar[str]
     """Name of the package, and of the extra of ours that installs it."""
 
@@ -74,9 +76,16 @@ class PackageSink(Sink, Generic[RunT]):
         """End the package's run."""
 
     def ensure_begun(self) -> RunT:
-        """Return the package's run, which the first call begins."""
+        """Return the package's run, which the first call begins. Raises ConfigError where the package refuses."""
         if self._begun is None:
-            self._begun = self.begin()
+            try:
+                self._begun = self.begin()
+            except Exception as error:  # no account, no server, a backend that is not installed
+                raise ConfigError(
+                    f"trainer.logger: {self.package} begins no run: {one_line(error)}. Its settings are the package's "
+                    f"own (environment, files of login) and trainer.logger_options.{self.package}; to train without it, "
+                    "leave it out of trainer.logger"
+                ) from error
         return self._begun
 
     def truncate_after(self, step: int) -> None:

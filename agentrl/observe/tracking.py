@@ -11,16 +11,16 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, ParamSpec
 
 from agentrl.config import config_to_dict
 from agentrl.config.registries import LOGGERS
 from agentrl.config.section import Section
 from agentrl.config.sections.trainer import RunConfig
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError, DataError, UserError
 from agentrl.observe.display import Display
 from agentrl.observe.generations import Generation
 from agentrl.system.json_value import JSON
@@ -31,6 +31,7 @@ from agentrl.system.user_code import user_code
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+P = ParamSpec("P")
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -51,6 +52,9 @@ class Sink(ABC):
 
     It is made before the run has passed all of its checks: nothing is written before `write` or `truncate_after`.
     """
+
+    is_remote: ClassVar[bool] = False
+    """True: it sends metrics elsewhere, and a run goes on where that fails."""
 
     def __init__(self, run: RunInfo) -> None:
         """Raises ConfigError for a package that is not installed, say.
@@ -110,14 +114,12 @@ class Tracker:
                 self._warned.add(name)
                 self._display.warn(f"step {step}: metric {name} is {number}; recorded as null")
         for name, sink in self._sinks.items():
-            with user_code(f"logger {name}", sink.write):
-                sink.write(step, clean)
+            self._send(name, sink.write, step, clean)
 
     def log_generations(self, generations: Sequence[Generation], step: int) -> None:
         """Record some generations of the validation at a step; none are left out."""
         for name, sink in self._sinks.items() if generations else ():
-            with user_code(f"logger {name}", sink.write_generations):
-                sink.write_generations(step, generations)
+            self._send(name, sink.write_generations, step, generations)
 
     def truncate_after(self, step: int) -> None:
         """Forget the steps after `step`: a resumed run does them again."""
@@ -126,8 +128,26 @@ class Tracker:
                 sink.truncate_after(step)
 
     def close(self) -> None:
-        for sink in self._sinks.values():
-            sink.close()
+        for name, sink in self._sinks.items():
+            self._send(name, sink.close)
+
+    def _send(self, name: str, method: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a logger's method. What a remote one fails in is lost and told once: it is not worth the run."""
+        if not self._sinks[name].is_remote:
+            with user_code(f"logger {name}", method):
+                return method(*args, **kwargs)
+        try:
+            method(*args, **kwargs)
+        except UserError:
+            raise
+        except Exception as error:
+            if f"logger {name}" not in self._warned:
+                self._warned.add(f"logger {name}")
+                self._display.warn(
+                    f"logger {name}: {one_line(error)}; it lacks what it was sent here, and the run goes on. Further "
+                    "failures of it are not told"
+                )
+        return None
 
 
 class Console(Sink):
@@ -247,6 +267,12 @@ def read_metrics(path: Path) -> list[dict[str, JSON]]:
             raise DataError(f"{path}, line {number}: want an object with an integer `step`, found {line[:80]!r}")
         found.append(value)
     return found
+
+
+def one_line(error: Exception) -> str:
+    """Write an error of foreign code, its class and text, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:400]}{' ...' if len(text) > 400 else ''}"
 
 
 def need_package(extra: str, module: str) -> None:

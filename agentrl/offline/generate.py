@@ -21,6 +21,7 @@ from agentrl.config.load import config_to_dict
 from agentrl.config.sections.offline import GenerateConfig
 from agentrl.data.contract import Dataset
 from agentrl.errors import TrainingError
+from agentrl.model.folder import check_folder
 from agentrl.observe.display import Display
 from agentrl.offline.responses import InputRows, Parts, check_output
 from agentrl.reward.contract import SCORER_FAILED
@@ -74,6 +75,7 @@ UNANSWERED = (Status.FAILED, Status.TIMEOUT, Status.ABORTED)
 
 def generate(config: GenerateConfig, display: Display) -> Path:
     """Do the whole job; returns the file that was written. Raises UserError."""
+    check_folder("model.path", config.actor_rollout_ref.model.path)
     check_output(Path(config.data.output_path))
     context = load_context(config, scored=config.data.output_scores)
     data = open_rows(config, config.data.path, config.data.max_samples, context)

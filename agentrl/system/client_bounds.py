@@ -194,7 +194,7 @@ class Patient(asyncio.Protocol):
             self._timer = self.loop.call_later(HEADER_SECONDS, self._out_of_patience)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP. In the body of a request that is under way, nobody is left whom the app could answer."""
+        """Answer what is no HTTP. Where it is the body of a request under way, the app's own answer goes nowhere."""
         under_way = self.cycle if self.is_under_way else None
         super().send_400_response(msg)  # type: ignore[misc]  # uvicorn's
         if under_way is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from agentrl.config import Config
 from agentrl.data.contract import Dataset
+from agentrl.model.folder import check_folder
 from agentrl.rollouts.context import RunContext, load_context, open_rows
 from agentrl.rollouts.objects import UserObjects
 
@@ -21,6 +22,7 @@ class Inputs:
 
 def open_inputs(config: Config, objects: UserObjects | None = None) -> Inputs:
     """Load code, beside what is given as `objects`, and rows. Raises UserError for the first that cannot be used."""
+    check_folder("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
     context, data = load_context(config, objects), config.data
     train = open_rows(config, data.train_files, data.train_max_samples, context)
     if data.val_files is None:

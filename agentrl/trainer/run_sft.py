@@ -8,6 +8,7 @@ from pathlib import Path
 from agentrl.chat import Chat
 from agentrl.config import SFTConfig
 from agentrl.data.sft import SFTSample, check_transcripts, load_transcripts
+from agentrl.model.folder import check_folder
 from agentrl.observe.display import Display
 
 
@@ -18,6 +19,7 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     the last step (sft/..., and val/loss with validation data). Raises UserError.
     """
     trainer, out = config.trainer, Path(config.trainer.default_local_dir)
+    check_folder("model.path", config.model.path)
     # The rows are read twice: a mistake in the last one waits neither for torch nor for tokenising all before it.
     train_rows, val_rows = (check(files, config, display) for files in (config.data.train_files, config.data.val_files))
     from agentrl.observe.tracking import Tracker

@@ -286,6 +286,33 @@ def test_a_run_elsewhere_is_gone_on_with_fake_package(
     assert (first["project"], first["name"]) == ("agentrl", "quickstart")
 
 
+def test_a_package_that_begins_no_run_ends_the_start_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakePackage()
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    monkeypatch.setattr(fake, "init", lambda **_: 1 / 0)
+    with pytest.raises(
+        ConfigError, match=r"trainer\.logger: trackio begins no run: ZeroDivisionError: .*logger_options"
+    ):
+        tracker(tmp_path, "trackio").truncate_after(-1)
+
+
+def test_what_fails_elsewhere_is_told_once_and_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, warned = FakePackage(), list[str]()
+    monkeypatch.setitem(sys.modules, "swanlab", fake)
+    log = tracker(tmp_path, "swanlab", "jsonl")
+    log.truncate_after(-1)
+    monkeypatch.setattr(fake, "log", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(fake, "finish", lambda: 1 / 0)
+    monkeypatch.setattr(log._display, "warn", warned.append)
+    for step in (1, 2):
+        log.log_generations([SPOKEN], step)
+        log.log({"reward/mean": 0.5}, step)
+    log.close()
+    (told,) = warned
+    assert told.startswith("logger swanlab: ZeroDivisionError: division by zero; it lacks")
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
 def test_an_mlflow_run_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the small package has no database

@@ -15,6 +15,10 @@ TRAIN = ["train", "data.train_files=good.parquet", "actor_rollout_ref.model.path
 GENERATE = ["generate", "data.output_path=out.parquet", "model.path=none"]
 MISTAKES = {
     "a key": ([*TRAIN, "trainer.sed=1"], "unknown key trainer.sed"),
+    "a model": ([*TRAIN, "actor_rollout_ref.model.path=./gone"], "model.path: there is no folder ./gone"),
+    "a run for a model": ([*TRAIN, "actor_rollout_ref.model.path=run"], "did you mean run/policy?"),
+    "a model to learn": (["sft", "data.train_files=good.parquet", "model.path=runs/gone/policy"], "runs/gone/policy"),
+    "a model to ask": ([*GENERATE, "data.path=good.parquet", "model.path=/gone"], "there is no folder /gone"),
     "a row": ([*TRAIN, "data.train_files=bad.parquet"], "bad.parquet, row 1"),
     "a row's agent": ([*TRAIN, "data.train_files=agent.parquet"], "unknown name 'nobody'"),
     "a row of validation": ([*TRAIN, "data.val_files=bad.parquet"], "bad.parquet, row 1"),
@@ -50,6 +54,8 @@ def test_no_mistake_waits_for_torch(tmp_path: Path) -> None:
     }
     for name, content in rows.items():
         pq.write_table(pa.Table.from_pylist(content), tmp_path / f"{name}.parquet")
+    (tmp_path / "run/policy").mkdir(parents=True)
+    (tmp_path / "run/policy/config.json").write_text("{}")
     (tmp_path / "tools.yaml").write_text("tools: [{class_nam: x.Y}]")
     (tmp_path / "interactions.yaml").write_text("interaction: [{class_nam: x.Y}]")
     (tmp_path / "loops.yaml").write_text("- {name: mine, _target_: x.Y}")

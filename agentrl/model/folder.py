@@ -1,0 +1,20 @@
+"""Folders of models, checked before torch is imported and a hub is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+
+
+def check_folder(key: str, name: str) -> None:
+    """Raise ConfigError where `name`, the value of `key`, can be no hub's name and is no folder of a model either."""
+    folder = Path(name)
+    if name == "quickstart":
+        return
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        inside = next((path.parent for path in sorted(folder.glob("*/config.json"))), None)
+        hint = "" if inside is None else f"; did you mean {inside}?"
+        raise ConfigError(f"{key}: the folder {name} holds no model: it has no config.json{hint}")
+    if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise ConfigError(f"{key}: there is no folder {name} (working directory {Path.cwd()})")
