@@ -17,7 +17,6 @@ from functools import partial
 from typing import ClassVar
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
-from agentrl.agent_loop.long_texts import beside_loop, size_of
 from agentrl.agent_loop.observer import Observers
 from agentrl.agent_loop.tool_calls import answer_to, record_calls, record_of, run_calls
 from agentrl.chat import AssistantMessage, Chat, Drift, ParsedCall
@@ -26,13 +25,14 @@ from agentrl.engines.contract import EngineError, FinishReason, Generation, Requ
 from agentrl.errors import DataError, UserError
 from agentrl.interaction import Interaction
 from agentrl.system.json_value import JSON
+from agentrl.system.threads import beside_loop
 from agentrl.system.user_code import Code
 from agentrl.tool import ToolSchema
 from agentrl.tool.session import ToolResult, ToolSession
 from agentrl.tool.toolset import ToolSet
 from agentrl.tool.truncation import fit_budget
 from agentrl.trajectory import Message, PlacedImage, Status, ToolCallRecord, Trajectory, Transcript, Turn
-from agentrl.trajectory.picture import text_of
+from agentrl.trajectory.picture import size_of, text_of
 from agentrl.trajectory.sample import Sample
 
 

@@ -83,7 +83,7 @@ class PackageSink(Sink, Generic[RunT]):
             except Exception as error:  # no account, no server, a backend that is not installed
                 raise ConfigError(
                     f"trainer.logger: {self.package} begins no run: {one_line(error)}. Its settings are the package's "
-                    f"own (environment, files of login) and trainer.logger_options.{self.package}; to train without it, "
+                    f"own (environment, files of login) and trainer.logger_options.{self.package}; to go without it, "
                     "leave it out of trainer.logger"
                 ) from error
         return self._begun

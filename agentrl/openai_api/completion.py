@@ -59,6 +59,12 @@ class Completion:
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def size(self) -> int:
+        """Number of characters of the answer, about: a token's log-prob takes as long as 8 of its text."""
+        said = self.message.get("reasoning_content") or ""
+        return len(content_text(self.message["content"])) + len(said) + 8 * len(self.tokens)
+
     def body(self) -> dict[str, object]:
         """Make the `chat.completion` object."""
         choice: dict[str, object] = {

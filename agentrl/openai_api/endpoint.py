@@ -27,7 +27,7 @@ from agentrl.openai_api.session import Session
 from agentrl.system.http import allow_many_files
 from agentrl.system.http_bounds import BodyLimit, metered
 from agentrl.system.json_value import JSON
-from agentrl.system.threads import OwnThread
+from agentrl.system.threads import OwnThread, beside_loop
 from agentrl.tool import ToolSchema
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Endpoint:
             completion = await _result(session, task)
         finally:
             leaving.cancel()
-        return JSONResponse(completion.body())
+        return await beside_loop(completion.size, lambda: JSONResponse(completion.body()))
 
     def _warn_once(self, names: list[str]) -> None:
         for name in names:
@@ -193,7 +193,7 @@ async def _events(session: Session, task: asyncio.Task[Completion]) -> AsyncIter
         return
     finally:
         task.cancel()
-    yield b"".join(completion.chunks())
+    yield await beside_loop(completion.size, lambda: b"".join(completion.chunks()))
 
 
 async def _cancel_when_gone(request: Request, task: asyncio.Task[Completion]) -> None:

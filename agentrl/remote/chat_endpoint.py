@@ -18,8 +18,9 @@ from agentrl.remote.url import checked_url
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON
 from agentrl.system.metrics import Metrics
+from agentrl.system.threads import beside_loop
 from agentrl.trajectory import Message
-from agentrl.trajectory.picture import text_of
+from agentrl.trajectory.picture import size_of, text_of
 
 START_SECONDS = 30.0
 """Seconds in which an endpoint has to answer when a run begins."""
@@ -75,7 +76,7 @@ class ChatEndpoint:
         Messages are sent as text. Instructions (role system) go as they are; in all others, which may quote a policy,
         no control token is left whole (`part_control_tokens`). Raises RemoteUnavailable and RemoteRefused.
         """
-        sent = [_without_control_tokens(message) for message in messages]
+        sent = await beside_loop(size_of(messages), lambda: [_without_control_tokens(one) for one in messages])
         answer = await self._ask("POST", "chat/completions", model=self.model, messages=sent, **parameters)
         try:
             text = answer["choices"][0]["message"]["content"] or ""

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from agentrl.chat.message import content_text
 from agentrl.config.sections.reward import JudgeConfig
@@ -21,7 +22,9 @@ from agentrl.remote.control_tokens import escape_control_tokens
 from agentrl.remote.prompt_file import load_prompt
 from agentrl.system.json_value import JSON, map_texts
 from agentrl.system.metrics import Metrics
+from agentrl.system.threads import beside_loop
 from agentrl.trajectory import Message, Trajectory
+from agentrl.trajectory.picture import size_of
 
 KEYS = "reward_model.judge"
 RUBRIC = """\
@@ -110,9 +113,10 @@ class ModelJudge:
             data_source=escape_control_tokens(data_source),
             max_score=MAX_SCORE,
         )
+        shown = list(trajectory.messages)
         messages: list[Message] = [
             {"role": "system", "content": rubric},
-            {"role": "user", "content": asked(trajectory.messages)},
+            {"role": "user", "content": await beside_loop(size_of(shown), partial(asked, shown))},
         ]
         problem = ""
         for unreadable in range(ANSWERS):

@@ -122,6 +122,18 @@ class _Raised:
     error: BaseException
 
 
+_LONG_TEXTS = DaemonThreads("work on long texts")
+
+
+async def beside_loop(size: int, work: Callable[[], T]) -> T:
+    """Return `work()`, called in a thread where its texts have LONG_TEXT characters or more, so that the event loop
+    goes on.
+
+    It must change nothing that others read: a caller that is cancelled leaves it running.
+    """
+    return work() if size < LONG_TEXT else await _LONG_TEXTS.run(work)
+
+
 def _outcome(function: Callable[[], T]) -> T | _Raised:
     """Call the function; return its result or the exception."""
     try:

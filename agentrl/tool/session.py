@@ -25,7 +25,7 @@ from agentrl.system.json_value import JSON, as_object
 from agentrl.system.numbers import finite, number_of
 from agentrl.system.plugin import nearest
 from agentrl.system.quota import Quota
-from agentrl.system.threads import LONG_TEXT, DaemonThreads
+from agentrl.system.threads import beside_loop
 from agentrl.system.throttle import ThrottledWarnings
 from agentrl.system.user_code import await_user_code, contract_error, is_fault
 from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 warnings = ThrottledWarnings(logging.getLogger(__name__))
 P = ParamSpec("P")
 T = TypeVar("T")
-CUTTING = DaemonThreads("cutting tool answers")
 
 _ERROR_CHARACTERS = 500
 """Characters of an exception's text that are kept before tokens are counted: a library may put a whole document into
@@ -408,10 +407,8 @@ async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: ob
 
 
 async def _cut(cut: Callable[Concatenate[str, P], T], text: str, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Cut an answer to its limit: a long one in a thread, so that the event loop goes on."""
-    if len(text) < LONG_TEXT:
-        return cut(text, *args, **kwargs)
-    return await CUTTING.run(cut, text, *args, **kwargs)
+    """Cut an answer to its limit."""
+    return await beside_loop(len(text), functools.partial(cut, text, *args, **kwargs))
 
 
 def _one_line(text: str) -> str:

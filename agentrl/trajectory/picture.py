@@ -140,6 +140,12 @@ def text_of(content: Content) -> str:
     return "".join(part.get("text") or str(part.get("image", "")) for part in content)
 
 
+def size_of(messages: Sequence[Message]) -> int:
+    """Count the characters of the messages' contents, and the bytes of their images."""
+    texts = sum(len(text_of(message.get("content"))) for message in messages)
+    return texts + sum(len(picture.data) for picture in pictures_in(messages))
+
+
 def joined(content: Content, text: str, *, before: bool = False) -> Content:
     """Append `text` to a message's content, or put it before."""
     if not isinstance(content, list):

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from agentrl.agent_loop import Episode, LoopContext, long_texts
+from agentrl.agent_loop import Episode, LoopContext
 from agentrl.chat import Chat
 from agentrl.chat import chat as chat_module
 from agentrl.engines.contract import SamplingParams
-from agentrl.tool import session as tool_session
+from agentrl.system import threads
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status, Trajectory
 from tests.agent_loop.conftest import LIMITS, Bench, call, sample
@@ -57,8 +57,8 @@ async def test_a_turn_that_is_cancelled_while_it_is_read_leaves_no_token(
 async def test_long_answers_are_cut_in_a_thread(bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[list[str]] = []
     for limit in (1, 10**9):
-        monkeypatch.setattr(tool_session, "LONG_TEXT", limit)
-        threads: set[int] = set()
+        monkeypatch.setattr(threads, "LONG_TEXT", limit)
+        ran: set[int] = set()
 
         async def page() -> str:
             """Read a page."""
@@ -67,14 +67,14 @@ async def test_long_answers_are_cut_in_a_thread(bench: MakeBench, monkeypatch: p
         b = bench([call("page"), "#### 5"], [page])
         encode = b.scheduler.context.tools.truncation.encode
 
-        def noted(text: str, seen: set[int] = threads, encode: Callable[[str], list[int]] = encode) -> list[int]:
+        def noted(text: str, seen: set[int] = ran, encode: Callable[[str], list[int]] = encode) -> list[int]:
             seen.add(threading.get_ident())
             return encode(text)
 
         b.scheduler.context.tools.bind(noted, b.chat.decode)
         (t,) = await b.run(sample())
         answers.append([turn.text for turn in t.turns])
-        assert (threading.get_ident() in threads) == (limit > 1)
+        assert (threading.get_ident() in ran) == (limit > 1)
     assert answers[0] == answers[1]
 
 
@@ -99,15 +99,15 @@ async def converse(episode: Episode, word: str) -> list[int]:
 async def test_only_long_texts_are_written_in_a_thread(chat: Chat, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
     word = "hello é <|im_end|> "
     expected = await converse(episode_of(chat), word)
-    monkeypatch.setattr(long_texts, "LONG_TEXT", 20 * len(word) + (not long) * 10**6)
-    threads: dict[str, set[int]] = {name: set() for name in WRITES}
+    monkeypatch.setattr(threads, "LONG_TEXT", 20 * len(word) + (not long) * 10**6)
+    seen: dict[str, set[int]] = {name: set() for name in WRITES}
 
     def noting(name: str) -> Callable[..., object]:
         method = getattr(chat, name)
 
         def noted(*words: object) -> object:
             if len(str(words)) > 20 * len(word):  # not the marker of what is cut
-                threads[name].add(threading.get_ident())
+                seen[name].add(threading.get_ident())
             return method(*words)
 
         return noted
@@ -116,14 +116,14 @@ async def test_only_long_texts_are_written_in_a_thread(chat: Chat, monkeypatch: 
         monkeypatch.setattr(chat, name, noting(name))
     assert await converse(episode_of(chat), word) == expected
     loop = threading.get_ident()
-    assert {name: loop not in seen for name, seen in threads.items() if seen} == dict.fromkeys(WRITES, long)
+    assert {name: loop not in ran for name, ran in seen.items() if ran} == dict.fromkeys(WRITES, long)
 
 
 @pytest.mark.parametrize("place", ["start", "observe"])
 async def test_what_is_cancelled_while_it_is_written_leaves_no_token(
     chat: Chat, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    monkeypatch.setattr(long_texts, "LONG_TEXT", 1)
+    monkeypatch.setattr(threads, "LONG_TEXT", 1)
     episode, said = episode_of(chat), [{"role": "user", "content": "And then?"}]
     await episode.start(sample().prompt)
     await episode.generate()

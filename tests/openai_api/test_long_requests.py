@@ -12,6 +12,9 @@ import openai
 import pytest
 
 from agentrl.chat import Chat
+from agentrl.openai_api.completion import Completion
+from agentrl.system import threads
+from agentrl.system.json_value import JSON
 from tests.openai_api.conftest import scripted
 from tests.openai_api.test_record import QUESTION
 
@@ -145,3 +148,27 @@ async def test_a_long_prompt_is_not_remembered(chat: Chat, monkeypatch: pytest.M
     known = len(chat._prompts)
     chat.render([{"role": "user", "content": "x" * 2000}])
     assert len(chat._prompts) == known
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_long_answer_is_written_beside_the_event_loop(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    ran: set[int] = set()
+    logprobs = Completion._logprobs
+
+    def noted(completion: Completion) -> dict[str, JSON] | None:
+        ran.add(threading.get_ident())
+        return logprobs(completion)
+
+    monkeypatch.setattr(Completion, "_logprobs", noted)
+    for limit in (1, 10**9):
+        monkeypatch.setattr(threads, "LONG_TEXT", limit)
+        ran.clear()
+        async with scripted(chat, ["ok"]) as (service, _), service.session() as open:
+            answer = await open.say([QUESTION], logprobs=True, stream=stream)
+            if stream:
+                assert "".join([part.choices[0].delta.content or "" async for part in answer if part.choices]) == "ok"
+            else:
+                assert answer.choices[0].message.content == "ok" and answer.choices[0].logprobs.content
+        assert (threading.get_ident() in ran) == (limit > 1)
