@@ -76,6 +76,7 @@ def estimator_columns(batch: RaggedBatch, n: int, declared: Collection[Extra] = 
         squared_probs=optional("squared_probs"),
         state=optional("state"),
         greedy_rewards=optional("greedy_rewards"),
+        correction=batch.correction,
     )
 
 

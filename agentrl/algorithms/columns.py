@@ -33,6 +33,7 @@ class EstimatorColumns:
     greedy_rewards: Tensor | None = None  # [N] float32, of the prompt's greedy trajectory; NaN where that failed
     numbers: Sequence[Mapping[str, float]] | None = None
     """By sequence, the numbers that its trajectory's scorer gave, `score` among them."""
+    correction: Tensor | None = None  # [T] float32, the token's weight in the loss, where there is one
 
 
 class Advantages(NamedTuple):
@@ -60,6 +61,7 @@ class LossColumns:
     ref_logprobs: Tensor | None = None  # [T] float32, the reference policy's
     entropy: Tensor | None = None  # [T] float32 in nats
     squared_probs: Tensor | None = None  # [T] float32, sum over the vocabulary of the squared probabilities
+    selected: Tensor | None = None  # [T] bool, by the function that the loss declares as `select`
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,10 @@ def corrected(
     metrics = correction_metrics(sums, correction)
     if batch.mask.any():
         metrics["rollout/logprob_gap_max_abs"] = gap.abs().max().item()
-    return batch, {"correction": found.weight.float()} if correction.changes_loss else {}, metrics
+    if not correction.changes_loss:
+        return batch, {}, metrics
+    weight = found.weight.float()
+    return replace(batch, correction=weight), {"correction": weight}, metrics
 
 
 def add_rewards(batch: RaggedBatch, rewards: Mapping[int, float]) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,9 @@ from agentrl.system.registry import configured
 if TYPE_CHECKING:
     from agentrl.config.sections.actor import ActorConfig
     from agentrl.trajectory.batch import RaggedBatch
+
+
+OPTIONS = "actor_rollout_ref.actor.policy_loss.options"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,7 @@ class PolicyLoss:
         correction: `algorithm.rollout_correction`; None: its defaults.
         """
         found = POLICY_LOSSES.get(config.policy_loss.loss_mode)
-        key = "actor_rollout_ref.actor.policy_loss.options"
-        function = configured(found, config.policy_loss.options, key)
+        function = configured(found, config.policy_loss.options, OPTIONS)
         return PolicyLoss(config, declaration_of(found), function, correction or RolloutCorrectionConfig())
 
     def __call__(
@@ -68,13 +70,10 @@ class PolicyLoss:
         its staleness, where the proximal policy is not recomputed. Raises TrainingError when the loss does not return
         one number a token.
         """
-        columns = self._columns(micro, logprobs, entropy, squared_probs)
+        further = {"ref_logprobs": micro.ref_logprobs, "entropy": entropy, "squared_probs": squared_probs}
+        columns = self._columns(micro, logprobs, further)
         found = self.function(columns, self.config)
-        if found.by_token.shape != columns.mask.shape:
-            raise TrainingError(
-                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.config.policy_loss.loss_mode}: expected by_token "
-                f"of shape {list(columns.mask.shape)}, one a token, found {list(found.by_token.shape)}"
-            )
+        self._check(found.by_token, columns.mask, "by_token")
         with torch.no_grad():
             taught = columns.mask & (columns.advantages != 0)
             sums = {"ppo_kl": -masked_sum(log_ratio(columns), taught), **found.sums}
@@ -85,6 +84,25 @@ class PolicyLoss:
         elif micro.correction is not None:
             by_token = by_token * micro.correction
         return MicroLoss(by_token, taught.sum(), sums, correction)
+
+    @torch.no_grad()
+    def select(self, batch: RaggedBatch, logprobs: Tensor, seed: int) -> Tensor:
+        """Choose the tokens that the loss treats otherwise, by the function that it declares: [T] bool.
+
+        logprobs [T] float: of the policy before the update. Raises TrainingError when it does not return one a token.
+        """
+        assert self.declaration.select is not None, "a loss that selects"
+        choose = configured(self.declaration.select, self.config.policy_loss.options, OPTIONS)
+        selected = choose(self._columns(batch, logprobs, {}), self.config, seed)
+        self._check(selected, batch.mask, "selected tokens")
+        return selected & batch.mask
+
+    def _check(self, found: Tensor, mask: Tensor, what: str) -> None:
+        if found.shape != mask.shape:
+            raise TrainingError(
+                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.config.policy_loss.loss_mode}: expected {what} "
+                f"of shape {list(mask.shape)}, one a token, found {list(found.shape)}"
+            )
 
     @torch.no_grad()
     def _correct(self, columns: LossColumns, micro: RaggedBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -107,17 +125,16 @@ class PolicyLoss:
             case "recomputed":
                 return logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
 
-    def _columns(
-        self, micro: RaggedBatch, logprobs: Tensor, entropy: Tensor | None, squared_probs: Tensor | None
-    ) -> LossColumns:
+    def _columns(self, micro: RaggedBatch, logprobs: Tensor, further: Mapping[str, Tensor | None]) -> LossColumns:
         assert micro.advantages is not None
         mask = micro.mask
 
         def inside(values: Tensor) -> Tensor:
             return torch.where(mask, values, 0.0)
 
-        further = {"ref_logprobs": micro.ref_logprobs, "entropy": entropy, "squared_probs": squared_probs}
         declared: dict[str, Tensor] = {}
+        if self.declaration.select is not None and micro.selected is not None:
+            declared["selected"] = micro.selected & mask
         for name, values in further.items():
             if name in self.declaration.columns:
                 assert values is not None, f"{name} is declared"
@@ -133,6 +150,12 @@ class PolicyLoss:
             version=micro.version,
             **declared,
         )
+
+
+def select_tokens(batch: RaggedBatch, config: ActorConfig, seed: int) -> tuple[dict[str, Tensor], None]:
+    """Compute the column `selected` [T] bool, for a loss that declares `select`. Needs the policy's old_logprobs."""
+    assert batch.old_logprobs is not None, "the policy's log-probs come first"
+    return {"selected": PolicyLoss.of(config).select(batch, batch.old_logprobs, seed)}, None
 
 
 def actor_loss(

@@ -1,7 +1,7 @@
 """Correction for tokens that another policy sampled than the one whose gradient is taken.
 
 The engine computes otherwise than the trainer, and with rollouts that overlap updates it has older weights. Decoupled
-PPO (arXiv:2110.00641, eq. 2) keeps two ratios apart: the loss's own, of the policy that is trained to a *proximal* one,
+PPO (arXiv:2110.00641) keeps two ratios apart: the loss's own, of the policy that is trained to a *proximal* one,
 and the importance weight of the proximal policy against the one that sampled.
 
     L_t = w_t * loss_t(log p - log p_proximal),   w_t = f(log p_proximal - log p_engine)

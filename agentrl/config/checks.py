@@ -232,11 +232,13 @@ def check_correction(config: Config) -> Iterator[str]:
             f"{CORRECTION}.rollout_is_lower={keys.rollout_is_lower:g} is above rollout_is_threshold="
             f"{keys.rollout_is_threshold:g}; they are the bounds of the weights"
         )
-    if keys.proximal == "rollout" and keys.rollout_is is not None and POLICY_LOSSES.is_built_in(loss) and loss != "gpg":
+    to_engine = keys.proximal == "rollout" and POLICY_LOSSES.is_built_in(loss) and loss != "gpg"
+    if keys.rollout_is is not None and (to_engine or loss == "m2po"):
+        what = f"loss_mode={loss}" if loss == "m2po" else f"proximal={keys.proximal}"
         yield (
-            f"{CORRECTION}.rollout_is={keys.rollout_is} conflicts with proximal=rollout: the ratio of loss_mode={loss} "
-            "is to the engine's log-probs already, and would count twice. Set "
-            f"{ACTOR}.policy_loss.loss_mode=gpg, or leave rollout_is out"
+            f"{CORRECTION}.rollout_is={keys.rollout_is} conflicts with {what}: the ratio of loss_mode={loss} is to the "
+            f"engine's log-probs already, and would count twice. Set {ACTOR}.policy_loss.loss_mode=gpg, or leave "
+            "rollout_is out"
         )
     if keys.rollout_is_batch_normalize and not keys.needs_pass:
         yield (

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Score = Literal["entropy", "squared_probs"]
 """Numbers of the distribution that a token was drawn from, given by the pass that computes log-probs."""
@@ -32,6 +35,8 @@ class Declaration:
     advantage_only: bool = False
     """A policy loss: tokens whose advantage is 0 have no gradient, so that sequences of such tokens alone need not be
     computed (see algorithm.filter_groups)."""
+    select: Callable[..., Tensor] | None = None
+    """A policy loss: chooses tokens once a step, by the whole batch; see `declare`."""
 
     @property
     def scores(self) -> list[Score]:
@@ -40,10 +45,20 @@ class Declaration:
 
 
 def declare(
-    *columns: Extra, keys: tuple[str, ...] = (), compares_group: bool = False, advantage_only: bool = False
+    *columns: Extra,
+    keys: tuple[str, ...] = (),
+    compares_group: bool = False,
+    advantage_only: bool = False,
+    select: Callable[..., Tensor] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate an estimator or a policy loss with its `Declaration`; one without needs nothing more."""
-    declaration = Declaration(frozenset(columns), frozenset(keys), compares_group, advantage_only)
+    """Decorate an estimator or a policy loss with its `Declaration`; one without needs nothing more.
+
+    select: for a loss that treats some tokens otherwise by how they compare with the others. A loss sees a micro-batch,
+    and its result must not depend on how the batch is cut; so this function, of (columns, config, seed, options), is
+    called once a step, on all tokens and without the declared columns, before the update: columns.logprobs are the
+    policy's then, seed differs by step. It returns [T] bool, which the loss is given as columns.selected.
+    """
+    declaration = Declaration(frozenset(columns), frozenset(keys), compares_group, advantage_only, select)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         function.declaration = declaration  # type: ignore[attr-defined]

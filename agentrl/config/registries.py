@@ -85,17 +85,21 @@ POLICY_LOSSES: Registry[Callable[..., TokenLoss]] = Registry(
     "actor_rollout_ref.actor.policy_loss.loss_mode",
     {
         "cispo": f"{_LOSSES}.cispo:cispo",
+        "clip_cov": f"{_LOSSES}.covariance:clip_cov",
         "dppo_kl": f"{_LOSSES}.dppo:dppo_kl",
         "dppo_tv": f"{_LOSSES}.dppo:dppo_tv",
         "dro": f"{_LOSSES}.dro:dro",
         "geo_mean": f"{_LOSSES}.geo_mean:geo_mean",
         "gpg": f"{_LOSSES}.gpg:gpg",
         "gspo": f"{_LOSSES}.gspo:gspo",
+        "kl_cov": f"{_LOSSES}.covariance:kl_cov",
+        "m2po": f"{_LOSSES}.m2po:m2po",
         "sapo": f"{_LOSSES}.sapo:sapo",
         "topr": f"{_LOSSES}.topr:topr",
         "vanilla": f"{_LOSSES}.vanilla:vanilla",
     },
     functions=True,
+    needing_options=("dro",),
 )
 """Functions from `LossColumns` to `TokenLoss`, which declare likewise."""
 _DIVERGENCES = "agentrl.algorithms.divergences"

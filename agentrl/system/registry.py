@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Generic, TypeVar, cast
@@ -28,6 +28,7 @@ class Registry(Generic[T]):
         built_in: each name with its `module:object`.
         base: `module:Class` of which every choice must be a subclass; None: the caller checks what it needs.
         functions: every choice must be callable.
+        needing_options: the built-in choices with an option that has no default.
         targets: allow `module:object` and `path/to/file.py:object` beside names. False where names come from data,
             which nobody trusts with an import.
     """
@@ -40,10 +41,12 @@ class Registry(Generic[T]):
         *,
         base: str | None = None,
         functions: bool = False,
+        needing_options: Collection[str] = (),
         targets: bool = True,
     ) -> None:
         self.what, self.key = what, key
         self._built_in = dict(built_in)
+        self._needing_options = frozenset(needing_options)
         self._base, self._functions, self.takes_targets = base, functions, targets
         self._registered: dict[str, T] = {}
 
@@ -91,9 +94,9 @@ class Registry(Generic[T]):
     def check(self, name: str, options: Mapping[str, object], key: str | None = None, options_key: str = "") -> None:
         """Raises ConfigError for a name that `get` refuses, and for options (`options_key`) that it does not take.
 
-        A built-in choice without options is not imported.
+        A built-in choice that needs no options, and is given none, is not imported.
         """
-        if options or name not in self._built_in:
+        if options or name not in self._built_in or name in self._needing_options:
             read_options(self.get(name, key), options, options_key or key or self.key)
 
     def _target(self, name: str, key: str) -> str:

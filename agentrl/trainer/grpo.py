@@ -49,9 +49,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agentrl.algorithms.declared import declared_by_estimator
+from agentrl.algorithms.declared import declared_by_estimator, declared_by_loss
 from agentrl.algorithms.estimate import Estimate, estimate
 from agentrl.algorithms.kl import KLController
+from agentrl.algorithms.policy_loss import select_tokens
 from agentrl.chat import Chat
 from agentrl.checkpoint.export import export_policy
 from agentrl.checkpoint.manager import CheckpointManager, reading_state, step_in
@@ -379,6 +380,9 @@ class Trainer:
         if workers.critic is not None:
             with self.timed("update_critic"):
                 metrics |= workers.critic.update(batch, step=self.step)
+        if updated and declared_by_loss(self.config).select is not None:
+            seed = self.config.trainer.seed + self.step
+            batch, _ = workers.executor.compute(select_tokens, batch, self.config.actor_rollout_ref.actor, seed)
         if updated:
             with self.timed("update_actor"):
                 expert = None if self.expert is None else workers.executor.keep(self.expert.batch(self.step))

@@ -100,6 +100,7 @@ class RaggedBatch:
     advantages: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     correction: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, factor of the policy's loss
     staleness: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, 0 where mask is False
+    selected: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] bool, by the policy's loss
     returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     success: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, 1: of a trajectory that succeeds
     teacher: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int32, index; -1 where there is none

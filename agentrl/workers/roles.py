@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from agentrl.algorithms.declared import declared_by_estimator, needs_reference
+from agentrl.algorithms.declared import declared_by_estimator, declared_by_loss, needs_reference
 from agentrl.config import Config, SFTConfig
 from agentrl.config.declaration import Score
 from agentrl.config.registries import CRITIC_BACKENDS, POLICY_BACKENDS
@@ -108,7 +108,8 @@ def further_scores(config: Config) -> list[Score]:
 
 def needs_log_probs(config: Config) -> bool:
     """Say whether the policy before the update goes over the batch, for the loss or for the estimator."""
-    return config.algorithm.rollout_correction.needs_pass or bool(further_scores(config))
+    needed = config.algorithm.rollout_correction.needs_pass or declared_by_loss(config).select is not None
+    return needed or bool(further_scores(config))
 
 
 def policy_is_reference(config: Config) -> bool:

@@ -1,8 +1,8 @@
-"""Compares estimators and policy losses with the functions that verl publishes, on random ragged batches.
+"""Compares estimators, policy losses and corrections with the functions that verl publishes, on random ragged batches.
 
-Prints, for each algorithm, the largest difference over all batches: of advantages and of a loss's gradient by log-prob
-relative to the largest of the batch, and of a loss's scalar, whose terms are of the order of 1. All is computed in
-float64; advantages are then float32. verl (Apache-2.0) stays in a folder of its own:
+Prints, for each algorithm, the largest difference over all batches: of advantages, of a loss's gradient by log-prob and
+of a correction's weights (0: rejected) relative to the largest of the batch, and of a loss's scalar, whose terms are of
+the order of 1. All is computed in float64; advantages are then float32. verl (Apache-2.0) stays in a folder of its own:
 
     pip install --no-deps --target /tmp/verl verl==0.9.1 tensordict==0.10.0 codetiming pyvers importlib_metadata zipp
     PYTHONPATH=/tmp/verl python -m benchmarks.training.published_algorithms
@@ -26,8 +26,9 @@ from agentrl.algorithms.advantages import compute_advantages
 from agentrl.algorithms.aggregate import Aggregation, LossScale, aggregate
 from agentrl.algorithms.policy_loss import PolicyLoss
 from agentrl.algorithms.ragged import segment_sum
+from agentrl.algorithms.rollout_correction import correct, correction_metrics, tally
 from agentrl.config.sections.actor import ActorConfig
-from agentrl.config.sections.algorithm import AlgorithmConfig, PolicyLossConfig
+from agentrl.config.sections.algorithm import AlgorithmConfig, PolicyLossConfig, RolloutCorrectionConfig
 from agentrl.trajectory.batch import RaggedBatch
 
 CLIP = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0}
@@ -42,11 +43,59 @@ LOSSES: Mapping[str, Mapping[str, float]] = {
     "sapo": {"tau_pos": 1.0, "tau_neg": 1.05},
     "geo_mean": {},
     "dro": {"dro_beta": 0.5},
+    "clip_cov": {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 5.0},
+    "kl_cov": {"kl_cov_ratio": 0.2, "ppo_kl_coef": 1.0},
 }
 """Losses with the options that are set."""
 GDPO: Mapping[str, list[Any]] = {"reward_keys": ["right", "form"], "reward_weights": [1.0, 0.5]}
 BY_SEQUENCE = ("sapo", "geo_mean")
 """Losses of which verl always takes the mean by sequence."""
+
+
+GEOMETRIC = {"geometric": (1 / 1.3, 1 / 0.8)}
+CORRECTIONS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "token, truncated": ({"rollout_is": "token"}, {"rollout_is": "token"}),
+    "sequence, truncated": ({"rollout_is": "sequence"}, {"rollout_is": "sequence"}),
+    "token, masked": (
+        {"rollout_is": "token", "rollout_is_lower": 0.5, "rollout_is_outside": "mask"},
+        {"rollout_is": "token", "rollout_is_threshold": "0.5_2.0"},
+    ),
+    "token, normalized": (
+        {"rollout_is": "token", "rollout_is_batch_normalize": True},
+        {"rollout_is": "token", "rollout_is_batch_normalize": True},
+    ),
+    "sequence, normalized": (
+        {"rollout_is": "sequence", "rollout_is_batch_normalize": True},
+        {"rollout_is": "sequence", "rollout_is_batch_normalize": True},
+    ),
+    "reject token": (
+        {"reject": {"token": (1 / 3, 2.0)}},
+        {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_3.0"},
+    ),
+    "reject sequence": (
+        {"reject": {"sequence": (1 / 3, 2.0)}},
+        {"rollout_rs": "seq_sum_k1", "rollout_rs_threshold": "0.5_3.0"},
+    ),
+    "reject geometric": ({"reject": GEOMETRIC}, {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.8_1.3"}),
+    "weigh and reject": (
+        {"rollout_is": "sequence", "reject": {**GEOMETRIC, "seq_max_k3": 2.0}},
+        {"rollout_is": "sequence", "rollout_rs": "seq_mean_k1,seq_max_k3", "rollout_rs_threshold": "0.8_1.3,2.0"},
+    ),
+    **{
+        f"reject {name}": ({"reject": {name: bound}}, {"rollout_rs": name, "rollout_rs_threshold": bound})
+        for name, bound in {
+            "token_k2": 0.5,
+            "token_k3": 0.5,
+            "seq_sum_k2": 4.0,
+            "seq_sum_k3": 4.0,
+            "seq_mean_k2": 0.5,
+            "seq_mean_k3": 0.5,
+            "seq_max_k2": 2.0,
+            "seq_max_k3": 2.0,
+        }.items()
+    },
+}
+"""Corrections: our keys, and verl's arguments."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +119,13 @@ class Drawn:
         """Put rows [R, W] after one another: [T]."""
         return values[torch.arange(values.shape[1]) < self.lengths[:, None]]
 
-    def ragged(self, rewards: Tensor) -> RaggedBatch:
-        """Build our batch of these rows, with `rewards` [R, W]."""
+    @property
+    def weights(self) -> Tensor:
+        """Importance weights, truncated: [R, W] float64."""
+        return (self.new - self.old).exp().clamp(max=2.0)
+
+    def ragged(self, rewards: Tensor, *, corrected: bool = False) -> RaggedBatch:
+        """Build our batch of these rows, with `rewards` [R, W]; `corrected`: and with the weights."""
         rows = len(self.lengths)
         mask = self.unpad(self.mask).bool()
         return RaggedBatch(
@@ -91,6 +145,7 @@ class Drawn:
             squared_probs=self.unpad(self.squared_probs),
             advantages=self.unpad(self.advantages),
             greedy_rewards=self.greedy,
+            correction=self.unpad(self.weights) if corrected else None,
         )
 
 
@@ -151,6 +206,7 @@ def their_advantages(name: str, drawn: Drawn) -> tuple[Tensor, Tensor]:
         arguments |= {"index": index, "config": config, "non_tensor_batch": numbers, "batch": places}
     elif name == "tir_optimal_token_baseline":
         arguments |= {"index": index, "old_log_probs": drawn.old, "sum_pi_squared": drawn.squared_probs}
+        arguments["rollout_is_weights"] = drawn.weights
     else:
         arguments["index"] = index
         if name == "grpo_passk":
@@ -165,7 +221,9 @@ def estimator_difference(name: str, drawn: Drawn) -> float:
     options = GDPO if name == "gdpo" else {}
     keys = {"adv_estimator": name, "adv_options": options, "gamma": 0.9, "lam": 0.8}
     numbers = {row: dict(zip(GDPO["reward_keys"], drawn.numbers[row].tolist(), strict=True)) for row in range(rows)}
-    ours = compute_advantages(drawn.ragged(rewards), AlgorithmConfig.model_validate(keys), 5, numbers).advantages
+    ours = compute_advantages(
+        drawn.ragged(rewards, corrected=True), AlgorithmConfig.model_validate(keys), 5, numbers
+    ).advantages
     assert ours is not None
     return relative(ours.double(), drawn.unpad(theirs))
 
@@ -178,7 +236,7 @@ def loss_difference(name: str, drawn: Drawn) -> float:
 
     low, high, dual = CLIP.values()
     options = LOSSES[name]
-    their_options = {key: value for key, value in options.items() if key == "dro_beta"}
+    their_options = {key: value for key, value in options.items() if not key.startswith("tau")}
     theirs_config = TheirConfig(
         strategy="fsdp",
         rollout_n=1,
@@ -198,19 +256,42 @@ def loss_difference(name: str, drawn: Drawn) -> float:
         advantages = drawn.greedy[:, None] * drawn.mask
     batch = drawn.ragged(drawn.outcome)
     batch.advantages = drawn.unpad(advantages)
+    ours_loss = PolicyLoss.of(ours_config)
+    if ours_loss.declaration.select is not None:  # verl selects in each micro-batch, by the policy that is trained
+        batch.selected = ours_loss.select(batch, drawn.unpad(drawn.new), 0)
     worst = 0.0
     for mode in MODES[-1:] if name in BY_SEQUENCE else MODES:
         leaf = drawn.new.clone().requires_grad_()
         loss, _ = core_algos.get_policy_loss_fn(name)(drawn.old, leaf, advantages, drawn.mask, mode, theirs_config)
         loss.backward()
         own = drawn.unpad(drawn.new).requires_grad_()
-        by_token = PolicyLoss.of(ours_config)(batch, own).by_token
+        by_token = ours_loss(batch, own).by_token
         counts = segment_sum(batch.mask.double(), batch.offsets)
         found = aggregate(by_token, batch.mask, batch.offsets, LossScale.of(counts, mode))
         found.backward()
         assert own.grad is not None and leaf.grad is not None
         worst = max(worst, abs(float(found.detach() - loss.detach())))
         worst = max(worst, relative(own.grad, drawn.unpad(leaf.grad)))
+    return worst
+
+
+def correction_difference(name: str, drawn: Drawn) -> float:
+    """Difference of the weights, and of their effective sample size where verl has one."""
+    from verl.trainer.ppo import rollout_corr_helper  # type: ignore[import-not-found]
+
+    keys, arguments = CORRECTIONS[name]
+    given, kept, metrics = rollout_corr_helper.compute_rollout_correction_and_rejection_mask(
+        drawn.new, drawn.old, drawn.mask, **arguments
+    )
+    theirs = kept if given is None else kept * given.batch["rollout_is_weights"]
+    batch, config = drawn.ragged(drawn.outcome), RolloutCorrectionConfig.model_validate(keys)
+    gap = drawn.unpad(drawn.new - drawn.old)
+    ours = correct(gap, batch.mask, batch.offsets, config)
+    worst = relative(ours.weight, drawn.unpad(theirs))
+    if "rollout_rs" not in arguments:
+        sums = tally(gap, ours, batch.mask, torch.zeros_like(batch.ids))
+        found = correction_metrics({key: value.item() for key, value in sums.items()}, config)
+        worst = max(worst, abs(found["correction/ess"] - metrics["rollout_corr/rollout_is_eff_sample_size"]))
     return worst
 
 
@@ -228,11 +309,12 @@ def main() -> None:
     for kind, measure, chosen in (
         ("estimator", estimator_difference, names),
         ("loss", loss_difference, list(LOSSES)),
+        ("correction", correction_difference, list(CORRECTIONS)),
     ):
         for name in chosen:
             generator = torch.Generator().manual_seed(0)
             worst = max(measure(name, draw(generator)) for _ in range(batches))
-            print(f"{kind:9} {name:30} {worst:.1e}")
+            print(f"{kind:10} {name:30} {worst:.1e}")
 
 
 if __name__ == "__main__":

@@ -67,14 +67,15 @@ def micro_loss(
     low: float = 0.2,
     high: float = 0.28,
     dual: float = 3.0,
+    selected: Tensor | None = None,
 ) -> MicroLoss:
-    """The policy loss `mode` of these columns, with these clip bounds."""
+    """The policy loss `mode` of these columns, with these clip bounds. Without `selected` it selects by `logprobs`."""
     sequences = len(offsets) - 1
     batch = RaggedBatch(
         offsets=offsets,
         ids=torch.zeros(len(mask), dtype=torch.int64),
         mask=mask,
-        rollout_logprobs=torch.zeros(len(mask)),
+        rollout_logprobs=old_logprobs,
         version=mask.int() - 1,
         turn=mask.int() - 1,
         rewards=torch.zeros(len(mask)),
@@ -84,10 +85,14 @@ def micro_loss(
         policies=("policy",),
         old_logprobs=old_logprobs,
         advantages=advantages,
+        selected=selected,
     )
     chosen = PolicyLossConfig(loss_mode=mode, options=LOSS_OPTIONS.get(mode, {}))
     config = ActorConfig(policy_loss=chosen, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=dual)
-    return PolicyLoss.of(config)(batch, logprobs)
+    loss = PolicyLoss.of(config)
+    if loss.declaration.select is not None and selected is None:
+        batch.selected = loss.select(batch, logprobs.detach(), 0)
+    return loss(batch, logprobs)
 
 
 def turns_of(rows: Sequence[Row]) -> list[int]:
@@ -139,6 +144,7 @@ def batches(draw: st.DrawFn, max_trajectories: int = 6) -> RaggedBatch:
     batch.squared_probs = normal().sigmoid()
     batch.state = torch.where(batch.mask, batch.turn % 3, -1).long()
     batch.greedy_rewards = 0.5 * (batch.group == 1)
+    batch.selected = (normal() > 0) & batch.mask
     return batch
 
 

@@ -203,6 +203,10 @@ def test_the_optimal_token_baseline_weighs_by_the_energy_of_the_gradient() -> No
     found = advantages(batch, "optimal_token_baseline")
     assert found == approx([0.6, 0.5], [-0.9, -0.5], [0.1])
     assert returns(batch, "optimal_token_baseline") == approx([1.5, 1], [0, 0], [1])
+    # Tokens of the first weigh 2, the square is a factor: W = 2, 0.5, 1.5, B = (3 + 1.5) / 4; then W = 4, 1, B = 0.8.
+    batch.correction = torch.where(batch.sequence_ids() == 0, 2.0, 1.0)
+    found = advantages(batch, "optimal_token_baseline")
+    assert found == approx([0.375, 0.2], [-1.125, -0.8], [-0.125])
 
 
 def test_remax_compares_with_the_greedy_trajectory_of_the_prompt() -> None:

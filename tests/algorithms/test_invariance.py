@@ -32,7 +32,7 @@ def loss_of(batch: RaggedBatch, logprobs: Tensor, scale: LossScale, policy: Any)
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None and batch.advantages is not None
     assert batch.values is not None and batch.returns is not None
     columns = (logprobs, batch.old_logprobs, batch.advantages, batch.mask, batch.offsets)
-    by_token = micro_loss(policy, *columns, 0.1, 0.2, 1.5).by_token
+    by_token = micro_loss(policy, *columns, 0.1, 0.2, 1.5, selected=batch.selected).by_token
     kl = kl_penalty(logprobs, batch.ref_logprobs, "k3")
     by_token = actor_loss(by_token, entropy=logprobs.exp(), entropy_coeff=0.1, kl=kl, kl_coef=0.2)
     by_token = by_token + value_loss(logprobs, batch.values, batch.returns, batch.mask, 0.5)[0]

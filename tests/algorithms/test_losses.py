@@ -9,13 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentrl.algorithms import LossColumns, TokenLoss, declare
 from agentrl.algorithms.aggregate import LossScale, aggregate
-from agentrl.algorithms.policy_loss import MicroLoss, actor_loss
+from agentrl.algorithms.policy_loss import MicroLoss, PolicyLoss, actor_loss, select_tokens
 from agentrl.algorithms.ragged import segment_sum
 from agentrl.algorithms.value_loss import value_loss
 from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import POLICY_LOSSES
-from tests.algorithms.batches import micro_loss
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.algorithm import PolicyLossConfig, RolloutCorrectionConfig
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.system.registry import options_model
+from tests.algorithms.batches import Row, batch_of, micro_loss
 
 
 def one_token(mode: str, ratio: float, advantage: float, dual: float = 3.0) -> tuple[float, float, MicroLoss]:
@@ -142,17 +147,98 @@ def test_statistics_are_of_policy_tokens_with_advantage() -> None:
 ADVANTAGE_ONLY = [mode for mode in POLICY_LOSSES.names() if declaration_of(POLICY_LOSSES.get(mode)).advantage_only]
 
 
-def test_dro_alone_teaches_tokens_without_advantage() -> None:
-    assert [mode for mode in POLICY_LOSSES.names() if mode not in ADVANTAGE_ONLY] == ["dro"]
+def test_losses_that_teach_tokens_without_advantage() -> None:
+    assert [mode for mode in POLICY_LOSSES.names() if mode not in ADVANTAGE_ONLY] == ["dro", "kl_cov"]
 
 
 @pytest.mark.parametrize("mode", ADVANTAGE_ONLY)
 def test_a_token_without_advantage_has_no_gradient_if_the_loss_declares_so(mode: str) -> None:
     new = torch.tensor([-1.0, -0.5, -2.0, -0.1], requires_grad=True)
     mask, advantages = torch.tensor([False, True, True, True]), torch.tensor([0.0, 0.0, 1.0, 0.0])
-    micro_loss(mode, new, torch.full((4,), -1.0), advantages, mask, torch.tensor([0, 4])).by_token.sum().backward()
+    old, offsets, selected = torch.full((4,), -1.0), torch.tensor([0, 4]), torch.zeros_like(mask)
+    micro_loss(mode, new, old, advantages, mask, offsets, selected=selected).by_token.sum().backward()
     assert new.grad is not None
     assert new.grad[[1, 3]].eq(0).all() and new.grad[2] != 0
+
+
+# Policy tokens with log-probs -1, -3, -2, -2 and advantages 2, -2, 1, -1: the means are -2 and 0, so the covariances are
+# 2, 2, 0 and 0. The tool token between them must not shift the means.
+COV_LOGPROBS, COV_ADVANTAGES = [-1.0, 50.0, -3.0, -2.0, -2.0], [2.0, 99.0, -2.0, 1.0, -1.0]
+COV_MASK = torch.tensor([True, False, True, True, True])
+
+
+def covariance_loss(mode: str, change: list[float], **options: float) -> tuple[list[float], Tensor, MicroLoss]:
+    """(loss by token, gradient, all of it) where log-probs went by `change` since the selection."""
+    config = ActorConfig(policy_loss=PolicyLossConfig(loss_mode=mode, options=options))
+    batch = batch_of(Row("10111"))
+    batch.old_logprobs, batch.advantages = torch.tensor(COV_LOGPROBS), torch.tensor(COV_ADVANTAGES)
+    batch.rollout_logprobs = batch.old_logprobs
+    columns, _ = select_tokens(batch, config, 7)
+    batch = batch.with_fields(**columns)
+    new = (torch.tensor(COV_LOGPROBS) + torch.tensor(change)).requires_grad_()
+    found = PolicyLoss.of(config)(batch, new)
+    torch.where(COV_MASK, found.by_token, 0.0).sum().backward()
+    assert new.grad is not None
+    return found.by_token.tolist(), new.grad, found
+
+
+def test_clip_cov_takes_the_gradient_from_tokens_of_high_covariance() -> None:
+    # Both tokens with a covariance of 2 lie between 1 and 5; a half of four tokens are held back.
+    _, slope, found = covariance_loss("clip_cov", [0.0] * 5, clip_cov_ratio=0.5)
+    assert slope.tolist() == [0, 0, 0, -1, 1]
+    assert [found.sums["cov_frac"].item(), found.sums["clip_frac"].item()] == [2, 0]
+    _, slope, found = covariance_loss("clip_cov", [0.0] * 5, clip_cov_ratio=1e-6)
+    assert found.sums["cov_frac"].item() == 1 and slope.count_nonzero() == 3, "one at least, drawn by the seed"
+    _, slope, _ = covariance_loss("clip_cov", [0.0] * 5, clip_cov_ratio=0.5, clip_cov_lb=2.0)
+    assert slope.tolist() == [-2, 0, 2, -1, 1], "bounds are exclusive"
+    # What the ratio's clip holds keeps its value: -2 * 1.2.
+    loss, _, found = covariance_loss("clip_cov", [1.0, 0, 0, 0, 0], clip_cov_ratio=0.5)
+    assert loss[0] == pytest.approx(-2.4)
+    assert [found.sums["cov_frac"].item(), found.sums["clip_frac"].item()] == [1, 1]
+
+
+def test_kl_cov_holds_the_tokens_of_the_highest_covariance() -> None:
+    loss, slope, found = covariance_loss("kl_cov", [0.1, 0, -0.1, 0.1, 0.1], kl_cov_ratio=0.5, ppo_kl_coef=3.0)
+    up, down = math.exp(0.1), math.exp(-0.1)
+    expected = [-2 * up + 0.3, 0, 2 * down + 0.3, -up, up]
+    assert torch.tensor(loss)[COV_MASK].tolist() == pytest.approx([one for one in expected if one], rel=1e-5)
+    assert slope.tolist() == pytest.approx([-2 * up + 3, 0, 2 * down - 3, -up, up], rel=1e-5)
+    assert found.sums["cov_frac"].item() == 2
+
+
+@pytest.mark.parametrize(
+    ("threshold", "left_out"),
+    # (log r)^2 are 0.04, 0.01, 0.25, 0: means of the smallest are 0, 0.005, 0.0167, 0.075.
+    [(0.08, []), (0.04, [2]), (0.0167, [2]), (0.016, [0, 2]), (0.001, [0, 1, 2])],
+)
+def test_m2po_leaves_out_the_largest_moments(threshold: float, left_out: list[int]) -> None:
+    config = ActorConfig(policy_loss=PolicyLossConfig(loss_mode="m2po", options={"m2_threshold": threshold}))
+    batch = batch_of(Row("11011"))
+    engine = torch.tensor([-1.0, -1.0, 0.0, -1.0, -1.0])
+    change = torch.tensor([0.2, -0.1, 30.0, 0.5, 0.0])
+    batch.rollout_logprobs, batch.old_logprobs = engine, engine + change
+    batch.advantages = torch.tensor([1.0, 1.0, 0.0, -1.0, 2.0])
+    columns, _ = select_tokens(batch, config, 0)
+    new = (engine + change).requires_grad_()
+    found = PolicyLoss.of(config)(batch.with_fields(**columns), new)
+    torch.where(batch.mask, found.by_token, 0.0).sum().backward()
+    assert new.grad is not None
+    expected = [-math.exp(0.2), -math.exp(-0.1), math.exp(0.5), -2.0]
+    kept = [0.0 if place in left_out else one for place, one in enumerate(expected)]
+    assert new.grad[batch.mask].tolist() == pytest.approx(kept, rel=1e-6)
+    assert found.sums["clip_frac"].item() == len(left_out)
+
+
+def test_a_selection_for_other_tokens_ends_the_run() -> None:
+    @declare(select=lambda columns, config, seed: columns.mask[1:])
+    def own(columns: LossColumns, config: ActorConfig) -> TokenLoss:
+        return TokenLoss(columns.logprobs)
+
+    loss = PolicyLoss(ActorConfig(), declaration_of(own), own, RolloutCorrectionConfig())
+    batch = batch_of(Row("011"))
+    batch.advantages = torch.zeros(3)
+    with pytest.raises(TrainingError, match=r"expected selected tokens of shape \[3\], one a token, found \[2\]"):
+        loss.select(batch, torch.zeros(3), 0)
 
 
 def test_gspo_has_no_dual_clip() -> None:
@@ -185,6 +271,17 @@ def test_gspo_is_the_gradient_of_the_sequence_ratio() -> None:
     expected.backward()
     assert loss.item() == pytest.approx(expected.item())
     torch.testing.assert_close(ours.grad, paper.grad)
+
+
+def test_the_losses_that_need_an_option_are_checked_with_the_config() -> None:
+    """A built-in loss without options is not imported to check it, but for those that the registry knows to need one."""
+    for mode in POLICY_LOSSES.names():
+        model = options_model(POLICY_LOSSES.get(mode))
+        if model is not None and any(field.is_required() for field in model.model_fields.values()):
+            with pytest.raises(ConfigError, match=r"dro_beta"):
+                POLICY_LOSSES.check(mode, {})
+        else:
+            POLICY_LOSSES.check(mode, {})
 
 
 @pytest.mark.parametrize("mode", POLICY_LOSSES.names())

@@ -203,7 +203,7 @@ def test_the_engine_as_proximal_policy() -> None:
     """gpg is weighed by the ratio to the engine; vanilla has it as its own."""
     config = algorithm("reinforce_plus_plus", rollout_correction={"proximal": "rollout", "rollout_is": "token"})
     batch = one_sequence()
-    columns, found = estimate(batch, config, 1, None, version=3)
+    columns, _ = estimate(batch, config, 1, None, version=3)
     assert columns["staleness"].tolist() == [0, 1, 3] and "correction" not in columns
     batch = replace(batch, staleness=columns["staleness"])
     ratios = torch.tensor([1.1, 3.0, 0.5])

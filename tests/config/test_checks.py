@@ -11,6 +11,7 @@ from agentrl.errors import ConfigError
 from tests.config.loading import OWN, load
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+LOSS = f"{ACTOR}.policy_loss.loss_mode"
 VAL = "data.val_files=val.parquet"
 GAE = "algorithm.adv_estimator=gae"
 INTERACTION = f"{ROLLOUT}.multi_turn.interaction_config_path=interactions/gsm8k.yaml"
@@ -290,6 +291,7 @@ def test_a_bound_on_staleness_that_cannot_hold(overrides: list[str], says: str) 
     [
         (["rollout_is=token", "rollout_is_lower=3"], "rollout_is_lower=3 is above rollout_is_threshold=2"),
         (["rollout_is=token", "proximal=rollout"], "would count twice. Set .*loss_mode=gpg"),
+        (["rollout_is=token", f"{LOSS}=m2po"], "conflicts with loss_mode=m2po: the ratio of loss_mode=m2po is to the"),
         (
             ["rollout_is=token", "rollout_is_batch_normalize=true", "proximal=interpolated"],
             "rollout_is_batch_normalize=true needs proximal=recomputed, found interpolated",
@@ -300,7 +302,13 @@ def test_a_bound_on_staleness_that_cannot_hold(overrides: list[str], says: str) 
 )
 def test_corrections_that_cannot_be(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        load(*(f"algorithm.rollout_correction.{override}" for override in overrides))
+        section = "algorithm.rollout_correction."
+        load(*(override if override.startswith(LOSS) else section + override for override in overrides))
+
+
+def test_a_loss_without_an_option_that_it_needs() -> None:
+    with pytest.raises(ConfigError, match=r"policy_loss.options: .*dro_beta"):
+        load(f"{LOSS}=dro")
 
 
 @pytest.mark.parametrize(

@@ -456,6 +456,9 @@ def test_options_of_a_loss_follow_the_loss() -> None:
     options = load_config(command, "ppo_trainer").actor_rollout_ref.actor.policy_loss.options
     assert options == {"tau_pos": 0.9}, "the other one has verl's default"
     assert load_config(command[1:], "ppo_trainer").actor_rollout_ref.actor.policy_loss.options == {}
+    command = [f"{ACTOR}.policy_loss.loss_mode=clip-cov", f"{ACTOR}.policy_loss.clip_cov_ub=4.0"]
+    chosen = load_config(command, "ppo_trainer").actor_rollout_ref.actor.policy_loss
+    assert (chosen.loss_mode, chosen.options["clip_cov_ub"]) == ("clip_cov", 4.0)
     command = [f"{ACTOR}.policy_loss.loss_mode=dro", f"{ACTOR}.policy_loss.dro_beta=0.3"]
     assert load_config(command, "ppo_trainer").actor_rollout_ref.actor.policy_loss.options == {"dro_beta": 0.3}
 

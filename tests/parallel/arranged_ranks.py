@@ -19,7 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
 from transformers import AutoTokenizer, PreTrainedModel
 
+from agentrl.algorithms.declared import declared_by_loss
 from agentrl.algorithms.estimate import estimate
+from agentrl.algorithms.policy_loss import select_tokens
 from agentrl.config import Config, SFTConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.model.heads import PolicyModel
@@ -81,6 +83,9 @@ def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]],
             batch.ref_logprobs = scores(run.reference.compute_reference_log_probs, roles.ref_parallel, batch)
         columns, found = estimate(batch, config.algorithm, config.actor_rollout_ref.rollout.n, None, version=step % 3)
         batch = replace(batch, **columns)
+        if declared_by_loss(config).select is not None:
+            columns, _ = select_tokens(batch, roles.actor, seed=step)
+            batch = replace(batch, **columns)
         seen = found.metrics | ({} if run.critic is None else run.critic.update(batch, step=step))
         metrics.append(seen | run.policy.update(batch, step=step))
     return metrics, run

@@ -29,9 +29,11 @@ CORRECTED = {
     "interpolated": {"proximal": "interpolated", "rollout_is": "token", "reject": {"seq_mean_k3": 0.1}},
 }
 """Kinds of training with a correction of what the engine sampled."""
+SELECTING = {"clip_cov": {"clip_cov_ratio": 0.2, "clip_cov_lb": 0.0}, "kl_cov": {"kl_cov_ratio": 0.2}, "m2po": {}}
+"""Losses that choose tokens by the whole batch, with their options."""
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
-    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", *CORRECTED), {}),
-    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", *CORRECTED), {"budget": 60}),
+    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", *CORRECTED, *SELECTING), {}),
+    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", *CORRECTED, *SELECTING), {"budget": 60}),
     "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", *CORRECTED), {"sequence": 2}),
     "tensor 2": (2, ("grpo", "ppo", "sft"), {"tensor": 2}),
     "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),
@@ -53,13 +55,14 @@ def config_of(
         sharded = {"path": str(policy), "fsdp_config": sharding}
         return SFTConfig.model_validate({"data": data, "model": sharded, "optim": optim, **parallel})
     actor = {
-        "ppo_mini_batch_size": 2 if ppo or kind in CORRECTED else 4,
+        "ppo_mini_batch_size": 2 if ppo or kind in CORRECTED or kind in SELECTING else 4,
         "ppo_max_token_len_per_gpu": budget,
         "use_kl_loss": not ppo,
         "entropy_coeff": 0.01,
         "optim": optim,
         "fsdp_config": sharding,
         "use_torch_compile": kind == "compiled",
+        "policy_loss": {"loss_mode": kind, "options": SELECTING[kind]} if kind in SELECTING else {},
         **parallel,
     }
     model = {"path": str(policy), "enable_gradient_checkpointing": ppo, "lora_rank": 4 if kind == "lora" else 0}

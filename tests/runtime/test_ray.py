@@ -31,7 +31,7 @@ from agentrl.runtime.ray.executor import RayExecutor
 from agentrl.runtime.ray.pool import WeightReader, ask, collect
 from agentrl.runtime.ray.rank import Failure, Rank
 from agentrl.runtime.ray.session import ray_session
-from agentrl.runtime.ray.stored import StoredBatch, put_batch, put_column
+from agentrl.runtime.ray.stored import NOT_FLOATS, StoredBatch, put_batch, put_column
 from agentrl.runtime.ray.watch import Patience
 from agentrl.sft import main as sft
 from agentrl.trajectory.batch import RaggedBatch
@@ -167,6 +167,13 @@ def test_a_stored_batch_is_what_was_put_down(cluster: None, make_batch: BatchMak
     loaded = later.load().returns
     assert loaded is not None and torch.equal(loaded, without_first.returns)
     assert len(later.select([]).load()) == 0, "of a column in which the first row is not"
+    for name, dtype in NOT_FLOATS.items():
+        marked = plain.with_fields(**{name: torch.rand(plain.num_tokens).round().to(dtype)})
+        ref = put_column(getattr(marked, name), marked)
+        whole = StoredBatch.of([put_batch(one), put_batch(other)])
+        whole = whole.with_fields(**{name: whole.column([(ref, range(10))])})
+        assert same(whole.load(), marked)
+        assert getattr(whole.select([]).load(), name).dtype == dtype, "a rank without sequences computes with it, too"
     with pytest.raises(ValueError, match="5 entries were returned for a share of"):
         put_column(torch.zeros(5), plain)
 

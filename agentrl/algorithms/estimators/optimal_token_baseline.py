@@ -40,7 +40,8 @@ def optimal_token_baseline(
 
     over the trajectories i of the group that have a token t. W stands for the squared norm of the gradient up to t. t
     counts policy tokens only, through all sequences of a trajectory, so tool answers shift no comparison. B is 0 with
-    n = 1. Where G and B are equal up to rounding, A is exactly 0.
+    n = 1. Where G and B are equal up to rounding, A is exactly 0. Where tokens are weighed (`algorithm.rollout_correction`)
+    the weight's square is a factor of each j's term, as it is of that gradient's norm.
     """
     assert columns.squared_probs is not None, "declared"
     groups = Groups.of(columns)
@@ -49,6 +50,8 @@ def optimal_token_baseline(
     place = torch.arange(len(order), device=order.device) - offsets[owner]  # [P], t
     to_go = suffix_sums(columns.rewards[order], offsets, 1.0)
     energy = 1 - 2 * columns.old_logprobs[order].double().exp() + columns.squared_probs[order].double()
+    if columns.correction is not None:
+        energy = energy * columns.correction[order].double().square()
     running = energy.clamp(min=0).cumsum(0)  # of probabilities in float32 it may be a little below 0
     before = torch.cat([running.new_zeros(1), running])[offsets[:-1]]
     weight = running - before[owner]

@@ -22,7 +22,7 @@ def clips(name: str) -> ReadBy:
     """Make the rule of one of the clip bounds."""
     return ReadBy(
         (POLICY_LOSSES,),
-        "policy_loss.loss_mode=vanilla or gspo or cispo or dppo_tv or dppo_kl or geo_mean",
+        "policy_loss.loss_mode=vanilla or gspo or cispo or dppo_tv or dppo_kl or geo_mean or clip_cov",
         declares=lambda declared: name in declared.keys,
     )
 

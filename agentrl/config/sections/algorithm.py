@@ -21,7 +21,7 @@ class PolicyLossConfig(Section):
     loss_mode: Annotated[str, Names(POLICY_LOSSES, options="options")] = "vanilla"
     """vanilla: PPO's clipped ratio by token; gspo: by sequence (arXiv:2507.18071). docs/algorithms.md compares all."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of a loss that takes some: sapo, dro, or one of yours."""
+    """Options of a loss that takes some: sapo, dro (which needs dro_beta), clip_cov, kl_cov, m2po, or one of yours."""
 
 
 class KLCtrlConfig(Section):
@@ -92,7 +92,7 @@ class RolloutCorrectionConfig(Section):
     proximal: Literal["recomputed", "rollout", "interpolated"] = "recomputed"
     """The policy that the loss's ratio is taken to. recomputed: the one before the update, by a pass over the batch;
     rollout: the one that sampled, by the engine's log-probs, without that pass; interpolated: between that one and the
-    policy that is trained, the nearer to the latter the older a token is, without that pass (arXiv:2505.24298)."""
+    policy that is trained, the nearer to the latter the older a token is, without that pass."""
     rollout_is: Literal["token", "sequence", "geometric"] | None = None
     """Weigh each token's loss by its importance, the ratio of the proximal policy to the engine (with proximal=rollout,
     of the policy that is trained): of the token; of all policy tokens of its sequence; or their geometric mean."""

@@ -56,7 +56,7 @@ def policy_loss(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the loss; verl's bypass mode has two of its own, whichever is named."""
     key = f"{ACTOR}.policy_loss.loss_mode"
     if not values.get(f"{CORRECTION}.bypass_mode"):
-        return named(POLICY_LOSSES, key)(value, values)
+        return named(POLICY_LOSSES, key, {"clip-cov": "clip_cov", "kl-cov": "kl_cov"})(value, values)
     if value not in (None, "vanilla", "bypass_mode"):
         raise Refusal(f"with {CORRECTION}.bypass_mode verl takes the loss of its loss_type; leave loss_mode out")
     return {key: "gpg" if values.get(f"{CORRECTION}.loss_type") == "reinforce" else "vanilla"}

@@ -309,7 +309,9 @@ TRAINING = (
         )
         for place in (".policy_loss", "")
         for name, mode in (
-            ("clip_cov_*", "clip_cov"),
+            ("clip_cov_ratio", "clip_cov"),
+            ("clip_cov_lb", "clip_cov"),
+            ("clip_cov_ub", "clip_cov"),
             ("kl_cov_ratio", "kl_cov"),
             ("ppo_kl_coef", "kl_cov"),
             ("dro_beta", "dro"),

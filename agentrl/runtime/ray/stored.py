@@ -23,6 +23,8 @@ from agentrl.trajectory.images import Images
 BatchArrays = dict[str, npt.NDArray[np.generic] | tuple[str, ...] | Images]
 """The fields of a RaggedBatch by name, tensors as numpy has them: the store reads these without a copy."""
 Arrays = TypeVar("Arrays")
+NOT_FLOATS = {"staleness": torch.int64, "selected": torch.bool}
+"""Dtypes of the computed columns that are not float32, where there is no token to tell them by."""
 
 
 class ColumnArrays(TypedDict):
@@ -155,11 +157,13 @@ class StoredBatch:
         """Fetch these sequences; on the machine where a piece lies only they are copied."""
         return self._fetch().with_fields(policy=self.policy, policies=self.policies)
 
+    def _empty_columns(self) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros(0, dtype=NOT_FLOATS.get(name, torch.float32)) for name in self.columns}
+
     def _fetch(self) -> RaggedBatch:
         stored = [piece for piece in self.batches if len(piece.rows)]
         if not stored:
-            empty = _view(ray.get(self.batches[0].ref))
-            return empty.with_fields(**dict.fromkeys(self.columns, torch.zeros(0)))
+            return _view(ray.get(self.batches[0].ref)).with_fields(**self._empty_columns())
         wanted = self.rows if len(self) else stored[0].rows[:1]
         parts, places = [], []
         for arrays, here, there in _found(stored, wanted):
@@ -167,7 +171,7 @@ class StoredBatch:
             places.append(there)
         batch = RaggedBatch.concat(parts).select(torch.cat(places).argsort().tolist())
         if not len(self):  # the row that stands in is in no column that was made without it
-            return batch.select([]).with_fields(**dict.fromkeys(self.columns, torch.zeros(0)))
+            return batch.select([]).with_fields(**self._empty_columns())
         for name, column in self.columns.items():
             batch = batch.with_fields(**{name: _tokens(_found(column.pieces, wanted), column.place, batch)})
         return batch

@@ -1,0 +1,86 @@
+"""Processor time of a rollout correction, against the passes and the update of the same step.
+
+    python -m benchmarks.training.correction_cost
+
+One thread, a tiny policy (hidden 128, 4 layers; 0.9 million weights), so that the share is larger than any real
+policy's; 32 sequences of made-up tokens with log-normal lengths. `recomputed` is computed once a step, `interpolated`
+in every micro-batch. Prints the seconds and the share of the step (log-probs, correction, update).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from agentrl.algorithms.estimate import corrected
+from agentrl.algorithms.policy_loss import PolicyLoss
+from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.algorithm import AlgorithmConfig, RolloutCorrectionConfig
+from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.optim import OptimConfig
+from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.workers.policy import PolicyWorker
+from benchmarks.training.made_batches import ragged_batch
+
+SHAPE = TinyShape(vocab=1024, hidden=128, layers=4, heads=4, kv_heads=2, intermediate=384)
+KEYS = {"rollout_is": "sequence", "reject": {"token": (0.5, 2.0), "seq_mean_k3": 0.01, "veto": 1e-4}}
+ROUNDS = 20
+
+
+def seconds(call: Callable[[], object], rounds: int = 1) -> float:
+    """Thread seconds of a call, the least of `rounds`."""
+    found = []
+    for _ in range(rounds):
+        began = time.thread_time()
+        call()
+        found.append(time.thread_time() - began)
+    return min(found)
+
+
+def in_loss(batch: RaggedBatch, config: RolloutCorrectionConfig) -> float:
+    """Seconds that the correction adds to the loss of a batch, all micro-batches at once."""
+    assert batch.old_logprobs is not None
+    logprobs = batch.old_logprobs
+    plain, own = PolicyLoss.of(ActorConfig()), PolicyLoss.of(ActorConfig(), config)
+    return seconds(lambda: own(batch, logprobs), ROUNDS) - seconds(lambda: plain(batch, logprobs), ROUNDS)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    batch, _ = ragged_batch(32)
+    batch = replace(batch, ids=batch.ids % 256, advantages=torch.randn(batch.num_tokens) * batch.mask)
+    with tempfile.TemporaryDirectory() as folder:
+        path = make_tiny_policy(Path(folder) / "policy", seed=0, shape=SHAPE)
+        actor = ActorConfig(optim=OptimConfig(lr=1e-6))
+        worker = PolicyWorker(
+            ModelConfig(path=str(path)),
+            actor,
+            device="cpu",
+            temperature=1.0,
+            log_prob_max_tokens=16384,
+            total_steps=10,
+            seed=1,
+        )
+        passes = seconds(lambda: worker.compute_log_probs(batch))
+        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        batch.rollout_logprobs = batch.old_logprobs + 0.05 * torch.randn(batch.num_tokens)
+        update = seconds(lambda: worker.update(batch, step=1))
+    algorithm = AlgorithmConfig.model_validate({"rollout_correction": KEYS})
+    batch.staleness = torch.randint(0, 4, (batch.num_tokens,))
+    interpolated = RolloutCorrectionConfig.model_validate(KEYS | {"proximal": "interpolated"})
+    print(f"{batch.num_tokens} tokens: log-probs {passes:.2f} s, update {update:.2f} s")
+    for name, cost, step in (
+        ("recomputed", seconds(lambda: corrected(batch, algorithm, 3), ROUNDS), passes + update),
+        ("interpolated", in_loss(batch, interpolated), update),
+    ):
+        print(f"{name:13} {cost * 1e3:6.2f} ms, {cost / (step + cost):.2%} of the step")
+
+
+if __name__ == "__main__":
+    main()
