@@ -77,7 +77,8 @@ class PolicyLoss:
         with torch.no_grad():
             taught = columns.mask & (columns.advantages != 0)
             sums = {"ppo_kl": -masked_sum(log_ratio(columns), taught), **found.sums}
-        by_token, correction = found.by_token, {}
+        by_token = found.by_token
+        correction: dict[str, Tensor] = {}
         if not self.correction.needs_pass:
             weight, correction = self._correct(columns, micro)
             by_token = by_token * weight

@@ -24,7 +24,7 @@ from agentrl.algorithms.policy_losses.ratio import LOG_RATIO_LIMIT
 from agentrl.algorithms.ragged import segment_ids, segment_max, segment_sum
 
 if TYPE_CHECKING:
-    from agentrl.config.sections.algorithm import RolloutCorrectionConfig
+    from agentrl.config.sections.algorithm import Criterion, RolloutCorrectionConfig
 
 AGES = 8
 """Staleness is counted apart up to AGES - 2; what is older counts together."""
@@ -62,7 +62,9 @@ def correct(log_ratio: Tensor, mask: Tensor, offsets: Tensor, config: RolloutCor
     return Corrected(torch.where(mask, weight, 0.0), clipped)
 
 
-def kept(log_ratio: Tensor, mask: Tensor, offsets: Tensor, reject: Mapping[str, float | tuple[float, float]]) -> Tensor:
+def kept(
+    log_ratio: Tensor, mask: Tensor, offsets: Tensor, reject: Mapping[Criterion, float | tuple[float, float]]
+) -> Tensor:
     """Say which tokens keep all bounds of `reject`, [T] bool; log_ratio [T] float, 0 where mask [T] bool is False.
 
     With l the log-ratio, clamped to +-20: `token` bounds exp(l), `sequence` exp(sum of l), `geometric` exp(mean of l),

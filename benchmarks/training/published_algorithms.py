@@ -277,7 +277,7 @@ def loss_difference(name: str, drawn: Drawn) -> float:
 
 def correction_difference(name: str, drawn: Drawn) -> float:
     """Difference of the weights, and of their effective sample size where verl has one."""
-    from verl.trainer.ppo import rollout_corr_helper  # type: ignore[import-not-found]
+    from verl.trainer.ppo import rollout_corr_helper
 
     keys, arguments = CORRECTIONS[name]
     given, kept, metrics = rollout_corr_helper.compute_rollout_correction_and_rejection_mask(

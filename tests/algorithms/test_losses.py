@@ -161,7 +161,7 @@ def test_a_token_without_advantage_has_no_gradient_if_the_loss_declares_so(mode:
     assert new.grad[[1, 3]].eq(0).all() and new.grad[2] != 0
 
 
-# Policy tokens with log-probs -1, -3, -2, -2 and advantages 2, -2, 1, -1: the means are -2 and 0, so the covariances are
+# Policy tokens with log-probs -1, -3, -2, -2 and advantages 2, -2, 1, -1: the means are -2 and 0, the covariances
 # 2, 2, 0 and 0. The tool token between them must not shift the means.
 COV_LOGPROBS, COV_ADVANTAGES = [-1.0, 50.0, -3.0, -2.0, -2.0], [2.0, 99.0, -2.0, 1.0, -1.0]
 COV_MASK = torch.tensor([True, False, True, True, True])
@@ -274,7 +274,7 @@ def test_gspo_is_the_gradient_of_the_sequence_ratio() -> None:
 
 
 def test_the_losses_that_need_an_option_are_checked_with_the_config() -> None:
-    """A built-in loss without options is not imported to check it, but for those that the registry knows to need one."""
+    """A built-in loss without options is not imported to check it, unless the registry knows that it needs one."""
     for mode in POLICY_LOSSES.names():
         model = options_model(POLICY_LOSSES.get(mode))
         if model is not None and any(field.is_required() for field in model.model_fields.values()):

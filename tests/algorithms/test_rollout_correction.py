@@ -257,20 +257,20 @@ def test_every_loss_is_corrected_alike_however_it_is_cut(
     correction = [recomputed, *IN_LOSS][which]
     given = {"rollout_correction": correction.model_dump()}
     columns, _ = estimate(batch, algorithm("reinforce_plus_plus", **given), 4, None, version=2)
-    fields = {name: columns[name] for name in ("correction", "staleness") if name in columns}
-    batch = replace(batch, **fields)
+    batch = batch.with_fields(**{name: columns[name] for name in ("correction", "staleness") if name in columns})
     scale = LossScale.of(batch.policy_tokens, mode, norm_length=7)
     start = (batch.rollout_logprobs + 0.3 * batch.values).double()  # type: ignore[operator]
     position = torch.arange(batch.num_tokens)
 
     def gradient(parts: list[list[int]]) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs, sums = start.clone().requires_grad_(), {}
+        logprobs = start.clone().requires_grad_()
+        sums: dict[str, Tensor] = {}
         for rows in parts:
             part = batch.select(rows)
             where = torch.cat([position[batch.offsets[row] : batch.offsets[row + 1]] for row in rows])
             lost = loss_of(part, logprobs[where], correction, loss)
             aggregate(lost.by_token, part.mask, part.offsets, scale).backward()
-            sums = {name: sums.get(name, 0) + value for name, value in lost.correction.items()}
+            sums = {name: value + sums.get(name, 0) for name, value in lost.correction.items()}
         assert logprobs.grad is not None
         return logprobs.grad, sums
 

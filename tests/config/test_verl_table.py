@@ -465,12 +465,15 @@ def test_options_of_a_loss_follow_the_loss() -> None:
 
 # verl 0.9.1's presets, by the keys that they set, and presets of earlier releases behind them.
 CORRECTION = "algorithm.rollout_correction"
-SEQUENCE, TOKEN = {"rollout_is": "sequence"}, {"rollout_is": "token"}
-GEO, ROLLOUT_PROXIMAL = {"reject": {"geometric": (1 / 1.001, 1 / 0.999)}}, {"proximal": "rollout"}
+Keys = dict[str, object]
+SEQUENCE: Keys = {"rollout_is": "sequence"}
+TOKEN: Keys = {"rollout_is": "token"}
+GEO: Keys = {"reject": {"geometric": (1 / 1.001, 1 / 0.999)}}
+ROLLOUT_PROXIMAL: Keys = {"proximal": "rollout"}
 GEO_KEYS = ["rollout_rs=seq_mean_k1", 'rollout_rs_threshold="0.999_1.001"']
 BYPASS = ["bypass_mode=true", "loss_type=ppo_clip"]
 REINFORCE = ["bypass_mode=true", "loss_type=reinforce"]
-PRESETS: list[tuple[str, list[str], dict[str, object]]] = [
+PRESETS: list[tuple[str, list[str], Keys]] = [
     ("decoupled_token_is", ["rollout_is=token"], TOKEN),
     ("decoupled_seq_is", ["rollout_is=sequence", "rollout_is_threshold=3.0"], SEQUENCE | {"rollout_is_threshold": 3.0}),
     (
@@ -518,7 +521,7 @@ PRESETS: list[tuple[str, list[str], dict[str, object]]] = [
 
 @pytest.mark.usefixtures("with_sglang")
 @pytest.mark.parametrize(("command", "expected"), [case[1:] for case in PRESETS], ids=[case[0] for case in PRESETS])
-def test_presets_of_corrections(command: list[str], expected: dict[str, object]) -> None:
+def test_presets_of_corrections(command: list[str], expected: Keys) -> None:
     given = [("+" if key.startswith("+") else "") + f"{CORRECTION}.{key.lstrip('+')}" for key in command]
     config = load_config(given, "ppo_trainer")
     found = config.algorithm.rollout_correction.model_dump(exclude_defaults=True)

@@ -82,10 +82,10 @@ def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]],
         if run.reference is not None:
             batch.ref_logprobs = scores(run.reference.compute_reference_log_probs, roles.ref_parallel, batch)
         columns, found = estimate(batch, config.algorithm, config.actor_rollout_ref.rollout.n, None, version=step % 3)
-        batch = replace(batch, **columns)
+        batch = batch.with_fields(**columns)
         if declared_by_loss(config).select is not None:
             columns, _ = select_tokens(batch, roles.actor, seed=step)
-            batch = replace(batch, **columns)
+            batch = batch.with_fields(**columns)
         seen = found.metrics | ({} if run.critic is None else run.critic.update(batch, step=step))
         metrics.append(seen | run.policy.update(batch, step=step))
     return metrics, run

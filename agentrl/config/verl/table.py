@@ -736,8 +736,8 @@ ALGORITHM = (
     ),
     translated(
         f"{CORRECTION}.rollout_rs",
-        "k1's bounds are turned round, as ours are of the trainer's probability to the engine's. Rejected tokens stay in "
-        "the loss's denominators, so that an update is not larger where fewer are left",
+        "k1's bounds are turned round, as ours are of the trainer's probability to the engine's. Rejected tokens stay "
+        "in the loss's denominators, so that an update is not larger where fewer are left",
         (f"{CORRECTION}.reject",),
         rewrites.rejection,
     ),
