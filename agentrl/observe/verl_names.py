@@ -13,6 +13,7 @@ NAMES: Mapping[str, str] = {
     **{f"response/{name}": f"response_length/{name}" for name in ("mean", "max")},
     **{f"prompt/{name}": f"prompt_length/{name}" for name in ("mean", "max")},
     "refill/gen_batches": "train/num_gen_batches",
+    "rollout/logprob_gap_kl": "rollout_corr/k3_kl",
     "actor/clip_frac": "actor/pg_clipfrac",
     "actor/clip_frac_lower": "actor/pg_clipfrac_lower",
     "critic/clip_frac": "critic/vf_clipfrac",

@@ -10,6 +10,7 @@ def test_numbers_that_verl_has_too_have_its_names_beside_ours() -> None:
         "reward/mean": 0.5,
         "actor/pg_loss": 1.0,
         "actor/clip_frac": 0.1,
+        "rollout/logprob_gap_kl": 0.02,
         "time/rollout": 3.0,
         "val/openai/gsm8k/mean@4": 0.25,
         "val/openai/gsm8k/greedy": 0.75,
@@ -18,6 +19,7 @@ def test_numbers_that_verl_has_too_have_its_names_beside_ours() -> None:
     assert verl_names(metrics) == {
         "critic/rewards/mean": 0.5,
         "actor/pg_clipfrac": 0.1,
+        "rollout_corr/k3_kl": 0.02,
         "timing_s/gen": 3.0,
         "val-core/openai/gsm8k/reward/mean@4": 0.25,
         "val-core/openai/gsm8k/reward/mean@1": 0.75,
