@@ -25,8 +25,8 @@ def server(tiny_policy: Path) -> Iterator[TeacherServer]:
 
 
 def config_of(server: TeacherServer, policy: Path, *, base: str = "", **keys: Any) -> DistillationConfig:
-    own = {name: keys.pop(name) for name in ("api", "model", "api_key_env", "timeout") if name in keys}
-    teacher = {"base_url": server.url + base, "tokenizer": str(policy), **own}
+    own: dict[str, Any] = {name: keys.pop(name) for name in ("api", "model", "api_key_env", "timeout") if name in keys}
+    teacher: dict[str, Any] = {"base_url": server.url + base, "tokenizer": str(policy), **own}
     return DistillationConfig.model_validate({"teacher": teacher, **keys})
 
 

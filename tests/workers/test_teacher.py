@@ -70,11 +70,13 @@ def test_scores_are_those_of_the_model(
     expected = tables(teacher, batch, 0.7)
     own = expected.gather(1, batch.ids[:, None])
     monkeypatch.setattr(packed, "_CHUNK_LOGITS", 2000)  # six tokens
-    found = {scope: scored(batch, config_of(teacher, scope=scope), tiny_policy).teacher_scores for scope in SHAPES}
+    found: dict[str, torch.Tensor] = {}
     for scope, width in SHAPES.items():
-        assert found[scope].shape == (batch.num_tokens, 1 + width)
-        assert (found[scope][:, :1] - own * batch.mask[:, None]).abs().max() < 1e-5
-        assert (found[scope][~batch.mask] == 0).all()
+        scores = scored(batch, config_of(teacher, scope=scope), tiny_policy).teacher_scores
+        assert scores is not None and scores.shape == (batch.num_tokens, 1 + width)
+        assert (scores[:, :1] - own * batch.mask[:, None]).abs().max() < 1e-5
+        assert (scores[~batch.mask] == 0).all()
+        found[scope] = scores
     ids, logprobs = found["top_k"][batch.mask, 1:].chunk(2, dim=1)
     best = expected[batch.mask].topk(64)
     assert torch.equal(ids.long(), best.indices)
