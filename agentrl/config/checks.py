@@ -314,7 +314,8 @@ def check_parallel(config: Config | SFTConfig) -> Iterator[str]:
     yield from roles.actor.parallel.faults(ranks, f"{ACTOR}.")
     yield from roles.ref_parallel.faults(ranks, "actor_rollout_ref.ref.")
     yield from config.critic.parallel.faults(ranks, "critic.", "model.fsdp_config")
-    yield from config.teacher_parallel.faults(ranks, "distillation.")
+    if config.distillation.teachers:
+        yield from config.teacher_parallel.faults(ranks, "distillation.")
     yield from check_adapters(roles.model, "actor_rollout_ref.model", roles.actor.parallel, f"{ACTOR}.fsdp_config")
     tensor = max(role.tensor for role in (roles.actor.parallel, roles.ref_parallel, config.critic.parallel))
     if roles.actor.use_torch_compile and tensor > 1:

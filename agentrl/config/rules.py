@@ -111,7 +111,7 @@ class Condition:
             return value in self.values
         if self.above is not None:
             return isinstance(value, int | float) and value > self.above
-        return value is not None
+        return value is not None and value != {}
 
     def text(self, key: str) -> str:
         """Write the condition with the key's full path."""

@@ -26,9 +26,8 @@ def check_teachers(config: Config, chat: Chat) -> None:
     Raises ConfigError with the first token that means something else to the teacher.
     """
     keys = config.distillation
-    sources = keys.by_source or {}
     for pattern, teacher in keys.teachers:
-        at = f"distillation.by_source.{pattern}" if teacher is sources.get(pattern) else "distillation.teacher"
+        at = f"distillation.by_source.{pattern}" if teacher is keys.by_source.get(pattern) else "distillation.teacher"
         path = teacher.path or teacher.tokenizer
         assert path is not None, "configs are checked for this"
         own = chat.tokenizer.get_vocab()

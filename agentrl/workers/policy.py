@@ -72,8 +72,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self._policy_loss = PolicyLoss.of(actor_config, correction)
         self._teacher_loss: TeacherLoss | None = None
         if distillation is not None:
-            parallel = actor_config.parallel
-            heads = read_heads(distillation, model_config, device=device, temperature=temperature, parallel=parallel)
+            heads = read_heads(distillation, model_config, device=device, temperature=temperature)
             self._teacher_loss = TeacherLoss.of(distillation, heads)
         self._further_scores = tuple(further_scores)
         self.seed = seed

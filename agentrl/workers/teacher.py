@@ -202,7 +202,6 @@ def read_heads(
     *,
     device: str | torch.device,
     temperature: float,
-    parallel: Parallel,
 ) -> Sequence[Head]:
     """Read each teacher's head, whole on every rank, where the config compares whole vocabularies; else none.
 
@@ -210,7 +209,7 @@ def read_heads(
     """
     if not config.in_loss or config.scope != "full":
         return ()
-    vocab, mesh = vocab_size(policy), Mesh(parallel, device)
+    vocab, mesh = vocab_size(policy), Mesh(Parallel(), device)
     heads = []
     for _, teacher in config.teachers:
         assert teacher.path is not None, "a config with scope=full is checked for this"

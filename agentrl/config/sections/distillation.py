@@ -66,7 +66,7 @@ class HoldsTeachers(Rule):
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         found: list[str] = []
-        for pattern, entry in ({} if values.all[key] is None else values.mapping(key)).items():
+        for pattern, entry in values.mapping(key).items():
             keys, at = as_mapping(entry), f"{key}.{pattern}"
             if (keys["path"] is None) == (keys["base_url"] is None):
                 found.append(f"{at}: a teacher has path or base_url, one of the two, found {entry!r:.200}")
@@ -81,7 +81,7 @@ class DistillationConfig(Section):
     """`distillation.*`: with a teacher, the policy learns its distributions on the policy's own trajectories."""
 
     teacher: TeacherConfig = TeacherConfig()
-    by_source: Annotated[dict[str, TeacherConfig] | None, HoldsTeachers()] = None
+    by_source: Annotated[dict[str, TeacherConfig], HoldsTeachers()] = Field(default_factory=dict)
     """Teachers by data source (* stands for anything), before teacher; the first that fits holds. Each has the keys of
     teacher, e.g. {math/*: {path: teachers/math}, code/*: {path: teachers/code}}. Rows that no teacher fits learn from
     rewards alone."""
@@ -114,7 +114,7 @@ class DistillationConfig(Section):
     def teachers(self) -> list[tuple[str, TeacherConfig]]:
         """All teachers by the pattern of their data sources, in the order in which they are looked through."""
         alone = [("*", self.teacher)] if self.teacher.path or self.teacher.base_url else []
-        return [*(self.by_source or {}).items(), *alone]
+        return [*self.by_source.items(), *alone]
 
     @property
     def in_loss(self) -> bool:
