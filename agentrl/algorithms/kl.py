@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agentrl.trajectory.batch import RaggedBatch
 
 Kind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
-LossKind = Literal[Kind, "kl+", "k1+", "abs+", "low_var_kl+", "k3+"]
+LossKind = Literal[Kind, "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"]
 """Estimators for the loss: with a +, the value is the estimator's and the gradient that of k2."""
 
 

@@ -39,7 +39,15 @@ from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import SFTConfig
 from agentrl.config.sections.training import Config
 from agentrl.config.verl.dialect import DIALECT, VERL, differences, differing, idle_keys, without_effect
-from agentrl.config.verl.translation import Translation, refusals, spelled, spellings, summary, translate
+from agentrl.config.verl.translation import (
+    Translation,
+    refusals,
+    spelled,
+    spellings,
+    summary,
+    translate,
+    verls_keys,
+)
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import configs_dir, find_file
 from agentrl.system.json_value import JSON, as_list
@@ -217,7 +225,7 @@ def translated_keys(
     translation = translate(found, schema)
     faults += refusals(translation, found)
     if translation.strangers:
-        faults.append(unknown_keys(translation.strangers, list(leaf_keys(schema))))
+        faults.append(unknown_keys(translation.strangers, [*leaf_keys(schema), *verls_keys()]))
     faults += run_folder(tree, translation.values, leaf_keys(schema))
     return Keys(translation.values, (), typed, faults, tree, translation)
 

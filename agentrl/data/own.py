@@ -11,8 +11,10 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 
 from agentrl.config.sections.data import CustomDatasetConfig
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.data.contract import Dataset, unknown_name
 from agentrl.errors import ConfigError, DataError
+from agentrl.system.plugin import adapted
 from agentrl.system.registry import configured
 from agentrl.system.targets import load_target
 from agentrl.system.user_code import contract_error, user_code
@@ -31,6 +33,15 @@ class Samples(Protocol):
 
     def __getitem__(self, index: int, /) -> Sample:
         """Return a sample; an empty `agent_name` means the default loop. Raises DataError for one that is bad."""
+        ...
+
+
+@runtime_checkable
+class ConfiguredSamples(Samples, Protocol):
+    """Samples that depend on the run's config."""
+
+    def configure(self, config: RolloutsConfig, max_samples: int | None) -> None:
+        """Read the config; called once, before anything else. max_samples: those used of them, None for all."""
         ...
 
 
@@ -125,18 +136,18 @@ class OwnDataset(Dataset):
 def load_own(
     custom: CustomDatasetConfig,
     files: str | Sequence[str],
-    *,
-    default_agent_loop: str,
+    config: RolloutsConfig,
     max_samples: int | None,
-    on_bad_row: Literal["error", "skip"],
 ) -> OwnDataset:
-    """The data set of `data.custom_cls`. Raises UserError."""
+    """The data set of `data.custom_cls`, in the run of `config`. Raises UserError."""
     names = [files] if isinstance(files, str) else list(files)
-    found = load_target(custom.target, "data.custom_cls.path")
+    found = adapted(load_target(custom.target, "data.custom_cls.path"))
     if not callable(found):
         raise ConfigError(f"data.custom_cls: expected a class, {custom.target} is {found!r:.200}")
     with user_code(f"data set {custom.target}", found):
         samples: object = configured(found, custom.options, "data.custom_cls.options")(names)
+        if isinstance(samples, ConfiguredSamples):
+            samples.configure(config, max_samples)
     if not isinstance(samples, Samples):
         raise ConfigError(
             f"data.custom_cls: {custom.target} must have __len__ and __getitem__ (agentrl.data.own.Samples)"
@@ -144,7 +155,7 @@ def load_own(
     return OwnDataset(
         samples,
         names,
-        default_agent_loop=default_agent_loop,
+        default_agent_loop=config.actor_rollout_ref.rollout.agent.default_agent_loop,
         max_samples=max_samples,
-        on_bad_row=on_bad_row,
+        on_bad_row=config.data.on_bad_row,
     )

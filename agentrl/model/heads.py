@@ -151,6 +151,7 @@ def load_policy(
         dtype=config.dtype if config.lora_rank else "float32",
         device=device,
         trust_remote_code=config.trust_remote_code,
+        override=config.override_config,
     )
     if freeze_vision_tower:
         freeze_vision(base)

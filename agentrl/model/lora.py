@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -48,7 +49,7 @@ class Lora:
             lora_alpha=config.lora_alpha,
             target_modules=config.target_modules,
             lora_dropout=0.0,
-            exclude_modules=_frozen_vision(model),
+            exclude_modules=_without_adapters(model, config.exclude_modules),
             bias="none",
             task_type="CAUSAL_LM",
             base_model_name_or_path=config.path,
@@ -154,13 +155,20 @@ class Lora:
             raise ConfigError(f"lora_adapter_path={path}: {_CONFIG} has {used[0]}={theirs[used[0]]}; only plain LoRA")
 
 
-def _frozen_vision(model: PreTrainedModel) -> list[str] | None:
-    """List the layers of a frozen vision tower; None where there is none."""
+def _without_adapters(model: PreTrainedModel, excluded: str | list[str] | None) -> list[str] | None:
+    """List the layers that get no adapters: those named, and those of a frozen vision tower; None where all do."""
     tower = vision_tower(model)
-    if tower is None or any(param.requires_grad for param in tower.parameters()):
-        return None
-    inside = set(map(id, tower.modules()))
-    return [name for name, module in model.named_modules() if id(module) in inside]
+    frozen = tower is not None and not any(param.requires_grad for param in tower.parameters())
+    inside = set(map(id, tower.modules())) if tower is not None and frozen else set()
+    names = [name for name, module in model.named_modules() if id(module) in inside or _is_named(name, excluded)]
+    return names or None
+
+
+def _is_named(name: str, named: str | list[str] | None) -> bool:
+    """Say whether a layer is one of those named: by a regular expression, or by names or their last parts."""
+    if isinstance(named, str):
+        return re.fullmatch(named, name) is not None
+    return any(name == one or name.endswith(f".{one}") for one in named or ())
 
 
 def _plain(name: str) -> str:

@@ -8,7 +8,7 @@ gradient are those of separate sequences.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 import agentrl.model.experts  # noqa: F401  # registers itself with transformers
 from agentrl.errors import ConfigError
@@ -26,6 +26,7 @@ from agentrl.model.attend import Rule
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
 from agentrl.model.cpu.tree_layout import tree_layout
 from agentrl.model.layout import PackedLayout, flat_layout
+from agentrl.model.read_config import read_config
 from agentrl.model.scores import Compare, TokenScores
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
@@ -39,6 +40,7 @@ from agentrl.model.vision import (
     rope_positions,
     told_apart,
 )
+from agentrl.system.json_value import JSON
 from agentrl.trajectory.images import Images
 
 if TYPE_CHECKING:
@@ -51,14 +53,20 @@ a GPU longer than the products."""
 
 
 def load_model(
-    path: str, *, dtype: str = "float32", device: str | torch.device = "cpu", trust_remote_code: bool = False
+    path: str,
+    *,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+    override: Mapping[str, JSON] = {},
 ) -> PreTrainedModel:
     """Load a Hugging Face causal LM, or a vision-language model, with packed attention and without dropout.
 
-    Raises ConfigError when there is no such model, or when its packed forward does not equal its own.
+    override: see `read_config`. Raises ConfigError when there is no such model, or when its packed forward does not
+    equal its own.
     """
     with loading(path):
-        config = _plain_config(path, trust_remote_code)
+        config = _plain_config(path, trust_remote_code, override)
         model = auto_class(config).from_pretrained(
             path,
             config=config,
@@ -70,21 +78,23 @@ def load_model(
     return use_packed_attention(model)
 
 
-def empty_model(path: str, *, dtype: str = "float32", trust_remote_code: bool = False) -> PreTrainedModel:
+def empty_model(
+    path: str, *, dtype: str = "float32", trust_remote_code: bool = False, override: Mapping[str, JSON] = {}
+) -> PreTrainedModel:
     """Make the model of `load_model` on the device `meta`, without weights and with its own attention.
 
     Call `check_packed_attention` once it has its weights. Raises ConfigError when there is no such model.
     """
     with loading(path), torch.device("meta"):
-        config = _plain_config(path, trust_remote_code)
+        config = _plain_config(path, trust_remote_code, override)
         model = auto_class(config).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
     _without_dropout(model)
     return model
 
 
-def _plain_config(path: str, trust_remote_code: bool) -> PretrainedConfig:
+def _plain_config(path: str, trust_remote_code: bool, override: Mapping[str, JSON]) -> PretrainedConfig:
     """Read the model's config. Raises ConfigError when the weights are quantized."""
-    config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    config = read_config(path, override, trust_remote_code=trust_remote_code)
     quantization = getattr(config, "quantization_config", None)
     if quantization:
         method = dict(quantization).get("quant_method", "quantized")

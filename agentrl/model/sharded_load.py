@@ -30,18 +30,24 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from agentrl.errors import ConfigError
 from agentrl.model.packed import empty_model, load_model, loading
 from agentrl.parallel.collectives import world_size
+from agentrl.system.json_value import JSON
 
 
 def open_model(
-    path: str, *, dtype: str, device: str | torch.device, trust_remote_code: bool = False
+    path: str,
+    *,
+    dtype: str,
+    device: str | torch.device,
+    trust_remote_code: bool = False,
+    override: Mapping[str, JSON] = {},
 ) -> PreTrainedModel:
     """Open the model of `load_model`; on several ranks without weights, which `read_weights` reads once it is sharded.
 
     Raises ConfigError when there is no such model.
     """
     if world_size() == 1:
-        return load_model(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    return empty_model(path, dtype=dtype, trust_remote_code=trust_remote_code)
+        return load_model(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code, override=override)
+    return empty_model(path, dtype=dtype, trust_remote_code=trust_remote_code, override=override)
 
 
 def read_weights(root: nn.Module, model: PreTrainedModel) -> None:

@@ -191,5 +191,10 @@ def model_weights(config: GenerateConfig) -> Weights:
     from agentrl.model.packed import load_model
 
     model = config.actor_rollout_ref.model
-    loaded = load_model(model.path, dtype=model.dtype, trust_remote_code=model.trust_remote_code)
+    loaded = load_model(
+        model.path,
+        dtype=model.dtype,
+        trust_remote_code=model.trust_remote_code,
+        override=model.override_config,
+    )
     return Weights.of(loaded.named_parameters())

@@ -208,7 +208,7 @@ def open_rows(config: RolloutsConfig, files: str | list[str], max_samples: int |
     data: Dataset
     if isinstance(config.data, DataConfig) and config.data.custom_cls.path is not None:
         custom = config.data.custom_cls
-        data = load_own(custom, files, default_agent_loop=loop, max_samples=max_samples, on_bad_row=on_bad_row)
+        data = load_own(custom, files, config, max_samples)
     else:
         kind = JsonDataset if any(map(is_json, expand(files))) else ParquetDataset
         data = kind(

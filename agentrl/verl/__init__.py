@@ -20,6 +20,7 @@ from agentrl.verl.agent_loop import (
     TokenOutput,
     register,
 )
+from agentrl.verl.dataset import RLHFDataset
 from agentrl.verl.interactions import BaseInteraction
 from agentrl.verl.reward import AbstractRewardManager, DataProto, RewardManagerBase
 from agentrl.verl.tools import (
@@ -75,6 +76,7 @@ __all__ = [
     "OpenAIFunctionSchema",
     "OpenAIFunctionToolCall",
     "OpenAIFunctionToolSchema",
+    "RLHFDataset",
     "RewardManagerBase",
     "TokenOutput",
     "ToolResponse",

@@ -28,6 +28,8 @@ from agentrl.verl.launch import CONFIGS, arguments
 from agentrl.verl.shell import UNKNOWN, Command, commands
 
 _OVERRIDE = re.compile(r"[+~]*([\w@/.]+)=", re.DOTALL)
+TWO_WORDS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
+"""Flags whose value is the next word."""
 _MODULE = re.compile(r"(verl|recipe|agentrl)(\.\w+)+")
 
 
@@ -76,9 +78,12 @@ def launch_of(command: Command) -> Launch | None:
     words = command.words
     for at, (flag, module) in enumerate(itertools.pairwise(words)):
         if flag == "-m" and _MODULE.fullmatch(module):
-            known, unknown = [], []
+            known: list[str] = []
+            unknown: list[str] = []
             for word, written in zip(words[at + 2 :], command.written[at + 2 :], strict=True):
                 if UNKNOWN in word:
+                    if known and known[-1] in TWO_WORDS:
+                        unknown.append(known.pop())
                     unknown.append(written if "=" in written or word == UNKNOWN else word.replace(UNKNOWN, "..."))
                 else:
                     known.append(word)

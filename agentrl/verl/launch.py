@@ -9,8 +9,13 @@ PPO, DAPO, SEARCH_R1 = "ppo_trainer", "dapo_trainer", "search_r1_trainer"
 FULLY_ASYNC, ONE_STEP_OFF = "fully_async_ppo_trainer", "one_step_off_ppo_trainer"
 CONFIGS = {
     "verl.trainer.main_ppo": PPO,
+    "verl.trainer.main_ppo_v0": PPO,
+    "verl.trainer.main_ppo_sync": PPO,
+    "verl.experimental.transfer_queue.main_ppo": PPO,
     "agentrl.verl.main_ppo": PPO,
     "recipe.dapo.main_dapo": DAPO,
+    "recipe.dapo_transfer_queue.main_dapo": DAPO,
+    "recipe.dapo.dapo_transfer_queue.main_dapo": DAPO,
     "agentrl.verl.main_dapo": DAPO,
     "verl.experimental.fully_async_policy.fully_async_main": FULLY_ASYNC,
     "recipe.fully_async_policy.fully_async_main": FULLY_ASYNC,

@@ -56,7 +56,7 @@ class Command(NamedTuple):
 class Variables:
     """The variables of a script so far; arrays as lists."""
 
-    values: dict[str, list[str]] = field(default_factory=lambda: {"HOME": [str(Path.home())]})
+    values: dict[str, list[str]] = field(default_factory=lambda: {"HOME": [str(Path.home())], "PWD": [str(Path.cwd())]})
 
     def set(self, name: str, value: list[str], *, appends: bool, is_certain: bool) -> None:
         """Assign a value; what is set under a condition is known only where it changes nothing, and what is appended
@@ -83,6 +83,8 @@ def commands(text: str) -> list[Command]:
                 words = words[:1]
             words = words[1:]
         command = _command(words, variables, tokens[0].line, is_certain=depth <= 0)
+        if command is not None and command.words[:1] in (["cd"], ["pushd"], ["popd"]):
+            variables.set("PWD", [UNKNOWN], appends=False, is_certain=True)
         if command is not None:
             found.append(command)
     return found
@@ -303,7 +305,7 @@ def _value(piece: str, variables: Variables) -> str:
     if piece.startswith("$((") and piece.endswith("))"):
         return _arithmetic(piece[3:-2], variables)
     if piece.startswith(("$(", "`")):
-        return UNKNOWN
+        return variables.values["PWD"][0] if piece.strip("$()` ") == "pwd" else UNKNOWN
     match = _BRACED.fullmatch(piece[2:-1] if piece.startswith("${") else piece[1:])
     if match is None:
         return UNKNOWN

@@ -41,8 +41,10 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         self._epochs = critic_config.ppo_epochs or actor_config.ppo_epochs
         self._shuffle = actor_config.shuffle
         self._max_response_length = max_response_length
+        if critic_config.path not in (None, model_config.path):  # another model's config.json
+            model_config = model_config.model_copy(update={"path": critic_config.path, "override_config": {}})
         settings = Settings(
-            model=model_config.model_copy(update={"path": critic_config.path or model_config.path}),
+            model=model_config,
             optim=critic_config.optim,
             parallel=critic_config.parallel,
             device=device,

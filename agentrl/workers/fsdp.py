@@ -108,7 +108,11 @@ class FSDPCritic(Learner[torch.Tensor]):
     def __init__(self, settings: Settings) -> None:
         config = settings.model
         base = open_model(
-            config.path, dtype="float32", device=settings.device, trust_remote_code=config.trust_remote_code
+            config.path,
+            dtype="float32",
+            device=settings.device,
+            trust_remote_code=config.trust_remote_code,
+            override=config.override_config,
         )
         if settings.freeze_vision_tower:
             freeze_vision(base)

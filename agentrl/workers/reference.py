@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from agentrl.config.sections.parallel import Parallel
@@ -12,6 +14,7 @@ from agentrl.model.sharded_load import open_model, read_weights
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, at_work
 from agentrl.parallel.shard import shard
+from agentrl.system.json_value import JSON
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.forward import forward_tokens
 
@@ -28,11 +31,12 @@ class ReferenceWorker:
         temperature: float,
         log_prob_max_tokens: int,
         trust_remote_code: bool = False,
+        override: Mapping[str, JSON] = {},
         parallel: Parallel | None = None,
         param_offload: bool = False,
         compiled: bool = False,
     ) -> None:
-        base = open_model(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        base = open_model(path, dtype=dtype, device=device, trust_remote_code=trust_remote_code, override=override)
         mesh = Mesh(parallel or Parallel(), device)
         self.model = PolicyModel(base.requires_grad_(False), group=mesh.sequence)
         layers = text_layers(base)

@@ -152,6 +152,7 @@ def reference_role(config: Config, device: str) -> Role[ReferenceWorker] | None:
         temperature=roles.rollout.temperature,
         log_prob_max_tokens=roles.ref.log_prob_max_token_len_per_gpu,
         trust_remote_code=roles.model.trust_remote_code,
+        override=roles.model.override_config if roles.ref.path in (None, roles.model.path) else {},
         parallel=roles.ref_parallel,
         param_offload=roles.actor.fsdp_config.param_offload,
         compiled=roles.actor.use_torch_compile,

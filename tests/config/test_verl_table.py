@@ -95,16 +95,65 @@ def test_every_entry_is_reached() -> None:
     """An entry behind a wider pattern would be dead, and say what is not so."""
     patterns = [entry.pattern for entry in VERL_KEYS]
     assert len(set(patterns)) == len(patterns)
-    dead = [entry.pattern for entry in VERL_KEYS if entry_of(entry.pattern.replace("*", "x")) is not entry]
-    assert dead == []
+    keys = {entry.pattern: entry.pattern.replace("*", "x") for entry in VERL_KEYS}
+    first = {key: next(entry.pattern for entry in VERL_KEYS if entry.matches(key)) for key in keys.values()}
+    assert [pattern for pattern, key in keys.items() if first[key] != pattern] == []
+
+
+MISSPELLED = [
+    f"{ACTOR}.megatron.tensor_model_paralel_size",
+    f"{ACTOR}.megatron.override_transformer_confg.recompute_granularity",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpus",
+    f"{ACTOR}.checkpoint.save_content",
+    f"{ROLLOUT}.trace.backendd",
+    f"{ROLLOUT}.checkpoint_engine.backends",
+    "critic.model.lora_ranks",
+    "trainer.v1.trainer_modes",
+    "distillation.enable",
+    "algorithm.filter_groups.max_num_gen_batch",
+    "algorithm.rollout_correction.rollout_iss",
+]
+
+
+@pytest.mark.parametrize("key", MISSPELLED)
+def test_a_misspelled_key_is_unknown_though_a_pattern_fits_it(key: str) -> None:
+    assert translate({key: 1}, Config).strangers == [key]
+
+
+def test_sections_that_take_any_key_take_any() -> None:
+    for key in (
+        f"{ACTOR}.megatron.override_transformer_config.anything_at_all",
+        f"{ROLLOUT}.engine_kwargs.vllm.anything",
+        "ray_kwargs.ray_init.runtime_env.env_vars.MINE",
+    ):
+        assert translate({key: 1}, Config).strangers == []
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_a_misspelled_key_is_told_with_verls_own() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean .*megatron\.tensor_model_parallel_size"):
+        load_config([f"+{MISSPELLED[0]}=2"], "ppo_trainer")
+
+
+def test_values_of_the_models_config_are_ours_and_dropout_is_refused() -> None:
+    key = "actor_rollout_ref.model.override_config"
+    given = {"attention_dropout": 0.0, "attn_implementation": "sdpa", "model_config": {"max_position_embeddings": 64}}
+    assert translate({key: given}, Config).values[key] == {"max_position_embeddings": 64}
+    assert translate({key: {"resid_pdrop": 0.0}}, Config).values == {}
+    assert key in translate({key: {"resid_pdrop": 0.1}}, Config).refused
+
+
+def test_a_shard_group_as_large_as_the_ranks_is_all_of_them() -> None:
+    key = f"{ACTOR}.fsdp_config.fsdp_size"
+    for value, ours in ((8, -1), (32, -1), (4, 4), (-1, -1)):
+        found = translate({key: value, "trainer.n_gpus_per_node": 8, "trainer.nnodes": 1}, Config)
+        assert found.values[key] == ours
 
 
 def test_a_key_of_ours_is_set_aside_only_where_verl_means_something_else() -> None:
     """A wide pattern that caught a key of ours would keep a command from setting it."""
     caught = {key for key in leaf_keys(Config) if (entry := entry_of(key)) is not None and entry.kind != "translated"}
     assert caught == {
-        "data.custom_cls.path",
-        "data.custom_cls.name",
         f"{ROLLOUT}.val_kwargs.do_sample",
         f"{ACTOR}.use_torch_compile",
         "reward_model.enable",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.config import Config
 from agentrl.config.sections.data import CustomDatasetConfig, DataConfig
 from agentrl.data.loader import make_loader
 from agentrl.data.own import OwnDataset, load_own
@@ -44,7 +45,8 @@ def own(tmp_path: Path, name: str = "Sums", on_bad_row: Any = "error", **options
     file.write_text(SUMS)
     custom = CustomDatasetConfig(path=str(file), name=name, options=options)
     assert custom.target == CustomDatasetConfig(path=f"{file}:{name}").target
-    return load_own(custom, "made up", default_agent_loop="single_turn", max_samples=None, on_bad_row=on_bad_row)
+    config = Config.model_validate({"data": {"on_bad_row": on_bad_row}})
+    return load_own(custom, "made up", config, None)
 
 
 def test_samples_are_checked_filtered_and_drawn(tmp_path: Path) -> None:

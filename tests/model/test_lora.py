@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import fields
@@ -99,6 +100,23 @@ def test_only_the_named_layers(make_worker: WorkerMaker, tiny_policy: Path) -> N
     worker = make_worker(ACTOR, lora(tiny_policy, target_modules=["q_proj", "v_proj"]))
     assert len(fsdp(worker).params) == 2 * 2 * SHAPE.layers
     assert all("q_proj" in name or "v_proj" in name for name in fsdp(worker).params)
+
+
+@pytest.mark.parametrize(
+    ("excluded", "left"),
+    [
+        (["v_proj"], ["0.q", "1.q"]),
+        (r".*\.0\..*", ["1.q", "1.v"]),
+        (["layers.0.self_attn.v_proj"], ["0.q", "1.q", "1.v"]),
+    ],
+)
+def test_excluded_layers_get_no_adapters(
+    make_worker: WorkerMaker, tiny_policy: Path, excluded: str | list[str], left: list[str]
+) -> None:
+    keys = {"target_modules": ["q_proj", "v_proj"], "exclude_modules": excluded}
+    worker = make_worker(ACTOR, lora(tiny_policy, **keys))
+    found = {re.sub(r".*layers\.(\d)\.self_attn\.(\w)_proj.*", r"\1.\2", name) for name in fsdp(worker).params}
+    assert sorted(found) == left
 
 
 def test_exported_is_the_merged_model_and_the_adapter(tiny_policy: Path, trained: PolicyWorker, tmp_path: Path) -> None:

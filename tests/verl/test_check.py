@@ -114,6 +114,8 @@ def test_variables_are_substituted_and_nothing_else_is_done() -> None:
         ("echo a > b 2>&1 < c", ["echo", "a"]),
         ('echo a#b "c # d"', ["echo", "a#b", "c # d"]),
         ("A=$((1 + $(id)))\necho $A", ["echo", UNKNOWN]),
+        ('echo "$(pwd)/x" $PWD/y', ["echo", f"{Path.cwd()}/x", f"{Path.cwd()}/y"]),
+        ("cd /tmp && echo $(pwd)", ["echo", UNKNOWN]),
     ],
 )
 @pytest.mark.usefixtures("no_process")
@@ -180,6 +182,12 @@ def test_code_that_a_command_names_is_not_imported(tmp_path: Path) -> None:
         f"data.sampler.name={code}:Sampler trainer.n_gpus_per_node=1"
     )
     judge(launch)
+
+
+def test_a_flag_whose_value_is_not_known_is_left_out() -> None:
+    (launch,) = launches('python3 -m verl.trainer.main_ppo --config-path "$HERE/config" trainer.n_gpus_per_node=1')
+    assert launch.words == ["trainer.n_gpus_per_node=1"]
+    assert launch.unknown == ["--config-path", ".../config"]
 
 
 def test_search_r1s_commands_take_its_defaults() -> None:

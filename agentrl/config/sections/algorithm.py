@@ -12,7 +12,7 @@ from agentrl.config.section import Section
 
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 KLType = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
-KLLossType = Literal[KLType, "kl+", "k1+", "abs+", "low_var_kl+", "k3+"]
+KLLossType = Literal[KLType, "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"]
 
 
 class PolicyLossConfig(Section):

@@ -23,6 +23,9 @@ class PlainModelConfig(Section):
     """Parameter type of policy, reference and engine."""
     trust_remote_code: bool = False
     """Run Python code that lies with the model."""
+    override_config: dict[str, Any] = Field(default_factory=dict)
+    """Values in place of those in the model's config.json, for policy, reference and engine, sections merged; exported
+    with the policy. E.g. {rope_scaling: {rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}}."""
     chat_template: Annotated[str | None, NamesFile(unless=JINJA)] = None
     """A Jinja file that replaces the tokenizer's chat template, or the template itself."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -44,5 +47,7 @@ class ModelConfig(PlainModelConfig):
         "all-linear"
     )
     """Linear layers that get adapters, e.g. [q_proj,v_proj]; all-linear: all but the head."""
+    exclude_modules: Annotated[str | list[str] | None, WITH_LORA] = None
+    """Layers that get none though target_modules names them: names, or a regular expression of whole names."""
     lora_adapter_path: Annotated[str | None, WITH_LORA] = None
     """A folder of adapters in peft's format to start from; null: adapters that change nothing yet."""

@@ -26,7 +26,7 @@ class VerlKey:
     """The treatment of one key of verl's, or of all keys that match a pattern."""
 
     pattern: str
-    """Pattern of fnmatch, where * matches dots, too."""
+    """Pattern of fnmatch, where * matches dots, too; of the keys that verl has, unless they are refused."""
     text: str
     """The note for an accepted value, which says what stands for the key, and the reason in the refusal of another."""
     accepted: tuple[JSON, ...] | None = None
@@ -52,6 +52,11 @@ class VerlKey:
     def matches(self, key: str) -> bool:
         """Say whether the entry is about this key."""
         return fnmatch.fnmatchcase(key, self.pattern)
+
+    @property
+    def accepts_by_pattern(self) -> bool:
+        """True where a misspelled key would be accepted unless it is looked up."""
+        return "*" in self.pattern and self.kind != "refused"
 
 
 def noted(pattern: str, text: str) -> VerlKey:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS, POLICY_LOSSES, REWARD_MANAGERS
 from agentrl.config.verl.entries import Refusal, Values
-from agentrl.system.json_value import JSON
+from agentrl.system.json_value import JSON, as_object
 from agentrl.system.registry import Registry
 from agentrl.system.targets import is_target
 
@@ -351,6 +351,16 @@ def shards(role: str, key: str) -> Translate:
     return translate
 
 
+def shard_ranks(key: str) -> Translate:
+    """Translate the ranks that parameters are sharded over; as many as there are, or more, are all."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        ranks = number(values, "trainer.nnodes", 1) * number(values, "trainer.n_gpus_per_node", 1)
+        return {key: -1 if isinstance(value, int) and value >= ranks else value}
+
+    return translate
+
+
 def sequence_ranks(key: str) -> Translate:
     """Translate the ranks that split a sequence, where they divide the ranks here."""
 
@@ -482,6 +492,19 @@ def adapter_layers(value: JSON, values: Values) -> dict[str, JSON]:
     }
     layers = value if isinstance(value, list) else [value]
     return {f"{MODEL}.target_modules": [one for layer in layers for one in names.get(str(layer), [str(layer)])]}
+
+
+def override_config(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate values in place of the model's config.json; Megatron's lie in `model_config`."""
+    given = {**as_object(value), **as_object(as_object(value).get("model_config"))}
+    given.pop("model_config", None)
+    given.pop("attn_implementation", None)
+    for name in [name for name in given if name.endswith(("dropout", "pdrop"))]:
+        if given.pop(name):
+            raise Refusal(f"{name}: models are trained without dropout")
+    if as_object(given.pop("moe_config", None)).get("freeze_moe_router"):
+        raise Refusal("moe_config.freeze_moe_router: all parameters of the policy learn")
+    return {f"{MODEL}.override_config": given} if given else {}
 
 
 def model_path(key: str) -> Translate:

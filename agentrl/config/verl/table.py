@@ -78,13 +78,18 @@ DATA = (
         into=f"{MODEL}.chat_template_kwargs",
     ),
     only("data.apply_chat_template_kwargs", f"use {MODEL}.chat_template_kwargs", {}, None),
-    only(
+    translated(
         "data.custom_cls.path",
-        "a data set class of verl's takes files, tokenizer, config and processor; python -m agentrl.train takes "
-        "classes as agentrl.data.own.Samples describes",
-        None,
+        "the same; a pkg:// before a module's name is left out",
+        ("data.custom_cls.path",),
+        lambda value, _: {} if value is None else {"data.custom_cls.path": str(value).removeprefix("pkg://")},
     ),
-    noted("data.custom_cls.name", "read with data.custom_cls.path alone"),
+    translated(
+        "data.custom_cls.name",
+        "read with data.custom_cls.path alone",
+        ("data.custom_cls.name",),
+        lambda value, values: {"data.custom_cls.name": value} if value and values.get("data.custom_cls.path") else {},
+    ),
     only("data.sampler.class_*", "use data.sampler.name=path/to/file.py:Class", None),
     only("data.datagen.*", "data is not generated while training", None),
     translated(
@@ -107,6 +112,12 @@ MODELS = (
     noted("critic.model.tokenizer_path", "the critic sees the policy's tokens"),
     only("*.model.external_lib", "use trust_remote_code", None),
     alias(f"{MODEL}.custom_chat_template", f"{MODEL}.chat_template"),
+    translated(
+        f"{MODEL}.override_config",
+        "the same, without model_config around it; attention is computed in one way, and there is no dropout",
+        (f"{MODEL}.override_config",),
+        rewrites.override_config,
+    ),
     noted("*.override_config.attn_implementation", "attention is computed in one way, without padding"),
     only("*.override_config.*dropout", "models are trained without dropout", 0.0, None),
     only("*.override_config.*pdrop", "models are trained without dropout", 0.0, None),
@@ -115,7 +126,6 @@ MODELS = (
     only("*.override_config", "the model's own config.json holds", {}, None),
     refused("*.override_config.*", "the model's own config.json holds: edit a copy of it"),
     noted("*.use_remove_padding", "sequences are always packed without padding"),
-    only(f"{MODEL}.exclude_modules", f"name the layers in {MODEL}.target_modules", None),
     translated(
         f"{MODEL}.lora_alpha",
         "read with lora_rank above 0 alone",
@@ -137,7 +147,7 @@ MODELS = (
     ),
     alias(f"{MODEL}.lora.adapter_path", f"{MODEL}.lora_adapter_path"),
     only(f"{MODEL}.lora.dropout", "adapters are trained without dropout", 0, None),
-    only(f"{MODEL}.lora.exclude_modules", f"name the layers in {MODEL}.target_modules", [], None),
+    alias(f"{MODEL}.lora.exclude_modules", f"{MODEL}.exclude_modules", off=([], None)),
     only(f"{MODEL}.lora.type", "adapters are LoRA's", "lora", None),
     noted(f"{MODEL}.lora.*", "adapters are peft's, merged for the engine"),
     only("critic.model.lora*rank", "the critic trains all of its parameters", 0, None),
@@ -249,7 +259,20 @@ FSDP = (
         for section in (ACTOR, "critic")
     ),
     *(noted(f"{section}.strategy", FSDP2) for section in (REF, "reward_model", "model")),
-    alias("critic.fsdp.fsdp_size", "critic.model.fsdp_config.fsdp_size"),
+    *(
+        translated(
+            f"{section}.fsdp_size",
+            "as many as there are ranks, or more, are all of them",
+            (f"{ours}.fsdp_size",),
+            rewrites.shard_ranks(f"{ours}.fsdp_size"),
+        )
+        for section, ours in (
+            (f"{ACTOR}.fsdp_config", f"{ACTOR}.fsdp_config"),
+            (f"{REF}.fsdp_config", f"{REF}.fsdp_config"),
+            ("critic.model.fsdp_config", "critic.model.fsdp_config"),
+            ("critic.fsdp", "critic.model.fsdp_config"),
+        )
+    ),
     translated(
         f"{ACTOR}.fsdp_config.dtype",
         f"bfloat16 is autocast of {MODEL}.dtype=bfloat16",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from agentrl.config.keys import leaf_keys
 from agentrl.config.rules import shown
@@ -35,9 +37,31 @@ class Translation:
 
 
 @functools.cache
+def known_keys() -> frozenset[str]:
+    """Read the keys that verl's releases and forks have; `.*` stands behind one that may get keys of its own."""
+    return frozenset(Path(__file__).with_name("known_keys.txt").read_text(encoding="utf-8").split())
+
+
+def verls_keys() -> list[str]:
+    """List verl's keys by name."""
+    return [key.removesuffix(".*") for key in known_keys()]
+
+
+def is_known(key: str) -> bool:
+    """Say whether verl has a key, by itself or in a section that takes any."""
+    known = known_keys()
+    sections = itertools.accumulate(key.split("."), "{}.{}".format)
+    return key in known or any(f"{section}.*" in known for section in sections)
+
+
+@functools.cache
 def entry_of(key: str) -> VerlKey | None:
-    """Find the table's entry for a key of verl's; None where there is none."""
-    return next((entry for entry in VERL_KEYS if entry.matches(key)), None)
+    """Find the table's entry for a key of verl's; None where there is none.
+
+    A pattern accepts only keys that verl has: a misspelled one is a stranger.
+    """
+    entry = next((entry for entry in VERL_KEYS if entry.matches(key)), None)
+    return None if entry is not None and entry.accepts_by_pattern and not is_known(key) else entry
 
 
 def translate(values: Values, schema: type[Section]) -> Translation:

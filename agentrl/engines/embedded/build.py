@@ -13,7 +13,13 @@ def build(setting: EngineSetting, loop: LoopThread) -> EmbeddedEngine:
     model, rollout = setting.config.actor_rollout_ref.model, setting.config.actor_rollout_ref.rollout
     with setting.audience.stage("load engine"):
         return EmbeddedEngine(
-            load_model(model.path, dtype=model.dtype, device=setting.device, trust_remote_code=model.trust_remote_code),
+            load_model(
+                model.path,
+                dtype=model.dtype,
+                device=setting.device,
+                trust_remote_code=model.trust_remote_code,
+                override=model.override_config,
+            ),
             max_num_seqs=rollout.max_num_seqs,
             max_model_len=setting.max_model_len,
             stop_decode=setting.decode,

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoConfig
 
 from agentrl.engines.weights import Weights
 from agentrl.model.checkpoint_names import CheckpointNames
+from agentrl.model.read_config import read_config
 from agentrl.model.vision import auto_class
+from agentrl.system.json_value import JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,9 @@ class ModelFacts:
     """Longest context in tokens that the model was made for."""
 
     @staticmethod
-    def of(path: str, *, trust_remote_code: bool = False) -> ModelFacts:
-        """Read the facts from the config of the model at `path`; no weights are read."""
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    def of(path: str, override: Mapping[str, JSON] = {}, *, trust_remote_code: bool = False) -> ModelFacts:
+        """Read the facts from the config of the model at `path` (see `read_config`); no weights are read."""
+        config = read_config(path, override, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
             model = auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
         shapes = {name: tuple(param.shape) for name, param in model.named_parameters(remove_duplicate=False)}

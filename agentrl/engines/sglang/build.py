@@ -63,7 +63,7 @@ async def start_engine(
     """
     allow_many_files()
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    facts = ModelFacts.of(model.path, trust_remote_code=model.trust_remote_code)
+    facts = ModelFacts.of(model.path, model.override_config, trust_remote_code=model.trust_remote_code)
     if facts.max_positions is not None and max_model_len > facts.max_positions:
         raise ConfigError(
             f"{model.path} was made for contexts of {facts.max_positions} tokens, and this job needs {max_model_len} "
@@ -134,6 +134,7 @@ def server_processes(config: RolloutsConfig, device: str, max_model_len: int, ru
                 gpu_memory_utilization=rollout.gpu_memory_utilization,
                 context_length=max_model_len,
                 trust_remote_code=model.trust_remote_code,
+                override_config=model.override_config,
                 max_num_seqs=rollout.max_num_seqs,
                 enable_memory_saver=rollout.free_cache_engine,
                 extra=rollout.engine_kwargs.sglang,

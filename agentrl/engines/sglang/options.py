@@ -33,6 +33,8 @@ class ServerArguments:
     context_length: int | None = None
     """Longest prompt and response in tokens; None: the model's own."""
     trust_remote_code: bool = False
+    override_config: Mapping[str, JSON] = field(default_factory=dict)
+    """Values in place of those in the model's config.json."""
     max_num_seqs: int = 256
     """Requests that run at once; more wait."""
     enable_memory_saver: bool = False
@@ -66,6 +68,7 @@ class ServerArguments:
             "tensor_parallel_size": self.tensor_model_parallel_size,
             "context_length": self.context_length and self.context_length + RESERVED,
             "trust_remote_code": self.trust_remote_code,
+            "json_model_override_args": self.override_config or None,
             "max_running_requests": self.max_num_seqs,
             "weight_version": "0",
             "incremental_streaming_output": True,

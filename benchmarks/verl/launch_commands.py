@@ -1,0 +1,358 @@
+"""Counts which public launch commands of verl's run here, and compares what they train with verl's own configs.
+
+FOLDERs are clones of verl, of its recipes and of forks. Every training command in their scripts and documents is read
+as `python -m agentrl.verl check` reads it (no script is run), from the clone's own folder, and judged. Of each accepted
+command, the values that decide the algorithm are compared with those of the config that verl composes from it.
+
+    git clone https://github.com/verl-project/verl /tmp/verl
+    git clone https://github.com/verl-project/verl-recipe /tmp/verl/recipe
+    python -m benchmarks.verl.launch_commands --verl /tmp/verl /tmp/verl /tmp/verl/recipe
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import Config
+from agentrl.config.command_line import parse_command_line
+from agentrl.config.keys import flatten, leaf_keys
+from agentrl.config.load import compose_keys, resolve, told_as_config_errors, validate
+from agentrl.errors import ConfigError
+from agentrl.system.json_value import JSON
+from agentrl.verl.check import Launch, judge, launches
+from agentrl.verl.launch import CONFIGS, DAPO, PPO, SEARCH_R1, arguments
+from benchmarks.verl.composed import TRAINERS, composed
+
+FORK = "Search-R1's fork"
+TRAINS = re.compile(r"(?!.*sft|.*eval|.*generation|.*log_parser|.*preprocess).*(main_|_main|train).*")
+SCRIPTS, BLOCKS = (
+    (".sh", ".slurm", ".sbatch"),
+    {
+        ".md": re.compile(r"```(?:bash|shell|sh)?\s*\n(.*?)```", re.DOTALL),
+        ".rst": re.compile(r"code(?:-block)?:: *(?:bash|shell|sh|console)[^\n]*\n((?:[ \t]+[^\n]*\n|\n)+)"),
+    },
+)
+REASONS = {
+    "asynchronous training": r"asynchronous training|rollouts and updates take turns|one step off",
+    "dynamic sampling": r"data.gen_batch_size|dynamic sampling",
+    "algorithms not yet here": r"algorithm is not part of agentrl yet",
+    "distillation": r"distillation from a teacher",
+    "reward models on engines of their own": r"a reward model on engines",
+    "device": r"trainer.device=npu",
+    "quantisation": r"quantised|fp8_recipe",
+    "steps without rollouts": r"every step generates",
+    "another warm-up, or turns that never end": r"optim.lr_warmup_init=|ignore_eos|data.min_response_length",
+    "a backend's own": r"experts are chosen anew|auxiliary loss of experts|further tokens are not|float32 or bfloat16",
+    "the recipe's own code": r"recipe's own|agent_loop_manager_class|reward_kwargs\.|=collabllm|custom_cls.path",
+    "wrong in itself": (
+        r"cannot be put together|no such file|no such folder|must divide|data.train_batch_size: expected greater than "
+        r"0|valid boolean|unknown key train_batch_size"
+    ),
+}
+"""Reasons for a refusal by what its messages say. What none of them explains is to be mended."""
+WAITS = tuple(REASONS)[:5]
+
+
+@dataclass(slots=True)
+class Count:
+    """The commands of a group by what became of them."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    unexplained: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+    compared: int = 0
+
+
+def found_in(folder: Path) -> Iterator[tuple[Path, Launch]]:
+    """List the training commands of a folder's scripts and documents."""
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in (*SCRIPTS, *BLOCKS) or not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        parts = BLOCKS[path.suffix].findall(text) if path.suffix in BLOCKS else [text]
+        for launch in (launch for part in parts for launch in launches(part)):
+            if TRAINS.fullmatch(launch.module) and (launch.words or launch.unknown):
+                yield path, launch
+
+
+def group_of(launch: Launch) -> str:
+    """Name the group that a command is counted in."""
+    name = CONFIGS.get(launch.module)
+    words = " ".join(launch.words)
+    if name is None:
+        return "recipes' own mains"
+    if name == DAPO:
+        return "main_dapo"
+    if name != PPO or "trainer_mode=" in words:
+        return "asynchronous mains"
+    if any("--config-name=search_r1" in word for word in arguments(launch.words, PPO)):
+        return FORK
+    other = re.search(r"megatron|veomni|torchtitan|mindspeed|automodel|mlite", words)
+    return "main_ppo on Megatron and others" if other else "main_ppo on FSDP"
+
+
+def outcome_of(faults: list[str]) -> tuple[str, list[str]]:
+    """Name what became of a command, and list the faults that no known reason explains."""
+    if not faults:
+        return "accepted", []
+    lines = [line for fault in faults for line in fault.splitlines() if "prints all keys" not in line]
+    reasons = [next((name for name, why in REASONS.items() if re.search(why, line)), None) for line in lines]
+    unexplained = [line for line, reason in zip(lines, reasons, strict=True) if reason is None]
+    if unexplained:
+        return "not explained", unexplained
+    first = min((reason for reason in reasons if reason is not None), key=list(REASONS).index)
+    return (f"waits for {first}" if first in WAITS else f"refused: {first}"), []
+
+
+Reference = Mapping[str, JSON]
+ACTOR, ROLLOUT, VALIDATION = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "rollout.val_kwargs"))
+TURNS = f"{ROLLOUT}.multi_turn"
+SAME = (
+    *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "data.shuffle"),
+    *("algorithm.gamma", "algorithm.lam", "algorithm.norm_adv_by_std_in_grpo", "algorithm.use_kl_in_reward"),
+    *("algorithm.kl_penalty", "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.kl_coef", "algorithm.kl_ctrl.horizon"),
+    "algorithm.kl_ctrl.target_kl",
+    *(f"{ACTOR}.{name}" for name in ("loss_agg_mode", "clip_ratio_c", "entropy_coeff", "use_kl_loss", "kl_loss_coef")),
+    *(f"{ACTOR}.{name}" for name in ("kl_loss_type", "ppo_epochs", "ppo_mini_batch_size", "shuffle")),
+    *(f"{ACTOR}.{name}" for name in ("policy_loss.loss_mode", "optim.lr", "optim.weight_decay", "optim.betas")),
+    *("critic.optim.lr", "critic.optim.weight_decay", "critic.cliprange_value", "trainer.critic_warmup"),
+    *(f"{ROLLOUT}.{name}" for name in ("temperature", "top_p")),
+    *("trainer.total_epochs", "trainer.total_training_steps", "trainer.test_freq", "trainer.val_before_train"),
+)
+"""Keys whose value is the same in both."""
+
+
+def warm_up(section: str) -> Callable[[Reference], JSON]:
+    """Steps of the warm-up, or their part of all steps: verl reads the part where the steps are not above 0."""
+
+    def read(values: Reference) -> JSON:
+        steps, part = values.get(f"{section}.lr_warmup_steps"), values.get(f"{section}.lr_warmup_steps_ratio")
+        return ["steps", steps] if isinstance(steps, int) and steps > 0 else ["part", float(part or 0)]  # type: ignore
+
+    return read
+
+
+def side(name: str) -> Callable[[Reference], JSON]:
+    """Bound of the ratio on one side: clip_ratio where it is null."""
+    return lambda values: first(values, f"{ACTOR}.{name}", f"{ACTOR}.clip_ratio")
+
+
+def first(values: Reference, *keys: str) -> JSON:
+    """Return the first value that is not null."""
+    return next((values[key] for key in keys if values.get(key) is not None), None)
+
+
+def samples(values: Reference) -> bool:
+    """Say whether validation samples, by verl's config."""
+    return bool(values.get(f"{VALIDATION}.temperature"))
+
+
+def clip_of(role: str) -> Callable[[Reference], JSON]:
+    """Largest norm of a role's gradients, which verl has under two names: the one that is not 1.0 holds."""
+    return lambda values: next(
+        (
+            value
+            for key in ("optim.clip_grad", "grad_clip")
+            if (value := values.get(f"{role}.{key}")) not in (None, 1.0)
+        ),
+        1.0,
+    )
+
+
+def manager(values: Reference) -> JSON:
+    """Reward manager; dapo scores as naive does where no penalty is asked for."""
+    named = values.get("reward_model.reward_manager") or values.get("reward.reward_manager.name")
+    return "naive" if named in ("dapo", None) else named
+
+
+FROM: dict[str, tuple[Callable[[Reference], JSON], Callable[[Reference], JSON]]] = {
+    "estimator": (
+        lambda ours: ours["algorithm.adv_estimator"],
+        lambda verls: str(verls["algorithm.adv_estimator"]).removesuffix("_vectorized"),
+    ),
+    "clip low": (side("clip_ratio_low"),) * 2,
+    "clip high": (side("clip_ratio_high"),) * 2,
+    "clip of the policy's gradients": (lambda ours: ours[f"{ACTOR}.grad_clip"], clip_of(ACTOR)),
+    "clip of the critic's gradients": (lambda ours: ours["critic.grad_clip"], clip_of("critic")),
+    "warm-up": (warm_up(f"{ACTOR}.optim"),) * 2,
+    "critic's warm-up": (warm_up("critic.optim"),) * 2,
+    "trajectories a prompt": (
+        lambda ours: ours[f"{ROLLOUT}.n"],
+        lambda verls: first(verls, f"{ROLLOUT}.n_agent", f"{ROLLOUT}.n"),
+    ),
+    "top_k": (
+        lambda ours: ours[f"{ROLLOUT}.top_k"],
+        lambda verls: -1 if verls[f"{ROLLOUT}.top_k"] == 0 else verls[f"{ROLLOUT}.top_k"],
+    ),
+    "course of the rate": (
+        lambda ours: ours[f"{ACTOR}.optim.lr_scheduler_type"],
+        lambda verls: first(
+            verls,
+            *(
+                f"{ACTOR}.optim.{name}"
+                for name in ("lr_decay_style", "decay_type", "warmup_style", "lr_scheduler_type")
+            ),
+        ),
+    ),
+    "reward manager": (
+        lambda ours: ours["reward_model.reward_manager"],
+        manager,
+    ),
+    "scorer": (
+        lambda ours: ours["custom_reward_function.path"],
+        lambda verls: first(verls, "custom_reward_function.path", "reward.custom_reward_function.path"),
+    ),
+    "scorer's name": (
+        lambda ours: ours["custom_reward_function.path"] and ours["custom_reward_function.name"],
+        lambda verls: (
+            first(verls, "custom_reward_function.path", "reward.custom_reward_function.path")
+            and first(verls, "custom_reward_function.name", "reward.custom_reward_function.name")
+        ),
+    ),
+    "validation samples": (lambda ours: ours[f"{VALIDATION}.do_sample"], samples),
+    "validation's temperature": (
+        lambda ours: ours[f"{VALIDATION}.do_sample"] and ours[f"{VALIDATION}.temperature"],
+        lambda verls: samples(verls) and verls[f"{VALIDATION}.temperature"],
+    ),
+    "validation's n": (
+        lambda ours: ours[f"{VALIDATION}.n"],
+        lambda verls: verls[f"{VALIDATION}.n"] if samples(verls) else 1,
+    ),
+    "validation's top_p": (
+        lambda ours: ours[f"{VALIDATION}.do_sample"] and ours[f"{VALIDATION}.top_p"],
+        lambda verls: samples(verls) and verls[f"{VALIDATION}.top_p"],
+    ),
+    "rank of adapters": (
+        lambda ours: ours["actor_rollout_ref.model.lora_rank"],
+        lambda verls: (
+            verls.get("actor_rollout_ref.model.lora_rank") or verls.get("actor_rollout_ref.model.lora.rank") or 0
+        ),
+    ),
+}
+"""What is written differently: how it is read from our config and from verl's."""
+
+
+def differences(launch: Launch, verl: Path) -> list[str]:
+    """Compare the values that decide the algorithm. Raises Hydra's errors where verl itself refuses the command."""
+    command = parse_command_line(arguments(launch.words, CONFIGS[launch.module]), "ppo_trainer", Config)
+    with told_as_config_errors():
+        config = validate(resolve(compose_keys(command, Config), Config), Config)
+    ours = flatten(config.model_dump(mode="json"), leaf_keys(Config))
+    name = command.config_name.removesuffix(".yaml")
+    folder = command.config_path if command.config_path is not None else verl / TRAINERS
+    added = [] if name.startswith(("dapo", SEARCH_R1)) else None
+    if added is not None:
+        name = "ppo_megatron_trainer" if "megatron" in name else "ppo_trainer"
+    overrides = [word if _is_group(word) else f"++{word.lstrip('+')}" for word in command.overrides]
+    verls = composed(verl, folder, name, overrides)
+    if SEARCH_R1 in command.config_name:
+        verls = as_fork(verls)
+    has = [key for key in SAME if key in verls]  # a fork of an older verl lacks some
+    found = [f"{key}: {ours.get(key)!r}, verl {verls[key]!r}" for key in has if not _equal(ours, verls, key)]
+    for what, (mine, theirs) in FROM.items():
+        if mine(ours) != theirs(verls):
+            found.append(f"{what}: {mine(ours)!r}, verl {theirs(verls)!r}")
+    return found
+
+
+def as_fork(verls: Reference) -> Reference:
+    """Say in verl's words what the keys of Search-R1's fork come to."""
+    turns, turn, seen = verls["max_turns"], verls["data.max_response_length"], verls["data.max_obs_length"]
+    assert isinstance(turns, int) and isinstance(turn, int) and isinstance(seen, int)
+    return {
+        "data.max_prompt_length": verls["data.max_start_length"],
+        "data.max_response_length": turns * (turn + seen) + turn,
+        "data.shuffle": verls["data.shuffle_train_dataloader"],
+        **{key: value for key, value in verls.items() if not key.startswith("data.max_")},
+    }
+
+
+def _equal(ours: Reference, verls: Reference, key: str) -> bool:
+    mine, theirs = ours.get(key), verls.get(key)
+    return mine == theirs or (isinstance(mine, int | float) and _number(theirs) == mine)
+
+
+def _number(value: Any) -> float | None:
+    """A number, also where YAML read one like 1e-6 as text."""
+    with contextlib.suppress(TypeError, ValueError):
+        return float(value)
+    return None
+
+
+def _is_group(word: str) -> bool:
+    return word.startswith("~") or "@" in word or word.startswith(("model_engine=", "hydra."))
+
+
+def counted(folders: list[Path], verl: Path) -> dict[str, Count]:
+    """Judge each distinct command once, from the folder it was found in."""
+    groups: dict[str, Count] = {}
+    seen: set[tuple[str, ...]] = set()
+    for folder in folders:
+        root = folder.parent if folder.name == "recipe" else folder
+        with contextlib.chdir(root if (root / TRAINERS).is_dir() else verl):
+            for path, launch in found_in(folder.resolve()):
+                told = (launch.module, *launch.words, "", *launch.unknown)
+                if told in seen:
+                    continue
+                seen.add(told)
+                name = group_of(launch)
+                group = groups.setdefault(name, Count())
+                reference = root if name == FORK else verl
+                place = f"{path.relative_to(folder.resolve())}:{launch.line}"
+                _judge(launch, place, group, reference)
+    return groups
+
+
+def _judge(launch: Launch, place: str, group: Count, verl: Path) -> None:
+    """Count one command; `verl`: the clone whose YAML it is compared with."""
+    try:
+        faults = judge(launch).faults
+    except ConfigError as error:
+        faults = [str(error)]
+    outcome, unexplained = outcome_of(faults)
+    group.outcomes[outcome] += 1
+    group.unexplained += [f"{place}: {line}" for line in unexplained]
+    group.wrong += [f"{place}: {faults[0]}"] if outcome.endswith("wrong in itself") else []
+    if outcome == "accepted":
+        try:
+            different = differences(launch, verl)
+        except Exception as error:
+            different = [f"verl: {str(error).splitlines()[0]}"]
+        group.compared += 1
+        group.different += [f"{place}: {line}" for line in different]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--verl", type=Path, required=True, help="the clone whose YAML is the reference")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    groups = counted([folder.resolve() for folder in given.folders], given.verl.resolve())
+    for name, group in sorted(groups.items()):
+        print(f"{name}: {sum(group.outcomes.values())} commands")
+        for outcome, number in group.outcomes.most_common():
+            print(f"  {number:4d} {outcome}")
+        for line in group.wrong:
+            print(f"       wrong in itself: {line[:300]}")
+        for line in group.unexplained:
+            print(f"       not explained: {line[:300]}")
+        if group.compared:
+            print(
+                f"       {len(SAME) + len(FROM)} values of {group.compared} commands; different: {len(group.different)}"
+            )
+        for line in group.different:
+            print(f"       different: {line[:300]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""`actor_rollout_ref.model.override_config`: the policy computes with it and keeps it; misspelled names are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from agentrl.config.sections.model import ModelConfig
+from agentrl.engines.servers.model import ModelFacts
+from agentrl.engines.sglang.options import ServerArguments
+from agentrl.errors import ConfigError
+from agentrl.model.packed import load_model
+from agentrl.model.read_config import merged
+from tests.workers.conftest import BatchMaker, WorkerMaker
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+OVERRIDE = {"rope_scaling": YARN, "max_position_embeddings": 4096}
+
+
+def test_the_policy_computes_with_it_and_keeps_it(
+    make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path, tmp_path: Path
+) -> None:
+    batch = make_batch()
+    plain, _ = make_worker().compute_log_probs(batch)
+    worker = make_worker(model=ModelConfig(path=str(tiny_policy), override_config=OVERRIDE))
+    scaled, _ = worker.compute_log_probs(batch)
+    assert (plain - scaled).abs().max() > 1e-4
+    worker.export(tmp_path, AutoTokenizer.from_pretrained(tiny_policy))
+    exported = make_worker(model=ModelConfig(path=str(tmp_path)))
+    torch.testing.assert_close(exported.compute_log_probs(batch)[0], scaled)
+    assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 4096
+
+
+def test_the_engine_is_told(tiny_policy: Path) -> None:
+    assert ModelFacts.of(str(tiny_policy), OVERRIDE).max_positions == 4096
+    argv = ServerArguments(str(tiny_policy), override_config=OVERRIDE).argv(1)
+    assert json.loads(argv[argv.index("--json-model-override-args") + 1]) == OVERRIDE
+    assert "--json-model-override-args" not in ServerArguments(str(tiny_policy)).argv(1)
+
+
+def test_what_the_config_does_not_have_is_refused(tiny_policy: Path) -> None:
+    with pytest.raises(ConfigError, match=r"override_config: the config of .* has no max_position_embedings"):
+        load_model(str(tiny_policy), override={"max_position_embedings": 4096})
+    with pytest.raises(ConfigError, match="override_config"):
+        load_model(str(tiny_policy), override={"rope_scaling": {"rope_type": "no such kind"}})
+
+
+def test_sections_are_merged() -> None:
+    assert merged({"a": {"b": 1, "c": 2}, "d": 1}, {"a": {"b": 3}, "d": {"e": 1}}) == {
+        "a": {"b": 3, "c": 2},
+        "d": {"e": 1},
+    }
