@@ -150,9 +150,16 @@ def _behind_reasoning(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | N
     stop = next((index for index, id in enumerate(whole[shared:], shared) if id in chat.stop_token_ids), None)
     think, think_end = chat.format.reasoning if isinstance(chat.format, TemplateFormat) else (THINK, THINK_END)
     opened, closed, behind = chat.decode(prompt[shared:]).partition(think_end)
-    if stop is None or opened.strip() != think.strip() or behind.strip():
+    if opened.strip() != think.strip() or behind.strip():
         raise fault
-    return [*([] if closed else chat.encode_markup(f"r\n{think_end}\n\n")), *whole[shared : stop + 1]]
+    reasoning = [] if closed else chat.encode_markup(f"r\n{think_end}\n\n")
+    if stop is not None:
+        return [*reasoning, *whole[shared : stop + 1]]
+    # Nothing that is written ends the turn: EOS does, where the template writes on.
+    eos = chat.stop_token_ids[-1]
+    goes_on = chat.decode(chat.bridge([*prompt, eos], [_answer_to(turn)], tools))
+    text = chat.decode(chat.format.render([QUESTION, turn, _answer_to(turn)], tools, True)[shared:])
+    return [*reasoning, *chat.encode_markup(text.removesuffix(goes_on)), eos]
 
 
 def _reply(chat: Chat, tools: Sequence[ToolSchema] | None) -> list[int]:

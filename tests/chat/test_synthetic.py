@@ -178,7 +178,8 @@ def may_be_refused(template: Synthetic) -> str | None:
     if template.tools == "ignored" and not unmarked:
         return "without the tools"
     if unmarked:  # Nothing ends a turn, or only what stands in another place when tools are listed.
-        return "could not end its turn|cannot go on from an assistant turn|without the tools"
+        joined = "|one behind another" if template.strict else ""
+        return "could not end its turn|cannot go on from an assistant turn|without the tools" + joined
     if template.strict and (template.last is not None or template.end == ""):
         return "one behind another"
     return None
@@ -225,17 +226,18 @@ STRICT = Synthetic(
     strict=True,
     marked=True,
 )
-JOINED = (
+SHARED = (
     replace(STRICT, end="", call_end="<|call|>\n", final="\n", tools="first"),
     replace(STRICT, other_end="\n", final="\n"),
     replace(STRICT, final=EOS, standing=True),
+    replace(STRICT, strict=False, end="", final="\n", tools="first", reasoning="opened, not in the history"),
     replace(STRICT, header="two tokens", end=EOS, call_end="<|call|>\n", standing=True, preamble=EOS),
 )
-"""Templates that refuse a user's turn behind a tool's answer, whose headers begin with what ends a conversation."""
+"""Templates whose headers begin with what ends a conversation; most refuse a user's turn behind a tool's answer."""
 
 
-@pytest.mark.parametrize("template", JOINED, ids=range(len(JOINED)))
-def test_answers_and_a_users_turn_joined(template: Synthetic) -> None:
+@pytest.mark.parametrize("template", SHARED, ids=range(len(SHARED)))
+def test_headers_that_begin_with_the_end(template: Synthetic) -> None:
     assert drive_one(template, TINY.codec(template.tokens), random.Random(0))
 
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.agent_loop import ReactLoop, SearchR1Loop
-from agentrl.chat.formats.family import SHOWN
 from agentrl.chat.formats.parsers import CallFormat
 from agentrl.config.registries import CALL_FORMATS
 from agentrl.observe.excerpt import Piece, Reading, cut, headline, pieces, visible
@@ -86,7 +85,7 @@ def test_a_tool_that_writes_like_the_policy_stays_a_tool() -> None:
             shown_by("deepseek_v3"),
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         ),
-        (SHOWN["kimi-k2"], "<|tool_calls_section_begin|>f<|tool_calls_section_end|>"),
+        (shown_by("kimi"), "<|tool_calls_section_begin|>f<|tool_calls_section_end|>"),
         (ReactLoop.calls, "Action: f[1 + 1]\n"),
         (SearchR1Loop().calls, "<search>a query</search>"),
     ],

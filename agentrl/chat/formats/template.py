@@ -151,19 +151,27 @@ class TemplateFormat:
     ) -> str:
         try:
             turn, text = self._after_stand_in(messages, tools, generation)
-        except ConfigError:
+        except ConfigError as fault:
             asked = next((index for index, message in enumerate(messages) if message["role"] != "tool"), 0)
             if asked == 0:
                 raise
             # Strict templates want an assistant turn between tool answers and a user's: written one after the other.
-            answered = self._answered(messages[:asked], tools)
+            answered, told = self._answered(messages[:asked], tools)
             rest = self._render_between(messages[asked:], tools, generation)
             if self._plain.token:
                 gap, behind = self._plain.gap, rest.removeprefix(self._plain.token)
                 # Blanks of the gap that do not stand here are the beginning of a header or of a conversation's end.
                 size = common_length(gap, behind)
                 return answered.removesuffix(gap[size:]) + behind[size:]
-            return self._joined(answered, rest, [message["role"] for message in messages], tools)
+            if told or not (answered[-1:].isspace() and rest[:1].isspace()):
+                joined = self._joined(answered, rest, tools)
+                if joined is not None:
+                    return joined
+            raise ConfigError(
+                f"{self._where()} refuses {[message['role'] for message in messages]} one behind another, and written "
+                f"apart the end of the assistant turn cannot be told from what follows: {rest[:80]!r}. Choose another "
+                f"template, or the model's own family"
+            ) from fault
         end = self._end_of_calls() if "tool_calls" in turn else self._plain
         if end.token:
             _, token, rest = text.partition(end.token)
@@ -174,15 +182,19 @@ class TemplateFormat:
         last = self._text([USER, turn], tools, False).partition(MARK)[2]
         return text[len(shared_ending(self._codec, last, text, self._standing_prompt).rstrip()) :]
 
-    def _answered(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
-        """Write tool answers without what follows them: a generation prompt, or the end of a conversation."""
+    def _answered(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> tuple[str, bool]:
+        """Write tool answers without what follows them: a generation prompt, or the end of a conversation.
+
+        The second is False where a conversation ends otherwise behind them than behind an assistant turn, so that
+        blanks at their end may be those of what follows.
+        """
         last, followed = (self._render_between(messages, tools, generation) for generation in (False, True))
         ended = last.removesuffix(self._plain.final)
         if last == followed:
-            return ended
+            return ended, last.endswith(self._plain.final)
         shared = shared_ending(self._codec, last, followed, self._standing_prompt)
         # As many blanks as the end of an assistant turn is taken to have: a generation prompt may begin with others.
-        return ended if ended.rstrip() == shared.rstrip() else shared
+        return ended if ended.rstrip() == shared.rstrip() else shared, last.endswith(self._plain.final)
 
     def _opens_turn(self, tools: Sequence[ToolSchema] | None) -> bool:
         """Say whether the token before a user's turn is its header, not the end of the assistant's.
@@ -196,10 +208,10 @@ class TemplateFormat:
         alone = not behind.strip() and prompt.rpartition(MARK)[0].endswith(token + behind)
         return alone or token in prompt[common_length(prompt, without) :]
 
-    def _joined(self, answered: str, rest: str, roles: list[str], tools: Sequence[ToolSchema] | None) -> str:
+    def _joined(self, answered: str, rest: str, tools: Sequence[ToolSchema] | None) -> str | None:
         """Join tool answers and `rest`, which begins with the end of an assistant turn or with the next header.
 
-        An end is known by its standing behind a tool answer, too. Raises ConfigError where it cannot be told.
+        An end is known by its standing behind a tool answer, too. None where it cannot be told.
         """
         lead, *pieces = self._codec.split(rest)
         if not pieces or lead.strip():
@@ -216,12 +228,7 @@ class TemplateFormat:
         for end in reversed(ends):
             if answered.endswith(end):
                 return answered.removesuffix(end) + rest
-        if self._opens_turn(tools):
-            return answered + rest
-        raise ConfigError(
-            f"{self._where()} refuses {roles} one behind another, and written apart the end of the assistant turn "
-            f"cannot be told from what follows: {rest[:80]!r}. Choose another template, or the model's own family"
-        )
+        return answered + rest if self._opens_turn(tools) else None
 
     def _after_stand_in(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool
