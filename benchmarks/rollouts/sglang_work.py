@@ -69,10 +69,10 @@ class GivenLengths(AgentLoop):
         self.shape = shape
 
     async def run(self, episode: Episode) -> None:
-        episode.start(episode.sample.prompt)
+        await episode.start(episode.sample.prompt)
         for turn in range(self.shape.turns):
             if turn:
-                episode.observe([OBSERVED])
+                await episode.observe([OBSERVED])
             await episode.generate(max_tokens=self.shape.length(episode.sample.extra_info["dialogue"], turn))
         episode.finish(Status.COMPLETED)
 

@@ -77,18 +77,18 @@ async def runtime_costs(chat: Chat) -> list[float]:
     context = LoopContext(InstantEngine(chat), chat, tools, {}, limits)  # type: ignore[arg-type]
     prompt: list[Message] = [{"role": "user", "content": "What is 17 + 25?"}]
     episode = Episode(context, Sample(prompt, "turn_cost", "tool_agent"), Trajectory("t", 0), SamplingParams(1), 1, "t")
-    episode.start(prompt)
+    await episode.start(prompt)
 
     async def turn() -> None:
         reply = await episode.generate()
-        episode.observe([{"role": "tool", "content": "42", "tool_call_id": reply.message.calls[0].id}])
+        await episode.observe([{"role": "tool", "content": "42", "tool_call_id": reply.message.calls[0].id}])
 
     filler = "word " * 200
     costs = []
     for length in LENGTHS:
         while len(episode.transcript) < length:
             await episode.generate()
-            episode.observe([{"role": "tool", "content": filler, "tool_call_id": "filler"}])
+            await episode.observe([{"role": "tool", "content": filler, "tool_call_id": "filler"}])
         costs.append(await cpu_ms(turn, 50))
     return costs
 

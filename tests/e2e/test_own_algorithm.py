@@ -160,6 +160,8 @@ def test_what_cannot_work_is_refused_before_a_model_is_loaded(
     case: str, small_run: Overrides, own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes, said = REFUSED[case]
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none/config.json").write_text("{}")
     overrides = without_filter(small_run(f"actor_rollout_ref.model.path={tmp_path}/none"))
     assert main([*overrides, *(change.format(own=own) for change in changes)]) == 2
     assert re.search(said, capsys.readouterr().err)
