@@ -77,21 +77,23 @@ def clip_cov(columns: LossColumns, config: ActorConfig, options: ClipCovOptions)
 
     Likely tokens that turn out well, and unlikely ones that turn out badly, make the policy surer of itself; a few of
     them, drawn anew each step, have no gradient. Sums: clip_frac, tokens that the ratio's clip cut off; cov_frac, those
-    held back.
+    with an advantage that are held back.
     """
     assert columns.selected is not None, "declared"
     loss, clipped = clipped_loss(log_ratio(columns).exp(), columns.advantages, config.clip_low, config.clip_high)
     held = columns.selected & ~clipped
-    return TokenLoss(torch.where(held, 0.0, loss), {"clip_frac": clipped.sum(), "cov_frac": held.sum()})
+    counted = held & (columns.advantages != 0)
+    return TokenLoss(torch.where(held, 0.0, loss), {"clip_frac": clipped.sum(), "cov_frac": counted.sum()})
 
 
 @declare(select=largest)
 def kl_cov(columns: LossColumns, config: ActorConfig, options: KlCovOptions) -> TokenLoss:
     """KL-Cov (arXiv:2505.22617): L = -A r, plus coef |log r| for the tokens of the highest covariance.
 
-    Without a clip: the others may go where they will. Sum cov_frac: the tokens that are held.
+    Without a clip: the others may go where they will. Sum cov_frac: the tokens with an advantage that are held.
     """
     assert columns.selected is not None, "declared"
     change = log_ratio(columns)
     penalty = torch.where(columns.selected, options.ppo_kl_coef * change.abs(), 0.0)
-    return TokenLoss(-columns.advantages * change.exp() + penalty, {"cov_frac": columns.selected.sum()})
+    counted = columns.selected & (columns.advantages != 0)
+    return TokenLoss(-columns.advantages * change.exp() + penalty, {"cov_frac": counted.sum()})
