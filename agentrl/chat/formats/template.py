@@ -189,12 +189,12 @@ class TemplateFormat:
         blanks at their end may be those of what follows.
         """
         last, followed = (self._render_between(messages, tools, generation) for generation in (False, True))
-        ended = last.removesuffix(self._plain.final)
+        told, ended = last.endswith(self._plain.final), last.removesuffix(self._plain.final)
         if last == followed:
-            return ended, last.endswith(self._plain.final)
+            return ended, told
         shared = shared_ending(self._codec, last, followed, self._standing_prompt)
         # As many blanks as the end of an assistant turn is taken to have: a generation prompt may begin with others.
-        return ended if ended.rstrip() == shared.rstrip() else shared, last.endswith(self._plain.final)
+        return ended if told and ended.rstrip() == shared.rstrip() else shared, told
 
     def _opens_turn(self, tools: Sequence[ToolSchema] | None) -> bool:
         """Say whether the token before a user's turn is its header, not the end of the assistant's.
