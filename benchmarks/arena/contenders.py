@@ -1,0 +1,66 @@
+"""The algorithms that are compared: a star around GRPO with PPO's clipped loss, its rays estimators and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentrl.system.json_value import JSON
+
+Ray = Literal["estimator", "loss"]
+ESTIMATOR = "algorithm.adv_estimator"
+ACTOR = "actor_rollout_ref.actor"
+LOSS = f"{ACTOR}.policy_loss.loss_mode"
+AGGREGATION = f"{ACTOR}.loss_agg_mode"
+LOW, HIGH, DUAL = (f"{ACTOR}.clip_ratio_{bound}" for bound in ("low", "high", "c"))
+# The quickstart's own bounds suit the clipped ratio alone.
+UNBOUNDED: Mapping[str, JSON] = {LOW: None, HIGH: None}
+SEVERAL_UPDATES: Mapping[str, JSON] = {f"{ACTOR}.ppo_mini_batch_size": 8}
+"""Four updates a step: with one, most losses have the same gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One algorithm, by the keys that choose it."""
+
+    ray: Ray
+    name: str
+    keys: Mapping[str, JSON] = field(default_factory=dict, hash=False)
+
+
+def _estimator(name: str, /, **keys: JSON) -> Contender:
+    key = name.partition(" ")[0]
+    return Contender("estimator", name, {ESTIMATOR: key, **{word.replace("__", "."): v for word, v in keys.items()}})
+
+
+def _loss(name: str, keys: Mapping[str, JSON] | None = None) -> Contender:
+    return Contender("loss", name, {**SEVERAL_UPDATES, LOSS: name, **(keys or {})})
+
+
+CONTENDERS = (
+    _estimator("grpo"),
+    _estimator("grpo (no std)", algorithm__norm_adv_by_std_in_grpo=False),
+    _estimator("rloo"),
+    _estimator("opo"),
+    _estimator("gpg"),
+    _estimator("grpo_passk"),
+    _estimator("maxrl"),
+    _estimator("grpo_turn"),
+    _estimator("gigpo"),
+    _estimator("reinforce_plus_plus_baseline"),
+    _estimator("optimal_token_baseline"),
+    _estimator("reinforce_plus_plus"),
+    _estimator("remax"),
+    _estimator("gae"),
+    _loss("vanilla"),
+    _loss("gspo", {LOW: 3e-4, HIGH: 4e-4, AGGREGATION: "seq-mean-token-mean"}),
+    _loss("cispo", {LOW: 1.0, HIGH: 0.28}),
+    _loss("dppo_tv", {LOW: 0.2, HIGH: 0.2, DUAL: 20.0}),
+    _loss("dppo_kl", {LOW: 0.05, HIGH: 0.05, DUAL: 20.0}),
+    _loss("sapo", {**UNBOUNDED, AGGREGATION: "seq-mean-token-mean"}),
+    _loss("geo_mean", {LOW: 0.4, HIGH: 0.4, AGGREGATION: "seq-mean-token-mean"}),
+    _loss("gpg", UNBOUNDED),
+    _loss("topr", UNBOUNDED),
+    _loss("dro", {**UNBOUNDED, f"{ACTOR}.policy_loss.options.dro_beta": 0.1}),
+)

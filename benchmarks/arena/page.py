@@ -1,0 +1,87 @@
+"""The arena's table and picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from benchmarks.arena.contenders import Contender
+from benchmarks.arena.runs import Match, Result, Task
+
+BEGIN, END = "<!-- arena -->", "<!-- end of arena -->"
+PICTURE = "images/arena.png"
+ENOUGH = 0.8
+"""Validation success whose cost in trajectories is told."""
+
+
+def table(matches: Sequence[Match], out: Path) -> list[str]:
+    """Return the lines of a Markdown table: a row for each contender, means over the seeds that are finished."""
+    tasks = list(dict.fromkeys(match.task for match in matches))
+    columns = f"before | after | in training | trajectories to {ENOUGH:.0%} | CPU-s"
+    lines = ["| | " + " | ".join(f"{task}: {columns}" for task in tasks) + " |", "|---" * (1 + 5 * len(tasks)) + "|"]
+    for contender in dict.fromkeys(match.contender.name + " " + match.contender.ray for match in matches):
+        own = [match for match in matches if f"{match.contender.name} {match.contender.ray}" == contender]
+        cells = []
+        for task in tasks:
+            results = [found for match in own if match.task == task and (found := Result.of(match, out))]
+            cells += _cells(results)
+        lines.append(f"| {own[0].contender.ray} `{own[0].contender.name}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _cells(results: Sequence[Result]) -> list[str]:
+    if not results:
+        return ["" for _ in range(5)]
+    enough = [next((seen for seen, rate in one.success if rate >= ENOUGH), None) for one in results]
+    reached = [seen for seen in enough if seen is not None]
+    some = f"{len(reached)} of {len(results)}" if reached else "never"
+    return [
+        f"{mean(one.success[0][1] for one in results):.1%}",
+        f"{mean(one.success[-1][1] for one in results):.1%}",
+        f"{mean(one.training for one in results):.1%}",
+        f"{mean(reached):,.0f}" if len(reached) == len(results) else some,
+        f"{mean(one.cpu_seconds for one in results):.0f}",
+    ]
+
+
+def document(matches: Sequence[Match], out: Path, docs: Path) -> None:
+    """Write the table between its marks in algorithms.md, and the picture beside it."""
+    page = docs / "algorithms.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    text = "\n".join(table(matches, out))
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    draw(matches, out, docs / PICTURE)
+
+
+def draw(matches: Sequence[Match], out: Path, file: Path) -> None:
+    """Draw validation success against trajectories: a row for each kind, a column for each task."""
+    tasks: list[Task] = list(dict.fromkeys(match.task for match in matches))
+    kinds = list(dict.fromkeys(match.contender.ray for match in matches))
+    figure = Figure(figsize=(5.2 * len(tasks), 4.2 * len(kinds)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(kinds), len(tasks), sharey=True, squeeze=False)
+    for across, task in enumerate(tasks):
+        for down, kind in enumerate(kinds):
+            axes = panels[down][across]
+            axes.set_title(f"{task}: {kind}s", fontsize=10)
+            axes.set_ylim(-0.03, 1.03)
+            axes.grid(alpha=0.3)
+            axes.set_xlabel("trajectories", fontsize=8)
+            own = [match for match in matches if match.task == task and match.contender.ray == kind]
+            named: dict[Contender, list[Result]] = {}
+            for match in own:
+                if (found := Result.of(match, out)) is not None:
+                    named.setdefault(match.contender, []).append(found)
+            for place, (contender, results) in enumerate(named.items()):
+                seen = [x for x, _ in results[0].success]
+                rate = [mean(ys) for ys in zip(*([y for _, y in one.success] for one in results), strict=True)]
+                style = ("-", "--", ":")[place // 8]
+                axes.plot(seen, rate, style, marker=".", linewidth=1.3, label=contender.name)
+            if across == len(tasks) - 1:
+                axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.savefig(file, dpi=110)

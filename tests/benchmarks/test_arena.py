@@ -1,0 +1,75 @@
+"""The arena: every contender is a training that can be asked for, the errand can be walked, and one match is run."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import load_config
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
+from agentrl.quickstart.tiny_policy import make_tiny_policy
+from benchmarks.arena import walk
+from benchmarks.arena.contenders import CONTENDERS, ESTIMATOR, LOSS
+from benchmarks.arena.page import BEGIN, END, document
+from benchmarks.arena.runs import TASKS, Match, Result, finish, keys
+from data_prep.files import write_parquet
+
+
+def test_every_estimator_and_loss_contends() -> None:
+    chosen = {key: {one.keys[key] for one in CONTENDERS if key in one.keys} for key in (ESTIMATOR, LOSS)}
+    same = {"tir_optimal_token_baseline"}  # verl's name of optimal_token_baseline
+    assert chosen == {ESTIMATOR: set(ADVANTAGE_ESTIMATORS.names()) - same, LOSS: set(POLICY_LOSSES.names())}
+
+
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda one: f"{one.ray} {one.name}")
+def test_every_contender_is_a_valid_config(contender: object, tmp_path: Path) -> None:
+    (place := tmp_path / "walk-1" / "assets").mkdir(parents=True)
+    (place / "interactions.yaml").write_text(walk.INTERACTION.format(steps=walk.STEPS))
+    for task in TASKS:
+        match = Match(task, contender, 1, 20)  # type: ignore[arg-type]
+        load_config([f"{key}={json.dumps(value)}" for key, value in keys(match, tmp_path).items()])
+
+
+def test_a_walk_without_strays_ends_at_its_goal_by_the_shortest_way() -> None:
+    for start, goal in (next(walk.errands(str(seed))) for seed in range(20)):
+        said = walk.conversation(start, goal, 0.0, random.Random(1))["messages"]
+        moves = [message["content"] for message in said if message["role"] == "assistant"]
+        assert len(moves) == abs(start[0] - goal[0]) + abs(start[1] - goal[1])
+        world = walk.Walk()
+        first, _ = world.reset(seed=None, options={"start": list(start), "goal": list(goal)})
+        assert said[0]["content"] == f"{walk.question(goal)}\n\n{first}"
+        rewards = [world.step(walk.move_of(move, world))[1:3] for move in moves]
+        assert rewards == [(0.0, False)] * (len(moves) - 1) + [(1.0, True)]
+
+
+def test_what_is_no_move_is_told() -> None:
+    with pytest.raises(ValueError, match="say left, right, up, down"):
+        walk.move_of("north", walk.Walk())
+
+
+@pytest.mark.slice(0, "long run")
+def test_a_match_is_run_once_and_documented(tmp_path: Path) -> None:
+    place = tmp_path / "walk-1" / "assets"
+    make_tiny_policy(place / "policy", 1)
+    (place / "interactions.yaml").write_text(walk.INTERACTION.format(steps=walk.STEPS))
+    drawn = walk.errands("rows")
+    for split, count in (("train", 32), ("val", 2)):
+        write_parquet(place / f"{split}.parquet", [walk.row(*next(drawn), index) for index in range(count)])
+    matches = [Match("walk", one, 1, 1) for one in CONTENDERS if one.name in ("gigpo", "cispo")]
+    assert finish(matches, tmp_path, 2) == [], [file.read_text()[-2000:] for file in tmp_path.rglob("*.log")]
+    results = [Result.of(match, tmp_path) for match in matches]
+    assert [[seen for seen, _ in one.success] for one in results if one] == [[0, 256], [0, 256]]
+    stamps = [file.stat().st_mtime_ns for file in tmp_path.rglob("done.json")]
+    assert finish(matches, tmp_path, 2) == []
+    assert [file.stat().st_mtime_ns for file in tmp_path.rglob("done.json")] == stamps
+    docs = tmp_path / "docs"
+    (docs / "images").mkdir(parents=True)
+    (docs / "algorithms.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    document(matches, tmp_path, docs)
+    page = (docs / "algorithms.md").read_text()
+    assert page.startswith("before\n") and page.endswith("\nafter\n") and "old" not in page
+    assert "| estimator `gigpo` | 0.0% | 0.0% |" in page
+    assert (docs / "images" / "arena.png").read_bytes().startswith(b"\x89PNG")
