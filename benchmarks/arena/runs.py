@@ -25,7 +25,7 @@ from benchmarks.arena.contenders import Contender
 
 Task = Literal["calls", "walk"]
 TASKS: tuple[Task, ...] = get_args(Task)
-UNGROUPED = ("reinforce_plus_plus", "remax", "gae")
+UNGROUPED = ("reinforce_plus_plus", "remax", "gae", "bi_level_gae", "decoupled_gae")
 """Estimators that compare no trajectories of a prompt: they see as many, of more prompts."""
 DONE = "done.json"
 
