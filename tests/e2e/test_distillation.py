@@ -82,14 +82,14 @@ def test_a_served_teacher_teaches_what_a_loaded_one_does(
 @pytest.mark.slice(1, "cluster")
 @pytest.mark.parametrize("scope", list(SCOPES))
 def test_two_ranks_equal_one_process(
-    small_run: Overrides, teacher_dir: Path, data_dir: Path, tmp_path: Path, scope: str
+    small_run: Overrides, teacher_dir: Path, policy_dir: Path, data_dir: Path, tmp_path: Path, scope: str
 ) -> None:
-    """By two teachers of different widths, one of which has no row in the last step of some ranks."""
+    """By two teachers of different widths, each for its own sources."""
     pytest.importorskip("ray")
     sources = json.dumps({"quickstart/arithmetic": {"path": str(teacher_dir)}}).replace('"', "")
     keys = [
         f"distillation.by_source={sources}",
-        f"distillation.teacher.path={teacher_dir}",
+        f"distillation.teacher.path={policy_dir}",
         *chosen(scope, data_dir),
         "trainer.device=cpu",
         "data.val_files=null",
@@ -118,7 +118,7 @@ def test_a_teacher_of_another_tokenizer_is_refused_before_anything_is_made(
     first, second = [token for token in vocabulary if len(token) == 1][5:7]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(text), encoding="utf-8")
-    assert main(small_run(f"distillation.teacher.path={other}")) == 1
+    assert main(small_run(f"distillation.teacher.path={other}")) == 2
     told = capsys.readouterr().err
     assert "distillation.teacher: a teacher scores the policy's own token ids, and the tokenizer at" in told
     assert "2 of " in told and f"is {first!r} here, there it is {second!r}" in told
@@ -131,7 +131,7 @@ def test_a_server_that_gives_no_log_probs_is_refused_at_the_start(
     with serving(teacher_dir) as server:
         server.change = lambda answer: {"text": "I am a chat model"}
         served = [f"distillation.teacher.base_url={server.url}", f"distillation.teacher.tokenizer={teacher_dir}"]
-        assert main(small_run(*served)) == 1
+        assert main(small_run(*served)) == 2
     told = capsys.readouterr().err
     assert f"distillation.teacher: {server.url} gives no log-probs of given tokens" in told and "a chat model" in told
 
