@@ -111,6 +111,7 @@ class TeacherLoss:
         assert teacher is not None and scores is not None, "the teacher's scores come first"
 
         def divergences(student: Tensor, places: Tensor) -> Tensor:
+            """Compare log-probs student [R, V] of the tokens at places [R] int64 with their teachers': [R]."""
             owners = teacher[places]
             known = [int(index) for index in owners.unique().tolist() if index >= 0]
             if len(known) == 1 and bool((owners >= 0).all()):  # no row has to be copied

@@ -15,12 +15,18 @@ from torch import Tensor
 
 
 def forward_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher || student) = sum of p_T (log p_T - log p_S), which covers whatever the teacher may say."""
+    """KL(teacher || student) = sum of p_T (log p_T - log p_S), which covers whatever the teacher may say.
+
+    student and teacher [R, V]: log-probs; the result is [R].
+    """
     return (teacher.exp() * (teacher - student)).sum(-1)
 
 
 def reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(student || teacher) = sum of p_S (log p_S - log p_T), which leaves out what the teacher would not say."""
+    """KL(student || teacher) = sum of p_S (log p_S - log p_T), which leaves out what the teacher would not say.
+
+    student and teacher [R, V]: log-probs; the result is [R].
+    """
     return (student.exp() * (student - teacher)).sum(-1)
 
 
@@ -35,6 +41,7 @@ def js(student: Tensor, teacher: Tensor, options: JSOptions) -> Tensor:
     """Generalised Jensen-Shannon divergence (GKD, arXiv:2306.13649, section 2).
 
     beta KL(teacher || M) + (1 - beta) KL(student || M) with M = beta p_T + (1 - beta) p_S; at most log 2.
+    student and teacher [R, V]: log-probs; the result is [R].
     """
     beta = options.beta
     mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))

@@ -90,7 +90,7 @@ def estimate(
 def corrected(
     batch: RaggedBatch, config: AlgorithmConfig, version: int
 ) -> tuple[RaggedBatch, dict[str, torch.Tensor], dict[str, float]]:
-    """Return (the batch with the proximal policy's old_logprobs, columns that the policy's loss reads, metrics).
+    """Return (the batch with the proximal policy's old_logprobs, columns [T] that the policy's loss reads, metrics).
 
     Where the policy's own log-probs are not recomputed the engine's stand in for estimators and for the KL in the
     reward, and the loss itself corrects, by the log-probs that it has; it is told each token's staleness. The metrics

@@ -128,6 +128,7 @@ def read_head(
     config = base.config.get_text_config()
 
     def logits(states: torch.Tensor) -> torch.Tensor:
+        """Compute the logits [N, V], over the temperature, of hidden states [N, H]."""
         return scaled_logits(config, linear(states[:, : weight.shape[1]].to(weight.dtype), weight, bias)) / temperature
 
     return logits

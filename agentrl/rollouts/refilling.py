@@ -78,7 +78,7 @@ class Refilling(TakingTurns):
 
 @dataclass(slots=True)
 class Drawn:
-    """What became of the prompts that a step has drawn."""
+    """Fates of the prompts that a step has drawn."""
 
     teaching: list[int] = field(default_factory=list)
     """Groups whose trajectories differ, in the order in which they were drawn."""

@@ -92,9 +92,9 @@ class Parts:
     trajectory: list[int]
     """The trajectory of each sequence."""
     zero_advantage: list[int]
-    """Those that the policy need not go over where they teach it nothing."""
+    """Sequences that the policy need not go over where they teach it nothing."""
     successes: list[int]
-    """Those of trajectories that succeed; none where no loss reads it."""
+    """Sequences of trajectories that succeed; none where no loss reads it."""
 
 
 class Trainer:

@@ -324,7 +324,7 @@ class Outline:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """What its scorer gave: `score`, and the further numbers."""
+        """The scorer's numbers: `score`, and the further ones."""
         return self.score_extra if self.score is None else {**self.score_extra, "score": self.score}
 
     def reward(self, turn_reward_coef: float) -> float | None:

@@ -157,11 +157,7 @@ class ServerManager:
                     f"generate: {name} is {getattr(run, name):g} in this run, found {value}: tokens that are sampled "
                     "otherwise cannot be trained on. Leave it as run() was given it"
                 )
-        most_given = [(name, given.pop(name, None)) for name in ("max_tokens", "max_new_tokens")]
-        asked = [_count(name, value) for name, value in most_given if value is not None]
-        stop = tuple(map(str, _several("stop", given.pop("stop", None))))
-        ids = _several("stop_token_ids", given.pop("stop_token_ids", None))
-        stop_ids = [_count("stop_token_ids", id) for id in ids]
+        asked, stop, stop_ids = _ends(given)
         for name, value in given.items():
             if name not in NOT_READ and not (name in ONLY_ONE and value == 1):
                 raise ValueError(f"generate: sampling parameter {name}={value!r} has no equal here: leave it out")
@@ -174,13 +170,19 @@ class ServerManager:
             temperature=run.temperature,
             top_p=run.top_p,
             top_k=run.top_k,
-            stop_token_ids=(
-                *(*chat.stop_token_ids, *chat.media_token_ids),
-                *(_count("stop_token_ids", id) for id in stop_ids),
-            ),
+            stop_token_ids=(*chat.stop_token_ids, *chat.media_token_ids, *stop_ids),
             stop=stop,
             seed=seed_of(episode.seed, self.requests, length),
         )
+
+
+def _ends(given: dict[str, object]) -> tuple[list[int], tuple[str, ...], list[int]]:
+    """Take what ends a turn out of sampling parameters: numbers of tokens, texts and ids."""
+    most = [(name, given.pop(name, None)) for name in ("max_tokens", "max_new_tokens")]
+    stop = tuple(map(str, _several("stop", given.pop("stop", None))))
+    ids = _several("stop_token_ids", given.pop("stop_token_ids", None))
+    asked = [_count(name, value) for name, value in most if value is not None]
+    return asked, stop, [_count("stop_token_ids", id) for id in ids]
 
 
 def _count(name: str, value: object) -> int:

@@ -285,6 +285,7 @@ def expert_batch(expert: Sequences, place: int, steps: int, coef: float) -> Mini
     scale = LossScale.of(sequences.policy_tokens, "token-mean")
 
     def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
         mean = aggregate(-found.logprobs, micro.mask, micro.offsets, scale)
         return coef * mean, {"expert_loss": mean.detach()}
 

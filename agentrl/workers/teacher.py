@@ -129,7 +129,10 @@ class LoadedTeacher:
         self._offload = Offload(self.model, self._device, enabled=offload)
 
     def score(self, batch: RaggedBatch) -> torch.Tensor:
+        """See `Teacher.score`: [T, width]."""
+
         def scores(micro: RaggedBatch) -> torch.Tensor:
+            """Score the tokens of a micro-batch: [T, width]."""
             found: torch.Tensor = self.model(micro.ids, micro.offsets, micro.mask, micro.images)
             return found
 
@@ -150,7 +153,10 @@ class ServedTeacher:
         self._server = LogprobServer(teacher, "distillation.teacher", top_k=self._top_k)
 
     def score(self, batch: RaggedBatch) -> torch.Tensor:
-        """See `Teacher.score`. Raises TrainingError when there is no answer, or sequences have images."""
+        """See `Teacher.score`: [T, width] float32.
+
+        Raises TrainingError when there is no answer, or sequences have images.
+        """
         scores = torch.zeros(batch.num_tokens, self.width)
         if not len(batch):
             return scores

@@ -57,7 +57,7 @@ def bi_level_gae(columns: EstimatorColumns, config: AlgorithmConfig, options: Bi
 
 
 def _bounds(counts: Tensor) -> Tensor:
-    """Where stretches of so many entries begin and end: [n + 1] int64."""
+    """Bounds of N stretches of so many entries: [N + 1] int64."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 

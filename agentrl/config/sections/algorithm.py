@@ -80,7 +80,7 @@ Criterion = Literal[
     "seq_max_k2",
     "seq_max_k3",
 ]
-"""What rejection looks at; see `agentrl.algorithms.rollout_correction.kept`."""
+"""Criteria of rejection; see `agentrl.algorithms.rollout_correction.kept`."""
 RATIOS = ("token", "sequence", "geometric")
 """The criteria with a lower and an upper bound."""
 WEIGHED = OnlyWith("rollout_is=token or sequence or geometric")
@@ -101,7 +101,7 @@ class RolloutCorrectionConfig(Section):
     rollout_is_lower: Annotated[float | None, WEIGHED] = Field(None, gt=0)
     """Lower bound of the weights."""
     rollout_is_outside: Annotated[Literal["truncate", "mask"], WEIGHED] = "truncate"
-    """What becomes of a weight out of bounds. truncate: the bound (TIS); mask: 0 (IcePop, arXiv:2510.18855)."""
+    """Treatment of a weight out of bounds. truncate: the bound (TIS); mask: 0 (IcePop, arXiv:2510.18855)."""
     rollout_is_batch_normalize: Annotated[bool, WEIGHED] = False
     """Divide the weights by their mean over the batch (by sequence: over sequences). With proximal=recomputed alone."""
     reject: dict[Criterion, float | tuple[float, float]] = Field(default_factory=dict)

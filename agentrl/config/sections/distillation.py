@@ -39,7 +39,7 @@ class TeacherConfig(Section):
         Needs("model", of="prompt_logprobs"),
         Needs("model", of="echo"),
     ] = "sglang"
-    """What is asked: sglang, its own /generate; prompt_logprobs, completions with that field (vLLM); echo, completions
+    """Request that is sent: sglang, its own /generate; prompt_logprobs, completions with that field (vLLM); echo, completions
     with echo, which gives the sampled tokens' log-probs alone."""
     model: Annotated[str | None, SERVED] = None
     """The model's name there, for completions."""
@@ -86,8 +86,8 @@ class DistillationConfig(Section):
     teacher, e.g. {math/*: {path: teachers/math}, code/*: {path: teachers/code}}. Rows that no teacher fits learn from
     rewards alone."""
     scope: Annotated[Literal["sampled", "top_k", "full"], TAUGHT] = "sampled"
-    """What is compared: sampled, the log-probs of the sampled tokens; top_k, the teacher's likeliest tokens and, as one
-    more, all others; full, the whole vocabulary, for teachers with path."""
+    """Terms of the comparison: sampled, the log-probs of the sampled tokens; top_k, the teacher's likeliest tokens and,
+    as one more, all others; full, the whole vocabulary, for teachers with path."""
     use: Annotated[Literal["advantage", "loss"], TAUGHT, SAMPLED] = "advantage"
     """advantage: estimates are taken off the advantages, and the policy loss learns from both; loss: they are a term of
     the loss, with a gradient of their own."""

@@ -100,7 +100,7 @@ class _Server:
     deaths: list[float] = field(default_factory=list)
     """Times of deaths within the last `restart_window`."""
     exchanging: bool = False
-    """It is paused to be sent weights."""
+    """True while it is paused to be sent weights."""
 
 
 class Fleet:
