@@ -39,8 +39,8 @@ class TeacherConfig(Section):
         Needs("model", of="prompt_logprobs"),
         Needs("model", of="echo"),
     ] = "sglang"
-    """Request that is sent: sglang, its own /generate; prompt_logprobs, completions with that field (vLLM); echo, completions
-    with echo, which gives the sampled tokens' log-probs alone."""
+    """Request that is sent: sglang, its own /generate; prompt_logprobs, completions with that field (vLLM); echo,
+    completions with echo, which gives the sampled tokens' log-probs alone."""
     model: Annotated[str | None, SERVED] = None
     """The model's name there, for completions."""
     tokenizer: Annotated[str | None, SERVED] = None
