@@ -171,7 +171,7 @@ BROKEN = {
 async def test_a_body_that_breaks_off_gets_one_answer_and_no_traceback(port: int, body: bytes) -> None:
     told: list[logging.LogRecord] = []
     handler = logging.Handler(logging.ERROR)
-    handler.emit = told.append  # type: ignore[method-assign]
+    handler.emit = told.append  # type: ignore[assignment,method-assign]
     logging.getLogger("uvicorn.error").addHandler(handler)
     try:
         reader, writer = await slow(port, b"POST / HTTP/1.1\r\nHost: x\r\n" + body)
