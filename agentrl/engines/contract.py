@@ -183,5 +183,9 @@ class InFlightEngine(RolloutEngine, Protocol):
         ...
 
     async def release_weights(self) -> None:
-        """Read the weights of the last update no more, for they are about to change, until the next one."""
+        """Read the weights of the last update no more, for they are about to change."""
+        ...
+
+    async def offer_weights(self, weights: Weights, version: int) -> None:
+        """Allow, after `release_weights`, to read weights for what comes back anew; what samples keeps what it has."""
         ...

@@ -33,6 +33,8 @@ from agentrl.trajectory.staleness import newest_version
 _FRAME = struct.Struct("<IQ16s")
 """Bytes of the header, bytes of the trajectories, and the checksum of both."""
 _SUFFIX = ".groups"
+OF_THE_UPDATE = ("seed", "total_training_steps", "total_epochs", "critic_warmup")
+"""Keys of `trainer` that the policy's updates depend on; schedules read the number of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +219,9 @@ def identity(sample: Sample) -> str:
 
 
 def validity(config: Config) -> str:
-    """Return a hash of what trajectories depend on: the whole config but when and how much is trained and shown."""
+    """Return a hash of what trajectories and the weights that sample them depend on: all keys but most of trainer's."""
     keys = config_to_dict(config)
-    keys["trainer"] = {"seed": config.trainer.seed}
+    keys["trainer"] = {name: getattr(config.trainer, name) for name in OF_THE_UPDATE}
     return blake2b(json.dumps(keys, sort_keys=True, default=repr).encode(), digest_size=16).hexdigest()
 
 

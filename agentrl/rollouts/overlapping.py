@@ -118,6 +118,8 @@ class Overlapping:
         """The error that ended a group."""
         self._held = self._loaded = False
         self._in_flight = isinstance(rollouts.engine, InFlightEngine)
+        self._released = False
+        """An engine that samples on may not read the weights: an update may have changed them."""
         self._idle = _Idle(rollouts.engine)
         self._weights: Weights | None = None
         """Weights that `publish` was last given."""
@@ -211,6 +213,10 @@ class Overlapping:
 
     async def _next(self, task: Task) -> list[Trajectory]:
         await self._end_update()
+        engine = self.rollouts.engine
+        if self._released and self._weights is not None and isinstance(engine, InFlightEngine):
+            await engine.offer_weights(self._weights, self.flow.version)
+            self._released = False
         settings = self.flow.settings
         if (again := self.record.again(self.flow)) is not None:
             groups = {ordinal: self.record.trajectories(ordinal) for ordinal in again.fates}
@@ -310,6 +316,7 @@ class Overlapping:
         if self._in_flight:
             self.rollouts.loop.call_soon(self.rollouts.scheduler.clock.stop)
         report = self.rollouts.update_weights(weights, self.flow.version, in_flight=True)
+        self._released = False
         self.rollouts.loop.run(self._published())
         return report
 
@@ -337,6 +344,7 @@ class Overlapping:
         if isinstance(self.rollouts.engine, InFlightEngine):
             self._admit()
             await self.rollouts.engine.release_weights()
+            self._released = True
         else:
             await self._hold()
 

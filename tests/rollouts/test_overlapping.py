@@ -20,7 +20,8 @@ from agentrl.agent_loop.function import LoopFunction
 from agentrl.config import Config, load_config
 from agentrl.data.contract import Dataset
 from agentrl.data.loader import make_loader
-from agentrl.engines.weights import Weights
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, DataError
 from agentrl.model.packed import load_model
 from agentrl.quickstart.tiny_policy import make_tiny_policy
@@ -370,6 +371,53 @@ def test_killed_at_any_point_it_takes_the_same_batches_again(
     assert len(ran) == len(set(ran)), "no trajectory begins twice"
     assert found.found >= (at - 2) * B + len(ended) - lost * 2 * B, "what had ended is not sampled again"
     assert not lost or found.found
+
+
+class Flying(EmbeddedEngine):
+    """The embedded engine as one with devices of its own."""
+
+    asked: list[str]
+
+    async def update_in_flight(self, weights: Weights, version: int) -> SyncReport:
+        self.asked.append("update")
+        await self.pause("retract")
+        report = await self.update_weights(weights, version)
+        await self.resume()
+        return report
+
+    async def release_weights(self) -> None:
+        self.asked.append("release")
+
+    async def offer_weights(self, weights: Weights, version: int) -> None:
+        self.asked.append(f"offer {version}")
+
+
+def test_an_engine_with_devices_of_its_own_samples_while_the_policy_is_updated(opened: Opened) -> None:
+    with opened(2, 2, every=2, steps=7) as bench:
+        engine = bench.overlapping.rollouts.engine
+        engine.__class__ = Flying
+        assert isinstance(engine, Flying)
+        engine.asked = []
+        bench.overlapping._in_flight = True
+        bench.seconds = 0.2
+        sampled = []
+        for step in range(1, 8):
+            bench.step(step, changes=step != 3)
+            sampled.append(bench.overlapping.rollouts.loop.run(engine.health()).paused)
+        counts = bench.overlapping.record.ledger.counts
+        metrics = bench.overlapping._numbers
+    assert not any(sampled), "it is never held"
+    assert_each_once(bench.uids, 7)
+    assert counts[Fate.TRAINED] == 7 * B
+    made = [0, 1, 2, 2, 3, 4, 5]
+    ages = [{v - one for one in b.version[b.mask].tolist()} for v, b in zip(made, bench.batches, strict=True)]
+    assert max(map(max, ages)) <= 2 and any(len(one) > 1 for one in ages)
+    # Published is every second version; the others, and what a step left as it was, are there for what comes back.
+    assert engine.asked == [
+        *("release", "offer 1", "release", "update", "release", "offer 2", "release", "offer 3"),
+        *("release", "update", "release", "offer 5", "release", "update"),
+    ]
+    assert 0 < metrics["trainer_idle"] <= 1 and 0 <= metrics["engine_idle"] <= 1
 
 
 def test_rows_that_are_others_now_are_named(opened: Opened, tmp_path: Path) -> None:

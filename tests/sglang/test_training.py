@@ -179,7 +179,7 @@ def policy_of(model: Path, checkpoint: Path | None = None) -> PreTrainedModel:
     """The model in a folder, with the weights of a checkpoint."""
     policy: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     if checkpoint is not None:
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
         for file in checkpoint.glob("*.safetensors"):
             tensors |= load_file(file)
         weights = {name: tensors[name] for name, _ in policy.named_parameters()}

@@ -379,8 +379,12 @@ class ServerEngine:
         return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
 
     async def release_weights(self) -> None:
-        """See `InFlightEngine.release_weights`. A server that starts meanwhile waits for the next update."""
+        """See `InFlightEngine.release_weights`. A server that starts meanwhile waits until it can be sent weights."""
         await self._supervisor.release_weights()
+
+    async def offer_weights(self, weights: Weights, version: int) -> None:
+        """See `InFlightEngine.offer_weights`."""
+        self._supervisor.offer_weights(weights, version)
 
     @asynccontextmanager
     async def _exchange(self) -> AsyncIterator[list[Server]]:

@@ -71,6 +71,9 @@ class Supervisor:
         self.restartable = all(server.process is not None for server in servers)
         self.fleet = Fleet(list(self.servers), self._clock.now, restartable=self.restartable, timings=timings)
         self._weights: Weights | None = None
+        """Weights that can be sent; None while they are being changed."""
+        self._offered = 0
+        """Their version."""
         self.sending = asyncio.Lock()
         """Held while weights are sent to a server."""
         self._down: set[str] = set()
@@ -175,7 +178,7 @@ class Supervisor:
         """Set new weights, which all servers must have from now on, and send them. Return the faults by server."""
         async with self.sending:
             self.version = version
-            self._take(weights)
+            self._take(weights, version)
             self.fleet.target(version)
             self.look()
             return await self._send(servers, version)
@@ -186,8 +189,7 @@ class Supervisor:
         Return the faults by server; such a server runs nothing before it was sent all weights.
         """
         async with self.sending:
-            self.fleet.rolls_to(version, self.version)
-            self._take(weights)
+            self.offer_weights(weights, version)
             servers, faults = self.answering(), dict[str, Exception]()
             for wave in (servers[: len(servers) // 2], servers[len(servers) // 2 :]):
                 urls = [server.url for server in wave]
@@ -236,8 +238,13 @@ class Supervisor:
         async with self.sending:
             self._weights = None
 
-    def _take(self, weights: Weights) -> None:
-        self._weights, self.fleet.sendable = weights, True
+    def offer_weights(self, weights: Weights, version: int) -> None:
+        """Let servers have these weights beside those that they must have; the latter are sent no more."""
+        self.fleet.rolls_to(version, self.version)
+        self._take(weights, version)
+
+    def _take(self, weights: Weights, version: int) -> None:
+        self._weights, self._offered, self.fleet.sendable = weights, version, True
 
     async def _send(self, servers: Sequence[Server], version: int) -> dict[str, Exception]:
         assert self._weights is not None
@@ -262,19 +269,19 @@ class Supervisor:
         An earlier update may have left it paused; its cache and its running requests may be of unknown weights. It is
         resumed only when it has taken all of them.
         """
-        server.give_up()
-        await server.client.pause("retract")
-        await server.client.flush_cache()
-        async with self.sending:
+        async with self.sending:  # from the pause on: an update of all servers would resume it in between
             if self._weights is None:
                 self.fleet.postponed(server.url)
                 return
             if self.fleet.outstanding(server.url) is not action:
                 return  # an update of all servers was first
-            faults = await self._send([server], self.version)
-        if faults:
-            raise faults[server.url]
-        await self.each(lambda server: server.client.resume(), [server])
+            server.give_up()
+            await server.client.pause("retract")
+            await server.client.flush_cache()
+            faults = await self._send([server], self._offered)
+            if faults:
+                raise faults[server.url]
+            await self.each(lambda server: server.client.resume(), [server])
 
     @property
     def bytes_sent(self) -> int:
