@@ -136,6 +136,64 @@ async def test_a_server_with_old_weights_cannot_pass_as_current(
             assert_right(list(await asyncio.gather(*requests(engine, 12, 10, name))), reference, 10)
 
 
+@pytest.mark.slice(0, "kill")
+@pytest.mark.timeout(400)
+async def test_weights_in_flight_on_a_fleet_of_which_one_server_fails(
+    pair: tuple[SGLangProcess, SGLangProcess],
+    reference: PreTrainedModel,
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each token is of the version that is recorded of it, whatever its server was sent and when."""
+    other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
+    models = {1: reference, 2: other, 3: reference, 4: other}
+    resumed: list[str] = []
+    told: list[str] = []
+    async with engine_over(pair, reference, ours=False, told=told) as engine:
+        servers = list(engine._supervisor.servers.values())
+        refusing = {servers[1].url}
+
+        async def end(client: SGLangClient, timeout: float) -> None:
+            if client.url in refusing:
+                raise ServerFailed(client.url, "planted")
+            await SGLangClient.post(client, "/end_weight_update", {}, timeout=timeout)
+
+        async def resume(client: SGLangClient) -> None:
+            resumed.append(client.url)
+            await SGLangClient.post(client, "/continue_generation", {})
+
+        tasks = [asyncio.ensure_future(request) for request in requests(engine, 12, 100)]
+        await in_the_middle(engine, 0, 3)
+        await in_the_middle(engine, 1, 3)
+        await engine.update_in_flight(Weights.of(other.named_parameters()), 2)
+        await engine.release_weights()
+        # From here on the second server takes no weights to their end.
+        monkeypatch.setattr(SGLangClient, "end_weight_update", end)
+        monkeypatch.setattr(SGLangClient, "resume", resume)
+        tasks += [asyncio.ensure_future(request) for request in requests(engine, 12, 100, "t")]
+        await engine.update_in_flight(Weights.of(reference.named_parameters()), 3)
+        assert resumed.count(servers[0].url) == 1 and servers[1].url not in resumed
+        assert engine._supervisor.fleet.serving == [servers[0].url]
+        assert any("did not take the weights" in line for line in told)
+        await engine.release_weights()
+        await asyncio.sleep(1.5)  # of the supervisor's looks, in which it may not send what is about to change
+        assert engine._supervisor.fleet.state(servers[1].url) is FleetState.STALE and servers[1].url not in resumed
+        refusing.clear()
+        await engine.update_in_flight(Weights.of(other.named_parameters()), 4)
+        assert set(engine._supervisor.fleet.serving) == {server.url for server in servers}
+        tasks += [asyncio.ensure_future(request) for request in requests(engine, 12, 20, "u")]
+        results = list(await asyncio.gather(*tasks))
+    for number, result in enumerate(results):
+        prompt = prompt_of(20 + number % 12)
+        for span in result.versions:
+            before = prompt + result.ids[: span.start]
+            count = span.end - span.start
+            assert result.ids[span.start : span.end] == greedy_ids(models[span.version], before, count), result.versions
+    spans = [[span.version for span in result.versions] for result in results]
+    assert any(len(set(one)) > 1 for one in spans), "some answers went on under further weights"
+    assert all(one == sorted(one) for one in spans) and all(set(one) == {4} for one in spans[24:])
+
+
 async def test_a_server_that_was_left_paused_is_reached(server: SGLangProcess) -> None:
     http = http_client()
     client = SGLangClient(server.url, http)
