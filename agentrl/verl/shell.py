@@ -137,7 +137,7 @@ def _simple_commands(tokens: list[Token]) -> Iterator[list[Token]]:
 
 def _tokens(text: str) -> Iterator[Token]:
     """Split a script into words and operators. Comments and here-documents are left out."""
-    text = text.replace("\r\n", "\n").replace("\\\n", "\x01")
+    text = text.replace("\r\n", "\n").replace("\\\n", "\x01").removesuffix("\\")  # it continues nothing
     position, line, word = 0, 1, ""
     documents: list[str] = []
     while position < len(text):
@@ -238,6 +238,8 @@ def expand(word: str, variables: Variables, *, splits: bool = True) -> list[str]
     fields: list[str] = []
     current: str | None = None
     position = 0
+    if word == "~" or word.startswith("~/"):
+        current, position = " ".join(variables.values["HOME"]), 1
     while position < len(word):
         end = _part(word, position)
         piece = word[position:end]

@@ -152,7 +152,11 @@ CASES = {
         {"config/gsm8k_multiturn_grpo_w_interaction.yaml": MULTI_TURN, "talks.yaml": INTERACTION, "scorer.py": SCORER},
         [
             {
-                **row(index, interaction_kwargs={"name": "gsm8k", "query": "?", "ground_truth": str(index)}),
+                **row(index),
+                "extra_info": {
+                    "index": index,
+                    "interaction_kwargs": {"name": "gsm8k", "query": "?", "ground_truth": str(index)},
+                },
                 "agent_name": "tool_agent",
             }
             for index in range(8)

@@ -115,6 +115,11 @@ def test_variables_are_substituted_and_nothing_else_is_done() -> None:
         ('echo a#b "c # d"', ["echo", "a#b", "c # d"]),
         ("A=$((1 + $(id)))\necho $A", ["echo", UNKNOWN]),
         ('echo "$(pwd)/x" $PWD/y', ["echo", f"{Path.cwd()}/x", f"{Path.cwd()}/y"]),
+        (
+            "A=~/x; echo $A ~/y ${B:-~/z} '~/q' a~/b",
+            ["echo", *(f"{Path.home()}/{one}" for one in "xyz"), "~/q", "a~/b"],
+        ),
+        ("echo a \\", ["echo", "a"]),
         ("cd /tmp && echo $(pwd)", ["echo", UNKNOWN]),
     ],
 )
