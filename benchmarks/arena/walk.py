@@ -15,6 +15,7 @@ from random import Random
 from agentrl.observe.display import Display
 from agentrl.quickstart.assets import WarmUp, sft_config, write_untrained
 from agentrl.quickstart.tiny_policy import TinyShape
+from agentrl.system.json_value import JSON
 from agentrl.trainer.run_sft import train_sft
 from agentrl.trajectory import Message
 from data_prep.files import Row, write_parquet
@@ -134,7 +135,7 @@ def make(directory: Path, seed: int, display: Display) -> None:
     (making / "policy").rename(directory / "policy")
 
 
-def keys(directory: Path) -> dict[str, object]:
+def keys(directory: Path) -> dict[str, JSON]:
     """Return the keys of a training on these rows."""
     return {
         "actor_rollout_ref.model.path": str(directory / "policy"),
