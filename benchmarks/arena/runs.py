@@ -130,7 +130,8 @@ def keys(match: Match, out: Path) -> dict[str, JSON]:
         "trainer.default_local_dir": str(match.folder(out)),
     }
     place = assets(match.task, match.seed, out)
-    task = {"quickstart.dir": str(place), "quickstart.seed": match.seed} if match.task == "calls" else walk.keys(place)
+    quickstart: dict[str, JSON] = {"quickstart.dir": str(place), "quickstart.seed": match.seed}
+    task = quickstart if match.task == "calls" else walk.keys(place)
     return own | task | dict(match.contender.keys)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from agentrl.config import load_config
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from benchmarks.arena import walk
-from benchmarks.arena.contenders import CONTENDERS, ESTIMATOR, LOSS
+from benchmarks.arena.contenders import CONTENDERS, ESTIMATOR, LOSS, Contender
 from benchmarks.arena.page import BEGIN, END, document
 from benchmarks.arena.runs import TASKS, Match, Result, finish, keys
 from data_prep.files import write_parquet
@@ -25,17 +26,17 @@ def test_every_estimator_and_loss_contends() -> None:
 
 
 @pytest.mark.parametrize("contender", CONTENDERS, ids=lambda one: f"{one.ray} {one.name}")
-def test_every_contender_is_a_valid_config(contender: object, tmp_path: Path) -> None:
+def test_every_contender_is_a_valid_config(contender: Contender, tmp_path: Path) -> None:
     (place := tmp_path / "walk-1" / "assets").mkdir(parents=True)
     (place / "interactions.yaml").write_text(walk.INTERACTION.format(steps=walk.STEPS))
     for task in TASKS:
-        match = Match(task, contender, 1, 20)  # type: ignore[arg-type]
+        match = Match(task, contender, 1, 20)
         load_config([f"{key}={json.dumps(value)}" for key, value in keys(match, tmp_path).items()])
 
 
 def test_a_walk_without_strays_ends_at_its_goal_by_the_shortest_way() -> None:
     for start, goal in (next(walk.errands(str(seed))) for seed in range(20)):
-        said = walk.conversation(start, goal, 0.0, random.Random(1))["messages"]
+        said: Any = walk.conversation(start, goal, 0.0, random.Random(1))["messages"]
         moves = [message["content"] for message in said if message["role"] == "assistant"]
         assert len(moves) == abs(start[0] - goal[0]) + abs(start[1] - goal[1])
         world = walk.Walk()
