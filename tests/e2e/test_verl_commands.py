@@ -162,35 +162,6 @@ CASES = {
             for index in range(8)
         ],
     ),
-    "search_r1": Case(
-        "agentrl.verl.main_ppo",
-        [
-            "algorithm.adv_estimator=grpo",
-            "data.train_data_num=null",
-            "data.max_start_length=400",
-            "data.max_obs_length=20",
-            "data.shuffle_train_dataloader=True",
-            f"{ACTOR}.use_kl_loss=true",
-            f"{ACTOR}.state_masking=true",
-            f"{ROLLOUT}.n_agent=4",
-            "algorithm.no_think_rl=false",
-            "max_turns=2",
-            "retriever.url=http://127.0.0.1:8000/retrieve",
-            "retriever.topk=3",
-            "custom_reward_function.path=scorer.py",
-        ],
-        {"scorer.py": SCORER},
-        [
-            {
-                "data_source": "nq",
-                "prompt": [{"role": "user", "content": f"Question: who is {index}?"}],
-                "ability": "fact-reasoning",
-                "reward_model": {"style": "rule", "ground_truth": {"target": [str(index)]}},
-                "extra_info": {"split": "train", "index": index},
-            }
-            for index in range(8)
-        ],
-    ),
 }
 
 
