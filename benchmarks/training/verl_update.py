@@ -138,7 +138,7 @@ def our_step(config: Config, batch: RaggedBatch) -> tuple[Step, dict[str, Tensor
         batch = replace(batch, values=critic.compute_values(batch)[0])
     kl_coef = config.algorithm.kl_ctrl.kl_coef if config.algorithm.use_kl_in_reward else None
     columns, _ = estimate(batch, config.algorithm, rollout.n, kl_coef)
-    batch = replace(batch, **columns)
+    batch = batch.with_fields(**columns)
     if critic is not None:
         critic.update(batch, step=1)
     policy.update(batch, step=1)
@@ -187,9 +187,9 @@ def their_step(verls: Mapping[str, Any], config: Config, batch: RaggedBatch, cri
     from verl.trainer.ppo import core_algos  # type: ignore[import-not-found]
 
     rows = Rows(batch)
-    path, temperature = config.actor_rollout_ref.model.path, verls[f"{ROLLOUT}.temperature"]
+    path, temperature = str(config.actor_rollout_ref.model.path), verls[f"{ROLLOUT}.temperature"]
     policy = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float64)
-    reference = AutoModelForCausalLM.from_pretrained(config.actor_rollout_ref.ref.path, torch_dtype=torch.float64)
+    reference = AutoModelForCausalLM.from_pretrained(str(config.actor_rollout_ref.ref.path), torch_dtype=torch.float64)
 
     def scores(model: nn.Module) -> tuple[Tensor, Tensor]:
         logits = model(rows.ids).logits[:, :-1] / temperature
@@ -345,7 +345,7 @@ def main() -> None:
     parser.parse_args()
     logging.disable()
     transformers_logging.disable_progress_bar()
-    import verl
+    import verl  # type: ignore[import-not-found]
 
     package = Path(verl.__file__).resolve().parents[1]
     for name in COMMANDS:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from agentrl.system.json_value import JSON
+from agentrl.system.json_value import JSON, as_object
 
 TRAINERS = Path("verl", "trainer", "config")
 """The folder of a clone with the YAML that all trainers build on."""
@@ -22,8 +23,7 @@ def composed(clone: Path, folder: Path, name: str, overrides: Sequence[str] = ()
     searched = f"hydra.searchpath=[file://{(clone / TRAINERS).resolve()}]"
     with initialize_config_dir(str(folder.resolve()), version_base=None):
         tree = compose(name, overrides=[searched, *overrides])
-    values = OmegaConf.to_container(tree, resolve=False)
-    assert isinstance(values, dict)
+    values = as_object(cast(JSON, OmegaConf.to_container(tree, resolve=False)))
     _resolve(tree, values, "")
     return dict(leaves(values))
 

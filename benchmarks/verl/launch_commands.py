@@ -249,11 +249,10 @@ def differences(launch: Launch, verl: Path) -> list[str]:
     ours = flatten(config.model_dump(mode="json"), leaf_keys(Config))
     name = command.config_name.removesuffix(".yaml")
     folder = command.config_path if command.config_path is not None else verl / TRAINERS
-    added = [] if name.startswith(("dapo", SEARCH_R1)) else None
-    if added is not None:
+    if name.startswith(("dapo", SEARCH_R1)):
         name = "ppo_megatron_trainer" if "megatron" in name else "ppo_trainer"
     overrides = [word if _is_group(word) else f"++{word.lstrip('+')}" for word in command.overrides]
-    verls = composed(verl, folder, name, overrides)
+    verls: Reference = composed(verl, folder, name, overrides)
     if SEARCH_R1 in command.config_name:
         verls = as_fork(verls)
     has = [key for key in SAME if key in verls]  # a fork of an older verl lacks some

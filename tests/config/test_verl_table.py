@@ -137,7 +137,11 @@ def test_a_misspelled_key_is_told_with_verls_own() -> None:
 
 def test_values_of_the_models_config_are_ours_and_dropout_is_refused() -> None:
     key = "actor_rollout_ref.model.override_config"
-    given = {"attention_dropout": 0.0, "attn_implementation": "sdpa", "model_config": {"max_position_embeddings": 64}}
+    given: JSON = {
+        "attention_dropout": 0.0,
+        "attn_implementation": "sdpa",
+        "model_config": {"max_position_embeddings": 64},
+    }
     assert translate({key: given}, Config).values[key] == {"max_position_embeddings": 64}
     assert translate({key: {"resid_pdrop": 0.0}}, Config).values == {}
     assert key in translate({key: {"resid_pdrop": 0.1}}, Config).refused

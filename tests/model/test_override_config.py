@@ -15,10 +15,11 @@ from agentrl.engines.sglang.options import ServerArguments
 from agentrl.errors import ConfigError
 from agentrl.model.packed import load_model
 from agentrl.model.read_config import merged
+from agentrl.system.json_value import JSON
 from tests.workers.conftest import BatchMaker, WorkerMaker
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-OVERRIDE = {"rope_scaling": YARN, "max_position_embeddings": 4096}
+YARN: dict[str, JSON] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+OVERRIDE: dict[str, JSON] = {"rope_scaling": YARN, "max_position_embeddings": 4096}
 
 
 def test_the_policy_computes_with_it_and_keeps_it(

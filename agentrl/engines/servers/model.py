@@ -39,7 +39,7 @@ class ModelFacts:
         return ModelFacts(
             model.get_output_embeddings().weight.shape[0],
             CheckpointNames(model, shapes).shapes(shapes),
-            (config.architectures or [None])[0],
+            config.architectures[0] if config.architectures else None,
             getattr(text, "max_position_embeddings", None),
         )
 
