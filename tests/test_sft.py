@@ -159,9 +159,10 @@ def test_only_the_assistant_is_learnt(policy: Path, chat: Chat, tmp_path: Path) 
 def test_a_template_that_loses_text_is_told_before_a_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """There is no model in the folder of the tokenizer: the chat template is looked at first."""
+    """There are no weights in the folder of the tokenizer: the chat template is looked at first."""
     template = HERMES.replace("message.role == 'tool'", "message.role == 'observation'")
     tokenizer = save_tokenizer(tmp_path / "tokenizer", QWEN, "<|im_end|>", template)
+    (Path(tokenizer) / "config.json").write_text('{"model_type": "qwen3"}')
     data = write(tmp_path / "train.parquet", [[*GREETING, *GREETING], *TRANSCRIPTS])
     arguments = [f"data.train_files={data}", f"model.path={tokenizer}", f"trainer.default_local_dir={tmp_path / 'run'}"]
     assert main([*arguments, "trainer.device=cpu"]) == 2
@@ -189,8 +190,10 @@ def test_a_step_that_is_not_finite_is_skipped_and_too_many_end_the_run(
     healthy, calls = FSDPPolicy.forward, count(1)
     broken = {2, *range(8, 8 + MAX_SKIPPED)}
 
-    def sometimes_broken(backend: FSDPPolicy, micro: RaggedBatch, needs: Needs) -> TokenScores:
-        return TokenScores(healthy(backend, micro, needs).logprobs * (torch.nan if next(calls) in broken else 1.0))
+    def sometimes_broken(backend: FSDPPolicy, micro: RaggedBatch, needs: Needs, *others: Any) -> TokenScores:
+        return TokenScores(
+            healthy(backend, micro, needs, *others).logprobs * (torch.nan if next(calls) in broken else 1.0)
+        )
 
     monkeypatch.setattr(FSDPPolicy, "forward", sometimes_broken)
     run = [f"data.train_files={data}", "data.train_batch_size=3", f"model.path={policy}", "trainer.device=cpu"]

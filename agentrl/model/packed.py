@@ -26,7 +26,7 @@ from agentrl.model.attend import Rule
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
 from agentrl.model.cpu.tree_layout import tree_layout
 from agentrl.model.layout import PackedLayout, flat_layout
-from agentrl.model.read_config import read_config
+from agentrl.model.read_config import OVERRIDE_KEY, read_config
 from agentrl.model.scores import Compare, TokenScores
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
@@ -65,7 +65,7 @@ def load_model(
     override: see `read_config`. Raises ConfigError when there is no such model, or when its packed forward does not
     equal its own.
     """
-    with loading(path):
+    with loading(path, override):
         config = _plain_config(path, trust_remote_code, override)
         model = auto_class(config).from_pretrained(
             path,
@@ -85,7 +85,7 @@ def empty_model(
 
     Call `check_packed_attention` once it has its weights. Raises ConfigError when there is no such model.
     """
-    with loading(path), torch.device("meta"):
+    with loading(path, override), torch.device("meta"):
         config = _plain_config(path, trust_remote_code, override)
         model = auto_class(config).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
     _without_dropout(model)
@@ -106,13 +106,14 @@ def _plain_config(path: str, trust_remote_code: bool, override: Mapping[str, JSO
 
 
 @contextlib.contextmanager
-def loading(path: str) -> Iterator[None]:
-    """Turn errors of loading inside the block into a ConfigError that names `path`."""
+def loading(path: str, override: Mapping[str, JSON] = {}) -> Iterator[None]:
+    """Turn errors of loading inside the block into a ConfigError that names `path`, and what overrides its config."""
     try:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ConfigError(
-            f"cannot load a causal language model from {path!r}: {error}\n"
+            f"cannot load a causal language model from {path!r}"
+            f"{f' with {OVERRIDE_KEY}={dict(override)}' if override else ''}: {error}\n"
             "Give a directory with config.json and safetensors weights (actor_rollout_ref.model.path)."
         ) from error
 

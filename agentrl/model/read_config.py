@@ -9,7 +9,7 @@ from transformers import AutoConfig, PretrainedConfig
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 
-KEY = "actor_rollout_ref.model.override_config"
+OVERRIDE_KEY = "actor_rollout_ref.model.override_config"
 
 
 def read_config(path: str, override: Mapping[str, JSON], *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -24,11 +24,11 @@ def read_config(path: str, override: Mapping[str, JSON], *, trust_remote_code: b
     written, _ = PretrainedConfig.get_config_dict(path, trust_remote_code=trust_remote_code)
     known = config.to_dict().keys() | written.keys() | {"rope_scaling"}
     if unknown := sorted(override.keys() - known):
-        raise ConfigError(f"{KEY}: the config of {path} ({type(config).__name__}) has no {', '.join(unknown)}")
+        raise ConfigError(f"{OVERRIDE_KEY}: the config of {path} ({type(config).__name__}) has no {', '.join(unknown)}")
     try:
         found = type(config).from_dict(merged(written, override))
     except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"{KEY}: {type(config).__name__} does not take it: {error}") from error
+        raise ConfigError(f"{OVERRIDE_KEY}: {type(config).__name__} does not take it: {error}") from error
     found.name_or_path = config.name_or_path
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.config.sections.distillation import TeacherConfig
 from agentrl.errors import ConfigError
@@ -111,26 +112,13 @@ class LogprobServer:
         """Read an answer. Raises LookupError, TypeError, ValueError or AttributeError for another form."""
         if not isinstance(answer, dict):
             raise TypeError("it is no object")
-        count = len(ids) - first
-        top: list[Pairs] = []
-        if self._config.api == "sglang":
-            info = answer["meta_info"]
-            own = [(int(entry[1]), entry[0]) for entry in info["input_token_logprobs"][-count:]]
-            if self._top_k:
-                top = [
-                    [(int(entry[1]), float(entry[0])) for entry in entries]
-                    for entries in info["input_top_logprobs"][-count:]
-                ]
-        elif self._config.api == "echo":
-            logprobs = answer["choices"][0]["logprobs"]["token_logprobs"]
-            if len(logprobs) < len(ids):
-                raise ValueError(f"it has {len(logprobs)} for {len(ids)} tokens")
-            own = list(zip(ids[first:], logprobs[first : len(ids)], strict=True))
-        else:
-            tables = answer["choices"][0]["prompt_logprobs"][-count:]
-            own = [(token, table[str(token)]["logprob"]) for token, table in zip(ids[first:], tables, strict=True)]
-            if self._top_k:
-                top = [likeliest(table, self._top_k) for table in tables]
+        match self._config.api:
+            case "sglang":
+                own, top = _of_sglang(answer, len(ids) - first, self._top_k)
+            case "echo":
+                own, top = _of_echo(answer, ids, first), []
+            case _:
+                own, top = _of_prompt(answer, ids[first:], self._top_k)
         if [token for token, _ in own] != ids[first:]:
             raise ValueError("it is about other tokens")
         if top and {len(pairs) for pairs in top} != {self._top_k}:
@@ -138,6 +126,29 @@ class LogprobServer:
                 f"it has {sorted({len(pairs) for pairs in top})} likeliest tokens in place of {self._top_k}"
             )
         return GivenTokens(first, [float(logprob) for _, logprob in own], top)
+
+
+def _of_sglang(answer: dict[str, Any], count: int, top_k: int) -> tuple[Pairs, list[Pairs]]:
+    """Read SGLang's own answer: the given tokens, and the likeliest ones at their places."""
+    info = answer["meta_info"]
+    own = [(int(entry[1]), entry[0]) for entry in info["input_token_logprobs"][-count:]]
+    places = info["input_top_logprobs"][-count:] if top_k else []
+    return own, [[(int(entry[1]), float(entry[0])) for entry in entries] for entries in places]
+
+
+def _of_echo(answer: dict[str, Any], ids: list[int], first: int) -> Pairs:
+    """Read a completion that repeats its prompt."""
+    logprobs = answer["choices"][0]["logprobs"]["token_logprobs"]
+    if len(logprobs) < len(ids):
+        raise ValueError(f"it has {len(logprobs)} for {len(ids)} tokens")
+    return list(zip(ids[first:], logprobs[first : len(ids)], strict=True))
+
+
+def _of_prompt(answer: dict[str, Any], ids: list[int], top_k: int) -> tuple[Pairs, list[Pairs]]:
+    """Read a completion with `prompt_logprobs`, as of vLLM."""
+    tables = answer["choices"][0]["prompt_logprobs"][-len(ids) :]
+    own = [(token, table[str(token)]["logprob"]) for token, table in zip(ids, tables, strict=True)]
+    return own, [likeliest(table, top_k) for table in tables] if top_k else []
 
 
 def likeliest(table: dict[str, dict[str, float]], count: int) -> Pairs:

@@ -273,22 +273,9 @@ class Trainer:
         )
         metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(sampled).items()}
 
-        batch = trained_on(workers.executor, rollout, outlines)
+        batch, entropy = self.with_scores(trained_on(workers.executor, rollout, outlines), outlines)
+        metrics |= entropy
         tokens = batch.num_tokens
-        if needs_log_probs(self.config):
-            with self.timed("old_log_prob"):
-                batch, entropy = workers.policy.log_probs(batch)
-            metrics |= entropy
-        if workers.reference is not None:
-            with self.timed("ref_log_prob"):
-                batch = workers.reference.log_probs(batch)
-        if workers.critic is not None:
-            with self.timed("values"):
-                batch = workers.critic.values(batch)
-        if workers.teacher is not None:
-            with self.timed("teacher"):
-                batch = with_teacher_scores(self.config.distillation, workers, batch, outlines)
-
         with self.timed("advantages"):
             batch, found = self.estimate(batch, outlines)
         metrics |= found.metrics
@@ -307,6 +294,23 @@ class Trainer:
 
         seconds = time.perf_counter() - began
         return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
+
+    def with_scores(self, batch: Sequences, outlines: Sequence[Outline]) -> tuple[Sequences, Numbers]:
+        """Add the columns of the models that go over the batch before the update; the policy's metrics, too."""
+        workers, metrics = self.workers, Numbers()
+        if needs_log_probs(self.config):
+            with self.timed("old_log_prob"):
+                batch, metrics = workers.policy.log_probs(batch)
+        if workers.reference is not None:
+            with self.timed("ref_log_prob"):
+                batch = workers.reference.log_probs(batch)
+        if workers.critic is not None:
+            with self.timed("values"):
+                batch = workers.critic.values(batch)
+        if workers.teacher is not None:
+            with self.timed("teacher"):
+                batch = with_teacher_scores(self.config.distillation, workers, batch, outlines)
+        return batch, metrics
 
     def collect(self) -> tuple[Rollout, Metrics]:
         """Take the step's trajectories and the source's metrics, and let the engine rest."""

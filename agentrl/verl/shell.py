@@ -255,10 +255,7 @@ def expand(word: str, variables: Variables, *, splits: bool = True) -> list[str]
             if piece == "$" and (match := _NAME.match(word, position)):
                 piece, position = piece + match[0], match.end()
             value = _value(piece, variables)
-            if splits:
-                current = _split_into(fields, current, value)
-            else:
-                current = (current or "") + value
+            current = _split_into(fields, current, value) if splits else (current or "") + value
         else:
             current = (current or "") + piece
     return fields + ([current] if current is not None else [])

@@ -28,7 +28,7 @@ from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import Loss, MiniBatch, Needs, PolicySettings
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.teacher import read_heads
-from agentrl.workers.trainable import TrainableWorker
+from agentrl.workers.trainable import TrainableWorker, UpdateReport
 
 ENTROPY: Needs = frozenset({"entropy"})
 BY_TOKEN, CORRECTION = "by_token/", "correction/"
@@ -157,10 +157,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         """
         config = self.config
         rows = with_policy_tokens(batch)
-        only = self._policy_loss.declaration.advantage_only and not config.use_kl_loss and config.entropy_coeff == 0
-        only = only and self._teacher_loss is None
         imitated = set(successes) if config.success_nll_coef else set()
-        left_out = set(zero_advantage) - imitated if only else set()
+        left_out = set(zero_advantage) - imitated if self._leaves_out else set()
         computed = [row not in left_out for row in rows]
         batch = batch.select(rows)
         key = f"{self.seed}/{step}" if config.shuffle else None
@@ -187,23 +185,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         )
         report = self._learn(minis, step=step - self._critic_warmup)
         length = int(batch.lengths[torch.tensor(computed)].sum())
-        optional = {
-            "kl_loss": config.use_kl_loss,
-            "success_nll": config.success_nll_coef,
-            "teacher_loss": teacher is not None,
-            "expert_loss": expert is not None,
-        }
-        terms = {name: name for name in ("pg_loss", *(name for name, on in optional.items() if on))}
-        sums = report.taken[0].sums if report.taken else {}
-        by_token = {name.removeprefix(BY_TOKEN): name for name in sums if name.startswith(BY_TOKEN)}
-        found = report.metrics("actor", terms, by_token)
-        if any(name.startswith(CORRECTION) for name in sums):
-            names = [name for name in sums if name.startswith(CORRECTION)]
-            total = {
-                name.removeprefix(CORRECTION): sum(one.sums.get(name, 0.0) for one in report.taken) for name in names
-            }
-            found |= correction_metrics(total, self._policy_loss.correction)
-        return found | {
+        return self._metrics(report, with_expert=expert is not None) | {
             "train/filtered_fraction": 1 - sum(computed) / len(computed),
             "perf/update_tokens": float(length * config.ppo_epochs),
         }
@@ -215,6 +197,33 @@ class PolicyWorker(TrainableWorker[TokenScores]):
     def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the policy and its tokenizer in Hugging Face format, in the configured dtype."""
         self.backend.export(Path(dir), tokenizer)
+
+    @property
+    def _leaves_out(self) -> bool:
+        """Say whether sequences whose advantages are all 0 have no gradient."""
+        config = self.config
+        beside = config.use_kl_loss or config.entropy_coeff != 0 or self._teacher_loss is not None
+        return self._policy_loss.declaration.advantage_only and not beside
+
+    def _metrics(self, report: UpdateReport, *, with_expert: bool) -> dict[str, float]:
+        """Name what the optimizer steps reported."""
+        optional = {
+            "kl_loss": self.config.use_kl_loss,
+            "success_nll": self.config.success_nll_coef,
+            "teacher_loss": self._teacher_loss is not None,
+            "expert_loss": with_expert,
+        }
+        terms = {name: name for name in ("pg_loss", *(name for name, on in optional.items() if on))}
+        names = list(report.taken[0].sums) if report.taken else []
+        by_token = {name.removeprefix(BY_TOKEN): name for name in names if name.startswith(BY_TOKEN)}
+        found = report.metrics("actor", terms, by_token)
+        corrections = [name for name in names if name.startswith(CORRECTION)]
+        if not corrections:
+            return found
+        sums = {
+            name.removeprefix(CORRECTION): sum(one.sums.get(name, 0.0) for one in report.taken) for name in corrections
+        }
+        return found | correction_metrics(sums, self._policy_loss.correction)
 
     def _check(self, batch: Sequences, optimizer_steps: int) -> None:
         if len(batch) == 0:

@@ -26,6 +26,7 @@ from agentrl.config.sections.optim import OptimConfig
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.policy import PolicyWorker
+from benchmarks.no_options import no_options
 from benchmarks.training.made_batches import ragged_batch
 
 SHAPE = TinyShape(vocab=1024, hidden=128, layers=4, heads=4, kv_heads=2, intermediate=384)
@@ -52,6 +53,7 @@ def in_loss(batch: RaggedBatch, config: RolloutCorrectionConfig) -> float:
 
 
 def main() -> None:
+    no_options(__doc__)
     torch.set_num_threads(1)
     batch, _ = ragged_batch(32)
     batch = replace(batch, ids=batch.ids % 256, advantages=torch.randn(batch.num_tokens) * batch.mask)

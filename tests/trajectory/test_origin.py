@@ -93,7 +93,7 @@ def changed(draw: st.DrawFn, batch: Sequences) -> Sequences:
             loaded = [batch.select(part).load() for part in parts]
             refs = [put_column(torch.stack([one.ids.float(), -one.ids.float()], dim=1), one) for one in loaded]
             column = batch.column(zip(refs, parts, strict=True))
-            return batch.with_fields(values=column, entropy=replace(column, place=1))
+            return batch.with_fields(values=replace(column, place=0), entropy=replace(column, place=1))
         ids = batch.load().ids.float()
         return batch.with_fields(values=ids, entropy=-ids)
     if what == "load":

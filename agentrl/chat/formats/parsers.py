@@ -96,6 +96,11 @@ def between(open: str, close: str) -> re.Pattern[str]:
     return re.compile(f"{re.escape(open)}.*?{end}", re.DOTALL)
 
 
+def _any_of(texts: Sequence[str]) -> re.Pattern[str] | None:
+    """Make the pattern, a group, of any of the texts; None where there are none."""
+    return re.compile(f"({'|'.join(map(re.escape, texts))})") if texts else None
+
+
 class CallParser:
     """Parses one assistant turn. `format` None: text and reasoning only."""
 
@@ -106,15 +111,14 @@ class CallParser:
         think, self._think_end = format.reasoning if format else (THINK, THINK_END)
         before, *opening = codec.split(think)
         self._think, self._channel = opening if len(opening) == 2 and not before else (think, "")
-        markers = (*(format.markers if format else ()), self._think, self._think_end)
-        if format and format.messages:
-            markers += format.tags
-        self._tokens = {codec.added[marker]: marker for marker in markers if marker in codec.added}
-        tags = [tag for tag in (format.tags if format else ()) if tag in codec.added]
-        self._tokens |= {codec.added[tag]: tag for tag in tags}
-        self._spelled_tags = re.compile(f"({'|'.join(map(re.escape, tags))})") if tags else None
-        spelled = [re.escape(marker) for marker in markers if marker not in codec.added]
-        self._spelled = re.compile(f"({'|'.join(spelled)})") if spelled else None
+        markers: tuple[str, ...] = (self._think, self._think_end)
+        tags: tuple[str, ...] = ()
+        if format is not None:
+            markers = (*format.markers, *markers, *(format.tags if format.messages else ()))
+            tags = tuple(tag for tag in format.tags if tag in codec.added)
+        self._tokens = {codec.added[marker]: marker for marker in (*markers, *tags) if marker in codec.added}
+        self._spelled_tags = _any_of(tags)
+        self._spelled = _any_of([marker for marker in markers if marker not in codec.added])
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
         """Parse one turn, given without its stop token."""
@@ -178,9 +182,8 @@ class CallParser:
         begin = 1 if explicit else 0
         end = _index(markers, self._think_end, begin)
         closed = end is not None
-        if end is None and self._format is not None and self._format.open:
-            opens = (self._format.open, *self._format.group[:1])
-            end = min((at for at in (_index(markers, open, begin) for open in opens) if at is not None), default=None)
+        if end is None:
+            end = self._first_call(markers, begin)
         inside = pieces[begin:end]
         text = inside[0][1] + concatenated(inside[1:]) if inside else ""
         text = text.removeprefix(self._channel).strip("\n")
@@ -191,6 +194,13 @@ class CallParser:
         else:
             rest = [("", ""), *pieces[end:]]
         return text if text.strip() else None, rest
+
+    def _first_call(self, markers: Sequence[str], begin: int) -> int | None:
+        """Find the first marker that opens a call, from `begin` on."""
+        if self._format is None or not self._format.open:
+            return None
+        opens = (self._format.open, *self._format.group[:1])
+        return min((at for at in (_index(markers, open, begin) for open in opens) if at is not None), default=None)
 
     def _split_calls(self, pieces: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str | None]]]:
         """Split into texts outside of calls, and (body, what is wrong with its markers) of each call."""
@@ -256,5 +266,5 @@ def _outside(texts: list[str]) -> str:
     return "\n".join(part for part in (first.rstrip(), *(text.strip() for text in others)) if part)
 
 
-def _index(markers: list[str], marker: str, start: int) -> int | None:
+def _index(markers: Sequence[str], marker: str, start: int) -> int | None:
     return markers.index(marker, start) if marker in markers[start:] else None

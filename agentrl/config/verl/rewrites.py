@@ -107,13 +107,8 @@ def rejection(value: JSON, values: Values) -> dict[str, JSON]:
     if not value:
         return {}
     key = f"{CORRECTION}.rollout_rs_threshold"
-    names = list(dict.fromkeys(name.strip() for name in str(value).split(",") if name.strip()))
-    given = values.get(key)
-    texts = [text.strip() for text in str(given).split(",")] if given is not None else []
-    if len(texts) not in (1, len(names)):
-        raise Refusal(f"{key} must have one threshold, or one for each of {', '.join(names)}; found {given}")
     found: dict[str, JSON] = {}
-    for name, text in zip(names, texts * len(names) if len(texts) == 1 else texts, strict=True):
+    for name, text in thresholds(str(value), values.get(key), key):
         lower, upper = bounds_of(key, text)
         if name in REJECTIONS:
             found[REJECTIONS[name]] = [1 / upper, upper if lower is None else 1 / lower]
@@ -127,6 +122,15 @@ def rejection(value: JSON, values: Values) -> dict[str, JSON]:
         else:
             raise Refusal(f"there is no criterion {name}; there are {', '.join((*REJECTIONS, *SAME_REJECTIONS))}")
     return {f"{CORRECTION}.reject": found}
+
+
+def thresholds(criteria: str, given: JSON, key: str) -> list[tuple[str, str]]:
+    """Pair the criteria, a list with commas, with their thresholds. Raises Refusal where the numbers differ."""
+    names = list(dict.fromkeys(name.strip() for name in criteria.split(",") if name.strip()))
+    texts = [text.strip() for text in str(given).split(",")] if given is not None else []
+    if len(texts) not in (1, len(names)):
+        raise Refusal(f"{key} must have one threshold, or one for each of {', '.join(names)}; found {given}")
+    return list(zip(names, texts * len(names) if len(texts) == 1 else texts, strict=True))
 
 
 def bounds_of(key: str, value: JSON) -> tuple[float | None, float]:
