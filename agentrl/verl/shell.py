@@ -236,10 +236,7 @@ def _closing(text: str, position: int, opening: str, closing: str) -> int:
 def expand(word: str, variables: Variables, *, splits: bool = True) -> list[str]:
     """Substitute the variables of a word as it is written; without quotes a value is split at blanks."""
     fields: list[str] = []
-    current: str | None = None
-    position = 0
-    if word == "~" or word.startswith("~/"):
-        current, position = " ".join(variables.values["HOME"]), 1
+    current, position = _home(word, variables)
     while position < len(word):
         end = _part(word, position)
         piece = word[position:end]
@@ -259,6 +256,13 @@ def expand(word: str, variables: Variables, *, splits: bool = True) -> list[str]
         else:
             current = (current or "") + piece
     return fields + ([current] if current is not None else [])
+
+
+def _home(word: str, variables: Variables) -> tuple[str | None, int]:
+    """Substitute a ~ at the beginning; return (text, None where there is no ~; characters that it takes)."""
+    if word != "~" and not word.startswith("~/"):
+        return None, 0
+    return " ".join(variables.values["HOME"]), 1
 
 
 def _items(piece: str, variables: Variables) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -164,25 +164,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         key = f"{self.seed}/{step}" if config.shuffle else None
         plan = update_plan(batch.group, config.ppo_mini_batch_size, config.ppo_epochs, key)
         self._check(batch, len(plan))
-        tokens = batch.policy_tokens
-        successful = tokens * torch.tensor([row in imitated for row in rows])
-        needs = self._loss_needs()
-        teacher = self._teacher_loss
-        compare = teacher.compare if teacher is not None and teacher.reads_distributions else None
-        minis = (
-            MiniBatch(
-                f"step {step}, {where} of the policy",
-                batch.select([row for row in members if computed[row]]),
-                self._loss(
-                    LossScale.of(tokens[members], config.loss_agg_mode, self._max_response_length),
-                    int(successful[members].sum()),
-                ),
-                needs,
-                compare,
-                None if expert is None else expert_batch(expert, place, len(plan), expert_coef),
-            )
-            for place, (where, members) in enumerate(plan)
-        )
+        successful = batch.policy_tokens * torch.tensor([row in imitated for row in rows])
+        minis = self._minis(batch, plan, computed, successful, f"step {step}, ", expert, expert_coef)
         report = self._learn(minis, step=step - self._critic_warmup)
         length = int(batch.lengths[torch.tensor(computed)].sum())
         return self._metrics(report, with_expert=expert is not None) | {
@@ -197,6 +180,33 @@ class PolicyWorker(TrainableWorker[TokenScores]):
     def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the policy and its tokenizer in Hugging Face format, in the configured dtype."""
         self.backend.export(Path(dir), tokenizer)
+
+    def _minis(
+        self,
+        batch: Sequences,
+        plan: Sequence[tuple[str, list[int]]],
+        computed: Sequence[bool],
+        successful: torch.Tensor,
+        where: str,
+        expert: Sequences | None,
+        expert_coef: float,
+    ) -> Iterator[MiniBatch[TokenScores]]:
+        """Yield the mini-batches of a plan, which count all of their sequences and hold those that are `computed`.
+
+        successful: [N] int64, the tokens by sequence that `success_nll` counts.
+        """
+        tokens, needs, teacher = batch.policy_tokens, self._loss_needs(), self._teacher_loss
+        compare = teacher.compare if teacher is not None and teacher.reads_distributions else None
+        for place, (name, members) in enumerate(plan):
+            scale = LossScale.of(tokens[members], self.config.loss_agg_mode, self._max_response_length)
+            yield MiniBatch(
+                f"{where}{name} of the policy",
+                batch.select([row for row in members if computed[row]]),
+                self._loss(scale, int(successful[members].sum())),
+                needs,
+                compare,
+                None if expert is None else expert_batch(expert, place, len(plan), expert_coef),
+            )
 
     @property
     def _leaves_out(self) -> bool:
