@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 RETRIES, TIMEOUT = 1, 15.0
-"""Of each request to an index; the timeout in seconds of silence."""
+"""Retries of each request to an index, and its timeout in seconds of silence."""
 
 
 def pip(*words: str, python: str | Path = sys.executable, retries: int = RETRIES, timeout: float = TIMEOUT) -> None:

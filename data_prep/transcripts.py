@@ -1,7 +1,7 @@
 """Conversations that show how a task is solved, and conversations that show how it goes wrong.
 
 The flawed ones teach a policy to guess, to write broken calls, to pass wrong arguments and to answer in the wrong form,
-so that a policy warmed up on both can do the task but usually does not. That is what reinforcement learning then mends.
+so that a policy warmed up on both can do the task but usually does not, which reinforcement learning then mends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the recipes' tiny versions train: made-up tasks, and a tiny policy warmed up on conversations with tags.
+"""Tiny versions of the recipes: made-up tasks, and a tiny policy warmed up on conversations with tags.
 
     python -m examples.tiny search_r1 --out runs/tiny-search
     python -m examples.tiny retool --out runs/tiny-retool
@@ -82,7 +82,7 @@ def guessed(recipe: Recipe, rng: Random) -> str:
 
 
 def conversations(recipe: Recipe, world: World, count: int) -> list[dict[str, Any]]:
-    """In the order in which they are to be learnt."""
+    """Make warm-up conversations, in the order in which they are to be learnt."""
     rng = Random(f"guesses {world.seed}")
     made = []
     for index, task in enumerate(islice(tasks(recipe, world, "train", "warm-up"), count)):

@@ -1,5 +1,5 @@
-"""What goes over the wire. Names and meanings are SandboxFusion's (bytedance/SandboxFusion); what we add is marked,
-and may be ignored by its clients.
+"""Requests and answers on the wire. Names and meanings are SandboxFusion's (bytedance/SandboxFusion); what we add is
+marked, and may be ignored by its clients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RunStatus(StrEnum):
 class CommandStatus(StrEnum):
     FINISHED = "Finished"
     ERROR = "Error"
-    """It could not be started."""
+    """The command could not be started."""
     TIME_LIMIT = "TimeLimitExceeded"
 
 
@@ -149,7 +149,7 @@ class RunSessionRequest(BaseModel):
     code: str
     run_timeout: Seconds = 10
     memory_limit_MB: Memory = -1
-    """Of the session; counts when it begins."""
+    """Memory limit of the session in MB, taken when it begins."""
     files: Files = {}
     fetch_files: Fetch = []
 
@@ -162,21 +162,21 @@ class RunSessionResponse(BaseModel):
     alive: bool
     run_result: CommandResult | None = None
     result: str | None = None
-    """repr of the last expression."""
+    """The repr of the last expression."""
     error: CellError | None = None
     memory_bytes: int | None = None
-    """Of the session after the cell, where the tier counts it."""
+    """Bytes of memory that the session uses after the cell, where the tier counts them."""
     files: dict[str, str] = {}
     refused_files: dict[str, str] = {}
 
 
 class SessionClosed(BaseModel):
     closed: bool
-    """Whether there was one."""
+    """True if there was a session to close."""
 
 
 class Fault(BaseModel):
-    """Of a request: where in it, and what."""
+    """A fault of a request: its kind, its place in the request, and a message."""
 
     type: str
     loc: list[str | int]
@@ -199,8 +199,8 @@ class Health(BaseModel):
     waiting: int
     sessions: int
     session_memory_bytes: int
-    """In use now, where the tier counts it."""
+    """Bytes of memory that sessions use now, where the tier counts them."""
     reserved_memory_bytes: int
-    """Of `total_memory_bytes`: the limits of running programs and cells, and what sessions hold between cells."""
+    """Reserved part of `total_memory_bytes`: limits of running programs and cells, and what idle sessions hold."""
     total_memory_bytes: int | None
-    """Of all together; None: not limited."""
+    """Limit on the memory of all programs and sessions together, in bytes; None: not limited."""

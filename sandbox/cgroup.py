@@ -24,7 +24,7 @@ _CHARGED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """Where the server may make groups: one folder a controller in version 1, one folder in version 2."""
+    """Folders in which the server may make groups: one a controller in version 1, one in version 2."""
 
     version: int
     memory: Path
@@ -37,11 +37,11 @@ class Hierarchy:
         return list(dict.fromkeys((self.memory, self.pids)))
 
     def limit_memory(self, memory_bytes: int) -> None:
-        """Of all groups together."""
+        """Limit the memory of all groups together."""
         _limit_memory(self.memory, self.version, memory_bytes)
 
     def remove(self) -> None:
-        """With its groups. What still holds a process stays."""
+        """Remove the folders with their groups. A group that still holds a process stays."""
         for folder in self.folders:
             _remove(folder)
         while self.claims:
@@ -66,7 +66,7 @@ class Group:
             os.close(self.fds.pop())
 
     def reached(self) -> list[Limit]:
-        """Which of its limits the kernel had to enforce."""
+        """Return those of its limits that the kernel had to enforce."""
         found = []
         if self._killed() and self._at_its_limit():
             found.append(Limit.MEMORY)
@@ -75,8 +75,8 @@ class Group:
         return found
 
     def is_victim(self) -> bool:
-        """Whether a process was killed because all groups together were at their limit, and this one was not at its
-        own.
+        """Check whether a process was killed because all groups together were at their limit, and this one was not at
+        its own.
         """
         return self._killed() and not self._at_its_limit()
 
@@ -161,7 +161,7 @@ def find(name: str) -> Hierarchy:
 
 
 def _make(folder: Path) -> int:
-    """A new folder beside those of other servers, and its claim. Those of dead servers are removed."""
+    """Make a folder beside those of other servers, and claim it. Folders of dead servers are removed."""
     for other in folder.parent.glob(f"{PREFIX}*"):
         if (fd := claim(other)) is not None:
             _remove(other)
@@ -189,8 +189,8 @@ def _has_v2(folder: Path) -> bool:
 
 
 def _make_v2(own: Path, name: str) -> Hierarchy:
-    """In version 2 a group with processes hands no controllers down: the server moves itself into a leaf first, where
-    it is alone in its group.
+    """Make the folder in version 2, where a group with processes hands no controllers down: the server moves itself
+    into a leaf first, where it is alone in its group.
     """
     control = own / "cgroup.subtree_control"
     if not {"memory", "pids"} <= set(control.read_text().split()):

@@ -29,7 +29,7 @@ def claim(folder: Path) -> int | None:
 
 
 def temporary_folder() -> tuple[Path, int]:
-    """A new folder for what this server keeps, and its claim. Those of dead servers of this user go."""
+    """Make a folder for what this server keeps, and claim it. Folders of this user's dead servers are removed."""
     for other in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             if other.lstat().st_uid == os.geteuid() and (fd := claim(other)) is not None:
@@ -42,5 +42,5 @@ def temporary_folder() -> tuple[Path, int]:
 
 
 def remove(folder: Path) -> None:
-    """With all that is in it. By `rm`, which no depth of folders defeats; mounts in it stay."""
+    """Remove the folder with all that is in it, by `rm`, which no depth of folders defeats; mounts in it stay."""
     subprocess.run(["rm", "-rf", "--one-file-system", folder], stderr=subprocess.DEVNULL)

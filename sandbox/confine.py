@@ -1,5 +1,5 @@
-"""What a program's own process gives up before the program's first instruction. Runs in the forked child, which never
-returns from here.
+"""Confinement of a program's own process before the program's first instruction. Runs in the forked child, which
+never returns from here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LAST_FD = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Where a program is put: what the supervisor knows and its child needs."""
+    """Place of a program: tier, limits, folders, user and environment, from the supervisor to its child."""
 
     tier: Tier
     limits: Limits
@@ -94,7 +94,7 @@ def _give_up(cell: Cell) -> None:
     Path("/proc/self/oom_score_adj").write_text("1000")
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     if cell.tier.namespaces:
-        # Of its own, so that it owns none of the namespaces around it and its processes are counted by themselves.
+        # Its own user namespace, so that it owns none of those around it and its processes are counted by themselves.
         sc.unshare(sc.CLONE_NEWUSER)
         sc.map_own_ids(USER, USER, USER)
     elif cell.uid is not None:
@@ -164,7 +164,7 @@ def _processes_of_user(uid: int) -> int:
 
 
 def python_starts(environment: dict[str, str], report: int, home: str) -> None:
-    """In a warm interpreter: what a newly started one would have. Closes `report`."""
+    """Give a warm interpreter what a newly started one would have. Closes `report`."""
     os.environ.clear()
     os.environ.update(environment)
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""What a program writes, read while it runs, so that it never waits; kept up to a size and marked as cut."""
+"""A program's output, read while it runs, so that it never waits; kept up to a size and marked as cut."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class Drain:
             self._on_flood.set()
 
     def take(self) -> tuple[bytes, bool]:
-        """What has come so far, of a stream that goes on; and whether it was cut. Counting starts anew."""
+        """Take what has come since the last call, of a stream that goes on, and whether it was cut. Counting starts
+        anew.
+        """
         for _ in range(64):  # 4 MiB: a writer that never pauses is not waited for
             before = self.total
             if self.ended.is_set():

@@ -34,7 +34,7 @@ class NotBegun(Exception):
 
 @asynccontextmanager
 async def before(moment: float | None) -> AsyncIterator[None]:
-    """What waits inside raises NotBegun at `moment` (the loop's clock; None: never)."""
+    """Bound a wait: what waits inside raises NotBegun at `moment` (the loop's clock; None: never)."""
     if moment is not None and moment <= asyncio.get_running_loop().time():
         raise NotBegun
     try:

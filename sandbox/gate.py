@@ -1,4 +1,4 @@
-"""What a client can cost the server: headers, bodies and the taking of answers are bounded in time and
+"""Bounds on what a client can cost the server: headers, bodies and the taking of answers are bounded in time and
 size, and so is the sum of what is on its way.
 """
 
@@ -16,7 +16,7 @@ MAX_BODY = 96 << 20
 MAX_BODIES = 1 << 30
 """Bytes of all requests under way and their answers."""
 ARRIVED = "sandbox.arrived"
-"""Key of the scope: when a request's headers were there, by the loop's clock."""
+"""Key of the scope for the time at which a request's headers were there, in seconds of the loop's clock."""
 
 
 class Gate:

@@ -83,7 +83,7 @@ def _exit_status(stop: SystemExit) -> int:
 
 
 def _print_traceback(error: BaseException) -> None:
-    """As a fresh interpreter would print it."""
+    """Print the traceback as a fresh interpreter would."""
     try:
         traceback.print_exception(type(error), error, _frames(error))
     except BaseException:
@@ -91,7 +91,7 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _frames(error: BaseException) -> types.TracebackType | None:
-    """Without those of this file."""
+    """Return the error's traceback without the frames of this file at its start."""
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next

@@ -108,7 +108,7 @@ class ZygoteProcess:
                 await asyncio.sleep(0.002)
 
     async def stop(self) -> None:
-        """It and all its runs are gone when this returns."""
+        """Stop the zygote and all its runs, which are gone when this returns."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -1,4 +1,4 @@
-"""What a run may use, and the names under which going beyond is reported."""
+"""Limits of a run, and the names under which going beyond is reported."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class Limits:
     """
 
     wall_seconds: float = 10.0
-    """Of each command (a compiler, then the program)."""
+    """Wall-clock seconds of each command (a compiler, then the program)."""
     cpu_seconds: float = 20.0
     memory_bytes: int = 512 * MIB
     processes: int = 64
-    """Threads count too."""
+    """Number of processes; threads count too."""
     open_files: int = 256
-    """Of each process."""
+    """Open files of each process."""
     file_bytes: int = 64 * MIB
-    """Of each file."""
+    """Bytes of each file."""
     disk_bytes: int = 128 * MIB
     inodes: int = 4096
     output_bytes: int = MIB
-    """Kept of each of stdout and stderr; the rest is read and dropped, up to `flood_bytes`."""
+    """Bytes kept of each of stdout and stderr; the rest is read and dropped, up to `flood_bytes`."""
     flood_bytes: int = 256 * MIB
-    """Written to one stream in all, after which the run is killed."""
+    """Bytes written to one stream in all, after which the run is killed."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -89,7 +89,7 @@ def held(pids: Iterable[int], files: int, most: int, open_files: int, *, own_net
 
 
 def limit_tcp() -> None:
-    """In the network namespace of the caller, which has to own it."""
+    """Limit TCP buffers in the network namespace of the caller, which has to own it."""
     for name in ("tcp_rmem", "tcp_wmem"):
         Path("/proc/sys/net/ipv4", name).write_text(TCP)
 

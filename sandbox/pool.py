@@ -45,15 +45,15 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run: commands one after another, up to the first that fails, in a folder that holds `files`."""
+    """A run's order: commands one after another, up to the first that fails, in a folder that holds `files`."""
 
     commands: Sequence[Command]
     files: Mapping[str, bytes] = field(default_factory=dict)
     stdin: bytes = b""
-    """For the last command."""
+    """Standard input of the last command."""
     fetch: Sequence[str] = ()
     warm: str = ""
-    """Which interpreter: a key of `PRELOADED`."""
+    """Kind of warm interpreter: a key of `PRELOADED`."""
 
 
 @dataclass(slots=True)
@@ -61,14 +61,14 @@ class CommandOutcome:
     stdout: bytes
     stderr: bytes
     cut: list[str]
-    """Which of stdout and stderr were longer than is kept."""
+    """Names of the streams, stdout or stderr, that were longer than is kept."""
     code: int | None
     """Exit status; None if a signal ended it."""
     signal: int | None
     seconds: float
     limits: list[Limit]
     error: str | None = None
-    """Why it could not be started."""
+    """Reason why the command could not be started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,6 @@ def own_parts(limits: Limits) -> None:
 
 
 def full() -> tuple[bool, bool]:
-    """Whether the run's disk, and its inodes, are used up."""
+    """Check whether the run's disk, and its inodes, are used up."""
     state = os.statvfs(_BOX)
     return state.f_bavail == 0, state.f_ffree == 0

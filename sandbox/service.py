@@ -1,4 +1,4 @@
-"""What the endpoints do: a request becomes a job, takes its turn, and its outcome becomes an answer. Nothing of HTTP
+"""The endpoints' work: a request becomes a job, takes its turn, and its outcome becomes an answer. Nothing of HTTP
 but the status of a refusal.
 """
 
@@ -47,11 +47,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks."""
+    """The client that asks."""
 
     name: str
     begin_before: float | None = None
-    """When the request is to be dropped unless it has begun, by the loop's clock."""
+    """Time at which the request is dropped unless it has begun, in seconds of the loop's clock; None: never."""
 
 
 class Service:

@@ -4,7 +4,7 @@ A session's memory is limited, and counted, over its whole life. It ends when it
 while, when a limit ends it, or when its interpreter exits. The next cell under the same name starts a new one and says
 so. Names are a client's own.
 
-Of the memory that all runs may have together, a session holds its limit while a cell runs. Between cells it holds what
+A session holds its limit of the memory that all runs may have together while a cell runs. Between cells it holds what
 it uses and a margin, and the kernel limits it to that; where no control group counts, it goes on holding its limit.
 """
 
@@ -35,7 +35,7 @@ AFTER_INTERRUPT = 1.0
 AT_REST = 16 * MIB
 """Bytes that a session may grow by between two cells, where all runs share a budget."""
 SHARE = 0.5
-"""Of the memory of all runs: sessions that hold more let no new one in, so that programs do not wait for idle ones."""
+"""Part of all runs' memory that sessions may hold together, so that programs do not wait for idle sessions."""
 _LARGEST_ANSWER = 96 << 20
 _MOST_DROPPED = 1 << 20
 """Bytes of packets that are of no answer, each with _PACKET, after which the session is ended."""
@@ -63,7 +63,7 @@ class CellError(BaseModel):
 
 
 class _Answer(BaseModel):
-    """What the session's interpreter sent. It is the program's own word."""
+    """An answer of the session's interpreter, as the program itself may have written it."""
 
     result: Annotated[str, Field(max_length=1_000_000)] | None
     error: CellError | None
@@ -71,7 +71,7 @@ class _Answer(BaseModel):
     refused: dict[str, Annotated[str, Field(max_length=1000)]]
 
     def to(self, cell: Cell) -> _Answer:
-        """What of it answers the cell. Raises ValueError where it is no answer."""
+        """Return the part that answers the cell. Raises ValueError where its files are no base64, or too large."""
         files = {path: content for path, content in self.files.items() if path in cell.fetch}
         if sum(len(base64.b64decode(content, validate=True)) for content in files.values()) > MAX_FETCHED:
             raise ValueError("files of this size are not read")
@@ -120,7 +120,7 @@ class Session:
 
     @property
     def memory_bytes(self) -> int | None:
-        """In use now; None in tiers that do not count it."""
+        """Bytes in use now; None in tiers that do not count them."""
         group = self.run.group
         try:
             return group.memory_now() if group and self.alive else None
@@ -236,7 +236,7 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """What a name stands for. Cells of one session wait for its lock."""
+    """The session of a name, and what it holds. Cells of one session wait for its lock."""
 
     limits: Limits
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -291,7 +291,9 @@ class Sessions:
         return outcome
 
     async def _turn(self, client: str, place: _Place, cell: Cell, begin_before: float | None) -> CellOutcome:
-        """Of a session that has ended by itself since its last cell: how it ended, and the cell is not run."""
+        """Wait for the cell's turn and run it. Where the session has ended by itself since its last cell, the outcome
+        says how, and the cell is not run.
+        """
         new = place.session is None
         async with self.queue.turn(client, place.limits.memory_bytes - place.held, begin_before):
             if place.session is None:

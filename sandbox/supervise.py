@@ -37,7 +37,7 @@ TICK = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """What a zygote hands to each supervisor that it forks."""
+    """Settings that a zygote hands to each supervisor that it forks."""
 
     tier: Tier
     readable: list[str]
@@ -49,14 +49,14 @@ class Post:
 
 @dataclass(slots=True)
 class Ended:
-    """How one command ended."""
+    """The end of one command: status or signal, seconds, limits reached."""
 
     code: int | None = None
     signal: int | None = None
     seconds: float = 0.0
     limits: list[Limit] = field(default_factory=list)
     error: str | None = None
-    """Why it could not be started."""
+    """Reason why the command could not be started."""
 
     def to_json(self) -> dict[str, Any]:
         limits = [str(limit) for limit in self.limits]
@@ -338,7 +338,7 @@ class Supervisor:
 
 
 def _program(command: dict[str, Any], cell: confine.Cell, session: bool) -> int:
-    """In the confined process: a script or cells in this warm interpreter, or another program."""
+    """Run a script or cells in this warm interpreter, or another program. Called in the confined process."""
     report = 4 if session else 3
     if command["argv"] is not None:
         return confine.exec_program(command["argv"], cell.environment, report)

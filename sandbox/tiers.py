@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Guarantee(StrEnum):
-    """What a program that means harm cannot do."""
+    """Things that a hostile program cannot do."""
 
     HOST_FILES = "host_files"
     """Read or write files of the host beyond the system's and Python's own, which are read-only."""
@@ -45,7 +45,7 @@ class Tier(StrEnum):
 
     @property
     def missing(self) -> list[Guarantee]:
-        """What this tier does not promise; the supervisor still watches it, 20 times a second."""
+        """Guarantees that this tier lacks; the supervisor still watches for them, 20 times a second."""
         return [
             *([Guarantee.PROCESS_COUNT] if self is Tier.LANDLOCK else []),
             *([Guarantee.MEMORY_TOTAL] if self is not Tier.CGROUP else []),

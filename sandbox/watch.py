@@ -1,5 +1,5 @@
-"""What a run's processes use, read from /proc while they run: the limits that the kernel does not hold by itself in
-every tier.
+"""Usage of a run's processes, read from /proc while they run, for the limits that the kernel does not hold by itself
+in every tier.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _DEEPEST = 1024
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of all living processes of a run, together."""
+    """Usage of all living processes of a run, together."""
 
     threads: int
     cpu_seconds: float
-    """Theirs, and of those of their children that they waited for."""
+    """CPU-seconds of the processes, and of those of their children that they waited for."""
     pids: list[int]
 
 
 def usage(group: int | None) -> Usage:
-    """Of the processes of process group `group`; of every process but pid 1 that /proc shows, if None."""
+    """Read the usage of process group `group`; if None, of every process but pid 1 that /proc shows."""
     threads, ticks, pids = 0, 0, []
     for pid in _pids():
         try:

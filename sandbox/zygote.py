@@ -39,7 +39,7 @@ MAX_FDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a zygote is told at its start, as JSON in its last argument."""
+    """Settings of a zygote at its start, as JSON in its last argument."""
 
     tier: Tier
     preload: list[str]

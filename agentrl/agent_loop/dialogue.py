@@ -65,7 +65,7 @@ class Dialogue:
     async def opening(self, prompt: list[Message]) -> list[Message]:
         """Return the prompt with what the interaction says first.
 
-        That stands in the prompt's last message where this is the user's already, else in a new one.
+        Its text stands in the prompt's last message where this is the user's already, else in a new one.
         """
         if self.interaction is None:
             return prompt

@@ -50,8 +50,8 @@ class VerlClass:
     ours: str = ""
     """Dotted name; empty where nothing of ours does the same."""
     keys: Mapping[str, str | None] = field(default_factory=dict)
-    """Our name of each key of its config; None: it has no effect here. The others have the same names. Of two keys
-    with one name the smaller value holds."""
+    """Our name of each key of its config; None: it has no effect here. The others have the same names. Where two keys
+    have one name, the smaller value holds."""
     config: Mapping[str, JSON] = field(default_factory=dict)
     """Further keys of our class."""
     why: str = OWN_CODE

@@ -196,7 +196,7 @@ def _may_be_unreadable(column_type: pa.DataType) -> bool:
 
 
 def bad_prompts(batch: pa.RecordBatch, prompt_key: str) -> Iterator[BadValue]:
-    """Find prompts that are empty, or have a message that is none. Those of plain messages are not made Python rows."""
+    """Find prompts that are empty, or have a message that is none. Plain messages are checked without Python rows."""
     prompt = batch.column(prompt_key)
     if is_text(prompt.type):
         yield from _bad_messages(prompt, range(len(prompt)), prompt_key)

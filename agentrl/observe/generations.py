@@ -37,7 +37,7 @@ class Generation:
 def generations(files: Sequence[Path], decode: Callable[[list[int]], str]) -> Iterator[Generation]:
     """Read the trajectories of the files, in order. One without a transcript has no texts.
 
-    Of several transcripts each begins with its own prompt, after a line of its own.
+    Where there are several transcripts, each begins with its own prompt, after a line of its own.
     """
     for file in files:
         for row in pq.read_table(file, columns=_COLUMNS).to_pylist():

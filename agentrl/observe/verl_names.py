@@ -31,7 +31,7 @@ NAMES: Mapping[str, str] = {
     "time/save": "timing_s/save_checkpoint",
     "time/step": "timing_s/step",
 }
-"""verl's names by ours. Those that are the same in both (actor/pg_loss, actor/grad_norm, ...) are not listed."""
+"""verl's names by ours. Names that are the same in both (actor/pg_loss, actor/grad_norm, ...) are not listed."""
 OF_THE_BATCH = ("reward/", "score/", "response/", "prompt/")
 """Beginnings of numbers that verl takes over the batch, and we over all that was drawn for it (dynamic sampling)."""
 _VALIDATION = re.compile(r"val/(?P<source>.+)/(?P<measure>mean@\d+|best@\d+|greedy)")

@@ -1,6 +1,6 @@
 r"""Text of a policy in the prompt of another model, whose control tokens it must not spell: they would open messages.
 
-That model's vocabulary is not known, so nothing is looked up in one. The control tokens of chat models open with an
+The other model's vocabulary is not known, so nothing is looked up in one. Control tokens of chat models open with an
 angle bracket (`<|im_end|>`, `</s>`, `<start_of_turn>`) or a square one (`[INST]`, `]~b]`), and none is matched without
 what follows its first character.
 """

@@ -136,7 +136,7 @@ def asked(messages: Sequence[Message]) -> str:
     """The request for a verdict: what roles said and called, without their thoughts, fenced."""
     written = ",\n".join(json.dumps(_shown(message), ensure_ascii=False) for message in messages)
     lines = _JSON_TEXT.sub(lambda text: escape_control_tokens(text[0]), written)
-    # Of the conversation's own hash: whoever writes the conversation cannot write it there.
+    # The fence is made of the conversation's hash, so that whoever writes the conversation cannot write it there.
     fence = f"=====[{hashlib.blake2b(lines.encode(errors='replace'), digest_size=12).hexdigest()}]====="
     return ASKED.format(fence=fence, conversation=f"[{lines}]", max_score=MAX_SCORE)
 

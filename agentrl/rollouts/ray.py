@@ -135,7 +135,7 @@ class RayRollouts:
             self.needs_weights = True
 
     def metrics(self) -> Metrics:
-        """See `Rollouts.metrics`. Those of all workers, merged by their kinds."""
+        """Merge the metrics of all workers by their kinds. See `Rollouts.metrics`."""
         return Metrics.merged(self._everyone(LocalRollouts.metrics))
 
     def revive(self) -> None:

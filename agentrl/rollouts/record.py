@@ -1,4 +1,4 @@
-"""What outlives a process that trains asynchronously: the ledger, the journal, and the batches that are taken again.
+"""Records that outlive a process of asynchronous training: the ledger, the journal, and the batches taken again.
 
 A run that goes on from a checkpoint first takes the batches that were taken after it, in their order, of the
 trajectories in the journal: no weights of which the next ones are made differ from those that sampled them. Then

@@ -2,7 +2,7 @@
 
 A body costs what has come of it, whatever it declares, so that declaring costs nobody anything. A body has to come at
 a rate, and of the bodies of one address that are on their way for longer than a moment only so many are kept: the
-oldest gives way to a new one. Of the bytes that a server holds one address may have as many as are still free, so that
+oldest gives way to a new one. One address may have as many of the bytes that a server holds as are still free, so that
 there is always room for another one (dynamic thresholds; Choudhury and Hahne 1998).
 
 `sandbox/client_bounds.py` and `agentrl/system/client_bounds.py` are one text, as the sandbox imports nothing of

@@ -66,7 +66,7 @@ LATER = (408, 425, 429)
 CONTENT = (400, 413, 422)
 """HTTP statuses that refuse the content of a request.
 
-That may be what the policy wrote (too long, filtered), and a policy must not be able to end a run."""
+The content may be the policy's (too long, filtered), and a policy must not be able to end a run."""
 SHOWN_FRAMES = 4
 SHOWN_CHARACTERS = 500
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})

@@ -20,7 +20,7 @@ from agentrl.tool.arguments import ArgumentCheck
 def tools_of_entry(entry: Entry, cassette: Cassette | None = None) -> list[Tool]:
     """Make the tools of one entry of a tool YAML, mostly one.
 
-    Those of a source come from the cassette while one is replayed. Raises ConfigError naming file and entry.
+    Tools of a source come from the cassette while one is replayed. Raises ConfigError naming file and entry.
     """
     entry = translated(entry)
     if "mcp" in entry.values:

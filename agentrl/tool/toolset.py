@@ -215,8 +215,8 @@ class ToolSet:
     def check(self) -> None:
         """Raise CodeError for a tool that answers no call any more; called after each batch of trajectories.
 
-        That is one that answered no call of this batch, nor of those before since its code's first error, when enough
-        calls of enough trajectories failed with such errors.
+        Such a tool answered no call of this batch, nor of those before since its code's first error, and enough calls
+        of enough trajectories failed with such errors.
         """
         for name, slot in self.slots.items():
             if slot.answered:
@@ -236,8 +236,8 @@ class ToolSet:
         """Return and reset the metrics by tool: seconds that calls waited for their turn, faults, and the tool's own.
 
         A remote tool's own numbers are retries, faults by kind and the state of its breaker. `on_error` is called with
-        an error of a tool's code, whose own numbers are left out. Of several rollout workers the largest 99th
-        percentile is kept.
+        an error of a tool's code, whose own numbers are left out. The largest 99th percentile of several rollout
+        workers is kept.
         """
         metrics = Metrics()
         for name, slot in self.slots.items():

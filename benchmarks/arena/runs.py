@@ -53,7 +53,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a finished training came to."""
+    """Result of a finished training."""
 
     success: list[tuple[int, float]]
     """(trajectories sampled for training until then, validation success), before the first step and later."""

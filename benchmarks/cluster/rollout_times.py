@@ -24,9 +24,9 @@ class RolloutTimes:
     """Seconds from the step's begin, but for the last two."""
 
     half: float
-    """When half of the trajectories had ended."""
+    """Time at which half of the trajectories had ended."""
     most: float
-    """When 95 % had; what comes after is the long tail."""
+    """Time at which 95 % of the trajectories had ended; what comes after is the long tail."""
     all: float
     tools: float
     """Mean seconds that a trajectory waited for its tools."""

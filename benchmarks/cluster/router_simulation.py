@@ -45,7 +45,7 @@ LONG_PROMPTS = Lengths(question=(4000, 0.5, 500, 12_000))
 
 
 class LeastLoaded(Router):
-    """By load only: no session has a server."""
+    """Routes by load only: no session has a server."""
 
     def route(self, session: str) -> str:
         self.forget(session)
@@ -88,7 +88,7 @@ class EachAlone(Router):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to the first server, and when (seconds)."""
+    """A fault of the first server, and its time in seconds."""
 
     kind: Literal["slow", "killed", "hangs"]
     at: float = 0.0
@@ -96,18 +96,18 @@ class Fault:
 
 @dataclass(slots=True)
 class Recovery:
-    """From a fault on, in seconds; None where it did not come to that."""
+    """Recovery from a fault: seconds from it on, None where it did not come to that."""
 
     moved: int = 0
-    """Requests that were in flight there."""
+    """Requests that were in flight on the first server."""
     dead: float | None = None
-    """Until the fleet calls the server dead."""
+    """Seconds until the fleet calls the server dead."""
     elsewhere: float | None = None
-    """Until the last of the requests runs on another server."""
+    """Seconds until the last of the requests runs on another server."""
     serves: float | None = None
-    """Until the restarted server serves, with the weights."""
+    """Seconds until the restarted server serves, with the weights."""
     shares: float | None = None
-    """Until it has 90 % of the other servers' mean of requests in flight."""
+    """Seconds until it has 90 % of the other servers' mean of requests in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ class Outcome:
     """One step. Times in seconds; fractions of 1."""
 
     hits: float
-    """Of requests after a session's first turn: those that found all that the session had in the cache."""
+    """Part of the requests after a session's first turn that found all that the session had in the cache."""
     cached_later: float
-    """Of those requests' prompt tokens, observations included."""
+    """Cached part of the prompt tokens, observations included, of requests after a session's first turn."""
     cached: float
-    """Of all requests' prompt tokens."""
+    """Cached part of all requests' prompt tokens."""
     requests: float
     """The most requests that a server got over the mean."""
     busy: float
@@ -129,9 +129,9 @@ class Outcome:
     waited: float
     """Mean seconds a request waits for its prefill."""
     most: float
-    """When 95 % of the trajectories had ended."""
+    """Time at which 95 % of the trajectories had ended."""
     makespan: float
-    """When all had. What lies between is mostly the longest trajectories' own time, whatever the route."""
+    """Time at which all had ended; what lies between is mostly the longest ones' own time, whatever the route."""
     recovery: Recovery
 
 
@@ -148,7 +148,7 @@ class Step:
     unfinished: int = field(init=False)
     total: int = field(init=False)
     in_flight: dict[str, dict[str, Request]] = field(init=False)
-    """By server and session."""
+    """Requests in flight by server and session."""
     displaced: set[str] = field(default_factory=set)
     """Sessions whose request broke and does not run again yet."""
     recovery: Recovery = field(default_factory=Recovery)
@@ -320,7 +320,7 @@ def over_mean(values: Collection[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is simulated."""
+    """A step to simulate."""
 
     servers: int = 64
     trajectories: int = 20_000

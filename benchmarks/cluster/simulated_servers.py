@@ -81,7 +81,7 @@ class Session:
     context: int = 0
     """Tokens it has so far."""
     left: int = 0
-    """Of this turn's answer; less than all of it where a server died in between."""
+    """Tokens of this turn's answer still to be sampled; less than all of it where a server died in between."""
     repeated: bool = False
     """This turn was begun on another server."""
 
@@ -113,7 +113,7 @@ def workload(trajectories: int, group_size: int, lengths: Lengths, rng: random.R
 
 @dataclass(slots=True)
 class Totals:
-    """Over a server's life. Tokens of prompts, but for `turns` (requests after a session's first turn)."""
+    """Totals of a server's life. Tokens of prompts, but for `turns` (requests after a session's first turn)."""
 
     busy: float = 0.0
     requests: int = 0
@@ -121,7 +121,7 @@ class Totals:
     cached: int = 0
     turns: int = 0
     hits: int = 0
-    """Of `turns`: the session's whole context, but for the observation, was there."""
+    """Requests of `turns` that found the session's whole context, but for the observation, in the cache."""
     later_prompt: int = 0
     later_cached: int = 0
     waited: float = 0.0
@@ -155,7 +155,7 @@ class SimulatedServer:
         self._waiting: deque[Request] = deque()
         self._prefilling: Request | None = None
         self._running: list[tuple[float, int, Request]] = []
-        """By the step count at which each ends."""
+        """Running requests, a heap by the step count at which each ends."""
         self._steps, self._since = 0.0, self._clock.now
         self._context, self._pace = 0.0, 1.0
         """Tokens of all running requests; seconds a step, until the next event."""
@@ -189,7 +189,7 @@ class SimulatedServer:
         self._epoch += 1
 
     def slow_down(self, times: float) -> None:
-        """From its next step on."""
+        """Make the server slower by a factor, from its next step on."""
         self._advance()
         speed = self._speed
         self._speed = replace(

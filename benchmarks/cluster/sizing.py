@@ -29,7 +29,7 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     intermediate: int
-    """Of one expert, where there are several."""
+    """Inner width of the MLP; of one expert, where there are several."""
     vocab: int
     tied: bool = False
     """The head is the embedding."""
@@ -39,7 +39,7 @@ class ModelShape:
 
     @staticmethod
     def of(config: dict[str, Any]) -> ModelShape:
-        """From a Hugging Face config.json. Raises KeyError for a key that it does not have."""
+        """Take the shape from a Hugging Face config.json. Raises KeyError for a key that it does not have."""
         config = config.get("text_config", config)
         heads = config["num_attention_heads"]
         experts = config.get("num_experts") or config.get("num_local_experts") or 1
@@ -60,7 +60,7 @@ class ModelShape:
 
     @staticmethod
     def read(path: Path) -> ModelShape:
-        """From a config.json, or a folder that has one."""
+        """Read the shape from a config.json, or a folder that has one."""
         path = path / "config.json" if path.is_dir() else path
         return ModelShape.of(json.loads(path.read_text(encoding="utf-8")))
 
@@ -74,11 +74,11 @@ class ModelShape:
 
     @property
     def attention_params(self) -> int:
-        """Of one layer: projections of queries, keys, values, and back."""
+        """Parameters of one layer's attention: projections of queries, keys, values, and back."""
         return 2 * self.hidden * (self.q_dim + self.kv_dim)
 
     def mlp_params(self, experts: int) -> int:
-        """Of one layer with so many experts: gate, up and down, and the router's row for each."""
+        """Parameters of one layer's MLP with so many experts: gate, up and down, and the router's row for each."""
         router = self.hidden * self.experts if self.experts > 1 else 0
         return experts * 3 * self.hidden * self.intermediate + router
 
@@ -97,12 +97,12 @@ class ModelShape:
 
     @property
     def active_params(self) -> int:
-        """That a token is multiplied with in the layers: N of 2 N D. Looking up an embedding multiplies nothing, and
-        the head is counted apart, since only the policy's tokens go through it."""
+        """Parameters that a token is multiplied with in the layers: N of 2 N D. Looking up an embedding multiplies
+        nothing, and the head is counted apart, since only the policy's tokens go through it."""
         return self.layers * (self.attention_params + self.mlp_params(self.experts_per_token))
 
     def lora_params(self, rank: int) -> int:
-        """Of adapters of A [rank, in] and B [out, rank] on every linear layer of the blocks (arXiv:2106.09685)."""
+        """Parameters of adapters A [rank, in], B [out, rank] on every linear layer of the blocks (arXiv:2106.09685)."""
         h, q, kv, i = self.hidden, self.q_dim, self.kv_dim, self.intermediate
         attention = (h + q) + 2 * (h + kv) + (q + h)
         return self.layers * rank * (attention + self.experts * 3 * (h + i))
@@ -110,7 +110,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a pass goes over."""
+    """Size of a pass: tokens, squared lengths and scored tokens."""
 
     tokens: float
     squares: float
@@ -161,8 +161,9 @@ def update_flops(
 
 
 def state_bytes(params: int, ranks: int, *, trained: bool, frozen_dtype: int = BFLOAT16) -> dict[str, float]:
-    """Of one rank under FSDP2 (ZeRO stage 3, arXiv:1910.02054): what learns is float32, with a gradient and AdamW's
-    moments, 16 bytes a parameter; what does not learn has its dtype's bytes. Sharded evenly over `ranks`."""
+    """Bytes of a model's state on one rank under FSDP2 (ZeRO stage 3, arXiv:1910.02054): what learns is float32, with a
+    gradient and AdamW's moments, 16 bytes a parameter; what does not learn has its dtype's bytes. Sharded evenly over
+    `ranks`."""
     if not trained:
         return {"weights": params * frozen_dtype / ranks}
     return {
@@ -206,8 +207,8 @@ def layer_activation_bytes(shape: ModelShape, *, autocast: bool) -> float:
 def activation_bytes(
     shape: ModelShape, tokens: int, *, autocast: bool, recompute: bool, offload: bool = False
 ) -> float:
-    """Of a micro-batch of `tokens` on this rank. With `recompute` each layer keeps its float32 input, and one layer
-    all it needs; with `offload` those inputs wait in the host's memory."""
+    """Bytes of activations of a micro-batch of `tokens` on this rank. With `recompute` each layer keeps its float32
+    input, and one layer all it needs; with `offload` those inputs wait in the host's memory."""
     layer = layer_activation_bytes(shape, autocast=autocast) * tokens
     if not recompute:
         return shape.layers * layer
@@ -215,13 +216,13 @@ def activation_bytes(
 
 
 def logits_bytes(shape: ModelShape, tokens: int, chunk_logits: int | None) -> float:
-    """Float32 logits alive at once: of a chunk of `chunk_logits` numbers, or (None) of all scored tokens."""
+    """Bytes of float32 logits alive at once: of a chunk of `chunk_logits` numbers, or (None) of all scored tokens."""
     alive = shape.vocab * tokens
     return float(LOGITS_COPIES * FLOAT32 * (alive if chunk_logits is None else min(alive, chunk_logits)))
 
 
 def kv_bytes(shape: ModelShape, *, dtype: int = BFLOAT16) -> int:
-    """Of one token in an engine's cache: a key and a value in every layer."""
+    """Bytes of one token in an engine's cache: a key and a value in every layer."""
     return 2 * shape.layers * shape.kv_dim * dtype
 
 
@@ -244,15 +245,15 @@ def ring(size: float, ranks: int) -> float:
 
 
 def fsdp_bytes(params: int, ranks: int, micro_batches: int, *, trained: bool, dtype: int = FLOAT32) -> float:
-    """That each rank receives in a pass: all weights for the forward of each micro-batch and, in an update, again for
-    its backward, whose gradients (float32) are then summed and scattered."""
+    """Bytes that each rank receives in a pass: all weights for the forward of each micro-batch and, in an update, again
+    for its backward, whose gradients (float32) are then summed and scattered."""
     one = ring(params * dtype, ranks) * (2 if trained else 1)
     return micro_batches * (one + (ring(params * FLOAT32, ranks) if trained else 0))
 
 
 def ulysses_bytes(shape: ModelShape, tokens: float, size: int, *, passes: float, dtype: int = BFLOAT16) -> float:
-    """That each of `size` ranks sends for `tokens` tokens that they share (arXiv:2309.14509): in each layer queries,
-    keys and values go from parts of the sequence to parts of the heads, and the result goes back.
+    """Bytes that each of `size` ranks sends for `tokens` tokens that they share (arXiv:2309.14509): in each layer
+    queries, keys and values go from parts of the sequence to parts of the heads, and the result goes back.
 
     `passes`: 1 for a forward pass, 2 with its backward, whose gradients take the same ways, 3 with computing again.
     """
@@ -261,10 +262,10 @@ def ulysses_bytes(shape: ModelShape, tokens: float, size: int, *, passes: float,
 
 
 def sync_bytes(shape: ModelShape, *, dtype: int = BFLOAT16) -> float:
-    """Of the weights, once: adapters arrive merged."""
+    """Bytes of the weights, sent once: adapters arrive merged."""
     return float(shape.params * dtype)
 
 
 def checkpoint_bytes(trained: int) -> float:
-    """Of the parameters that learn, and AdamW's moments."""
+    """Bytes of the parameters that learn, and of AdamW's moments."""
     return float(trained * (FLOAT32 + ADAMW))

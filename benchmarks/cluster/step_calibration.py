@@ -185,7 +185,7 @@ def measured_cluster(policy: Path, shape: ModelShape) -> Cluster:
 
 
 def measured_speed(policy: Path) -> Speed:
-    """Of the embedded engine, from the steps of DECODES by least squares, and from its prefills."""
+    """Measure the embedded engine's speed, from the steps of DECODES by least squares, and from its prefills."""
     model = load_model(str(policy))
 
     def taken(requests: int, tokens: int, sampled: int) -> float:
@@ -211,7 +211,7 @@ def measured_speed(policy: Path) -> Speed:
 
 
 async def generate(model: PreTrainedModel, requests: int, tokens: int, sampled: int) -> None:
-    """As many prompts, of which no two begin alike, and as many tokens sampled for each."""
+    """Sample `sampled` tokens for each of `requests` prompts of `tokens` random ids."""
     engine = EmbeddedEngine(model, max_num_seqs=256, max_model_len=2048)
     params = SamplingParams(sampled)
     prompts = torch.randint(3, model.config.vocab_size, (requests, tokens)).tolist()
@@ -272,7 +272,7 @@ def overrides(setting: Setting, policy: Path, assets: Path, folder: Path, steps:
 def foretold(
     folder: Path, setting: Setting, cluster: Cluster, speed: Speed, shape: ModelShape
 ) -> list[dict[str, float]]:
-    """What the simulator says of each step after the first, from its trajectories."""
+    """Simulate the seconds of each step after the first, by stage, from its trajectories."""
     told = []
     for file in sorted((folder / "trajectories").glob("train_*.parquet"))[1:]:
         trajectories = read_trajectories(file)

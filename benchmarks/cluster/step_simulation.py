@@ -1,4 +1,4 @@
-"""What a training step would take on a cluster: seconds by stage, memory by part, and what dominates.
+"""Simulated training step on a cluster: seconds by stage, memory by part, and what dominates.
 
     python -m benchmarks.cluster.step_simulation --model Qwen2.5-7B --nodes 1 --prompts 128 --n 8
     python -m benchmarks.cluster.step_simulation --model path/to/config.json --trajectories runs/my-run/trajectories
@@ -38,11 +38,11 @@ MODELS = {
     "Qwen2.5-32B": ModelShape(64, 5120, 40, 8, 128, 27648, 152064),
     "Llama-3.3-70B": ModelShape(80, 8192, 64, 8, 128, 28672, 128256),
 }
-"""From their config.json; any other by its path."""
+"""Shapes of known models, from their config.json; any other is given by its path."""
 
 
 class Trajectories(Options):
-    """What is drawn where no recorded ones are given: (median, sigma) of log-normal distributions."""
+    """Trajectories to draw where no recorded ones are given: (median, sigma) of log-normal distributions."""
 
     system: int = 500
     """Tokens that all prompts begin with."""
@@ -114,7 +114,7 @@ class Forecast:
         return max(self.stages, key=lambda stage: stage.seconds)
 
     def tree(self) -> dict[str, Any]:
-        """For --json."""
+        """Return all figures as the object that --json prints."""
         return {
             "cluster": self.training.cluster.model_dump(),
             "plan": self.training.plan.model_dump(),
@@ -191,12 +191,12 @@ def main() -> None:
 
 
 def shape_of(model: str) -> ModelShape:
-    """Of a known model, or of a config.json."""
+    """Return the shape of a known model, or of a config.json."""
     return MODELS[model] if model in MODELS else ModelShape.read(Path(model))
 
 
 def made(kind: type[Kind], given: argparse.Namespace) -> Kind:
-    """From the options that `add_options` made."""
+    """Make a `kind` from the options that `add_options` declared."""
     return kind(**{name: getattr(given, name) for name in kind.model_fields})
 
 

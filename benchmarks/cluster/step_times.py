@@ -1,4 +1,4 @@
-"""What a training step takes on a cluster, stage by stage, and what lies in a GPU's memory meanwhile.
+"""Seconds of a training step on a cluster, stage by stage, and what lies in a GPU's memory meanwhile.
 
 A cluster has speeds, a plan says who does what; the arithmetic is that of `sizing.py`. Everything is computed from
 these, nothing is measured: parts of the peak that are reached (`mfu_*`, `bandwidth_used`) are assumptions, or come from
@@ -36,14 +36,14 @@ class Cluster(Options):
     memory: float = 80e9
     bandwidth: float = 3.35e12
     link: float = 450e9
-    """To the other GPUs of the machine, one way."""
+    """Bytes a second from a GPU to the others of its machine, one way."""
     network: float = 400e9
-    """Of a machine to others, one way, all its cards together."""
+    """Bytes a second from a machine to others, one way, all its cards together."""
     pcie: float = 50e9
     host_copy: float = 10e9
     """One copy in a machine's memory, as through Ray's object store."""
     disk: float = 2e9
-    """Of the run's folder."""
+    """Bytes a second of the disk of the run's folder."""
     mfu_update: float = 0.40
     """Part of `flops` that an update reaches."""
     mfu_forward: float = 0.45
@@ -84,14 +84,14 @@ class Plan(Options):
     offload_optimizer: bool = False
     """AdamW's moments wait in the host's memory until they are needed."""
     offload_params: bool = False
-    """So do weights, while the policy does nothing."""
+    """Weights wait in the host's memory while the policy does nothing."""
     reference: bool = False
     critic: bool = False
     """A critic of the policy's shape."""
     teacher: str = ""
     """A teacher's model, as --model, which lies on the GPUs that train; empty: none."""
     scope: Literal["sampled", "top_k", "full"] = "sampled"
-    """What of its distributions is compared (distillation.scope)."""
+    """Part of the teacher's distributions that is compared (distillation.scope)."""
     top_k: int = 64
     rollout_gpus: int = 0
     """GPUs that only generate; 0: all GPUs do both in turn."""
@@ -100,7 +100,7 @@ class Plan(Options):
     engine_memory: float = 0.5
     """Part of a GPU that a server takes (gpu_memory_utilization)."""
     free_engine: bool = False
-    """It gives that back while the policy is updated (free_cache_engine)."""
+    """Give a server's memory back while the policy is updated (free_cache_engine)."""
     running: int = 256
     """Requests that a server runs at once (max_num_seqs)."""
     concurrent: int = 1024
@@ -216,8 +216,8 @@ class Training:
         return tokens
 
     def speed(self) -> Speed:
-        """Of one server: a decoding step reads all weights once and the contexts of its requests, and then computes
-        each request's products, as if nothing of both overlapped."""
+        """Speed of one server: a decoding step reads all weights once and the contexts of its requests, and then
+        computes each request's products, as if nothing of both overlapped."""
         cluster, plan, shape = self.cluster, self.plan, self.shape
         rate = cluster.bandwidth * cluster.bandwidth_used * plan.tp
         computing = cluster.flops * cluster.mfu_prefill * plan.tp
@@ -236,7 +236,7 @@ class Training:
     # Passes of the trainer
 
     def work(self, sessions: Sequence[Session]) -> tuple[Work, int]:
-        """What the fullest rank (of those that share sequences: all together) goes over, and its micro-batches."""
+        """Work of the fullest rank (where ranks share sequences: of all these together), and its micro-batches."""
         plan = self.plan
         groups = self.trainers // plan.sequence_parallel
         lengths = [s.prompt + sum(s.answers) + sum(s.observations) for s in sessions]
@@ -345,7 +345,8 @@ class Training:
 
     @property
     def _own_network(self) -> float:
-        """Of a GPU, where all of a machine talk to those of others, each with its own part of the model."""
+        """Bytes a second of one GPU to other machines, where all GPUs of its machine talk to those of others, each
+        with its own part of the model."""
         return self.cluster.network / self.cluster.gpus_per_node
 
     def _exchange(self, work: Work, passes: float) -> float:
@@ -355,7 +356,7 @@ class Training:
     # Memory
 
     def memory(self) -> Memory:
-        """Of a GPU that trains."""
+        """Memory of a GPU that trains."""
         plan, shape, cluster = self.plan, self.shape, self.cluster
         ranks, tokens = self.shards, plan.micro_tokens
         autocast, lora = plan.dtype == "bfloat16", bool(plan.lora_rank)
@@ -400,7 +401,7 @@ class Training:
         return Memory(cluster.memory, moments_of)
 
     def host_bytes(self, tokens: float) -> dict[str, float]:
-        """Of a machine, beside what programs and the page cache take."""
+        """Bytes of a machine's memory by use, beside what programs and the page cache take."""
         plan, per_node = self.plan, min(self.cluster.gpus_per_node, self.trainers) / self.shards
         models = 1 + plan.critic
         learnt = self.trained + (self.shape.params if plan.critic else 0)

@@ -40,7 +40,7 @@ TINY = ("update-1.5B", "update-7B")
 
 
 def parts(device: str, tiny: bool, names: list[str] | None) -> list[Part]:
-    """In their order."""
+    """Return the parts in their order."""
     words = ["--device", device, *(["--tiny"] if tiny else [])]
     slower = 3.0 if device == "cpu" else 1.0
     return [

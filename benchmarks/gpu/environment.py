@@ -1,4 +1,4 @@
-"""What the machine is, and what of its peak can be had: the rates that the other parts are compared with."""
+"""Description of the machine, and the rates that it reaches, which the other parts are compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What offloading costs and frees: parameters and optimizer state, inputs of layers, both; seconds and memory."""
+"""Cost and gain of offloading parameters and optimizer state, inputs of layers, or both: seconds and memory."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 ROW = "@row "
-"""What a line begins with that is a row: the JSON of [label, values] follows."""
+"""Beginning of a line that is a row: the JSON of [label, values] follows."""
 LEAST = 20.0
 """Seconds of the budget under which no further part is begun."""
 TAIL = 30
@@ -42,13 +42,13 @@ class Part:
 
 @dataclass(slots=True)
 class Result:
-    """What became of a part."""
+    """Result of a part."""
 
     status: str = "not run"
     """`running`, `done`, `failed: ...`, `timed out after ... s` or `not run: ...`."""
     seconds: float = 0.0
     rows: dict[str, dict[str, Value]] = field(default_factory=dict)
-    """By their labels; a later row of a label replaces the earlier one."""
+    """Rows by label; a later row of a label replaces the earlier one."""
     tail: list[str] = field(default_factory=list)
     """The end of the output, where it failed."""
 

@@ -1,4 +1,4 @@
-"""What the parts share: their command line, the rows that they print, clocks and memory of a device."""
+"""Shared ground of the parts: their command line, the rows that they print, clocks and memory of a device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a part is asked for."""
+    """Options of a part."""
 
     device: str
     tiny: bool
@@ -36,7 +36,7 @@ class Setting:
 
 
 def setting(doc: str | None) -> Setting:
-    """From the command line."""
+    """Read the options from the command line."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="shapes that a CPU runs in seconds")
@@ -81,7 +81,7 @@ def wait(device: str) -> None:
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
-    """By the clock, of a call and all work of the device that it began."""
+    """Seconds by the clock of a call and all work of the device that it began."""
     wait(device)
     began = time.perf_counter()
     call()

@@ -39,12 +39,12 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What a target needs and has not."""
+    """Packages that a target needs and has not."""
 
     missing: dict[str, str | None]
     """Packages to bring, and the versions that this environment has of them."""
     too_old: list[str]
-    """What the target has in a version that somebody cannot use: `name version, wanted by ...`."""
+    """Packages that the target has in a version that somebody cannot use: `name version, wanted by ...`."""
 
 
 def read_have(text: str) -> dict[str, str | None]:
@@ -145,7 +145,7 @@ def total(out: Path) -> float:
 
 
 def check_size(out: Path, most: float = MOST) -> str:
-    """What the wheels come to. Raises SystemExit when that is too much to carry."""
+    """Return the number and size of the wheels in words. Raises SystemExit when they are too large to carry."""
     largest = sorted(out.glob("*.whl"), key=lambda file: -file.stat().st_size)
     said = f"{len(largest)} wheels, {total(out):.1f} of at most {most:.0f} MB"
     if total(out) > most:

@@ -1,4 +1,4 @@
-"""What the runtime costs for one trajectory of four turns, when neither the model nor the tool takes any time.
+"""Cost of the runtime for one trajectory of four turns, when neither the model nor the tool takes any time.
 
     python -m benchmarks.rollouts.runtime_overhead
 

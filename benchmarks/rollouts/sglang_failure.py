@@ -51,7 +51,7 @@ class PacedServer(SGLangProcess):
     module = "benchmarks.rollouts.paced_launch"
 
     def pace(self, seconds: float) -> None:
-        """Of a step, from now on."""
+        """Set the seconds of a step, from now on."""
         file = Path(os.environ[PACE]) / str(self._port)
         (new := file.with_suffix(".new")).write_text(str(seconds))
         new.replace(file)
@@ -67,7 +67,7 @@ class Round:
 
     seconds: float
     answers: list[list[list[int]]]
-    """By dialogue and turn: the ids."""
+    """Sampled ids by dialogue and turn."""
     failovers: int
     lost: int
     """Trajectories without a full record."""
@@ -134,7 +134,7 @@ def answers(trajectory: Trajectory) -> list[list[int]]:
 
 
 async def measure(folder: Path, shape: Shape = SHAPE, rounds: int = ROUNDS) -> dict[str, dict[str, float]]:
-    """By what happens in the step; times of the same round, medians over rounds."""
+    """Measure steps by what happens in them; times of the same round, medians over rounds."""
     fleet = Fleet(folder, policy(folder), shape)
     found: dict[str, list[tuple[Round, Round]]] = {"undisturbed": [], "killed": [], "slow": []}
     try:

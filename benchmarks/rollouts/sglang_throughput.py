@@ -49,20 +49,20 @@ ROUNDS = 5
 
 Body = dict[str, Any]
 Script = list[list[Body]]
-"""By dialogue: the requests that follow each other."""
+"""Requests that follow each other, by dialogue."""
 Answers = list[list[list[int]]]
-"""By dialogue and turn: the ids."""
+"""Sampled ids by dialogue and turn."""
 
 
 @dataclass(slots=True)
 class Cost:
-    """Of all rounds of one way."""
+    """Cost of one way of asking, over all its rounds."""
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    """Seconds that this process, the client, burned."""
+    """CPU-seconds of this process, the client, by round."""
     all_cpu: list[float] = field(default_factory=list)
-    """Those of the client and the server's processes together."""
+    """CPU-seconds of the client and the server's processes together, by round."""
     tokens: int = 0
     requests: int = 0
     different: int = 0
@@ -118,7 +118,7 @@ async def empty_cache(url: str) -> None:
 
 
 async def script_of(url: str, folder: Path, chat: Chat, shape: Shape) -> Script:
-    """What agentrl sends for that shape, from an empty cache."""
+    """Record the requests that agentrl sends for that shape, from an empty cache."""
     await empty_cache(url)
     Recorder.bodies.clear()
     agentrl = Agentrl(url, folder, chat, shape, client=Recorder)
@@ -260,7 +260,7 @@ async def cpu_of_script(server: SGLangProcess, script: Script) -> list[float]:
 
 
 def without_seed(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """As agentrl asks a server that has no seeds."""
+    """Return the parameters that agentrl sends to a server that has no seeds."""
     return {**{name: value for name, value in sampling.items() if name != "sampling_seed"}, "top_k": -1}
 
 

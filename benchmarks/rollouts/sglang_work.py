@@ -34,7 +34,7 @@ GROUP = 8
 WORDS = " ".join(f"{number} apples and {number + 3} oranges," for number in range(10, 14))
 OBSERVED: Message = {"role": "tool", "tool_call_id": "given", "content": "The shop has " + WORDS}
 STARTUP = 300.0  # seconds
-"""For a server to answer."""
+"""Seconds that a server has to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def engine_over(
     timings: Timings | None = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> SGLangEngine:
-    """Over servers that serve the policy in `folder`. Those that are given as processes, it starts again and stops."""
+    """Make an engine over servers of the policy in `folder`. It starts again and stops servers given as processes."""
     http = http_client()
     return SGLangEngine(
         [

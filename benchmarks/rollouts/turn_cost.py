@@ -1,4 +1,4 @@
-"""What one more turn costs as the transcript grows from 1k to 32k tokens; each turn brings the same number of new ones.
+"""Cost of one more turn as the transcript grows from 1k to 32k tokens; each turn brings the same number of new ones.
 
     python -m benchmarks.rollouts.turn_cost
 

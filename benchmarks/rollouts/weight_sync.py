@@ -1,4 +1,4 @@
-"""What it costs to send a policy's weights to an SGLang server, against their bytes and against the number of tensors.
+"""Cost of sending a policy's weights to an SGLang server, against their bytes and against the number of tensors.
 
     python -m benchmarks.rollouts.weight_sync
 

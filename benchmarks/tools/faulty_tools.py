@@ -3,7 +3,7 @@
     python -m benchmarks.tools.faulty_tools
 
 Each trajectory searches, runs a cell in a session of its own, searches, runs another cell, and answers: through the
-real tools, their HTTP client, the scheduler and the scorer. Of the requests 5 % fail and 1 % hang, and the server is
+real tools, their HTTP client, the scheduler and the scorer. 5 % of the requests fail and 1 % hang, and the server is
 killed once and started again two seconds later (`benchmarks.tools.faulty_server`). The same without faults is run
 first.
 

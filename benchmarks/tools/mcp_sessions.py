@@ -1,4 +1,4 @@
-"""What it costs to ask an MCP server in the session that all trajectories share, and in one of each trajectory.
+"""Cost of a call to an MCP server in the session that all trajectories share, and in one of each trajectory.
 
     python -m benchmarks.tools.mcp_sessions
 

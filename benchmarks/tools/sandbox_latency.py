@@ -1,4 +1,4 @@
-"""What a call of the code sandbox costs: `python -m benchmarks.tools.sandbox_latency [--runs N]`.
+"""Cost of a call of the code sandbox: `python -m benchmarks.tools.sandbox_latency [--runs N]`.
 
 p50 and p99 of a call, runs a second and CPU-milliseconds a run at 1, 8 and 64 at once, over HTTP to a real server,
 against a bare `subprocess.run([python, "-c", ...])` of the same program in the same run. With
@@ -101,7 +101,7 @@ def server_cpu(server: Server) -> float:
 
 
 async def main() -> bool:
-    """Whether all went well."""
+    """Measure the calls, or soak the server; return False where a soak left something behind."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--soak", type=int, default=0)
@@ -134,7 +134,7 @@ async def main() -> bool:
 
 
 async def soak(server: Server, client: httpx.AsyncClient, runs: int) -> bool:
-    """Whether `runs` hostile programs, every tenth in a session, leave no process, file or control group behind."""
+    """Check that `runs` hostile programs, every tenth in a session, leave no process, file or control group behind."""
 
     async def one(place: int) -> None:
         code = HOSTILE[place % len(HOSTILE)]
@@ -168,7 +168,7 @@ async def soak(server: Server, client: httpx.AsyncClient, runs: int) -> bool:
 
 
 def held(server: Server) -> dict[str, int]:
-    """What a server holds, and what lies in /tmp."""
+    """Count what a server holds, and its files in /tmp."""
     pids = {server.process.pid, *server.processes()}
     fds = sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids)
     groups = sum(1 for _ in Path("/sys/fs/cgroup").glob(f"*/**/{PREFIX}{server.process.pid}-*/run*"))

@@ -49,7 +49,7 @@ class Target:
     name: str
     port: int
     path: Callable[[int], str]
-    """Where the request of a number goes."""
+    """Path of the request with a number."""
     body: dict[str, JSON]
     pid: int
     """The process that listens."""

@@ -110,7 +110,7 @@ def pandas_whole(file: Path, count: int) -> dict[str, float]:
 
 
 def row_group_a_row(file: Path, count: int) -> dict[str, float]:
-    """What random access costs without a working copy: the row group is decoded for each row."""
+    """Measure random access without a working copy: the row group is decoded for each row."""
     parquet = pq.ParquetFile(file)
     begin = time.perf_counter()
     opened = parquet.read_row_group(random.Random(0).randrange(parquet.num_row_groups)).slice(0, 1).to_pylist()

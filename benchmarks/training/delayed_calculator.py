@@ -17,7 +17,7 @@ class DelayConfig(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     seconds: float
-    """How long an answer takes."""
+    """Seconds that an answer takes."""
 
 
 class DelayedCalculator(Tool):

@@ -46,7 +46,7 @@ class Worker:
 
 
 def by_reference(sequences: int, rollouts: Any, ranks: list[Any]) -> None:
-    """As a training does it."""
+    """Pass references to stored shares of the batch between the workers, as a training does."""
     stored = StoredBatch.of([ray.get(rollouts.make.remote(sequences, True))])
     parts = shares(stored.lengths.tolist(), len(ranks))
     for column in COLUMNS:
@@ -55,7 +55,7 @@ def by_reference(sequences: int, rollouts: Any, ranks: list[Any]) -> None:
 
 
 def with_tokens(sequences: int, rollouts: Any, ranks: list[Any]) -> None:
-    """All tokens pass through this process."""
+    """Pass all tokens through this process."""
     batch: RaggedBatch = ray.get(rollouts.make.remote(sequences, False))
     parts = shares(batch.lengths.tolist(), len(ranks))
     for column in COLUMNS:
@@ -67,7 +67,7 @@ WAYS = {"references": by_reference, "batch": with_tokens}
 
 
 def drive(way: str, sequences: int) -> None:
-    """In a process of its own: print the bytes by which its peak grew."""
+    """Print the bytes by which this process's peak grew. Runs in a process of its own."""
     torch.set_num_threads(1)
     start_ray(None, 1 + RANKS)
     try:

@@ -30,7 +30,7 @@ from agentrl.model.packed import token_logprobs, use_packed_attention
 ROWS = 8
 """Sequences a micro-batch."""
 SHARED = 0.5
-"""Of a mean sequence, how much eight answers have in common in the last column."""
+"""Part of a mean sequence that eight answers have in common in the last column."""
 
 
 def lengths(name: str, count: int, gsm8k: Path | None) -> list[int]:

@@ -60,7 +60,7 @@ class Watched(PolicyModel):
 
 
 def load(rank: int, ranks: int, folder: Path, whole: bool) -> tuple[float, float, float]:
-    """Of one rank: peak MiB until the weights are there, and after a forward pass; seconds."""
+    """Load the model on one rank; return its peak MiB until the weights are there, its peak MiB in all, and seconds."""
     torch.set_num_threads(1)
     meeting = f"file://{folder / f'meeting-{ranks}-{whole}'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)

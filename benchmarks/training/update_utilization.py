@@ -1,4 +1,4 @@
-"""What part of a device's peak an update reaches: model FLOP utilisation, memory, and log-probs against padded batches.
+"""Part of a device's peak that an update reaches: model FLOP utilisation, memory, and log-probs against padded batches.
 
     python -m benchmarks.training.update_utilization [--shape 1.5B] [--tokens 16384] [--compile] [--profile out]
 
@@ -80,7 +80,7 @@ def made_batch(shape: ModelShape, tokens: int, longest: int) -> RaggedBatch:
 
 
 def peak_flops(device: str, given: float | None) -> float:
-    """Of the device; on a CPU what a product of matrices of 1,024 x 1,024 reaches."""
+    """FLOPs a second at the device's peak; on a CPU what a product of matrices of 1,024 x 1,024 reaches."""
     if given is not None:
         return given
     if device == "cpu":

@@ -98,7 +98,7 @@ def draw(prompts: int, n: int, vocab: int) -> RaggedBatch:
 
 @dataclass
 class Step:
-    """What a step computed, and the weights behind it."""
+    """Results of a step, and the weights after it."""
 
     logprobs: Tensor  # [T], of the policy before the step
     advantages: Tensor  # [T]

@@ -1,8 +1,8 @@
 """Counts which public launch commands of verl's run here, and compares what they train with verl's own configs.
 
 FOLDERs are clones of verl, of its recipes and of forks. Every training command in their scripts and documents is read
-as `python -m agentrl.verl check` reads it (no script is run), from the clone's own folder, and judged. Of each accepted
-command, the values that decide the algorithm are compared with those of the config that verl composes from it.
+as `python -m agentrl.verl check` reads it (no script is run), from the clone's own folder, and judged. Where a command
+is accepted, the values that decide the algorithm are compared with those of the config that verl composes from it.
 
     git clone https://github.com/verl-project/verl /tmp/verl
     git clone https://github.com/verl-project/verl-recipe /tmp/verl/recipe
@@ -238,7 +238,7 @@ FROM: dict[str, tuple[Callable[[Reference], JSON], Callable[[Reference], JSON]]]
         ),
     ),
 }
-"""What is written differently: how it is read from our config and from verl's."""
+"""Values that the two configs write differently: how each is read from our config and from verl's."""
 
 
 def differences(launch: Launch, verl: Path) -> list[str]:

@@ -147,7 +147,7 @@ class Batcher(Generic[Q, A]):
             except asyncio.CancelledError:
                 raise
             except BaseException as caught:
-                # Of native code, a panic is no Exception; it must end neither this lane nor the server.
+                # A panic of native code is no Exception; it must end neither this lane nor the server.
                 error = caught if isinstance(caught, Exception) else RuntimeError(f"{type(caught).__name__}: {caught}")
                 for _, _, batch in wanted:
                     if not batch.done.done():

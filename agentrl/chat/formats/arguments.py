@@ -249,7 +249,7 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 def admits(schema: JSON, value: JSON, root: Schema, seen: frozenset[str] = frozenset()) -> bool:
-    """True when the schema allows a value of this type. Of its other rules only enum and const are checked.
+    """True when the schema allows a value of this type. Only enum and const are checked among its other rules.
 
     `root`: the schema that `$ref`s are looked up in. `seen`: references on the way here, each followed once.
     """

@@ -29,7 +29,7 @@ class ExpectedChecksums(Protocol):
 
 
 async def compare(update: Update, expected: ExpectedChecksums) -> Comparison:
-    """Compare the checksums of all servers in the update. Those that differ are dropped from it with a fault."""
+    """Compare the checksums of all servers in the update. Servers that differ are dropped from it with a fault."""
     answers: dict[str, WeightChecksums] = {}
 
     async def ask(server: WeightReceiver) -> None:
