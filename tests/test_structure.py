@@ -1,4 +1,7 @@
-"""The plan of the rooms: docs/architecture.md lists them bottom up, and nothing imports upwards or in a circle."""
+"""The plan of the rooms: docs/architecture.md lists them bottom up, and nothing imports upwards or in a circle.
+
+Docstrings and comments, too: how their sentences begin.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,12 @@ PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = PROJECT / "agentrl"
 LOOSE = 6
 """Modules of the top level that are no room: entry points, and errors."""
+WORDED = ("agentrl", "sandbox", "tools", "interactions", "data_prep", "benchmarks", "examples")
+FIRST = re.compile(r"\s*(?:Of|That|Those|Whether|As|It|Whoever|What|Where)\b")
+"""Words that no docstring begins with: the sentence would need its neighbours, which a tooltip does not show."""
+LATER = re.compile(r"[.!?]\s+(?:Of|That|Those)\b")
+"""Words that no later sentence of a docstring begins with."""
+COMMENT = re.compile(r"#\s(?:.*[.!?]\s+)?(?:Of|That|Those)\b")
 
 
 def rooms() -> list[str]:
@@ -87,3 +96,38 @@ def test_the_index_lists_every_page() -> None:
     index = (PROJECT / "docs" / "README.md").read_text(encoding="utf-8")
     pages = {page.name for page in (PROJECT / "docs").glob("*.md")} - {"README.md"}
     assert pages == set(re.findall(r"\]\(([\w.]+\.md)\)", index))
+
+
+def ill_begun(text: str) -> list[int]:
+    """Lines of a module's docstrings, and comments, with a sentence that begins with one of the words."""
+    found = [text.count("\n", 0, match.start()) + 1 for match in COMMENT.finditer(text)]
+    if re.search(f'"""{FIRST.pattern}', text) or LATER.search(text):  # parsing all files would take seconds
+        found += [
+            node.lineno
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+            if FIRST.match(node.value.value) or LATER.search(node.value.value)
+        ]
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ('"""What it does."""', [1]),
+        ('x = 1\n"""\nOf each process.\n"""', [2]),
+        ('def f():\n    r"""Sum. Those of others go."""', [2]),
+        ("# It waits. Of all, one", [1]),
+        ('"""Whatever of it: that, where, as it was."""\nraise ValueError("no. That is none")', []),
+    ],
+)
+def test_ill_begun_sentences_are_found(text: str, lines: list[int]) -> None:
+    assert ill_begun(text) == lines
+
+
+def test_sentences_of_docstrings_and_comments_begin_well() -> None:
+    files = [file for folder in WORDED for file in sorted((PROJECT / folder).rglob("*.py"))]
+    found = [
+        f"{file.relative_to(PROJECT)}:{line}" for file in files for line in ill_begun(file.read_text(encoding="utf-8"))
+    ]
+    assert not found, f"begin with a noun phrase or an imperative verb, not with {FIRST.pattern}:\n" + "\n".join(found)

@@ -14,7 +14,7 @@ GROUP = 8
 
 
 def ragged_batch(sequences: int, seed: int = 1) -> tuple[RaggedBatch, torch.Tensor]:
-    """Make a batch like those of rollouts; return it and the tokens of each sequence's prompt [N] int64."""
+    """Make a batch like those of rollouts; return it and the number of each prompt's tokens [N] int64."""
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(*PROMPT, (-(-sequences // GROUP),), generator=generator)
     prompts = prompts.repeat_interleave(GROUP)[:sequences]
