@@ -77,6 +77,9 @@ class ArgumentCheck:
             faults = list(self._validator.iter_errors(arguments))
         except ValueError as error:  # not a JSON value, e.g. a lone surrogate
             return _short(str(error))
+        faults.sort(
+            key=lambda fault: not isinstance(fault.kind, _UNKNOWN)
+        )  # a misspelled name is why another is missing
         texts = [self._describe(fault) for fault in faults[:_MAX_FAULTS]]
         if len(faults) > _MAX_FAULTS:
             texts.append(f"and {len(faults) - _MAX_FAULTS} more")
