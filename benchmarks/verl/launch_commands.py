@@ -41,10 +41,13 @@ SCRIPTS, BLOCKS = (
     },
 )
 REASONS = {
-    "asynchronous training": r"asynchronous training|rollouts and updates take turns|one step off",
+    "asynchronous training": (
+        r"asynchronous train|rollouts and updates take turns|one step off|trajectories that an update"
+    ),
     "dynamic sampling": r"data.gen_batch_size|dynamic sampling",
-    "algorithms not yet here": r"algorithm is not part of agentrl yet",
-    "distillation": r"distillation from a teacher",
+    "algorithms not yet here": r"algorithm is not part of agentrl yet|divides by the mean of each micro-batch",
+    "samplers of verl's": r"data.sampler.class_name",
+    "distillation": r"distillation from a teacher|nothing is clamped here",
     "reward models on engines of their own": r"a reward model on engines",
     "device": r"trainer.device=npu",
     "quantisation": r"quantised|fp8_recipe",
@@ -53,12 +56,12 @@ REASONS = {
     "a backend's own": r"experts are chosen anew|auxiliary loss of experts|further tokens are not|float32 or bfloat16",
     "the recipe's own code": r"recipe's own|agent_loop_manager_class|reward_kwargs\.|=collabllm|custom_cls.path",
     "wrong in itself": (
-        r"cannot be put together|no such file|no such folder|must divide|data.train_batch_size: expected greater than "
-        r"0|valid boolean|unknown key train_batch_size"
+        r"cannot be put together|this is no override|no such file|no such folder|must divide|"
+        r"data.train_batch_size: expected greater than 0|valid boolean|unknown key train_batch_size"
     ),
 }
 """Reasons for a refusal by what its messages say. What none of them explains is to be mended."""
-WAITS = tuple(REASONS)[:5]
+WAITS = tuple(REASONS)[:6]
 
 
 @dataclass(slots=True)
@@ -169,9 +172,9 @@ def clip_of(role: str) -> Callable[[Reference], JSON]:
 
 
 def manager(values: Reference) -> JSON:
-    """Reward manager; dapo scores as naive does where no penalty is asked for."""
+    """Read the reward manager."""
     named = values.get("reward_model.reward_manager") or values.get("reward.reward_manager.name")
-    return "naive" if named in ("dapo", None) else named
+    return "naive" if named is None else named
 
 
 FROM: dict[str, tuple[Callable[[Reference], JSON], Callable[[Reference], JSON]]] = {
