@@ -42,16 +42,16 @@ and Search-R1's fork (29 October 2025), each once (`python -m benchmarks.verl.la
 
 | | commands | accepted | waits | refused | wrong |
 |---|---|---|---|---|---|
-| main_ppo on FSDP | 220 | 158 | 42 | 6 | 14 |
-| main_ppo on Megatron and others | 103 | 53 | 23 | 19 | 8 |
-| main_dapo | 30 | 0 | 27 | 0 | 3 |
-| asynchronous mains | 66 | 0 | 62 | 0 | 4 |
+| main_ppo on FSDP | 227 | 183 | 22 | 6 | 16 |
+| main_ppo on Megatron and others | 103 | 68 | 7 | 23 | 5 |
+| main_dapo | 34 | 10 | 3 | 14 | 7 |
+| asynchronous mains | 67 | 0 | 63 | 0 | 4 |
 | Search-R1's fork | 11 | 11 | 0 | 0 | 0 |
-| recipes' own mains | 30 | 0 | 0 | 30 | 0 |
+| recipes' own mains | 33 | 0 | 0 | 33 | 0 |
 
-*Waits* for what its message names: dynamic sampling, overlong penalties and corrections, asynchronous training,
-distillation, reward models on engines of their own, curriculum samplers. *Refused*: another device, routing replayed,
-losses of experts and of further tokens, 16-bit floats, or a recipe's own code. *Wrong*: no command that verl itself
+*Waits* for what its message names: asynchronous trainers, reward models on engines of their own, clamped losses of
+distillation, weights divided by a micro-batch's mean, verl's curriculum samplers. *Refused*: another device, routing
+replayed, losses of experts and of further tokens, quantised rollouts, 16-bit floats, or a recipe's own code. *Wrong*: no command that verl itself
 would run from that folder, e.g. with `...` in it, a misspelled value, or a YAML file that is not there. Of each
 accepted command, 54 values that decide the algorithm were compared with those of the config that verl 0.9.1 composes
 of it (Search-R1's: that its own YAML makes): all are equal. What an update computes is compared in
