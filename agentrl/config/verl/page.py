@@ -51,10 +51,10 @@ and Search-R1's fork (29 October 2025), each once (`python -m benchmarks.verl.la
 
 *Waits* for what its message names: asynchronous trainers, reward models on engines of their own, clamped losses of
 distillation, weights divided by a micro-batch's mean, verl's curriculum samplers. *Refused*: another device, routing
-replayed, losses of experts and of further tokens, quantised rollouts, 16-bit floats, or a recipe's own code. *Wrong*: no command that verl itself
-would run from that folder, e.g. with `...` in it, a misspelled value, or a YAML file that is not there. Of each
-accepted command, 54 values that decide the algorithm were compared with those of the config that verl 0.9.1 composes
-of it (Search-R1's: that its own YAML makes): all are equal. What an update computes is compared in
+replayed, losses of experts and of further tokens, quantised rollouts, 16-bit floats, or a recipe's own code. *Wrong*:
+no command that verl itself would run from that folder, e.g. with `...` in it, a misspelled value, or a YAML file that
+is not there. Of each accepted command, 54 values that decide the algorithm were compared with those of the config that
+verl 0.9.1 composes of it (Search-R1's: that its own YAML makes): all are equal. What an update computes is compared in
 [algorithms.md](algorithms.md).
 
 ## What is told at the start
