@@ -163,8 +163,10 @@ class TemplateFormat:
                 # Blanks of the gap that do not stand here are the beginning of a header or of a conversation's end.
                 size = common_length(gap, behind)
                 return answered.removesuffix(gap[size:]) + behind[size:]
-            # Blanks behind the answers may be the conversation's end, unless it is known or a token follows.
-            if told or not answered[-1:].isspace() or not self._codec.split(rest)[0]:
+            # Blanks behind the last answer's text may be the conversation's end, unless it is known or a token follows.
+            said = str(messages[asked - 1]["content"])
+            behind = answered.rpartition(said)[2] if said else answered
+            if told or not behind[-1:].isspace() or not self._codec.split(rest)[0]:
                 joined = self._joined(answered, rest, tools)
                 if joined is not None:
                     return joined
