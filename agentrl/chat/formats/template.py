@@ -155,26 +155,7 @@ class TemplateFormat:
             asked = next((index for index, message in enumerate(messages) if message["role"] != "tool"), 0)
             if asked == 0:
                 raise
-            # Strict templates want an assistant turn between tool answers and a user's: written one after the other.
-            answered, told = self._answered(messages[:asked], tools)
-            rest = self._render_between(messages[asked:], tools, generation)
-            if self._plain.token:
-                gap, behind = self._plain.gap, rest.removeprefix(self._plain.token)
-                # Blanks of the gap that do not stand here are the beginning of a header or of a conversation's end.
-                size = common_length(gap, behind)
-                return answered.removesuffix(gap[size:]) + behind[size:]
-            # Blanks behind the last answer's text may be the conversation's end, unless it is known or a token follows.
-            said = str(messages[asked - 1]["content"])
-            behind = answered.rpartition(said)[2] if said else answered
-            if told or not behind[-1:].isspace() or not self._codec.split(rest)[0]:
-                joined = self._joined(answered, rest, tools)
-                if joined is not None:
-                    return joined
-            raise ConfigError(
-                f"{self._where()} refuses {[message['role'] for message in messages]} one behind another, and written "
-                f"apart the end of the assistant turn cannot be told from what follows: {rest[:80]!r}. Choose another "
-                f"template, or the model's own family"
-            ) from fault
+            return self._apart(messages[:asked], messages[asked:], tools, generation, fault)
         end = self._end_of_calls() if "tool_calls" in turn else self._plain
         if end.token:
             _, token, rest = text.partition(end.token)
@@ -184,6 +165,38 @@ class TemplateFormat:
             return token + rest
         last = self._text([USER, turn], tools, False).partition(MARK)[2]
         return text[len(shared_ending(self._codec, last, text, self._standing_prompt).rstrip()) :]
+
+    def _apart(
+        self,
+        answers: Sequence[Message],
+        others: Sequence[Message],
+        tools: Sequence[ToolSchema] | None,
+        generation: bool,
+        fault: ConfigError,
+    ) -> str:
+        """Write tool answers and a user's turn one after the other, as a strict template wants a turn between them.
+
+        Raises ConfigError when it cannot be told where the one ends and the other begins.
+        """
+        answered, told = self._answered(answers, tools)
+        rest = self._render_between(others, tools, generation)
+        if self._plain.token:
+            gap, behind = self._plain.gap, rest.removeprefix(self._plain.token)
+            # Blanks of the gap that do not stand here are the beginning of a header or of a conversation's end.
+            size = common_length(gap, behind)
+            return answered.removesuffix(gap[size:]) + behind[size:]
+        # Blanks behind the last answer's text may be the conversation's end, unless it is known or a token follows.
+        said = str(answers[-1]["content"])
+        behind = answered.rpartition(said)[2] if said else answered
+        if told or not behind[-1:].isspace() or not self._codec.split(rest)[0]:
+            joined = self._joined(answered, rest, tools)
+            if joined is not None:
+                return joined
+        raise ConfigError(
+            f"{self._where()} refuses {[message['role'] for message in (*answers, *others)]} one behind another, and "
+            f"written apart the end of the assistant turn cannot be told from what follows: {rest[:80]!r}. Choose "
+            f"another template, or the model's own family"
+        ) from fault
 
     def _answered(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> tuple[str, bool]:
         """Write tool answers without what follows them: a generation prompt, or the end of a conversation.
