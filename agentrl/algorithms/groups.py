@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.columns import Advantages, EstimatorColumns
-from agentrl.algorithms.ragged import segment_ids, segment_sum
+from agentrl.algorithms.ragged import following, segment_ids, segment_sum
 
 EQUAL = 1e-6
 """Rewards of a group count as equal when they lie within this fraction of the largest of them."""
@@ -115,3 +115,15 @@ class Groups:
         offsets = torch.zeros(len(self.totals) + 1, dtype=torch.int64, device=positions.device)
         torch.cumsum(torch.bincount(owner, minlength=len(self.totals)), 0, out=offsets[1:])
         return order, offsets
+
+
+def temporal_differences(columns: EstimatorColumns, gamma: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute delta_t = r_t + gamma V_{t+1} - V_t over policy tokens alone (arXiv:1506.02438, eq. 10).
+
+    Returns `Groups.policy_order` (order [P] int64, offsets), and in that order values and deltas, [P] float64. The
+    value behind a trajectory's last policy token is 0.
+    """
+    assert columns.values is not None, "declared"
+    order, offsets = Groups.of(columns).policy_order(columns)
+    values = columns.values[order].double()
+    return order, offsets, values, columns.rewards[order].double() + gamma * following(values, offsets) - values

@@ -24,6 +24,13 @@ def segment_max(values: Tensor, offsets: Tensor) -> Tensor:
     return torch.segment_reduce(values, "max", offsets=offsets, initial=-torch.inf)
 
 
+def following(values: Tensor, offsets: Tensor) -> Tensor:
+    """Take for each of `values` [T] the next one of its sequence: [T] of the same dtype, 0 behind the last."""
+    shifted = torch.cat([values[1:], values.new_zeros(1)])[: len(values)]
+    shifted[offsets[1:][offsets.diff() > 0] - 1] = 0.0
+    return shifted
+
+
 def suffix_sums(values: Tensor, offsets: Tensor, discount: float | Tensor) -> Tensor:
     """Compute y[t] = values[t] + discount * y[t + 1] [T] float64, started anew in every sequence; values [T] float.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agentrl.algorithms.columns import Advantages, EstimatorColumns
 from agentrl.algorithms.groups import Groups
-from agentrl.algorithms.ragged import masked_whiten, suffix_sums
+from agentrl.algorithms.ragged import following, masked_whiten, suffix_sums
 from agentrl.config.declaration import declare
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def bi_level_gae(columns: EstimatorColumns, config: AlgorithmConfig, options: Bi
     offsets, bounds = _bounds(torch.bincount(turn, minlength=int(counts.sum()))), _bounds(counts)
     last = offsets[1:] - 1
 
-    by_turn = rewards[last] + options.turn_gamma * _next(values[last], bounds) - values[last]
-    delta = rewards + config.gamma * _next(values, offsets) - values
+    by_turn = rewards[last] + options.turn_gamma * following(values[last], bounds) - values[last]
+    delta = rewards + config.gamma * following(values, offsets) - values
     delta[last] = suffix_sums(by_turn, bounds, options.turn_gamma * options.turn_lam)
 
     raw = torch.zeros(len(columns.mask), dtype=torch.float64, device=values.device)
@@ -59,10 +59,3 @@ def bi_level_gae(columns: EstimatorColumns, config: AlgorithmConfig, options: Bi
 def _bounds(counts: Tensor) -> Tensor:
     """Bounds of N stretches of so many entries: [N + 1] int64."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
-
-def _next(values: Tensor, bounds: Tensor) -> Tensor:
-    """The entry behind each of `values` in its stretch, 0 behind the last one."""
-    following = torch.cat([values[1:], values.new_zeros(1)])[: len(values)]
-    following[bounds[1:][bounds.diff() > 0] - 1] = 0.0
-    return following

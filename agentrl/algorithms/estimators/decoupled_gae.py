@@ -8,7 +8,7 @@ import torch
 from pydantic import BaseModel, Field
 
 from agentrl.algorithms.columns import Advantages, EstimatorColumns
-from agentrl.algorithms.groups import Groups
+from agentrl.algorithms.groups import temporal_differences
 from agentrl.algorithms.ragged import masked_whiten, suffix_sums
 from agentrl.config.declaration import declare
 
@@ -35,12 +35,7 @@ def decoupled_gae(columns: EstimatorColumns, config: AlgorithmConfig, options: D
     Without `lam_policy` it is max(0, 1 - 1 / (alpha l)) in a trajectory of l policy tokens, so that the weights of the
     deltas add up to about alpha l whatever the length is.
     """
-    assert columns.values is not None, "declared"
-    order, offsets = Groups.of(columns).policy_order(columns)
-    values = columns.values[order].double()
-    following = torch.cat([values[1:], values.new_zeros(1)])[: len(values)]
-    following[offsets[1:][offsets.diff() > 0] - 1] = 0.0
-    delta = columns.rewards[order].double() + config.gamma * following - values
+    order, offsets, values, delta = temporal_differences(columns, config.gamma)
     lengths = torch.repeat_interleave(offsets.diff(), offsets.diff())
     adaptive = (1 - 1 / (options.length_alpha * lengths.double())).clamp(min=0.0)
     lam = adaptive if options.lam_policy is None else torch.full_like(adaptive, options.lam_policy)

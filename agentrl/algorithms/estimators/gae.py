@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl.algorithms.columns import Advantages, EstimatorColumns
-from agentrl.algorithms.groups import Groups
+from agentrl.algorithms.groups import temporal_differences
 from agentrl.algorithms.ragged import masked_whiten, suffix_sums
 from agentrl.config.declaration import declare
 
@@ -23,12 +23,7 @@ def gae(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     t counts policy tokens only: the token after the last one before a tool answer is the first one behind it, so
     neither values nor discounts of observed tokens enter.
     """
-    assert columns.values is not None, "declared"
-    order, offsets = Groups.of(columns).policy_order(columns)
-    values = columns.values[order].double()
-    following = torch.cat([values[1:], values.new_zeros(1)])[: len(values)]
-    following[offsets[1:][offsets.diff() > 0] - 1] = 0.0
-    delta = columns.rewards[order].double() + config.gamma * following - values
+    order, offsets, values, delta = temporal_differences(columns, config.gamma)
     raw = torch.zeros(len(columns.mask), dtype=torch.float64, device=values.device)
     raw[order] = suffix_sums(delta, offsets, config.gamma * config.lam)
     returns = torch.zeros_like(raw)
