@@ -14,20 +14,21 @@ micro-batches (nor, once the two counts are summed over ranks, into ranks):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from agentrl.algorithms.ragged import masked_sum, segment_ids, segment_sum
 
-Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+if TYPE_CHECKING:
+    from agentrl.config.sections.algorithm import LossAggMode
 
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
     """The denominators of one mini-batch; see `aggregate`. Over several ranks, add up `tokens` and `sequences`."""
 
-    mode: Aggregation
+    mode: LossAggMode
     tokens: int
     """Policy tokens."""
     sequences: int
@@ -36,7 +37,7 @@ class LossScale:
     """Tokens; the constant of seq-mean-token-sum-norm, 1 in the other modes."""
 
     @classmethod
-    def of(cls, policy_tokens: Tensor, mode: Aggregation, norm_length: int | None = None) -> LossScale:
+    def of(cls, policy_tokens: Tensor, mode: LossAggMode, norm_length: int | None = None) -> LossScale:
         """Count over a mini-batch: policy_tokens [N] int64, those of each sequence.
 
         `norm_length` is needed by, and only used in, seq-mean-token-sum-norm: a number that stays the same over the

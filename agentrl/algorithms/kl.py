@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -14,14 +14,11 @@ from agentrl.errors import TrainingError
 from agentrl.system.json_value import JSON
 
 if TYPE_CHECKING:
+    from agentrl.config.sections.algorithm import KLLossType, KLType
     from agentrl.trajectory.batch import RaggedBatch
 
-Kind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
-LossKind = Literal[Kind, "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"]
-"""Estimators for the loss: with a +, the value is the estimator's and the gradient that of k2."""
 
-
-def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: Kind) -> Tensor:
+def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: KLType) -> Tensor:
     """Estimate KL(policy || reference) by token, for tokens that the policy sampled: [T], from log-probs [T] float.
 
     With d = log p - log q (J. Schulman, "Approximating KL Divergence", 2020, http://joschu.net/blog/kl-approx.html):
@@ -44,7 +41,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: Kind) -> Tensor:
             return (log_ratio.exp() - 1 - log_ratio).clamp(-10.0, 10.0)
 
 
-def kl_loss(logprobs: Tensor, ref_logprobs: Tensor, kind: LossKind) -> Tensor:
+def kl_loss(logprobs: Tensor, ref_logprobs: Tensor, kind: KLLossType) -> Tensor:
     """Estimate KL(policy || reference) by token for a loss: [T] float, from log-probs [T] float.
 
     Without a +, `kl_penalty` and its own gradient, which for k1 is 0 in expectation and for k3 that of the reverse
@@ -52,8 +49,8 @@ def kl_loss(logprobs: Tensor, ref_logprobs: Tensor, kind: LossKind) -> Tensor:
     sampled.
     """
     if not kind.endswith("+"):
-        return kl_penalty(logprobs, ref_logprobs, cast(Kind, kind))
-    value = kl_penalty(logprobs, ref_logprobs, cast(Kind, kind.removesuffix("+")))
+        return kl_penalty(logprobs, ref_logprobs, cast("KLType", kind))
+    value = kl_penalty(logprobs, ref_logprobs, cast("KLType", kind.removesuffix("+")))
     k2 = kl_penalty(logprobs, ref_logprobs, "k2")
     return value.detach() + (k2 - k2.detach())
 
@@ -116,7 +113,7 @@ class AdaptiveKLController:
         self.coef = coef
 
 
-def apply_kl_to_rewards(batch: RaggedBatch, kind: Kind, coef: float) -> tuple[RaggedBatch, float]:
+def apply_kl_to_rewards(batch: RaggedBatch, kind: KLType, coef: float) -> tuple[RaggedBatch, float]:
     """Subtract coef * KL(old policy || reference) from the reward of every policy token.
 
     r_t - coef * kl_t (arXiv:1909.08593, eq. 2, by token). Needs `old_logprobs` and `ref_logprobs`. Returns the

@@ -23,16 +23,16 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.advantages import compute_advantages
-from agentrl.algorithms.aggregate import Aggregation, LossScale, aggregate
+from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.algorithms.policy_loss import PolicyLoss
 from agentrl.algorithms.ragged import segment_sum
 from agentrl.algorithms.rollout_correction import correct, correction_metrics, tally
 from agentrl.config.sections.actor import ActorConfig
-from agentrl.config.sections.algorithm import AlgorithmConfig, PolicyLossConfig, RolloutCorrectionConfig
+from agentrl.config.sections.algorithm import AlgorithmConfig, LossAggMode, PolicyLossConfig, RolloutCorrectionConfig
 from agentrl.trajectory.batch import RaggedBatch
 
 CLIP = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0}
-MODES: tuple[Aggregation, ...] = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
 LOSSES: Mapping[str, Mapping[str, float]] = {
     "vanilla": {},
     "gspo": {},

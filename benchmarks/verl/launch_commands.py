@@ -40,7 +40,7 @@ SCRIPTS, BLOCKS = (
         ".rst": re.compile(r"code(?:-block)?:: *(?:bash|shell|sh|console)[^\n]*\n((?:[ \t]+[^\n]*\n|\n)+)"),
     },
 )
-REASONS = {
+WAITS = {
     "asynchronous training": (
         r"asynchronous train|rollouts and updates take turns|one step off|trajectories that an update"
     ),
@@ -49,6 +49,9 @@ REASONS = {
     "samplers of verl's": r"data.sampler.class_name",
     "distillation": r"distillation from a teacher|nothing is clamped here",
     "reward models on engines of their own": r"a reward model on engines",
+}
+"""Parts of agentrl that a command waits for, by what the messages of its refusal say."""
+REASONS = WAITS | {
     "device": r"trainer.device=npu",
     "quantisation": r"quantised|fp8_recipe",
     "steps without rollouts": r"every step generates",
@@ -61,7 +64,6 @@ REASONS = {
     ),
 }
 """Reasons for a refusal by what its messages say. What none of them explains is to be mended."""
-WAITS = tuple(REASONS)[:6]
 
 
 @dataclass(slots=True)
