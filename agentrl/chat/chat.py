@@ -263,10 +263,9 @@ class Chat:
         return cast(list[Message], safe)
 
     def _made_safe(self, role: str, value: object) -> object:
-        guards = self.format.guards
         if not isinstance(value, str):
-            return self._codec.guard_values(value) if guards else value
-        if guards and role != "assistant":
+            return self._codec.guard_values(value)
+        if role != "assistant":
             return self._codec.guard(value)
         text = self._codec.encodable(value)
         return text.replace(self._image_token, self._codec.guard(self._image_token)) if self._image_token else text
@@ -278,7 +277,7 @@ class Chat:
         known = self._tools_by_id.get(id(tools))
         if known is None or known[0] is not tools:
             text = json.dumps(list(tools))
-            guarded = list(self._codec.guard_values(tools)) if self.format.guards else list(tools)
+            guarded = list(self._codec.guard_values(tools))
             if len(self._tools_by_id) > CACHED_PROMPTS:
                 self._tools_by_id.clear()
                 self._tools_by_text.clear()

@@ -114,9 +114,10 @@ def _check_bridge(
     rendered, before = chat.decode(chat.render(messages, tools)), chat.decode(ids)
     added, stop = chat.decode([*ids, *bridge])[len(before) :], chat.decode(ids[-1:])
     ended = rendered.removesuffix(added)
+    history_ends = chat.format.history_ends if isinstance(chat.format, TemplateFormat) else {}
     # Some templates leave it to EOS to end a turn, and write none.
     unwritten = ids[-1] == chat.tokenizer.eos_token_id and ended.endswith(chat.decode(ids[-2:-1]))
-    goes_on = added and ended != rendered and (ended.endswith(stop) or unwritten)
+    goes_on = added and ended != rendered and (ended.endswith(history_ends.get(ids[-1], stop)) or unwritten)
     if ids[-1] not in chat.stop_token_ids or content_text(messages[-1]["content"]) not in added or not goes_on:
         raise ConfigError(
             f"{where} cannot go on from an assistant turn to a {messages[-1]['role']} message: behind {stop!r} would "

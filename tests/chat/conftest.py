@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.chat import Chat
 from tests.chat import templates
-from tests.chat.vocabularies import FAMILY_TOKENS, GLM, LLAMA, QWEN, save_tokenizer
+from tests.chat.vocabularies import FAMILY_TOKENS, GLM, HARMONY, LLAMA, QWEN, save_tokenizer
 
 MISTRAL_TOKENS = (
     *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]"),
@@ -27,6 +27,7 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "mistral_args": (templates.MISTRAL_ARGS, (*MISTRAL_TOKENS, "[ARGS]", "[CALL_ID]"), "</s>"),
     "always_lists_tools": (templates.ALWAYS_LISTS_TOOLS, QWEN, "<|im_end|>"),
     "history_without_reasoning": (templates.HISTORY_WITHOUT_REASONING, QWEN, "<|im_end|>"),
+    "harmony": (templates.HARMONY, HARMONY, "<|return|>"),
     "header_ends_turn": (templates.HEADER_ENDS_TURN, GLM, "<|endoftext|>"),
 }
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import starmap
 
 from agentrl.chat.codec import GUARD
@@ -19,7 +20,7 @@ from agentrl.trajectory import Message
 
 EOS = "<|endoftext|>"
 CONTROL = (
-    *(EOS, "<|end|>", "<|call|>", "<|turn|>", "<|close|>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>"),
+    *(EOS, "<|ended|>", "<|called|>", "<|turn|>", "<|close|>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>"),
     *("<think>", "</think>", "<tool_response>", "</tool_response>"),
 )
 """Tokens around turns, by the names that the choices below use."""
@@ -105,8 +106,8 @@ class Calls:
 
     @property
     def opening(self) -> tuple[str, ...]:
-        """The tokens of `think`, without the text behind them."""
-        return tuple(mark[: mark.rindex(">") + 1] for mark in self.think)
+        """The tokens of `think`, without the text between and behind them."""
+        return tuple(re.findall("<[^>]*>", "".join(self.think)))
 
     def write(self, calls: Sequence[tuple[str, Arguments]]) -> str:
         return self.group[0] + self.between.join(starmap(self._write, enumerate(calls))) + self.group[1]
@@ -169,6 +170,7 @@ KIMI = (
     *(f"<|tool_{word}|>" for word in ("calls_section_begin", "calls_section_end", "call_begin", "call_end")),
     "<|tool_call_argument_begin|>",
 )
+HARMONY = tuple(f"<|{word}|>" for word in ("start", "channel", "constrain", "message", "end", "call"))
 INKLING = ("<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>", "<|content_text|>")
 
 
@@ -232,6 +234,12 @@ CALLS: tuple[Calls, ...] = (
         *("inkling", *json_call("NAME", f"{INKLING[0]}NAME{INKLING[1]}", INKLING[2], "args")),
         tokens=INKLING,
         think=("<|content_thinking|>", INKLING[2]),
+    ),
+    Calls(
+        *("harmony", f"{HARMONY[0]}assistant to=functions.NAME{HARMONY[1]}commentary {HARMONY[2]}json{HARMONY[3]}"),
+        HARMONY[5],
+        tokens=HARMONY,
+        think=(f"{HARMONY[1]}analysis{HARMONY[3]}", HARMONY[4]),
     ),
 )
 HEADERS: dict[str, dict[str, str]] = {
@@ -412,13 +420,13 @@ def tools_text(tools: Sequence[ToolSchema]) -> str:
 CHOICES: dict[str, tuple[object, ...]] = {
     "calls": CALLS,
     "header": tuple(HEADERS),
-    "end": ("<|end|>", "<|end|>\n", "\n<|end|>\n", "<|close|><|end|>", "", EOS),
+    "end": ("<|ended|>", "<|ended|>\n", "\n<|ended|>\n", "<|close|><|ended|>", "", EOS),
     "last": (None, None, None, "", EOS),
-    "call_end": (None, None, "<|call|>", "<|call|>\n"),
-    "other_end": (None, None, "<|end|>", "\n", ""),
+    "call_end": (None, None, "<|called|>", "<|called|>\n"),
+    "other_end": (None, None, "<|ended|>", "\n", ""),
     "final": ("", "", EOS, "\n"),
     "standing": (False, False, False, True),
-    "preamble": ("", EOS, "<|turn|><|system|>You help.<|end|>"),
+    "preamble": ("", EOS, "<|turn|><|system|>You help.<|ended|>"),
     "reasoning": (
         *("never", "always", "of the last turn", "opened", "opened, not in the history", "closed"),
         "closed, not in the history",
@@ -433,7 +441,10 @@ CHOICES: dict[str, tuple[object, ...]] = {
 
 def draw_template(source: random.Random, names: tuple[tuple[str, str], ...] = ()) -> Synthetic:
     chosen = {kind: source.choice(options) for kind, options in CHOICES.items()}
-    return Synthetic(**chosen, names=names)  # type: ignore[arg-type]
+    drawn = Synthetic(**chosen, names=names)  # type: ignore[arg-type]
+    if drawn.calls.format == "harmony":  # With nothing behind it the closing marker of these calls ends turns itself.
+        return replace(drawn, last=drawn.last or None, call_end=drawn.call_end or drawn.end or "<|called|>")
+    return drawn
 
 
 PARAMETERS: Schema = {
@@ -454,7 +465,18 @@ TOOLS: list[ToolSchema] = [
     for name in ("search", "look_up")
 ]
 PLAIN = ("x", "two words", " padded ", "line\n", "\n\n", "42", "True", "null", "é中😀", 'it\'s "so"', "\\n", "[1]", "")
-MARKUP = ("</parameter>", "<arg_value>", "</tool_call>", "<think>", '"}', "</invoke>", "[ARGS]", "<|end|>", "{", "```")
+MARKUP = (
+    "</parameter>",
+    "<arg_value>",
+    "</tool_call>",
+    "<think>",
+    '"}',
+    "</invoke>",
+    "[ARGS]",
+    "<|ended|>",
+    "{",
+    "```",
+)
 
 
 def draw_arguments(source: random.Random, *, markup: bool) -> Arguments:

@@ -178,3 +178,35 @@ IGNORES_TOOLS = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
+
+HARMONY = """\
+{{- '<|start|>system<|message|>Reasoning: medium\\n\\n# Valid channels: analysis, commentary, final.<|end|>' }}
+{%- set asked = namespace(name='') %}
+{%- if tools %}{{- '<|start|>developer<|message|># Tools\\n\\nnamespace functions {\\n' }}
+{%- for tool in tools %}{{- 'type ' + tool.function.name + ' = (_: ' }}
+{{- tool.function.parameters | tojson + ') => any;\\n' }}{%- endfor %}{{- '}<|end|>' }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {%- if message.thinking %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}{%- set asked.name = call.name %}
+        {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+        {{- call.arguments | tojson + '<|call|>' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set closed = loop.last and not add_generation_prompt %}
+        {%- if closed and 'thinking' in message %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+        {%- endif %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content }}
+        {{- '<|return|>' if closed else '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.' + asked.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- message.content | tojson + '<|end|>' }}
+    {%- else %}
+        {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
+"""
+"""gpt-oss: a turn is messages with headers; the last one ends with `<|return|>`, in history with `<|end|>`."""

@@ -70,7 +70,7 @@ def draw_turn(calls: Calls, source: random.Random) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("marked", [True, False])
 def test_nothing_is_lost(calls: Calls, marked: bool) -> None:
     source = random.Random(f"{calls}{marked}")
-    tokens = EVERY_TOKEN if marked else ("<|end|>",)
+    tokens = EVERY_TOKEN if marked else ("<|ended|>",)
     for _ in range(150):
         text, words = draw_turn(calls, source)
         message = parse(calls, text, tokens, source.random() < 0.2)

@@ -69,14 +69,8 @@ def test_bridge(make_chat: Callable[..., Chat], name: str) -> None:
         return chat.bridge(ids, [answer])
 
     assert control_tokens(chat, bridged(text, text)) == control_tokens(chat, bridged("harmless", "tool"))
-    quoted = name in (
-        "llama-3",
-        "llama",
-        "mistral",
-        "mistral_args",
-        "gemma4",
-        "inkling",
-    )  # Tool answers are written as JSON there.
+    # Tool answers are written as JSON there.
+    quoted = name in ("llama-3", "llama", "mistral", "mistral_args", "gemma4", "inkling", "harmony")
     assert quoted or text in chat.decode(bridged(text, "tool"))
 
 

@@ -21,6 +21,7 @@ AUTO = {
     "llama": "template:llama3_json",
     "mistral": "template:mistral",
     "header_ends_turn": "template:glm",
+    "harmony": "template:harmony",
 }
 
 
@@ -41,6 +42,13 @@ def test_auto_knows_models_by_their_hub_name(qwen: str) -> None:
     assert make_format(Codec(tokenizer), "auto", {}, own_template=False).name == "qwen3"
     # A template file says more than the model's name.
     assert make_format(Codec(tokenizer), "auto", {}, own_template=True).name == "template:hermes"
+
+
+def test_gpt_oss_is_written_by_its_own_template(tmp_path: Path) -> None:
+    template, tokens, eos = TEMPLATES["harmony"]
+    tokenizer = load_tokenizer(save_tokenizer(tmp_path, tokens, eos, template), None, trust_remote_code=False)
+    tokenizer.name_or_path = "openai/gpt-oss-20b"
+    assert make_format(Codec(tokenizer), "auto", {}, own_template=False).name == "template:harmony"
 
 
 @pytest.mark.parametrize(

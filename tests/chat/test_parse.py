@@ -281,6 +281,7 @@ MARKED = {
     "gemma4": "<|tool_call>",
     "inkling": "<|content_invoke_tool_json|>",
     "mistral": "[TOOL_CALLS]",
+    "harmony": "<|start|>assistant to=functions.now<|channel|>commentary<|message|>",
 }
 
 
@@ -308,7 +309,7 @@ def test_unclosed_tags_in_a_closed_call_parse_in_linear_time(
 
 
 @pytest.mark.slice(2, "hostile")
-@pytest.mark.parametrize("name", [*FAMILY_TOKENS, "hermes", "coder", "mistral_args", "header_ends_turn"])
+@pytest.mark.parametrize("name", [*FAMILY_TOKENS, "hermes", "coder", "harmony", "mistral_args", "header_ends_turn"])
 def test_a_million_ids_of_rubbish(make_chat: Callable[..., Chat], name: str) -> None:
     """Parsing takes at most ten times as long as decoding, and twenty times the ids at most a hundred times as long."""
     chat = make_chat(name)
@@ -328,7 +329,7 @@ def parse_seconds(chat: Chat, ids: list[int]) -> float:
 
 
 @pytest.mark.slice(8, "hostile")
-@pytest.mark.parametrize("name", [*FAMILY_TOKENS, "hermes", "coder", "mistral", "llama", "header_ends_turn"])
+@pytest.mark.parametrize("name", [*FAMILY_TOKENS, "hermes", "coder", "harmony", "mistral", "llama", "header_ends_turn"])
 def test_nothing_that_a_policy_samples_raises(make_chat: Callable[..., Chat], name: str) -> None:
     chat = make_chat(name)
     random_ = random.Random(name)

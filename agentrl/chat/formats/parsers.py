@@ -70,6 +70,11 @@ class CallFormat:
     """Markers around reasoning. The first may be a token and text behind it, e.g. a channel's name."""
     messages: MessageReader | None = None
     """Takes turns apart that are made of messages, each with its kind; None: a turn is reasoning, text and calls."""
+    ends: tuple[str, ...] = ()
+    """Tokens with which a policy ends its turn where the template's last turn does, though another token may stand
+    there in turns before."""
+    display: re.Pattern[str] | None = None
+    """Pattern of calls in decoded text, for the display; None: they are all that stands between the markers."""
     names_in_ids: bool = False
     """True where the template writes a call's id in place of its name (`functions.NAME:INDEX`)."""
     signs: tuple[str, ...] = ()
@@ -87,7 +92,7 @@ class CallFormat:
     @property
     def shown(self) -> re.Pattern[str] | None:
         """Pattern of calls in decoded text, for the display; None: they have no markers."""
-        return between(*(self.group or (self.open, self.close))) if self.open else None
+        return self.display or (between(*(self.group or (self.open, self.close))) if self.open else None)
 
 
 def between(open: str, close: str) -> re.Pattern[str]:
@@ -114,18 +119,24 @@ class CallParser:
         markers: tuple[str, ...] = (self._think, self._think_end)
         tags: tuple[str, ...] = ()
         if format is not None:
-            markers = (*format.markers, *markers, *(format.tags if format.messages else ()))
+            markers = (*format.markers, *(format.tags if format.messages else markers))
             tags = tuple(tag for tag in format.tags if tag in codec.added)
+            self._begun = re.split(f"({'|'.join(map(re.escape, markers))})", think)
         self._tokens = {codec.added[marker]: marker for marker in (*markers, *tags) if marker in codec.added}
         self._spelled_tags = _any_of(tags)
         self._spelled = _any_of([marker for marker in markers if marker not in codec.added])
 
+    def is_marker(self, id: int) -> bool:
+        """True for a token that opens or closes calls or reasoning."""
+        return id in self._tokens
+
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        """Parse one turn, given without its stop token."""
+        """Parse one turn, given without its stop token unless that is a marker."""
         pieces = list(self._lex(ids))
         if self._format is not None and self._format.messages is not None:
             if self._starts_in_reasoning:
-                pieces[:1] = [("", ""), (self._think, pieces[0][1])]
+                *begun, last = self._begun
+                pieces[:1] = list(zip(["", *begun[1::2]], [*begun[::2], last + pieces[0][1]], strict=True))
             texts, thoughts, bodies = self._format.messages(pieces)
             calls = self._read(self._format.body, bodies, tools)
             return AssistantMessage("".join(texts), "".join(thoughts) or None, calls)

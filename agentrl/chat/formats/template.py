@@ -24,6 +24,7 @@ from agentrl.chat.formats.turn_end import (
     Written,
     common_length,
     cut_at_token,
+    declared_end,
     find_turn_end,
     shared_ending,
 )
@@ -48,8 +49,6 @@ RESERVED = ("messages", "tools", "add_generation_prompt", "tokenize", "chat_temp
 class TemplateFormat:
     """A tokenizer's own template behind the `Format` protocol."""
 
-    guards = True
-
     def __init__(
         self, codec: Codec, template_kwargs: Mapping[str, JSON], calls: CallFormat | None = None, name: str = "none"
     ) -> None:
@@ -62,6 +61,7 @@ class TemplateFormat:
         self.names_in_call_ids = calls is not None and calls.names_in_ids
         self.shown = None if calls is None else calls.shown
         self._codec = codec
+        self._calls = calls
         self._kwargs = template_kwargs
         if reserved := sorted(set(template_kwargs) & set(RESERVED)):
             raise ConfigError(f"chat_template_kwargs: {reserved} are set by agentrl; leave them out")
@@ -75,6 +75,8 @@ class TemplateFormat:
         self._calling = self._calling_end(prompt, () if calls is None else calls.markers)
         ends = [end for end in (self._plain, self._calling) if isinstance(end, TurnEnd)]
         self._end_tokens = {end.token for end in ends}
+        self.history_ends = {codec.added[end.sampled]: end.token for end in ends if end.sampled}
+        """The token that the template's history has in place of a stop token that only the last turn has."""
         self._leads = [codec.encode(end.lead) for end in ends if end.lead]
         self.tail = codec.encode(self._plain.gap + self._plain.final)
         self.stop_token_ids = self._stop_tokens()
@@ -106,8 +108,11 @@ class TemplateFormat:
         return self._parser.parse(self._without_end(ids), tools)
 
     def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
-        """Take off the stop token, and the control tokens that a template writes directly before it."""
-        if not ids or ids[-1] not in self.stop_token_ids:
+        """Take off the stop token, and the control tokens that a template writes directly before it.
+
+        A marker of calls stays, for the parser to see.
+        """
+        if not ids or ids[-1] not in self.stop_token_ids or self._parser.is_marker(ids[-1]):
             return ids
         for lead in self._leads:
             if list(ids[-1 - len(lead) : -1]) == lead:
@@ -125,10 +130,10 @@ class TemplateFormat:
             )
         end = self._end_of_calls() if message.get("tool_calls") else self._plain
         turn = whole[len(prompt) :].removesuffix(end.final)
-        if end.token:
-            text, token, _ = turn.rpartition(end.token)
+        if closing := end.sampled or end.token:
+            text, token, _ = turn.rpartition(closing)
             if not token:
-                raise ConfigError(f"{self._where()} ends assistant turns with {end.token}, but not {turn!r}")
+                raise ConfigError(f"{self._where()} ends assistant turns with {closing}, but not {turn!r}")
             return self._codec.encode(text + token)
         following = [_answer(call) for call in message.get("tool_calls", ())] or [USER]
         lead, token, _ = cut_at_token(self._codec, self._between(following, tools))
@@ -264,7 +269,7 @@ class TemplateFormat:
     def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> str:
         try:
             text: str = self._codec.tokenizer.apply_chat_template(
-                list(messages),
+                [self._with_reasoning(message) for message in messages],
                 tools=self._no_tools if tools is None else tools,
                 add_generation_prompt=generation,
                 tokenize=False,
@@ -278,6 +283,12 @@ class TemplateFormat:
             # A template that writes a value as Python does has escaped the guard in it.
             return text if ESCAPED_GUARD in given else text.replace(ESCAPED_GUARD, GUARD)
         return text
+
+    def _with_reasoning(self, message: Message) -> Message:
+        """Name the reasoning as the template does, where that is not `reasoning_content`."""
+        if "reasoning_content" not in message or self._reads("reasoning_content"):
+            return message
+        return cast(Message, {**dict.fromkeys(REASONING_FIELDS, message["reasoning_content"]), **message})
 
     def _stand_in_for_no_tools(self) -> list[ToolSchema] | None:
         """Find the `tools` of a conversation without any: some templates go through the list without asking for one."""
@@ -336,6 +347,9 @@ class TemplateFormat:
         return Written(head[common_length(prompt, head) :], last, followed)
 
     def _found_end(self, written: Written, markers: Sequence[str] = ()) -> TurnEnd:
+        declared = None if self._calls is None else declared_end(self._codec, written, self._calls.ends)
+        if declared is not None:
+            return declared
         try:
             return find_turn_end(self._codec, written, self._standing_prompt, self._codec.tokenizer.eos_token, markers)
         except UnclearEnd as fault:
@@ -348,7 +362,10 @@ class TemplateFormat:
     def _stop_tokens(self) -> tuple[int, ...]:
         """Find the tokens that end turns of each kind, else those that open the next turn; and the tokenizer's EOS."""
         stops: list[int] = []
-        for following in (USER, TOOL_ANSWER):
+        for end, following in ((self._plain, USER), (self._calling, TOOL_ANSWER)):
+            if isinstance(end, TurnEnd) and end.sampled:
+                stops.append(self._codec.added[end.sampled])
+                continue
             with suppress(ConfigError):
                 text = self._render_between([following], None)
                 _, token, rest = cut_at_token(self._codec, text)

@@ -29,6 +29,8 @@ class TurnEnd:
     """Text behind the turn at the end of a conversation only."""
     lead: str = ""
     """Control tokens directly before `token`, which belong to the end, too."""
+    sampled: str = ""
+    """The token with which a policy ends the turn, where the call format names it (`CallFormat.ends`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,19 @@ def find_turn_end(
             f"another turn"
         )
     return TurnEnd("", "", final)
+
+
+def declared_end(codec: Codec, written: Written, ends: Collection[str]) -> TurnEnd | None:
+    """Find the end of a turn whose last control token at the end of a conversation is one of `ends`.
+
+    Before another turn the first control token stands in its place, the same or another.
+    """
+    *said, sampled, final = ["", *codec.split(written.last)]
+    lead, *following = codec.split(written.followed)
+    if sampled not in ends or "".join(said) != lead or not following:
+        return None
+    gap = following[1][: common_length(following[1], final)]
+    return TurnEnd(following[0], gap, final[len(gap) :], sampled=sampled)
 
 
 def shared_ending(codec: Codec, last: str, followed: str, standing_prompt: str) -> str:
