@@ -92,6 +92,7 @@ class RaggedBatch:
     policies: tuple[str, ...]
     """Names; `version` counts each policy's weights apart."""
     state: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, a hash; -1 where mask is False
+    experts: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T, L, k] uint8 or int16, the engine's
     old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, before the update
     ref_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the reference policy's
     values: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the critic's

@@ -10,28 +10,39 @@ from itertools import chain, compress
 
 import torch
 
+from agentrl.errors import ConfigError
 from agentrl.trajectory import Outline, Trajectory, Transcript, exclusion
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
 
+NO_EXPERTS = torch.zeros(0, dtype=torch.uint8)
+"""The experts of no token, which can be joined to those of any."""
+
 
 def from_trajectories(
-    trajectories: Sequence[Trajectory], *, turn_reward_coef: float, first: int = 0, states: bool = False
+    trajectories: Sequence[Trajectory],
+    *,
+    turn_reward_coef: float,
+    first: int = 0,
+    states: bool = False,
+    experts: bool = False,
 ) -> RaggedBatch:
     """Make a batch with one sequence for every transcript that holds policy tokens, in order; it may be empty.
 
     Left out, never trained on as a zero: trajectories that FAILED, have no score or no policy token (see `left_out`),
     those that are a `baseline`, and transcripts without policy tokens. `group` is the trajectory's, `trajectory` its
     position in `trajectories`, counted from `first`. `rewards` are those of `token_rewards`, `turn` those of
-    `token_turns`, `version` those of `token_versions`, and with `states`, `state` those of `token_states`.
+    `token_turns`, `version` those of `token_versions`, with `states` `state` those of `token_states`, and with
+    `experts` these those of `token_experts`.
 
-    Raises ValueError when a record is unsound: a sampled token of no version or no assistant turn.
+    Raises ValueError when a record is unsound: a sampled token of no version or no assistant turn; and ConfigError when
+    experts are not told.
     """
     rows = list(_rows(trajectories, first, turn_reward_coef, states))
     transcripts = [row.transcript for row in rows]
     offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
     torch.cumsum(torch.tensor(list(map(len, transcripts)), dtype=torch.int64), 0, out=offsets[1:])
-    policies = tuple(dict.fromkeys(item.policy for item in transcripts))
+    policies, policy = _policies(transcripts)
     return RaggedBatch(
         offsets=offsets,
         ids=_joined((item.ids for item in transcripts), torch.int64),
@@ -42,11 +53,23 @@ def from_trajectories(
         rewards=_joined((row.rewards for row in rows), torch.float32),
         group=torch.tensor([row.group for row in rows], dtype=torch.int64),
         trajectory=torch.tensor([row.position for row in rows], dtype=torch.int64),
-        policy=torch.tensor([policies.index(item.policy) for item in transcripts], dtype=torch.int32),
+        policy=policy,
         policies=policies,
         state=_joined((row.states for row in rows), torch.int64) if states else None,
+        experts=_experts(transcripts) if experts else None,
         images=Images.of(item.images for item in transcripts),
     )
+
+
+def _policies(transcripts: Sequence[Transcript]) -> tuple[tuple[str, ...], torch.Tensor]:
+    """Return the names of the policies, and which of them each transcript is of, [N] int32."""
+    names = tuple(dict.fromkeys(item.policy for item in transcripts))
+    return names, torch.tensor([names.index(item.policy) for item in transcripts], dtype=torch.int32)
+
+
+def _experts(transcripts: Sequence[Transcript]) -> torch.Tensor:
+    """Join the experts of all tokens, [T, layers, k]; [0] of no transcript."""
+    return torch.cat([token_experts(item) for item in transcripts] or [NO_EXPERTS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +104,23 @@ def _rows(trajectories: Sequence[Trajectory], first: int, turn_reward_coef: floa
 
 def _joined(by_sequence: Iterable[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(list(chain.from_iterable(by_sequence)), dtype=dtype)
+
+
+def token_experts(transcript: Transcript) -> torch.Tensor:
+    """Return the experts of each token of a transcript, [T, L, k] uint8 or int16, which must hold a sampled one.
+
+    The last sampled token and those behind it, which no log-prob depends on, have those of the first. Raises
+    ConfigError when the engine did not tell them.
+    """
+    found = transcript.experts
+    if found is None or not len(found):
+        raise ConfigError(
+            "actor_rollout_ref.actor.router_replay.mode=R3: a response came without the experts that its tokens were "
+            "sent to. The embedded engine tells them, for mixtures of experts; an engine of yours has to "
+            "(`Generation.experts`), and a loop of yours that records responses by itself. Or set mode=disabled"
+        )
+    known = torch.from_numpy(found.copy())
+    return torch.cat([known, known[:1].expand(len(transcript) - len(known), *known.shape[1:])])
 
 
 def left_out(trajectories: Sequence[Trajectory | Outline]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agentrl.errors import DataError
@@ -86,6 +87,9 @@ SCHEMA = pa.schema(
         "score": pa.float64(),
         "reward": pa.float64(),  # `Outline.reward`: what it is trained on as a whole; null where it is not
         "model_reward": pa.float64(),  # the reward model's part of it; null without one
+        "reward_parts": pa.map_(
+            pa.string(), pa.float64()
+        ),  # the addends of `reward`, by name; empty where that is null
         "turn_rewards": pa.list_(pa.float64()),
         "num_turns": pa.int32(),  # assistant turns
         "messages": pa.list_(_MESSAGE),
@@ -101,10 +105,16 @@ SCHEMA = pa.schema(
         "policy": pa.list_(pa.string()),
         "score_extra": pa.map_(pa.string(), pa.float64()),
         "metrics": pa.map_(pa.string(), pa.float64()),
+        "baseline": pa.bool_(),  # drawn greedily beside the others, and not trained on
+        "attempt": pa.int32(),  # number of the try that this is the record of, from 0
     }
 )
 
-ADDED = ("policy",)
+UPDATE = ".update.parquet"
+"""Ending of the file beside a file of trajectories that holds what the update made of them."""
+ROW_GROUP_TOKENS = 1 << 18
+"""Tokens that are read together where one trajectory is looked at."""
+ADDED = ("policy", "reward_parts", "baseline", "attempt")
 """Columns that files of earlier versions lack."""
 
 
@@ -130,36 +140,53 @@ def write_trajectories(
     rows = [to_row(trajectory, step, split, turn_reward_coef) for trajectory in trajectories]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     with published(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, compression="zstd", row_group_size=rows_together(table))
     for other in dir.glob(f"{stem}.*parquet"):
         if other.name not in names:
             other.unlink(missing_ok=True)
     return path
 
 
+def rows_together(table: pa.Table) -> int:
+    """Count the rows of a row group, such that it has about ROW_GROUP_TOKENS tokens."""
+    tokens = pc.sum(pc.list_value_length(pc.list_flatten(table["mask"]))).as_py() or 0
+    return max(1, min(table.num_rows, ROW_GROUP_TOKENS * table.num_rows // max(tokens, 1)))
+
+
 def fill_rewards(path: Path, outlines: Sequence[Outline], turn_reward_coef: float) -> None:
     """Write the reward model's rewards and failures into the file of the trajectories, which is in the same order.
 
-    Raises DataError when it is not their file, TrainingError on a full disk.
+    Outlines that the file does not hold, as not all were recorded, are left out. Raises DataError when it is not their
+    file, TrainingError on a full disk.
     """
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{path}: the rewards cannot be filled in, for it cannot be read: {error}") from error
-    if table["uid"].to_pylist() != [_text(outline.uid) for outline in outlines]:
+    recorded = table["uid"].to_pylist()
+    wanted = set(recorded)
+    outlines = [outline for outline in outlines if _text(outline.uid) in wanted]
+    if [_text(outline.uid) for outline in outlines] != recorded:
         raise DataError(f"{path}: the rewards cannot be filled in, for it holds other trajectories than were scored")
+    rewards = [outline.reward_parts(turn_reward_coef) for outline in outlines]
     columns: dict[str, list[object]] = {
         "status": [outline.status.value for outline in outlines],
         "failure": [_text(outline.failure) for outline in outlines],
         "score": [outline.score for outline in outlines],
         "reward": [outline.reward(turn_reward_coef) for outline in outlines],
+        "reward_parts": [list(parts.items()) for parts in rewards],
         "model_reward": [None if outline.score is None else outline.model_reward for outline in outlines],
     }
     for name, values in columns.items():
         index = table.schema.get_field_index(name)
         table = table.set_column(index, table.schema.field(index), pa.array(values, SCHEMA.field(name).type))
     with published(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, compression="zstd", row_group_size=rows_together(table))
+
+
+def trajectory_files(folder: Path | str) -> list[Path]:
+    """List the files of trajectories in a folder, by name; those of updates beside them are left out."""
+    return sorted(path for path in Path(folder).glob("*.parquet") if not path.name.endswith(UPDATE))
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
@@ -176,6 +203,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
 
 def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: float | None) -> dict[str, object]:
     """Values of SCHEMA's columns for one trajectory; see `write_trajectories`."""
+    outline = trajectory.outline()
     return {
         "step": step,
         "split": split,
@@ -186,8 +214,9 @@ def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: floa
         "status": trajectory.status.value,
         "failure": _text(trajectory.failure),
         "score": trajectory.score,
-        "reward": None if turn_reward_coef is None else trajectory.outline().reward(turn_reward_coef),
+        "reward": None if turn_reward_coef is None else outline.reward(turn_reward_coef),
         "model_reward": None,
+        "reward_parts": {} if turn_reward_coef is None else outline.reward_parts(turn_reward_coef),
         "turn_rewards": trajectory.turn_rewards,
         "num_turns": sum(turn.role == "assistant" for turn in trajectory.turns),
         "messages": [_message_row(message) for message in trajectory.messages],
@@ -196,6 +225,8 @@ def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: floa
         **_transcript_columns(trajectory.transcripts),
         "score_extra": {valid_unicode(name): value for name, value in trajectory.score_extra.items()},
         "metrics": {valid_unicode(name): value for name, value in trajectory.metrics.items()},
+        "baseline": trajectory.baseline,
+        "attempt": trajectory.attempt,
     }
 
 
@@ -288,6 +319,8 @@ def from_row(row: dict[str, Any]) -> Trajectory:
         score=row["score"],
         score_extra=row["score_extra"],
         metrics=row["metrics"],
+        baseline=row.get("baseline", False),
+        attempt=row.get("attempt", 0),
     )
 
 

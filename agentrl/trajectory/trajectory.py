@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    Experts = npt.NDArray[np.uint8] | npt.NDArray[np.int16]
+    """Numbers of experts."""
+
 COUNTED = "counted_turn_reward"
 """Name, among a scorer's further numbers, of the turn rewards that its score counts already: the score pays these, and
 they are not paid again beside it."""
@@ -99,6 +102,9 @@ class Transcript:
     """In the order of their places. An image token that is in none of them was sampled: a token like any other."""
     policy: str = POLICY
     """Name of the policy that sampled the tokens with mask 1; `versions` counts this policy's weights."""
+    experts: Experts | None = field(default=None, compare=False)
+    """[n, L, k] uint8 or int16, the experts of the first n tokens in the L layers that have some, as the engine tells
+    them: of all but the last sampled one and what was observed behind it. Not stored with the trajectory."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -123,11 +129,16 @@ class Transcript:
         self.prompt_length = len(ids)
 
     def append_sampled(
-        self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[VersionSpan] | int
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        versions: Sequence[VersionSpan] | int,
+        experts: Experts | None = None,
     ) -> None:
         """Append tokens that the policy sampled. versions: one version, or spans relative to `ids` that cover it.
 
-        Raises ValueError when the lengths do not agree or the spans do not cover the ids.
+        experts: [n, L, k], of all n tokens before the last one of `ids`, those of the transcript included. Raises
+        ValueError when the lengths do not agree or the spans do not cover the ids.
         """
         if len(ids) != len(logprobs):
             raise ValueError(f"append_sampled: {len(ids)} ids but {len(logprobs)} log-probs")
@@ -142,7 +153,11 @@ class Transcript:
         if covered != len(ids):
             raise ValueError(f"append_sampled: version spans cover {covered} of {len(ids)} ids")
         base = len(self.ids)
+        if ids and experts is not None and len(experts) != base + len(ids) - 1:
+            raise ValueError(f"append_sampled: experts of {len(experts)} tokens, expected {base + len(ids) - 1}")
         self._append(ids, 1, logprobs)
+        if ids:
+            self.experts = experts
         self.versions.extend(VersionSpan(s.version, base + s.start, base + s.end) for s in spans if s.end > s.start)
 
     def append_observed(self, ids: Sequence[int], images: Sequence[PlacedImage] = ()) -> None:
@@ -333,10 +348,19 @@ class Outline:
         The sum of its tokens' rewards, before algorithm.use_kl_in_reward subtracts from each token. None where it is
         not trained on (see `exclusion`).
         """
+        parts = self.reward_parts(turn_reward_coef)
+        return sum(parts.values()) if parts else None
+
+    def reward_parts(self, turn_reward_coef: float) -> dict[str, float]:
+        """Name the addends of `reward`: score, turns, model, overlong; empty where it is not trained on."""
         if self.score is None or exclusion(self) is not None:
-            return None
-        penalty = self.score_extra.get(OVERLONG, 0.0)
-        return self.score + turn_reward_coef * self.turn_reward + self.model_reward + penalty
+            return {}
+        return {
+            "score": self.score,
+            "turns": turn_reward_coef * self.turn_reward,
+            "model": self.model_reward,
+            "overlong": self.score_extra.get(OVERLONG, 0.0),
+        }
 
 
 def exclusion(trajectory: Trajectory | Outline) -> str | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -74,7 +76,8 @@ def _sample(
         for _ in range(length):
             origins[next(fresh)] = (True, version + later, turn, transcript.policy)
     ids = list(origins)[-sum(lengths) :]
-    transcript.append_sampled(ids, [-1.0] * len(ids), spans)
+    experts = numpy.array([*transcript.ids, *ids][:-1]) % 200  # told by its id
+    transcript.append_sampled(ids, [-1.0] * len(ids), spans, experts.astype(numpy.uint8).reshape(-1, 1, 1))
     trajectory.turns.append(Turn("assistant", "", index, start, len(transcript)))
 
 
@@ -113,7 +116,7 @@ def test_each_token_keeps_its_origin(
     store: None, made: tuple[list[Trajectory], dict[int, Origin]], data: st.DataObject
 ) -> None:
     trajectories, origins = made
-    batch: Sequences = from_trajectories(trajectories, turn_reward_coef=1.0)
+    batch: Sequences = from_trajectories(trajectories, turn_reward_coef=1.0, experts=True)
     for _ in range(data.draw(st.integers(0, 5))):
         batch = changed(data.draw, batch)  # type: ignore[arg-type]
     loaded = batch.load()
@@ -123,6 +126,10 @@ def test_each_token_keeps_its_origin(
     for id, (mask, version, turn, code) in zip(loaded.ids.tolist(), found, strict=True):
         assert (mask, version, turn, loaded.policies[code]) == origins[id]
     assert {column.dtype for column in (loaded.version, loaded.turn, loaded.policy)} == {torch.int32}
+    assert loaded.experts is not None
+    for begin, end in itertools.pairwise(loaded.offsets.tolist()):
+        told = begin + int(loaded.mask[begin:end].nonzero()[-1])
+        assert loaded.experts[begin:told, 0, 0].tolist() == (loaded.ids[begin:told] % 200).tolist()
     if loaded.values is not None:
         assert loaded.entropy is not None
         assert torch.equal(loaded.values, loaded.ids.float()) and torch.equal(loaded.entropy, -loaded.ids.float())

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import DataError
-from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Transcript, Turn
+from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Transcript, Turn, parquet
 from agentrl.trajectory.parquet import read_trajectories, write_trajectories
 from tests.trajectory.written import Writer, tool_trajectory
 
@@ -47,6 +47,16 @@ def test_round_trip(tmp_path: Path) -> None:
         dataclasses.asdict(failed),
     ]
     assert back[1].status is Status.FAILED
+
+
+def test_row_groups_are_bounded_in_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_TOKENS", 3 * len(tool_trajectory().transcripts[0]))
+    path = write_trajectories(tmp_path, [tool_trajectory()] * 8, step=1, split="train", turn_reward_coef=1.0)
+    file = pq.ParquetFile(path)
+    assert [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)] == [3, 3, 2]
+    path = write_trajectories(tmp_path, [Trajectory("u", 0)], step=2, split="train", turn_reward_coef=1.0)
+    assert len(read_trajectories(path)) == 1
+    assert read_trajectories(write_trajectories(tmp_path, [], step=3, split="train", turn_reward_coef=1.0)) == []
 
 
 def test_files_from_before_policies_had_names_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""Choice of the trajectories of a step that are written, and removal of the oldest files."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection
+from hashlib import blake2b
+from pathlib import Path
+
+from agentrl.config import Config
+from agentrl.rollouts.contract import Task
+
+OF_STEP = re.compile(r"train_(\d{6,})[._].*parquet")
+GB = 10**9
+
+
+class Saving:
+    """Which trajectories are written, as `trainer.save_trajectories` says; the same in every process of a run."""
+
+    def __init__(self, config: Config) -> None:
+        self.kept = config.trainer.save_trajectories
+        self.prompts = config.data.drawn_at_once
+        self.n = config.actor_rollout_ref.rollout.n
+
+    def writes(self, split: str) -> bool:
+        """Say whether trajectories of that split are written, some or all."""
+        return self.kept in ("all", split) or (not isinstance(self.kept, str) and split in ("train", "val"))
+
+    def takes(self, task: Task, group: int) -> bool:
+        """Say whether those of a prompt are written; `group` counts the step's prompts from 0."""
+        if not self.writes(task.split):
+            return False
+        return isinstance(self.kept, str) or task.split == "val" or group % self.prompts in self._chosen(task.step)
+
+    def _chosen(self, step: int) -> Collection[int]:
+        """Draw prompts by a hash of the step, so that no process need ask another."""
+        assert not isinstance(self.kept, str)
+        wanted = self.kept * self.prompts if self.kept < 1 else self.kept / self.n
+        order = sorted(range(self.prompts), key=lambda one: blake2b(f"{step}/{one}".encode(), digest_size=8).digest())
+        return set(order[: math.ceil(wanted)])
+
+
+def remove_oldest(folder: Path, most_gb: float | None, keep: Collection[int]) -> list[int]:
+    """Remove the files of the oldest training steps while all files of `folder` take more than `most_gb` 10^9 bytes.
+
+    keep: steps whose files stay. Returns the steps whose files were removed. Files that vanish meanwhile are no error.
+    """
+    if most_gb is None or not folder.is_dir():
+        return []
+    sizes = {path: path.stat().st_size for path in folder.glob("*.parquet")}
+    by_step: defaultdict[int, list[Path]] = defaultdict(list)
+    for path in sizes:
+        if (match := OF_STEP.fullmatch(path.name)) is not None and int(match[1]) not in keep:
+            by_step[int(match[1])].append(path)
+    removed, total = [], sum(sizes.values())
+    for step, paths in sorted(by_step.items()):
+        if total <= most_gb * GB:
+            break
+        for path in paths:
+            path.unlink(missing_ok=True)
+            total -= sizes[path]
+        removed.append(step)
+    return removed

@@ -1,0 +1,149 @@
+"""Records of what an update made of each token: `train_000012.update.parquet` beside `train_000012.parquet`.
+
+A row for each row of the trajectories' file, in its order. Each column but `uid` has one list for each transcript, with
+a value for each of its tokens: null where the policy did not sample it, or where the trajectory was not trained on. A
+column that a run does not compute is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from agentrl.system.publish import published
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.parquet import UPDATE, rows_together
+
+COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
+    "trainer_logprobs": ("old_logprobs", pa.float32()),
+    "entropy": ("entropy", pa.float32()),
+    "advantages": ("advantages", pa.float32()),
+    "weights": ("correction", pa.float32()),
+    "reference_logprobs": ("ref_logprobs", pa.float32()),
+    "teacher_logprobs": ("teacher_scores", pa.float32()),
+    "token_rewards": ("rewards", pa.float32()),
+}
+"""By name, the column of `RaggedBatch` and the type; `clipped` (bool) is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFile:
+    """One file of trajectories, and which sequences of a batch each of its trajectories is."""
+
+    path: Path
+    numbers: Mapping[str, int]
+    """By uid, the trajectory's number in `RaggedBatch.trajectory`."""
+
+
+def update_file(path: Path) -> Path:
+    """Name the file of the update beside that of the trajectories."""
+    return path.with_name(path.name.removesuffix(".parquet") + UPDATE)
+
+
+def write_updates(
+    batch: RaggedBatch, files: Sequence[RecordFile], clipped: torch.Tensor | None = None
+) -> dict[str, str]:
+    """Write the columns of a batch beside the files of its trajectories; those that are not on this machine are passed.
+
+    clipped [T] bool: the correction's weight is its bound. Returns by uid how a trajectory's trained tokens differ from
+    the recorded ones: nothing of it is written then. Raises TrainingError on a full disk.
+    """
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    for name, (field, _) in COLUMNS.items():
+        column: torch.Tensor | None = getattr(batch, field)
+        if column is not None:
+            found[name] = (column[:, 0] if column.ndim > 1 else column).numpy()
+    if clipped is not None:
+        found["clipped"] = clipped.float().numpy()
+    rows: dict[int, list[int]] = {}
+    for row, owner in enumerate(batch.trajectory.tolist()):
+        rows.setdefault(owner, []).append(row)
+    differences: dict[str, str] = {}
+    for file in files:
+        if file.path.exists():
+            differences |= _write(batch, found, file, rows)
+    return differences
+
+
+def _write(
+    batch: RaggedBatch,
+    columns: Mapping[str, npt.NDArray[np.float32]],
+    file: RecordFile,
+    rows: Mapping[int, Sequence[int]],
+) -> dict[str, str]:
+    table = pq.read_table(file.path, columns=["uid", "ids", "mask"]).combine_chunks()
+    uids = table["uid"].to_pylist()
+    tokens, ids = _Nested.of(table["mask"]), _Nested.of(table["ids"]).values
+    offsets, batch_ids, batch_mask = batch.offsets.tolist(), batch.ids.numpy(), batch.mask.long().numpy()
+    sampled = tokens.values
+    source = np.full(len(tokens.values), -1, dtype=np.int64)
+    differences: dict[str, str] = {}
+    for place, uid in enumerate(uids):
+        mine = rows.get(file.numbers.get(uid, -1), ())
+        spans = [span for span in tokens.spans(place) if sampled[slice(*span)].any()]
+        if not mine:
+            continue
+        if len(mine) != len(spans):
+            differences[uid] = f"{len(mine)} sequences are trained on, and {len(spans)} transcripts have sampled tokens"
+            continue
+        for row, (start, end) in zip(mine, spans, strict=True):
+            first, last = offsets[row], offsets[row + 1]
+            there = slice(first, last)
+            if not np.array_equal(batch_ids[there], ids[start:end]):
+                differences.setdefault(uid, _first_difference("ids", batch_ids[there], ids[start:end]))
+            elif not np.array_equal(batch_mask[there], sampled[start:end]):
+                differences.setdefault(uid, _first_difference("mask", batch_mask[there], sampled[start:end]))
+            else:
+                source[start:end] = np.arange(first, last)
+    known = (sampled != 0) & (source >= 0)
+    arrays = {"uid": table["uid"].combine_chunks()}
+    for name, values in columns.items():
+        by_token = values[source] if len(values) else np.zeros(len(source), np.float32)
+        if name in COLUMNS:
+            arrays[name] = tokens.with_values(pa.array(by_token, COLUMNS[name][1], mask=~known))
+        else:
+            arrays[name] = tokens.with_values(pa.array(by_token != 0, pa.bool_(), mask=~known))
+    with published(update_file(file.path)) as temporary:
+        pq.write_table(pa.table(arrays), temporary, compression="zstd", row_group_size=rows_together(table))
+    return differences
+
+
+def _first_difference(name: str, trained: npt.NDArray[np.int64], recorded: npt.NDArray[np.int64]) -> str:
+    if len(trained) != len(recorded):
+        return f"{len(trained)} tokens are trained on, and {len(recorded)} recorded"
+    place = int((trained != recorded).argmax())
+    return f"{name} at token {place}: {trained[place]} is trained on, and {recorded[place]} recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class _Nested:
+    """A column of lists of lists, taken apart."""
+
+    outer: npt.NDArray[np.int32]  # [rows + 1], offsets into `inner`
+    inner: npt.NDArray[np.int32]  # [transcripts + 1], offsets into `values`
+    values: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(column: pa.ChunkedArray) -> _Nested:
+        lists = column.combine_chunks()
+        inner = lists.flatten()
+        values = inner.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+        outer_offsets, inner_offsets = lists.offsets.to_numpy(), inner.offsets.to_numpy()
+        return _Nested(outer_offsets - outer_offsets[0], inner_offsets - inner_offsets[0], values)
+
+    def spans(self, row: int) -> list[tuple[int, int]]:
+        """List where the values of each transcript of a row begin and end."""
+        return [(int(self.inner[one]), int(self.inner[one + 1])) for one in range(self.outer[row], self.outer[row + 1])]
+
+    def with_values(self, values: pa.Array) -> pa.Array:
+        """Make a column of the same form, of values [all tokens]."""
+        return pa.ListArray.from_arrays(
+            pa.array(self.outer, pa.int32()), pa.ListArray.from_arrays(pa.array(self.inner, pa.int32()), values)
+        )

@@ -1,0 +1,64 @@
+"""Which trajectories are written, and which files are removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import Config, load_config
+from agentrl.errors import ConfigError
+from agentrl.rollouts.contract import Task, training, validation
+from agentrl.rollouts.saving import Saving, remove_oldest
+
+
+def config_of(kept: str) -> Config:
+    return load_config(
+        [
+            f"trainer.save_trajectories={kept}",
+            "data.train_batch_size=8",
+            "actor_rollout_ref.rollout.n=4",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "prompts", "validated"),
+    [("all", 8, True), ("val", 0, True), ("none", 0, False), ("0.25", 2, True), ("0.01", 1, True), ("9", 3, True)],
+)
+def test_a_share_or_a_number_is_whole_prompts(kept: str, prompts: int, validated: bool) -> None:
+    config = config_of(kept)
+    saving = Saving(config)
+
+    def chosen(task: Task) -> list[int]:
+        return [group for group in range(8) if saving.takes(task, group)]
+
+    steps = [chosen(training(config, step)) for step in range(1, 20)]
+    assert all(len(one) == prompts for one in steps)
+    assert steps[0] == [group for group in range(8) if Saving(config).takes(training(config, 1), group)]
+    if 0 < prompts < 8:
+        assert len({tuple(one) for one in steps}) > 5, "others in each step"
+    assert saving.takes(validation(config, 3, greedy=True), 5) is validated
+
+
+@pytest.mark.parametrize("kept", ["0", "-1", "1.5", "some"])
+def test_other_values_are_refused(kept: str) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.save_trajectories"):
+        config_of(kept)
+
+
+def test_the_oldest_steps_go_and_what_must_stay_stays(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        for name in (f"train_{step:06d}", f"train_{step:06d}.update", f"val_{step:06d}_greedy"):
+            (tmp_path / f"{name}.parquet").write_bytes(bytes(1000))
+    assert remove_oldest(tmp_path, None, {5}) == []
+    assert remove_oldest(tmp_path, 1.0, {5}) == []
+    assert remove_oldest(tmp_path, 12_000 / 1e9, {1, 5}) == [2, 3]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert [name for name in left if name.startswith("train")] == [
+        f"train_{step:06d}{kind}.parquet" for step in (1, 4, 5) for kind in ("", ".update")
+    ]
+    assert sum(name.startswith("val") for name in left) == 5
+    assert remove_oldest(tmp_path, 1e-9, {5}) == [1, 4], "kept steps stay, whatever the bound is"
+    assert remove_oldest(tmp_path / "none", 1.0, {}) == []

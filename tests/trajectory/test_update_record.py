@@ -1,0 +1,65 @@
+"""The record of an update: the batch's values at the tokens of the trajectories' file, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+
+from agentrl.trajectory import Status, Trajectory, Transcript, Turn
+from agentrl.trajectory.collate import from_trajectories
+from agentrl.trajectory.parquet import trajectory_files, write_trajectories
+from agentrl.trajectory.update_record import RecordFile, update_file, write_updates
+from tests.trajectory.written import tool_trajectory
+
+
+def windows(uid: str) -> Trajectory:
+    """Three context windows, of which the policy wrote in the first and the last."""
+    transcripts = []
+    for ids, sampled in (([1, 2], [3, 4]), ([5, 6, 7], []), ([8], [9])):
+        transcript = Transcript()
+        transcript.append_prompt(ids)
+        if sampled:
+            transcript.append_sampled(sampled, [-1.0] * len(sampled), 0)
+        transcripts.append(transcript)
+    turns = [Turn("assistant", "a", 0, 2, 4), Turn("assistant", "b", 2, 1, 2)]
+    return Trajectory(uid, 0, transcripts=transcripts, turns=turns, score=1.0)
+
+
+def test_values_stand_at_their_tokens(tmp_path: Path) -> None:
+    failed = Trajectory("f", 0, transcripts=tool_trajectory().transcripts, status=Status.FAILED, failure="x: y")
+    trajectories = [failed, windows("w"), tool_trajectory()]
+    path = write_trajectories(tmp_path, trajectories, step=12, split="train", turn_reward_coef=1.0)
+    batch = from_trajectories(trajectories, turn_reward_coef=1.0)
+    values = torch.arange(batch.num_tokens, dtype=torch.float32)
+    batch = batch.with_fields(advantages=values, teacher_scores=torch.stack([values + 0.5, -values], 1))
+    numbers = {one.uid: place for place, one in enumerate(trajectories)}
+    # A file of another machine is passed, and sequences come in any order.
+    files = [RecordFile(tmp_path / "train_000012.2of2.parquet", {}), RecordFile(path, numbers)]
+    assert write_updates(batch.select([2, 0, 1]), files, batch.select([2, 0, 1]).mask) == {}
+    assert trajectory_files(tmp_path) == [path]
+    rows = pq.read_table(update_file(path)).to_pylist()
+    assert [row["uid"] for row in rows] == ["f", "w", "train/1/0/0"]
+    assert set(rows[0]) == {"uid", "advantages", "teacher_logprobs", "token_rewards", "clipped"}
+    assert rows[1]["advantages"] == [[None, None, 2.0, 3.0], [None] * 3, [None, 5.0]]
+    assert rows[1]["teacher_logprobs"][2] == [None, 5.5]
+    assert rows[1]["token_rewards"] == [[None, None, 0.0, 0.0], [None] * 3, [None, 1.0]]
+    assert rows[1]["clipped"][0] == [None, None, True, True]
+    assert rows[0]["advantages"] == [[None] * len(failed.transcripts[0])]
+    (tool,) = rows[2]["advantages"]
+    assert [value is not None for value in tool] == [bool(one) for one in trajectories[2].transcripts[0].mask]
+
+
+def test_trained_tokens_that_were_not_recorded_are_told(tmp_path: Path) -> None:
+    path = write_trajectories(tmp_path, [windows("w")], step=1, split="train", turn_reward_coef=1.0)
+    batch = from_trajectories([windows("w")], turn_reward_coef=1.0)
+    other = batch.ids.clone()
+    other[3] = 77
+    files = [RecordFile(path, {"w": 0})]
+    assert write_updates(batch.with_fields(ids=other), files) == {
+        "w": "ids at token 3: 77 is trained on, and 4 recorded"
+    }
+    shifted = batch.mask.roll(-1)
+    assert "mask at token 1" in write_updates(batch.with_fields(mask=shifted), files)["w"]
+    assert "1 sequences" in write_updates(batch.select([0]), files)["w"]
