@@ -1,0 +1,322 @@
+"""Checks of a step's batch, after its advantages: what each column must be, given the others and the outlines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.advantages import compute_advantages
+from agentrl.algorithms.kl import kl_penalty
+from agentrl.algorithms.ragged import segment_sum
+from agentrl.algorithms.rollout_correction import ages, correct
+from agentrl.checks.finding import Finding
+from agentrl.config.sections.algorithm import AlgorithmConfig
+from agentrl.observe.invariants import LOGPROB_SLACK
+from agentrl.system.metrics import Numbers
+from agentrl.trajectory.batch import RaggedBatch
+
+SURPRISE_SIGMAS = 6.0
+SURPRISE_SHARE = 0.05
+"""Sampled tokens are more, or less, surprising than their distribution says by so much of its entropy at least."""
+LEAST_TOKENS = 500
+"""With fewer tokens their surprise says nothing."""
+SLACK = 1e-3
+"""Largest difference between two float32 sums of a trajectory's rewards, beside a relative one."""
+IMPROBABLE = 30.0
+"""Surprise in nats of a sequence that nobody draws twice."""
+BY_REWARD = ("grpo", "rloo", "opo", "gpg", "maxrl")
+"""Estimators whose advantages are by the trajectory's reward alone, relative to its prompt."""
+NAMED = 5
+"""Trajectories of one check that are named at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One trajectory that can be trained on, as its outline says."""
+
+    uid: str
+    group: int
+    reward: float
+    sampled: int
+    """Tokens that the policy sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Values that a batch is held against."""
+
+    drawn: Mapping[int, Drawn]
+    """By their numbers, all trajectories of the step that can be trained on."""
+    version: int
+    """Version of the policy before the update."""
+    max_staleness: int | None
+    """Versions that a token may be older; None: any number."""
+    algorithm: AlgorithmConfig
+    n: int
+    """Trajectories that were asked for of each prompt."""
+    kl_coef: float | None
+    """Coefficient of the KL in the reward; None: it is not there."""
+    greedy_rewards: Mapping[int, float] | None
+    numbers: Mapping[int, Mapping[str, float]] | None
+    taught: bool
+    """A teacher's advantages are added to the estimator's."""
+    gap: float
+    """See `trainer.checks.gap`."""
+    plain: bool
+    """Tokens are drawn from the whole distribution: neither top_p nor top_k cuts it."""
+    reference: str
+    """`same`: the reference is the model that the policy began as; `other`; or `none`."""
+
+
+def check_batch(batch: RaggedBatch, expected: Expected) -> tuple[list[Finding], Numbers]:
+    """Return what is wrong with the batch, and the numbers that were found on the way."""
+    numbers: Numbers = {}
+    found = [*_coverage(batch, expected), *_columns(batch, expected)]
+    if not len(batch):
+        return found, numbers
+    found += _versions(batch, expected)
+    found += _rewards(batch, expected)
+    found += _advantages(batch, expected)
+    found += _order(batch, expected)
+    found += _correction(batch, expected)
+    found += _gap(batch, expected, numbers)
+    found += _sampling(batch, expected, numbers)
+    found += _copies(batch, expected)
+    found += _reference(batch, expected)
+    return found, numbers
+
+
+def _uid(batch: RaggedBatch, row: int, expected: Expected) -> str:
+    number = int(batch.trajectory[row])
+    return expected.drawn[number].uid if number in expected.drawn else f"trajectory {number} of the step"
+
+
+def _at(batch: RaggedBatch, wrong: Tensor, expected: Expected) -> Iterator[tuple[str, int, int]]:
+    """Yield (uid, place in its sequence, place in the batch) of the first wrong token of each sequence.
+
+    wrong: [T] bool.
+    """
+    places = wrong.nonzero()[:, 0]
+    rows = batch.sequence_ids()[places]
+    seen: set[int] = set()
+    for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+        if row not in seen and len(seen) < NAMED:
+            seen.add(row)
+            yield _uid(batch, row, expected), place - int(batch.offsets[row]), place
+
+
+def _coverage(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
+    """Hold the batch's trajectories, and their tokens, against the outlines."""
+    tokens: dict[int, int] = {}
+    for number, count in zip(batch.trajectory.tolist(), batch.policy_tokens.tolist(), strict=True):
+        tokens[number] = tokens.get(number, 0) + count
+    groups = set(batch.group.tolist())
+    for number, group in set(zip(batch.trajectory.tolist(), batch.group.tolist(), strict=True)):
+        if number in expected.drawn and expected.drawn[number].group != group:
+            what = f"it is compared with the trajectories of prompt {group}, and is of {expected.drawn[number].group}"
+            yield Finding("coverage", what, expected.drawn[number].uid)
+    for number, drawn in expected.drawn.items():
+        if number not in tokens and drawn.group in groups:
+            yield Finding("coverage", "a trajectory can be trained on, and is not in the batch", drawn.uid)
+    for number, count in tokens.items():
+        if number not in expected.drawn:
+            yield Finding("coverage", "it is in the batch, and cannot be trained on", f"trajectory {number}")
+        elif count != expected.drawn[number].sampled:
+            wanted = expected.drawn[number].sampled
+            what = f"{count} of its tokens are trained on, and {wanted} were sampled"
+            yield Finding("coverage", what, expected.drawn[number].uid)
+
+
+def _columns(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
+    """Hold each column against the mask: finite on policy tokens, and nothing elsewhere."""
+    mask = batch.mask
+    if len(batch) and mask[batch.offsets[:-1]].any():
+        row = int(mask[batch.offsets[:-1]].nonzero()[0, 0])
+        yield Finding(
+            "columns", "mask: the first token of a sequence is said to be sampled", _uid(batch, row, expected)
+        )
+    zero = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "entropy", "rewards", "advantages", "correction")
+    for name in zero:
+        column: Tensor | None = getattr(batch, name)
+        if column is not None:
+            yield from _told(batch, ~torch.isfinite(column), f"{name} is not finite", expected)
+            yield from _told(batch, (column != 0) & ~mask, f"{name} is not 0 where nothing was sampled", expected)
+    for name in ("version", "turn"):
+        yield from _told(batch, (getattr(batch, name) >= 0) != mask, f"{name} and mask disagree", expected)
+    for name in ("rollout_logprobs", "old_logprobs", "ref_logprobs"):
+        if (column := getattr(batch, name)) is not None:
+            yield from _told(batch, column > LOGPROB_SLACK, f"{name} is above 0", expected)
+    if batch.entropy is not None:
+        yield from _told(batch, batch.entropy < -LOGPROB_SLACK, "entropy is below 0", expected)
+
+
+def _told(batch: RaggedBatch, wrong: Tensor, what: str, expected: Expected) -> Iterator[Finding]:
+    if not wrong.any():
+        return
+    for uid, place, _ in _at(batch, wrong, expected):
+        yield Finding("columns", f"{what} (token {place})", uid)
+
+
+def _versions(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
+    oldest = -1 if expected.max_staleness is None else expected.version - expected.max_staleness
+    mine = batch.mask & (batch.policy[batch.sequence_ids()] == 0) if len(batch.policies) > 1 else batch.mask
+    wrong = mine & ((batch.version > expected.version) | (batch.version < oldest))
+    for uid, place, token in _at(batch, wrong, expected) if wrong.any() else ():
+        what = (
+            f"token {place} is said to be of version {int(batch.version[token])}, and the policy is version "
+            f"{expected.version}, of which tokens may be {expected.max_staleness} older"
+        )
+        yield Finding("versions", what, uid)
+    if batch.staleness is not None and not torch.equal(batch.staleness, ages(batch.version, expected.version)):
+        yield Finding("versions", "the column staleness is not that of the versions", "batch")
+
+
+def _rewards(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
+    """Hold the sum of each trajectory's token rewards against `Outline.reward`."""
+    rewards = batch.rewards.double()
+    if expected.kl_coef is not None and batch.ref_logprobs is not None:
+        before = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
+        kl = kl_penalty(before, batch.ref_logprobs, expected.algorithm.kl_penalty)
+        rewards = rewards + expected.kl_coef * torch.where(batch.mask, kl, 0.0).double()
+    sums: dict[int, float] = {}
+    for number, value in zip(batch.trajectory.tolist(), segment_sum(rewards, batch.offsets).tolist(), strict=True):
+        sums[number] = sums.get(number, 0.0) + value
+    for number, value in sums.items():
+        drawn = expected.drawn.get(number)
+        if drawn is not None and not math.isclose(value, drawn.reward, rel_tol=1e-4, abs_tol=SLACK):
+            what = f"its tokens are paid {value:.6g} in the batch, and its reward is {drawn.reward:.6g}"
+            yield Finding("rewards", what, drawn.uid)
+
+
+def _advantages(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
+    """Compute the advantages again, by the registered estimator from the batch's own columns."""
+    if expected.taught or batch.advantages is None:
+        return
+    if not expected.algorithm.rollout_correction.needs_pass:
+        batch = replace(batch, old_logprobs=batch.rollout_logprobs)
+    if expected.greedy_rewards is not None:
+        greedy = [expected.greedy_rewards.get(one, math.nan) for one in batch.group.tolist()]
+        batch = replace(batch, greedy_rewards=torch.tensor(greedy))
+    again = compute_advantages(batch, expected.algorithm, expected.n, expected.numbers)
+    assert again.advantages is not None and batch.advantages is not None
+    wrong = ~torch.isclose(again.advantages, batch.advantages, rtol=1e-3, atol=1e-5, equal_nan=True)
+    for uid, place, token in _at(batch, wrong, expected) if wrong.any() else ():
+        here, there = float(batch.advantages[token]), float(again.advantages[token])
+        what = f"token {place} has the advantage {here:.6g}, and {expected.algorithm.adv_estimator} gives {there:.6g}"
+        yield Finding("advantages", what, uid)
+
+
+def _correction(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
+    keys = expected.algorithm.rollout_correction
+    if batch.correction is None or batch.old_logprobs is None:
+        return
+    gap = torch.where(batch.mask, batch.old_logprobs - batch.rollout_logprobs, 0.0)
+    weight = correct(gap, batch.mask, batch.offsets, keys).weight.float()
+    wrong = ~torch.isclose(weight, batch.correction, rtol=1e-4, atol=1e-6, equal_nan=True)
+    for uid, place, token in _at(batch, wrong, expected) if wrong.any() else ():
+        here, there = float(batch.correction[token]), float(weight[token])
+        yield Finding("correction", f"token {place} weighs {here:.6g}, and its log-probs give {there:.6g}", uid)
+
+
+def _fresh(batch: RaggedBatch, expected: Expected) -> Tensor:
+    """[T] bool: sampled by the weights that the trainer has."""
+    return batch.mask & (batch.version == expected.version)
+
+
+def _gap(batch: RaggedBatch, expected: Expected, numbers: Numbers) -> Iterator[Finding]:
+    """Hold the engine's log-probs against the trainer's forward pass, which has no cache, by sequence."""
+    fresh = _fresh(batch, expected)
+    if batch.old_logprobs is None or not fresh.any():
+        return
+    gap = torch.where(fresh, (batch.old_logprobs - batch.rollout_logprobs).abs(), 0.0)
+    counts = segment_sum(fresh.float(), batch.offsets)
+    means = segment_sum(gap, batch.offsets) / counts.clamp(min=1)
+    numbers["checks/gap_mean"] = float(gap.sum() / fresh.sum())
+    numbers["checks/gap_worst"] = float(means.max())
+    for row in means.argsort(descending=True)[:NAMED].tolist():
+        if not means[row] > expected.gap:
+            return
+        span = slice(int(batch.offsets[row]), int(batch.offsets[row + 1]))
+        first = int((gap[span] > expected.gap).nonzero()[0, 0])
+        before = int(batch.mask[span][:first].sum())
+        what = (
+            f"log-probs of the same weights are {float(means[row]):.3g} nats a token from the trainer's, from its "
+            f"sampled token {before} on (turn {int(batch.turn[span][first])})"
+        )
+        yield Finding("gap", what, _uid(batch, row, expected))
+
+
+def _sampling(batch: RaggedBatch, expected: Expected, numbers: Numbers) -> Iterator[Finding]:
+    """Hold how surprising the sampled tokens are against the entropies of their distributions, which is the mean."""
+    fresh = _fresh(batch, expected)
+    if batch.entropy is None or not expected.plain or int(fresh.sum()) < LEAST_TOKENS:
+        return
+    entropy = batch.entropy[fresh].double()
+    surprise = -batch.rollout_logprobs[fresh].double() - entropy
+    sigmas = float(surprise.sum() / surprise.square().sum().sqrt().clamp(min=1e-9))
+    numbers["checks/surprise_sigmas"] = sigmas
+    mean, usual = float(surprise.mean()), float(entropy.mean())
+    if abs(sigmas) > SURPRISE_SIGMAS and abs(mean) > SURPRISE_SHARE * usual:
+        what = (
+            f"sampled tokens are {abs(mean):.3g} nats {'less' if mean < 0 else 'more'} surprising than their "
+            f"distributions, of {usual:.3g} nats, make them ({abs(sigmas):.0f} standard errors)"
+        )
+        yield Finding("sampling", what, "all trajectories of the step")
+
+
+def _copies(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
+    """Tell of sequences of one prompt that are the same, and too improbable to be drawn twice."""
+    surprise = segment_sum(-batch.rollout_logprobs.double(), batch.offsets).tolist()
+    offsets, ids = batch.offsets.tolist(), batch.ids.numpy()
+    seen: dict[tuple[int, bytes], int] = {}
+    for row, group in enumerate(batch.group.tolist()):
+        key = group, ids[offsets[row] : offsets[row + 1]].tobytes()
+        before = seen.setdefault(key, row)
+        if before != row and surprise[row] > IMPROBABLE and batch.trajectory[before] != batch.trajectory[row]:
+            what = (
+                f"its tokens are those of {_uid(batch, before, expected)}, and to draw them twice has a probability of "
+                f"exp(-{surprise[row]:.0f})"
+            )
+            yield Finding("sampling", what, _uid(batch, row, expected))
+
+
+def _order(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
+    """Hold advantages against rewards within a prompt: the best has none below 0, and the worst none above."""
+    if expected.taught or expected.algorithm.adv_estimator not in BY_REWARD or batch.advantages is None:
+        return
+    rewards = segment_sum(batch.rewards.double(), batch.offsets).tolist()
+    sums = segment_sum(batch.advantages.double(), batch.offsets).tolist()
+    owners = batch.trajectory.tolist()
+    if len(set(owners)) < len(owners):  # a trajectory of several sequences has its reward on one of them
+        return
+    groups: dict[int, list[int]] = {}
+    for row, group in enumerate(batch.group.tolist()):
+        groups.setdefault(group, []).append(row)
+    for members in groups.values():
+        best, worst = max(members, key=rewards.__getitem__), min(members, key=rewards.__getitem__)
+        if rewards[best] - rewards[worst] > SLACK:
+            for row, wrong in ((best, sums[best] < -SLACK), (worst, sums[worst] > SLACK)):
+                if wrong:
+                    what = f"it has the {'best' if row == best else 'worst'} reward of its prompt, and its advantages "
+                    yield Finding("advantages", f"{what}add up to {sums[row]:.4g}", _uid(batch, row, expected))
+
+
+def _reference(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
+    """Hold the reference against the policy, where the two must be the same, and where they must not."""
+    if batch.ref_logprobs is None or batch.old_logprobs is None or expected.reference != "same":
+        return
+    gap = torch.where(batch.mask, batch.old_logprobs - batch.ref_logprobs, 0.0)
+    if expected.version == 0:
+        counts = segment_sum(batch.mask.float(), batch.offsets)
+        means = segment_sum(gap.abs(), batch.offsets) / counts.clamp(min=1)
+        row = int(means.argmax())
+        if means[row] > expected.gap:
+            what = f"before any update its log-probs are {float(means[row]):.3g} nats a token from the policy's"
+            yield Finding("reference", what, _uid(batch, row, expected))
+    elif expected.version > 1 and not gap.any():
+        what = f"after {expected.version} updates its log-probs are the policy's own, bit for bit"
+        yield Finding("reference", what, "all trajectories of the step")

@@ -1,0 +1,139 @@
+"""Findings of checks: what is wrong, where, why it matters and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["fault", "sign"]
+SHOWN = 3
+"""Findings of one check that an alarm names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a check found."""
+
+    check: str
+    """Name of the check; docs/reliability.md lists them."""
+    what: str
+    where: str
+    """Name of the trajectory, tensor, tool or server."""
+    kind: Kind = "fault"
+    """fault: it cannot be in a sound run; sign: it may be right, and seldom is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """All findings of one check in one step."""
+
+    check: str
+    kind: Kind
+    what: str
+    where: list[str]
+    why: str
+    action: str
+    count: int
+
+    def text(self) -> str:
+        """Write the alarm for people."""
+        more = f" (and {self.count - len(self.where)} more)" if self.count > len(self.where) else ""
+        return f"{self.check}: {self.what}, in {', '.join(self.where)}{more}. {self.why}. {self.action}"
+
+
+MEANINGS: dict[str, tuple[str, str]] = {
+    "record": (
+        "The record of a trajectory is unsound, and so is what is learnt from it",
+        "Look at the trajectory; if the loop is your own, let it speak to the engine through its Episode alone",
+    ),
+    "mask": (
+        "Tokens that the policy did not sample would be learnt, or sampled ones would not",
+        "Look at the trajectory's tokens by their mask, and whether the engine, the chat format or a loop changed them",
+    ),
+    "fates": (
+        "A prompt that is lost, or trained on twice, biases what is learnt",
+        "Look at the source of trajectories, and compare the step's trajectories with what was drawn",
+    ),
+    "coverage": (
+        "What is trained on is not what was sampled and scored",
+        "Look at what lies between the rollout and the batch: filters, the reward model, a source of your own",
+    ),
+    "columns": (
+        "A column that is shifted or not finite spoils the gradient",
+        "Look at what computes the column that is named",
+    ),
+    "versions": (
+        "Corrections for stale weights are wrong where tokens name other weights than those that sampled them",
+        "Look at how the engine is sent weights, and what it says of them",
+    ),
+    "rewards": (
+        "The policy is trained on another reward than the one that is shown",
+        "Look at the reward's parts in trajectories/, turn rewards and counted_turn_reward first",
+    ),
+    "advantages": (
+        "Advantages are not those that the estimator makes of these rewards",
+        "Look at what changes advantages after the estimator; one of your own must be a function of its columns",
+    ),
+    "correction": (
+        "Importance weights are not those of the log-probs beside them",
+        "Look at algorithm.rollout_correction, and at what changes the batch after it",
+    ),
+    "gap": (
+        "The engine samples from another policy than the one that is trained",
+        "From a trajectory's first sampled token on: look whether the engine has the policy's weights, adapters and "
+        "temperature. From a later turn on: look at its cache. Everywhere a little: look at its precision",
+    ),
+    "sampling": (
+        "Tokens are not drawn from the distribution whose log-probs are recorded, so the gradient is of another policy",
+        "Look at the engine's temperature, top_p, top_k, penalties and seeds",
+    ),
+    "reference": (
+        "The KL holds the policy to another model than the one that was named",
+        "Look at actor_rollout_ref.ref.path, and at what writes to the reference's weights",
+    ),
+    "weights": (
+        "The engine samples by other weights than the policy's",
+        "Look at the tensor that is named on its way to the engine: adapters, tied weights, names in checkpoints",
+    ),
+    "update": (
+        "What the batch says is to be learnt was not learnt, or not once",
+        "Look at mini-batches, the loss and the optimizer: the gradient norm and actor/skipped_updates",
+    ),
+    "standstill": (
+        "The run spends its steps and learns nothing",
+        "Look at some trajectories: is the task too hard or too easy, does the scorer read the answer where the "
+        "policy writes it, are tools offered and calls understood? Then take other prompts, raise "
+        "actor_rollout_ref.rollout.n or the temperature",
+    ),
+    "entropy": (
+        "A policy without entropy tries nothing new, and its groups teach nothing",
+        "Raise actor_rollout_ref.actor.entropy_coeff or the KL, lower the learning rate, or go back to a checkpoint",
+    ),
+    "text": (
+        "Answers that repeat themselves or are no text are what a policy in collapse writes",
+        "Lower the learning rate, raise the KL, or go back to a checkpoint; where the reward rose, mend the scorer",
+    ),
+    "tools": (
+        "The policy learns that a tool is of no use, for a fault that is not its own",
+        "Look at the tool's server and its deadlines, or set on_error: fail so that such trajectories are tried again",
+    ),
+    "length": (
+        "Answers that are cut are scored for what they could not say",
+        "Raise data.max_response_length, or have the length cost something (reward_model.reward_manager=dapo)",
+    ),
+}
+"""By check: why a finding matters, and what to do."""
+
+
+def alarms_of(findings: Iterable[Finding]) -> list[Alarm]:
+    """Make one alarm of all findings of a check and kind."""
+    groups: dict[tuple[str, Kind], list[Finding]] = {}
+    for one in findings:
+        groups.setdefault((one.check, one.kind), []).append(one)
+    found = []
+    for (check, kind), members in groups.items():
+        why, action = MEANINGS[check]
+        where = list(dict.fromkeys(one.where for one in members))[:SHOWN]
+        found.append(Alarm(check, kind, members[0].what, where, why, action, len(members)))
+    return found

@@ -1,0 +1,79 @@
+"""Alarms of a run: written to `alarms.jsonl`, shown, and answered as the config says."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from agentrl.checks.finding import Alarm, Finding, alarms_of
+from agentrl.config.sections.checks import ChecksConfig, Reaction
+from agentrl.system.publish import published
+
+ALARMS_FILE = "alarms.jsonl"
+ORDER: Sequence[Reaction] = ("warn", "stop", "checkpoint_then_stop")
+
+
+class Alarms:
+    """The alarms of a run. Lines of `alarms.jsonl` have step, check, severity, what, where, why, action and count."""
+
+    def __init__(self, config: ChecksConfig, folder: Path, warn: Callable[[str], None]) -> None:
+        self.config, self.path, self.warn = config, folder / ALARMS_FILE, warn
+        self.steps: Counter[str] = Counter()
+        """Steps of this process with an alarm, by check."""
+        self.last: dict[str, tuple[int, str]] = {}
+        """By check, the step of its last alarm and what it said."""
+
+    def raise_for(self, step: int, findings: Sequence[Finding]) -> tuple[list[Alarm], Reaction]:
+        """Write and show a step's alarms; return them, and the strongest reaction that they ask for.
+
+        One that comes again is shown again when it has come twice as often.
+        """
+        alarms = alarms_of(findings)
+        if not alarms:
+            return [], "warn"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as lines:
+            for alarm in alarms:
+                lines.write(json.dumps(_line(step, alarm), ensure_ascii=False) + "\n")
+        for alarm in alarms:
+            self.steps[alarm.check] += 1
+            self.last[alarm.check] = step, alarm.what
+            if self.steps[alarm.check].bit_count() == 1:
+                self.warn(f"step {step}: {alarm.text()}")
+        reactions = [self.config.on_fault if one.kind == "fault" else self.config.on_sign for one in alarms]
+        return alarms, max(reactions, key=ORDER.index)
+
+    def forget_after(self, step: int) -> None:
+        """Remove the alarms of later steps, which are taken again."""
+        if not self.path.exists():
+            return
+        kept = [line for line in self.path.read_bytes().splitlines(keepends=True) if _step_of(line) <= step]
+        with published(self.path) as temporary:
+            temporary.write_bytes(b"".join(kept))
+
+    def text(self) -> str | None:
+        """Summarise the alarms of this process; None where there was none."""
+        if not self.steps:
+            return None
+        lines = [
+            f"{check}: in {count} steps, the last of step {self.last[check][0]}: {self.last[check][1]}"
+            for check, count in self.steps.most_common()
+        ]
+        return "\n".join([f"alarms, all of them in {self.path}:", *lines])
+
+
+def _line(step: int, alarm: Alarm) -> dict[str, object]:
+    fields = asdict(alarm)
+    return {"step": step, "check": alarm.check, "severity": fields.pop("kind"), **fields}
+
+
+def _step_of(line: bytes) -> int:
+    """Read the step of a line; one that a kill has cut off belongs to a later one than all."""
+    try:
+        found = json.loads(line)
+        return int(found["step"])
+    except (ValueError, KeyError, TypeError):
+        return 1 << 62

@@ -1,0 +1,130 @@
+"""Checks of whole trajectories where they were run: the invariants of the record, and the mask by what tokens say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
+
+from agentrl.checks.finding import Finding
+from agentrl.observe.invariants import check_trajectory
+from agentrl.system.metrics import Numbers
+from agentrl.trajectory import Trajectory, Transcript, Turn
+
+WINDOW = 4
+"""Tokens of the sequences that are counted as repeated."""
+LEAST = 64
+"""Sampled tokens of a turn below which repetitions say nothing."""
+WORD = re.compile(r"[A-Za-z0-9]{4,}")
+
+
+class Reads(Protocol):
+    """Part of `agentrl.chat.Chat` that the checks use."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def media_token_ids(self) -> tuple[int, ...]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextCounts:
+    """Counts over sampled tokens of trajectories, to be added up over processes."""
+
+    tokens: int = 0
+    repeated: int = 0
+    """Tokens that begin a sequence of WINDOW tokens which the turn had before."""
+    characters: int = 0
+    garbled: int = 0
+    """Replacement and control characters in the decoded text."""
+
+    def plus(self, other: TextCounts) -> TextCounts:
+        """Add up."""
+        return TextCounts(
+            self.tokens + other.tokens,
+            self.repeated + other.repeated,
+            self.characters + other.characters,
+            self.garbled + other.garbled,
+        )
+
+    def numbers(self) -> Numbers:
+        """Name the shares, of which there is something to be taken over."""
+        found: Numbers = {}
+        if self.tokens:
+            found["checks/repeated"] = self.repeated / self.tokens
+        if self.characters:
+            found["checks/garbled"] = self.garbled / self.characters
+        return found
+
+
+def drawn_from(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
+    """Draw `count` trajectories by a hash of their names, so that each step has others."""
+    if len(trajectories) <= count:
+        return list(trajectories)
+    return sorted(trajectories, key=lambda one: blake2b(one.uid.encode(errors="replace"), digest_size=8).digest())[
+        :count
+    ]
+
+
+def check_record(trajectory: Trajectory, chat: Reads) -> list[Finding]:
+    """Check one trajectory. It does not raise, whatever the record is."""
+    found = [
+        Finding("record", text.removeprefix(f"{trajectory.uid}: "), trajectory.uid)
+        for text in check_trajectory(trajectory, chat.vocab_size)
+    ]
+    if found:  # what follows reads the record as a sound one
+        return found
+    for index, transcript in enumerate(trajectory.transcripts):
+        turns = [turn for turn in trajectory.turns if turn.transcript == index]
+        found += (Finding("mask", text, trajectory.uid) for text in _check_mask(transcript, turns, chat))
+    return found
+
+
+def _check_mask(transcript: Transcript, turns: Sequence[Turn], chat: Reads) -> Iterator[str]:
+    """Hold the spans of assistant turns against what the tokens say: a turn ends with its stop token, and there only.
+
+    Observed turns must hold the text that the policy is said to have read.
+    """
+    stops = {*chat.stop_token_ids, *chat.media_token_ids}
+    ids, mask = transcript.ids, transcript.mask
+    for number, turn in enumerate(turns):
+        if turn.role != "assistant":
+            if turn.end < len(ids):  # the last one may be cut to what fits the response
+                yield from _check_observed(transcript, turn, chat)
+            continue
+        inside = next((place for place in range(turn.start, turn.end - 1) if ids[place] in stops), None)
+        if inside is not None:
+            yield f"sampled token {inside} ends a turn, and tokens behind it are said to be sampled, too"
+        ends = turn.end > turn.start and ids[turn.end - 1] in stops
+        behind = turn.end < len(ids) and ids[turn.end] in stops and not mask[turn.end]
+        if turn.finish_reason == "stop" and not ends and behind:
+            yield f"the policy ended its turn with token {turn.end}, which is said to be observed"
+        if number == 0 and turn.start != transcript.prompt_length:
+            yield f"the first turn begins at token {turn.start}, and the prompt ends at {transcript.prompt_length}"
+
+
+def _check_observed(transcript: Transcript, turn: Turn, chat: Reads) -> Iterator[str]:
+    word = WORD.search(turn.text[:2000])
+    if word is None or any(turn.start <= one.start < turn.end for one in transcript.images):
+        return
+    if word[0] not in chat.decode(transcript.ids[turn.start : turn.end]):
+        yield f"the {turn.role} turn at token {turn.start} does not hold what was observed, {word[0]!r} for one"
+
+
+def count_text(trajectory: Trajectory, chat: Reads) -> TextCounts:
+    """Count repeated sequences of tokens, and characters that are no text, in what the policy wrote."""
+    counts = TextCounts()
+    for turn in trajectory.turns:
+        ids = trajectory.transcripts[turn.transcript].ids[turn.start : turn.end]
+        if turn.role != "assistant" or len(ids) < LEAST:
+            continue
+        windows = list(zip(*(ids[start:] for start in range(WINDOW)), strict=False))
+        text = chat.decode(ids)
+        garbled = sum(one == "\ufffd" or (one < " " and one not in "\n\t\r") for one in text)
+        counts = counts.plus(TextCounts(len(windows), len(windows) - len(set(windows)), len(text), garbled))
+    return counts

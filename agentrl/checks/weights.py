@@ -1,0 +1,105 @@
+"""Checks of the engine's weights after each update: its own tensors against those that it was sent."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from agentrl.checks.finding import Finding
+from agentrl.engines.contract import RolloutEngine
+from agentrl.engines.inspection import InspectableEngine, checksum
+from agentrl.engines.weights import Weights
+
+NUMBER = re.compile(r"\d+")
+MB = 10**6
+LEAST = {torch.float32: 256, torch.bfloat16: 1 << 20}
+"""Elements from which on an update changes at least one, by dtype: in bfloat16 most steps are rounded away."""
+BYTES = 4
+"""Bytes of an element, for the choice of tensors."""
+
+
+@dataclass(slots=True)
+class WeightWatch:
+    """Compares a rotating sample of tensors, and which of them change from one update to the next."""
+
+    budget: float
+    """Size of the sample in 10^6 bytes."""
+    unchanged: bool = False
+    """True when the last `check` found all tensors as the version before had them."""
+    _next: int = 0
+    _known: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By name, the version and the checksum with which a tensor was last sent."""
+
+    def watched(self, weights: Weights) -> tuple[Weights, Mapping[str, torch.Tensor]]:
+        """Return the weights [S], and what fills with the chosen tensors when they are read."""
+        names = self._choose(weights.shapes)
+        passed: dict[str, torch.Tensor] = {}
+
+        def read() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in weights.read():
+                if name in names:
+                    passed[name] = tensor.detach()
+                yield name, tensor
+
+        return replace(weights, read=read), passed
+
+    async def check(self, engine: RolloutEngine, passed: Mapping[str, torch.Tensor], version: int) -> list[Finding]:
+        """Compare the tensors [S] that the engine holds with those passed, and the version that it names."""
+        health = await engine.health()
+        found = []
+        if health.version != version:
+            what = f"it names version {health.version}, and was given {version}"
+            found.append(Finding("weights", what, "the engine"))
+        sent = {name: (tensor.dtype, checksum(tensor)) for name, tensor in passed.items()}
+        if isinstance(engine, InspectableEngine):
+            for name, places in (await engine.checksums(list(sent))).items():
+                dtype, wanted = sent[name]
+                for place, (its, value) in places.items():
+                    if its == str(dtype) and value != wanted:
+                        told = "" if place == name else f", which is tied to {name},"
+                        found.append(
+                            Finding("weights", f"version {version} of {place}{told} is not in the engine", place)
+                        )
+        found += self._unchanged(passed, {name: value for name, (_, value) in sent.items()}, version)
+        return found
+
+    def _choose(self, shapes: Mapping[str, Sequence[int]]) -> set[str]:
+        """Take the next tensors, in the order of their names, up to the budget, and at least one."""
+        names = sorted(shapes)
+        chosen: set[str] = set()
+        room = self.budget * MB
+        while names and self.budget and len(chosen) < len(names):
+            name = names[self._next % len(names)]
+            size = BYTES
+            for length in shapes[name]:
+                size *= length
+            if chosen and size > room:
+                break
+            chosen.add(name)
+            room -= size
+            self._next += 1
+        return chosen
+
+    def _unchanged(
+        self, passed: Mapping[str, torch.Tensor], sums: Mapping[str, str], version: int
+    ) -> Iterator[Finding]:
+        """Tell of a tensor that no update changed while those of the same name in other layers changed."""
+        families: defaultdict[str, dict[str, bool]] = defaultdict(dict)
+        changes: list[bool] = []
+        for name, value in sums.items():
+            before = self._known.get(name)
+            self._known[name] = version, value
+            large = passed[name].numel() >= LEAST.get(passed[name].dtype, passed[name].numel() + 1)
+            if before is not None and before[0] < version and large and "expert" not in name:
+                changes.append(before[1] != value)
+                families[NUMBER.sub("#", name)][name] = before[1] != value
+        self.unchanged = bool(changes) and not any(changes)
+        for members in families.values():
+            if any(members.values()):
+                for name in (name for name, changed in members.items() if not changed):
+                    what = f"up to version {version} it was sent unchanged, and those of other layers changed"
+                    yield Finding("weights", what, name)
