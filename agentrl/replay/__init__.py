@@ -1,0 +1,1 @@
+"""Replays of recorded trajectories: `python -m agentrl.replay runs/x --uid U`."""

@@ -1,0 +1,106 @@
+"""One replay as the command makes it: the run's config, its weights in an engine, and what is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from agentrl.agent_loop.limits import LoopLimits
+from agentrl.chat import Chat
+from agentrl.config import Config, load_config
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.errors import ConfigError, DataError
+from agentrl.model.packed import load_model
+from agentrl.replay.again import Comparison, edit, replay
+from agentrl.replay.recorded import checkpoint_of, find, read_edit
+from agentrl.rollouts.context import load_chat, load_context
+from agentrl.rollouts.objects import UserObjects
+from agentrl.runtime.device import resolve_device
+from agentrl.workers.roles import policy_role
+
+T = TypeVar("T")
+ONE_PROCESS = ("trainer.nnodes=1", "trainer.n_gpus_per_node=1", "actor_rollout_ref.rollout.nnodes=0")
+
+
+def run_replay(
+    run: Path, uid: str, checkpoint: Path | None, turn: int | None, tool_answer: Path | None, message: str | None
+) -> bool:
+    """Replay a trajectory, print what was found, and return whether a token differs. Raises UserError."""
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"{run}: want the folder of a run, with its config.yaml")
+    config = load_config(["--config-path", str(run.absolute()), "--config-name", "config", *ONE_PROCESS])
+    recorded = find(run, uid, config)
+    if any(transcript.images for transcript in recorded.trajectory.transcripts):
+        raise DataError(f"{uid}: it has images, whose pixels are not recorded")
+    text = read_edit(tool_answer, message)
+    weights = checkpoint or checkpoint_of(run, recorded.version)
+    chat = load_chat(config)
+    engine = open_engine(config, chat, weights)
+    print(f"{uid}, of {run}: sampled again by {weights or config.actor_rollout_ref.model.path}")
+    if turn is None or text is None:
+        compared = asyncio.run(_closed(engine, replay(recorded, engine, chat)))
+        for one in compared:
+            print(line_of(one))
+        return any(one.first_difference is not None for one in compared)
+    context = load_context(config, UserObjects(), scored=False)
+    context.bind(chat)
+
+    async def edited() -> None:
+        await context.tools.start("replay")
+        try:
+            limits = LoopLimits.from_config(config)
+            found = await edit(recorded, turn, text, engine, chat, context.tools, limits)
+        finally:
+            await context.close()
+        for role, said in found.turns:
+            print(f"--- {role}\n{said}")
+
+    asyncio.run(_closed(engine, edited()))
+    return False
+
+
+def open_engine(config: Config, chat: Chat, checkpoint: Path | None) -> EmbeddedEngine:
+    """Make an embedded engine with the run's first weights, or those of a checkpoint. Raises CheckpointError."""
+    model, device = config.actor_rollout_ref.model, resolve_device(config.trainer.device, print)
+    limits = LoopLimits.from_config(config)
+    engine = EmbeddedEngine(
+        load_model(
+            model.path,
+            dtype=model.dtype,
+            device=device,
+            trust_remote_code=model.trust_remote_code,
+            override=model.override_config,
+        ),
+        max_num_seqs=1,
+        max_model_len=limits.max_model_len + limits.max_response_tokens,
+        stop_decode=chat.decode,
+    )
+    if checkpoint is not None or model.lora_adapter_path is not None:
+        with torch.no_grad():
+            worker = policy_role(config, device, 1).make()
+            if checkpoint is not None:
+                worker.load(checkpoint / "policy")
+            asyncio.run(engine.update_weights(worker.weights().alone(), 1))
+    return engine
+
+
+async def _closed(engine: EmbeddedEngine, work: Coroutine[None, None, T]) -> T:
+    """Await `work`, and close the engine then."""
+    try:
+        return await work
+    finally:
+        await engine.close()
+
+
+def line_of(one: Comparison) -> str:
+    """Write a turn's comparison in a line."""
+    if one.first_difference is None:
+        return f"turn {one.turn}: {one.tokens} tokens, all the same; log-probs within {one.logprob_gap:.2g}"
+    return (
+        f"turn {one.turn}: {one.tokens} tokens; the first other one is token {one.first_difference} of its transcript: "
+        f"{one.recorded!r} was recorded, and {one.sampled!r} is sampled"
+    )

@@ -1,0 +1,100 @@
+"""A recorded trajectory is sampled again token by token, by the command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from agentrl.replay.__main__ import main as replay
+from agentrl.train import main
+from agentrl.trajectory import Trajectory
+from agentrl.trajectory.parquet import read_trajectories, trajectory_files
+from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
+
+Overrides = Callable[..., list[str]]
+
+
+def with_turns(run: Path, step: int) -> Trajectory:
+    """A trajectory of the step with a tool's answer in it, else its longest."""
+    found = read_trajectories(run / "trajectories" / f"train_{step:06d}.parquet")
+    return max(found, key=lambda one: (any(turn.role == "tool" for turn in one.turns), one.num_sampled))
+
+
+@pytest.mark.parametrize("more", [(), ("actor_rollout_ref.model.lora_rank=4",)])
+def test_every_token_is_sampled_again(
+    more: tuple[str, ...],
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    words = small_run("trainer.max_actor_ckpt_to_keep=null", "actor_rollout_ref.rollout.temperature=0.9", *more)
+    assert main(words) == 0
+    capsys.readouterr()
+    for step in (1, 3):
+        trajectory = with_turns(run, step)
+        assert replay([str(run), "--uid", trajectory.uid]) == 0
+        said = capsys.readouterr().out
+        turns = sum(turn.role == "assistant" for turn in trajectory.turns)
+        assert said.count("all the same") == turns
+        assert max(float(gap) for gap in re.findall(r"log-probs within (\S+)", said)) < 1e-5
+    for file in trajectory_files(run / "trajectories"):
+        if file.name.startswith("val_000000"):
+            uid = pq.read_table(file, columns=["uid"])["uid"][0].as_py()
+            assert replay([str(run), "--uid", uid]) == 0, "validation, sampled and greedy"
+    later = with_turns(run, 3).uid
+    capsys.readouterr()
+    assert replay([str(run), "--uid", later, "--checkpoint", str(run / "checkpoints" / "step_000003")]) == 1
+    assert "is sampled" in capsys.readouterr().out, "other weights sample other tokens"
+
+
+def test_what_cannot_be_replayed_is_told(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    assert main(small_run("data.val_files=null", "trainer.save_freq=-1")) == 0
+    uid = with_turns(run, 2).uid
+    for arguments, told in (
+        (["--uid", uid], r"want the weights of version 1, .* found step_000003 \(version 3\)"),
+        (["--uid", "train/9/9/9"], "none of 3 files holds the trajectory"),
+        (["--uid", with_turns(run, 1).uid, "--turn", "0", "--message", "x"], "--turn 0: want the number of a turn"),
+        (["--uid", with_turns(run, 1).uid, "--turn", "1", "--tool-answer", "/none"], "cannot be read"),
+    ):
+        assert replay([str(run), *arguments]) == 2
+        assert re.search(told, " ".join(capsys.readouterr().err.split())), told
+    assert replay([str(tmp_path), "--uid", uid]) == 2
+    with pytest.raises(SystemExit):
+        replay([str(run), "--uid", uid, "--turn", "1"])
+
+
+def test_another_tool_answer_is_gone_on_from(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The trajectory's own first turn is followed by an answer that it did not have; with its own, nothing changes."""
+    run = tmp_path / "run"
+    more = ["data.max_response_length=96", "actor_rollout_ref.rollout.multi_turn.max_tokens_per_turn=8"]
+    assert main(small_run("data.val_files=null", "trainer.total_training_steps=1", "trainer.save_freq=-1", *more)) == 0
+    path = run / "trajectories" / "train_000001.parquet"
+    table = pq.read_table(path)
+    trajectory = read_trajectories(path)[0]
+    last = trajectory.turns[-1]
+    # A tool's answer behind what the policy said: tiny policies seldom call one.
+    row = table.slice(0, 1).to_pylist(maps_as_pydicts="strict")[0]
+    row["turns"].append({**row["turns"][-1], "role": "tool", "text": "7", "start": last.end, "end": last.end})
+    pq.write_table(pa.Table.from_pylist([row], schema=table.schema), path)
+    (tmp_path / "answer.txt").write_text("the answer is forty-two")
+    at = len(trajectory.turns)
+    length = ["--uid", trajectory.uid, "--turn", str(at)]
+    assert replay([str(run), *length, "--tool-answer", str(tmp_path / "answer.txt")]) == 0
+    said = capsys.readouterr().out
+    assert "--- tool\nthe answer is forty-two\n" in said
+    assert said.count("--- assistant") >= 1
