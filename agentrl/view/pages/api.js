@@ -1,0 +1,70 @@
+// Answers: of the server, or, in an exported file, of the data in it. And the state of the page, which is its address.
+
+const packed = document.getElementById("data");
+let exported = null;
+
+export const isExport = packed !== null;
+
+/** The answer to a path. Errors have a message for people. */
+export async function get(path) {
+  if (isExport) {
+    exported ??= await unpack(packed.textContent);
+    const answer = exported.routes[path];
+    if (answer === undefined) throw new Error("This is not in the exported file.");
+    if (answer.tokens === null) answer.tokens = exported.tokens;
+    return answer;
+  }
+  let response;
+  try {
+    response = await fetch(path, { headers: { Accept: "application/json" } });
+  } catch {
+    throw new Error("The viewer's server does not answer. Was the command ended?");
+  }
+  if (response.status === 403) throw new Error("Open the address that the command printed: this one has no token.");
+  const answer = await response.json();
+  if (!response.ok) throw new Error(answer.error ?? JSON.stringify(answer.detail ?? answer));
+  return answer;
+}
+
+async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text.trim()), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+/** {path: ["run", "0", ...], query: URLSearchParams} of the address. */
+export function state() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  return { path: path.split("/").filter(Boolean).map(decodeURIComponent), query: new URLSearchParams(query ?? "") };
+}
+
+export function link(path, query = {}) {
+  const text = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "")).toString();
+  return `#/${path.map((one) => encodeURIComponent(one)).join("/")}${text ? `?${text}` : ""}`;
+}
+
+/** Change values of the address in place; the page is not drawn again. */
+export function remember(changes) {
+  const { path, query } = state();
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null || value === undefined || value === "") query.delete(name);
+    else query.set(name, value);
+  }
+  history.replaceState(null, "", link(path, Object.fromEntries(query)));
+}
+
+export function saved(name) {
+  try {
+    return localStorage.getItem(`agentrl.${name}`);
+  } catch {
+    return null;
+  }
+}
+
+export function save(name, value) {
+  try {
+    localStorage.setItem(`agentrl.${name}`, value);
+  } catch {
+    // a file that may not store anything: the choice holds until it is closed
+  }
+}

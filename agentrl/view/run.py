@@ -1,0 +1,210 @@
+"""The index of what is viewed: a run's folder, or files that generate, evaluate and verl wrote. It holds names and
+numbers by step; trajectories are read when they are asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+
+import orjson
+import pyarrow as pa
+import yaml
+
+from agentrl.errors import DataError
+from agentrl.system.json_value import JSON, as_object
+from agentrl.view.folder import Folder, Stamp
+from agentrl.view.json_lines import JsonLines
+from agentrl.view.parts import LINES, PIECE, RECORDED, Part, dumped, generated, recorded
+from agentrl.view.tokens import TokenTexts, find_tokens
+
+MOST_CONFIG = 1 << 20
+MOST_KEYS = 5000
+KEPT = 4
+MOST_KEPT = 1 << 28
+"""Tables, and their bytes, that are kept of a run: neighbours are looked at one after the other."""
+FRESH = 1.0
+"""Seconds that an index serves before the folder is listed again."""
+WANTED = (
+    "a run's folder (with config.yaml, metrics.jsonl or trajectories/), its trajectories/, a folder or file of JSON "
+    "lines as verl dumps rollouts, or what agentrl.generate or agentrl.evaluate wrote"
+)
+
+
+class Run:
+    """One thing that is viewed. Its parts and numbers are refreshed by `refresh`, from any thread."""
+
+    def __init__(self, url: str, folder: Folder, kind: str, parts: Callable[[], list[Part]]) -> None:
+        self.url, self.folder, self.kind = url, folder, kind
+        self.name = url.rstrip("/").rpartition("/")[2] or url
+        self.metrics = JsonLines(folder, "metrics.jsonl")
+        self.alarms = JsonLines(folder, "alarms.jsonl")
+        self.numbers: Mapping[str, JSON] = {}
+        """Numbers by data source that `agentrl.evaluate` wrote."""
+        self.given: TokenTexts | None = None
+        """Tokenizer that the user named."""
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._listed = -FRESH
+        self._names: dict[str, Part] = {}
+        self._version = 0
+        self._config: Mapping[str, JSON] | None = None
+        self._tokens: TokenTexts | None = None
+        self._tables: OrderedDict[Hashable, pa.Table] = OrderedDict()
+
+    def kept(self, key: Hashable, make: Callable[[], pa.Table]) -> pa.Table:
+        """Return the table of a key, made anew unless it is one of the last few and not large."""
+        with self._lock:
+            if key in self._tables:
+                self._tables.move_to_end(key)
+                return self._tables[key]
+        table = make()
+        if table.nbytes <= MOST_KEPT // KEPT:
+            with self._lock:
+                self._tables[key] = table
+                while len(self._tables) > KEPT:
+                    self._tables.popitem(last=False)
+        return table
+
+    def refresh(self) -> None:
+        """List the folder again unless that was done just now. Raises DataError when it cannot be read."""
+        with self._lock:
+            if time.monotonic() - self._listed < FRESH:
+                return
+            found = sorted(self._parts(), key=lambda one: (one.step, one.set, one.name))
+            names = {one.name: one for one in found}
+            changed = names != self._names
+            if self.kind == "run":
+                files = self.folder.files()
+                for lines, name in ((self.metrics, "metrics.jsonl"), (self.alarms, "alarms.jsonl")):
+                    stamp = files.get(name)
+                    changed |= lines.refresh(None if stamp is None else stamp.size)
+            self._names = names
+            self._version += changed
+            self._listed = time.monotonic()
+
+    @property
+    def version(self) -> int:
+        """A number that grows when anything of the run changed."""
+        return self._version
+
+    @property
+    def parts(self) -> list[Part]:
+        """All files of trajectories, by step."""
+        return list(self._names.values())
+
+    def part(self, name: str) -> Part:
+        """Look a part up. Raises DataError for a name that is none."""
+        try:
+            return self._names[name]
+        except KeyError:
+            raise DataError(
+                f"{self.name}: no file of trajectories is called {name!r}; a step may be done anew"
+            ) from None
+
+    def of_step(self, set: str, step: int) -> list[Part]:
+        """Return the parts of one set and step. Raises DataError where there are none."""
+        found = [one for one in self._names.values() if one.set == set and one.step == step]
+        if not found:
+            raise DataError(f"{self.name}: nothing is recorded of step {step} of {set!r}")
+        return found
+
+    @property
+    def config(self) -> Mapping[str, JSON]:
+        """Values of config.yaml by dotted key; empty without one that can be read."""
+        if self._config is None:
+            text = self.folder.read("config.yaml") if self.kind == "run" else None
+            self._config = _config(text) if text is not None and len(text) <= MOST_CONFIG else {}
+        return self._config
+
+    @property
+    def tokens(self) -> TokenTexts:
+        """How the run's token ids are read for people."""
+        with self._lock:
+            if self._tokens is None:
+                self._tokens = self.given or find_tokens(self.folder, self.config)
+            return self._tokens
+
+
+def open_run(url: str, tokens: TokenTexts | None = None) -> Run:
+    """Open what is at a path or an address. Raises DataError in words when it is nothing that can be shown.
+
+    tokens: how its ids are read, where the tokenizer that is found by itself is not to be used.
+    """
+    folder = Folder(url)
+    if not folder.exists():
+        raise DataError(f"{url}: there is no such folder or file. Give {WANTED}")
+    run = _open_file(url) if folder.is_file() else _open_folder(url, folder)
+    run.given = tokens
+    run.refresh()
+    return run
+
+
+def _open_folder(url: str, folder: Folder) -> Run:
+    files, folders = folder.files(), folder.folders()
+    if "trajectories" in folders or "metrics.jsonl" in files:
+        return Run(url, folder, "run", lambda: recorded(folder.files("trajectories"), "trajectories/"))
+    if any(RECORDED.fullmatch(name) for name in files):
+        return Run(url, folder, "trajectories", lambda: recorded(folder.files(), ""))
+    if any(LINES.fullmatch(name) for name in files):
+        return Run(url, folder, "dump", lambda: dumped(folder.files()))
+    if any(PIECE.fullmatch(name) for name in files):
+        return Run(url, folder, "generate", lambda: generated(folder, _only(folder.files(), PIECE.fullmatch)))
+    if "config.yaml" in files:
+        return Run(url, folder, "run", lambda: recorded(folder.files("trajectories"), "trajectories/"))
+    some = ", ".join(sorted({*files, *(f"{name}/" for name in folders)})[:6]) or "nothing"
+    runs = [name for name in sorted(folders)[:50] if "metrics.jsonl" in folder.files(name)]
+    advice = f" In it are runs: {url.rstrip('/')}/{runs[0]}" if runs else ""
+    raise DataError(f"{url}: this is not a run; it holds {some}. Give {WANTED}.{advice}")
+
+
+def _open_file(url: str) -> Run:
+    above, _, name = url.rpartition("/")
+    folder = Folder(above or ".")
+
+    def stamp() -> dict[str, Stamp]:
+        return _only(folder.files(), lambda one: one == name)
+
+    if name.endswith(".jsonl"):
+        return Run(url, folder, "dump", lambda: [Part("lines", "dump", 0, "", name, one) for one in stamp().values()])
+    if name.endswith(".parquet"):
+        if "ids" in folder.parquet(name).schema_arrow.names:
+            found = recorded(stamp(), "") or [Part("file", "trajectories", 0, "", name, stamp()[name])]
+            return Run(url, folder, "trajectories", lambda: found)
+        return Run(url, folder, "generate", lambda: generated(folder, stamp()))
+    if name.endswith(".json"):
+        run = Run(url, folder, "evaluate", list)
+        try:
+            numbers = orjson.loads(folder.read(name) or b"")
+        except orjson.JSONDecodeError as error:
+            raise DataError(
+                f"{url}: want the numbers that agentrl.evaluate wrote, but it is no JSON ({error})"
+            ) from error
+        run.numbers = {source: as_object(one) for source, one in as_object(numbers).items()}
+        if not any(run.numbers.values()):
+            raise DataError(f"{url}: want the numbers that agentrl.evaluate wrote: an object by data source")
+        return run
+    raise DataError(f"{url}: nothing is known of such files. Give {WANTED}")
+
+
+def _only(files: Mapping[str, Stamp], wanted: Callable[[str], object]) -> dict[str, Stamp]:
+    return {name: stamp for name, stamp in files.items() if wanted(name)}
+
+
+def _config(text: bytes) -> dict[str, JSON]:
+    try:
+        value = yaml.safe_load(text)
+        return dict(itertools.islice(_leaves(value, ""), MOST_KEYS)) if isinstance(value, dict) else {}
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
+def _leaves(value: JSON, key: str) -> Iterator[tuple[str, JSON]]:
+    if not isinstance(value, dict) or not value:
+        yield key, value if isinstance(value, str | int | float | None) else f"{value!r:.500}"
+        return
+    for name, one in value.items():
+        yield from _leaves(one, f"{key}.{name}" if key else str(name))

@@ -1,0 +1,216 @@
+"""The viewer with 100,000 synthetic trajectories: `python -m benchmarks.view.hundred_thousand`.
+
+200 steps of 500 trajectories, with what the update computed beside them, and one step of long ones. Seconds are what
+headless chromium (`apt-get install chromium`) needs from asking for a page until it is drawn; without it, what the
+server needs. Peak memory is that of the server's process, the data made before in another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from agentrl.trajectory import ToolCallRecord, Trajectory, Transcript, Turn
+from agentrl.trajectory.parquet import rows_together, write_trajectories
+from tests.view.served import ARGUMENTS, CHROMIUM, TOKEN, serving
+
+GROUP = 8
+
+
+def synthetic(uid: str, group: int, tokens: int, generator: np.random.Generator) -> Trajectory:
+    """Make a trajectory of about `tokens` tokens in four turns, each second one a tool's answer."""
+    window = Transcript()
+    window.append_prompt(generator.integers(32, 127, 40).tolist())
+    one = Trajectory(uid, group, "synthetic", "tool_agent", [window], score=float(generator.random() < 0.5))
+    one.messages = [{"role": "user", "content": f"question {group} " + "why " * 20}]
+    for turn in range(4):
+        start, count = len(window), max(1, (tokens - 40) // 4)
+        ids = generator.integers(32, 127, count).tolist()
+        text = bytes(ids).decode()
+        if turn % 2:
+            window.append_observed(ids)
+            one.turns.append(Turn("tool", text, 0, start, len(window)))
+        else:
+            window.append_sampled(ids, (-generator.exponential(0.5, count)).round(4).tolist(), 1)
+            calls = [ToolCallRecord("search", {"query": text[:40]}, text[:200], seconds=float(generator.random()))]
+            one.turns.append(Turn("assistant", text, 0, start, len(window), calls, "stop", seconds=0.5))
+    one.metrics = {"generate_seconds": 1.0, "retries": 0.0}
+    return one
+
+
+def write_update(path: Path, source: Path, generator: np.random.Generator) -> None:
+    """Write trainer's log-probs, entropies, advantages and weights for the tokens of a file of trajectories."""
+    table = pq.read_table(source, columns=["uid", "logprobs"])
+    lists = table["logprobs"].combine_chunks()
+    flat = lists.flatten().flatten().to_numpy()
+    inner, outer = lists.flatten().offsets, lists.offsets
+
+    def column(values: np.ndarray) -> pa.Array:
+        return pa.ListArray.from_arrays(outer, pa.ListArray.from_arrays(inner, pa.array(values.astype(np.float32))))
+
+    size = len(flat)
+    columns = {
+        "uid": table["uid"].combine_chunks(),
+        "trainer_logprobs": column(flat + generator.normal(0, 1e-3, size)),
+        "entropy": column(generator.exponential(0.3, size)),
+        "advantages": column(np.ones(size)),
+        "weights": column(generator.normal(1, 0.01, size)),
+    }
+    pq.write_table(pa.table(columns), path, compression="zstd")
+
+
+def make(folder: Path, steps: int, each: int, tokens: int, long: int) -> None:
+    """Write the run. The steps' files are of one draw, under names and with scores of their own."""
+    generator = np.random.default_rng(0)
+    records = folder / "trajectories"
+    (folder / "policy").mkdir(parents=True)
+    alphabet = sorted(ByteLevel.alphabet())
+    vocabulary = Tokenizer(BPE({character: id for id, character in enumerate(alphabet)}, []))
+    vocabulary.decoder = ByteDecoder()
+    vocabulary.save(str(folder / "policy" / "tokenizer.json"))
+    rows = [
+        synthetic(f"train/0/{number // GROUP}/{number % GROUP}", number // GROUP, tokens, generator)
+        for number in range(each)
+    ]
+    base = write_trajectories(records, rows, step=0, split="base", turn_reward_coef=1.0)
+    update = records / "base.update.parquet"
+    write_update(update, base, generator)
+    table, updated = pq.read_table(base), pq.read_table(update)
+    group_rows = rows_together(table)
+    with (folder / "metrics.jsonl").open("w") as lines:
+        for step in range(1, steps + 1):
+            uids = pa.array([f"train/{step}/{number // GROUP}/{number % GROUP}" for number in range(each)])
+            scores = pa.array((generator.random(each) < step / steps).astype(np.float64))
+            new = {"uid": uids, "score": scores, "reward": scores, "step": pa.array([step] * each)}
+            one = table
+            for name, values in new.items():
+                one = one.set_column(one.schema.get_field_index(name), name, values)
+            name = f"train_{step:06d}"
+            pq.write_table(one, records / f"{name}.parquet", compression="zstd", row_group_size=group_rows)
+            pq.write_table(updated.set_column(0, "uid", uids), records / f"{name}.update.parquet", compression="zstd")
+            metrics = {f"made/{number}": float(value) for number, value in enumerate(generator.random(120))}
+            lines.write(json.dumps({"step": step, "reward/mean": step / steps, "time/step": 1.0, **metrics}) + "\n")
+    base.unlink()
+    update.unlink()
+    rows = [synthetic(f"long/0/{number}", number, long, generator) for number in range(64)]
+    path = write_trajectories(records, rows, step=steps, split="long", turn_reward_coef=1.0)
+    write_update(path.with_name(path.stem + ".update.parquet"), path, generator)
+
+
+def measure(name: str, ask: Callable[[], object], times: int = 3, before: Callable[[], object] | None = None) -> None:
+    """Print the time of the first call, the median of the next ones, and of these the server's CPU-seconds."""
+    seconds, work = list[float](), list[float]()
+    for _ in range(times):
+        if before is not None:
+            before()
+        begun, busy = time.perf_counter(), time.process_time()
+        ask()
+        seconds.append(time.perf_counter() - begun)
+        work.append(time.process_time() - busy)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    later = float(np.median(seconds[1:])), float(np.median(work[1:]))
+    print(f"| {name} | {seconds[0]:.2f} | {later[0]:.2f} | {later[1]:.2f} | {memory:.0f} |", flush=True)
+
+
+def in_browser(address: str, steps: int) -> None:
+    """Measure pages until they are drawn."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS.split())
+        page = browser.new_page()
+        page.goto(f"{address}/?token={TOKEN}")
+        page.wait_for_selector("main h1")
+
+        def opens(place: str, wanted: str) -> Callable[[], object]:
+            def open_page() -> None:
+                page.goto("about:blank")
+                page.goto(f"{address}/#{place}")
+                page.wait_for_selector(wanted)
+
+            return open_page
+
+        def goes(place: str, wanted: str) -> Callable[[], object]:
+            def go_there() -> None:
+                page.evaluate("(place) => { location.hash = place }", place)
+                page.wait_for_selector(wanted)
+
+            return go_there
+
+        measure("first page: the run's curves", opens("/run/0", ".chart canvas"))
+        pages = {
+            "a step's table and histograms": (f"/run/0/step/train/{steps // 2}", "tbody tr"),
+            "a group side by side": (f"/run/0/group/train_{steps:06d}/3", ".member"),
+            "a trajectory": (f"/run/0/trajectory/train_{steps:06d}/7", ".tokens .t"),
+            "a trajectory of 32k tokens": (f"/run/0/trajectory/long_{steps:06d}/40", ".tokens .t"),
+        }
+        for name, (place, wanted) in pages.items():
+            search = goes("/run/0/search", "form.search")
+            measure(name, goes(place, wanted), before=search)
+        browser.close()
+
+
+def by_http(address: str, steps: int) -> None:
+    """Measure the server's answers."""
+    with httpx.Client(base_url=address, follow_redirects=True, timeout=120) as client:
+        client.get(f"/?token={TOKEN}")
+
+        def get(path: str, **parameters: str | list[str]) -> Callable[[], httpx.Response]:
+            return lambda: client.get(path, params=parameters)
+
+        measure("answer: the run's curves", get("/api/run/0"))
+        measure("answer: a step", get(f"/api/run/0/step/train/{steps // 3}"))
+        measure("answer: 32k tokens", get(f"/api/run/0/trajectory/long_{steps:06d}/41"))
+        search = "/api/run/0/search"
+        measure(
+            "search all: where, sorted", get(search, where="num_calls > 1 and score = 0", order="-tokens", set="train")
+        )
+        measure("search all: text that is nowhere", get(search, text="nowhere at all", set="train"))
+        places = [f"0/train_{steps:06d}/{row}" for row in range(64)]
+        answer = client.get("/export", params={"m": places})
+        measure("64 trajectories exported", get("/export", m=places))
+        print(f"\n64 trajectories exported: {len(answer.content) / 1e6:.2f} MB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--each", type=int, default=500, help="trajectories a step (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=600, help="tokens of each (%(default)s)")
+    parser.add_argument("--long", type=int, default=32768, help="tokens of each of 64 long ones (%(default)s)")
+    parser.add_argument("--folder", type=Path, help="made there, or taken if it is there already")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary) / "run"
+        if not folder.exists():
+            making = (folder, options.steps, options.each, options.tokens, options.long)
+            maker = multiprocessing.get_context("spawn").Process(target=make, args=making)
+            maker.start()
+            maker.join()
+            if maker.exitcode:
+                raise SystemExit("the data could not be made")
+        print(f"{options.steps * options.each:,} trajectories\n")
+        print("| | first, s | then, s | CPU-s of the server | peak so far, MiB |\n|---|---|---|---|---|")
+        with serving(folder) as address:
+            if CHROMIUM is not None:
+                in_browser(address, options.steps)
+            by_http(address, options.steps)
+
+
+if __name__ == "__main__":
+    main()

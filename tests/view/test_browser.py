@@ -1,0 +1,306 @@
+"""The pages in a real browser: each of them, keys, following, exports from a file, hostile texts, widths, themes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+from agentrl.trajectory.parquet import write_trajectories
+from agentrl.view.export import Export, Hidden, exported
+from agentrl.view.run import open_run
+from agentrl.view.viewer import Viewer
+from tests.view.made import HOSTILE, add_metrics, make_run, played
+from tests.view.served import ARGUMENTS, CHROMIUM, TOKEN, serving
+
+WAIT = 30_000  # milliseconds; a page needs a tenth of a second where nothing else runs
+expect.set_options(timeout=WAIT)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed: apt-get install chromium")
+    with sync_playwright() as playwright:
+        yield (browser := playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS.split()))
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def address(run: Path) -> Iterator[str]:
+    with serving(run) as address:
+        yield address
+
+
+class Watched:
+    """A page whose console, errors and requests are kept."""
+
+    def __init__(self, browser: Browser, *, width: int = 1280, scheme: str = "light", offline: bool = False) -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme="dark" if scheme == "dark" else "light",
+            offline=offline,
+            accept_downloads=True,
+        )
+        self.context.set_default_timeout(WAIT)
+        self.page: Page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", self._say)
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+
+    def _say(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and "status of 40" not in message.text:
+            self.said.append(message.text)
+
+    def open(self, address: str, place: str = "") -> Page:
+        if not self.asked:
+            self.page.goto(f"{address}/?token={TOKEN}")
+        self.page.goto(f"{address}/#{place}")
+        return self.page
+
+
+@pytest.fixture
+def watched(browser: Browser) -> Iterator[Watched]:
+    made = Watched(browser)
+    yield made
+    assert made.said == [], "the console is silent"
+    made.context.close()
+
+
+def test_from_a_run_to_a_token(watched: Watched, address: str) -> None:
+    page = watched.open(address)
+    expect(page.locator("h1")).to_have_text("made")
+    expect(page.locator(".chart canvas").first).to_be_visible()
+    expect(page.locator(".alarm")).to_contain_text("the gap is 0.5")
+    assert "token" not in page.url
+    page.get_by_role("link", name="2", exact=True).click()
+    expect(page.locator("h1")).to_have_text("Step 2")
+    expect(page.locator("tbody tr")).to_have_count(8)
+    page.get_by_role("button", name="largest gap", exact=True).click()
+    expect(page.locator("tbody tr").first).to_contain_text("train/2/0/1")
+    assert "sort=-gap_max" in page.url
+    page.locator("tbody tr").first.locator("a.uid").click()
+    expect(page.locator(".call")).to_contain_text("calculator")
+    page.get_by_role("button", name="engine–trainer gap").click()
+    hot = page.locator(".tokens .p9")
+    expect(hot).to_have_count(1)
+    hot.hover()
+    expect(page.locator(".inspector")).to_contain_text("gap0.5")
+    expect(page.locator(".inspector")).to_contain_text("bytes3c 7c 69 6d 5f 65 6e 64 7c 3e")
+    assert "color=gap" in page.url
+    page.reload()
+    expect(page.locator(".tokens .p9")).to_have_count(1)
+    expect(page.locator(".tokens .bytes")).to_have_text(["\\xc3", "\\xa9"])
+    page.get_by_role("link", name="Group").click()
+    expect(page.locator(".member")).to_have_count(4)
+    expect(page.locator(".beginning summary")).to_contain_text("Common beginning")
+    expect(page.locator(".divergence").first).to_be_visible()
+    assert {url.split("/")[2] for url in watched.asked if not url.startswith("data:")} == {address.split("/")[2]}
+
+
+def test_search_and_the_same_prompt_at_two_steps(watched: Watched, address: str) -> None:
+    page = watched.open(address, "/run/0/search")
+    page.get_by_role("link", name="Malformed calls").click()
+    expect(page.locator("tbody tr")).to_have_count(6)
+    page.locator("input[name=where]").fill("malformed > 0 and step = ")
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(page.locator(".problems")).to_contain_text("want one SQL condition")
+    page.locator("input[name=where]").fill("")
+    page.locator("input[name=regex]").fill("#### 2 é")
+    page.get_by_role("button", name="Search", exact=True).click()
+    expect(page.locator("tbody tr")).to_have_count(3)
+    page.reload()
+    expect(page.locator("tbody tr")).to_have_count(3)
+    page.locator("tbody tr a.uid").first.click()
+    page.get_by_role("button", name="Same prompt at other steps").click()
+    page.locator(".same .chip").first.click()
+    expect(page.locator(".member")).to_have_count(2)
+    expect(page.locator("h1")).to_have_text("Side by side")
+
+
+@pytest.mark.timeout(600)
+def test_hostile_texts_are_texts(browser: Browser, hostile_run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "one.html"
+    viewer = Viewer([open_run(str(hostile_run))])
+    out.write_text(exported(viewer, Export([(0, "train_000002", 4 + row) for row in range(len(HOSTILE))])))
+    with serving(hostile_run, hostile_run) as address:
+        for start, is_file in ((address, False), (f"file://{out}", True)):
+            watched = Watched(browser, offline=is_file)
+            if is_file:
+                watched.asked.append("file")  # needs no token
+            places = ["", "/run/0", "/run/0/step/train/2", "/run/0/group/train_000002/1"]
+            places += [] if is_file else ["/run/0/search?where=status%20is%20not%20null&go=1"]
+            places += [f"/run/0/trajectory/train_000002/{row}" for row in (4, 7, 17)]
+            for place in places:
+                page = watched.page
+                if is_file:
+                    page.goto(f"{start}#{place}")
+                    page.reload()
+                else:
+                    watched.open(start, place)
+                expect(page.locator(".page:not(.waiting) main")).to_be_visible()
+                assert page.evaluate("window.hacked") is None, place
+                assert (
+                    page.locator(
+                        "main script, main iframe, main img, main base, main meta, main svg, main form[action]"
+                    ).count()
+                    == 0
+                )
+                assert page.locator("#hackedlink").count() == 0
+            expect(page.locator(".turn .invisible[title='U+202E']").first).to_be_visible()
+            assert [text for text in watched.said if "192.0.2.1" in text] == []
+            assert not any("192.0.2.1" in url for url in watched.asked)
+            assert watched.said == []
+            watched.context.close()
+
+
+def test_an_exported_file_opens_without_a_network(browser: Browser, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "one.html"
+    viewer = Viewer([open_run(str(run))])
+    out.write_text(exported(viewer, Export([(0, "train_000002", row) for row in range(4)], Hidden.of([], ["prompts"]))))
+    watched = Watched(browser, offline=True)
+    page = watched.page
+    page.goto(f"file://{out}")
+    page.get_by_role("link", name="2", exact=True).click()
+    expect(page.locator("tbody tr")).to_have_count(4)
+    page.locator("tbody tr a.uid").nth(1).click()
+    expect(page.locator(".turn.user").first).to_contain_text("███ ████")
+    page.get_by_role("button", name="advantage").click()
+    expect(page.locator(".tokens .p9").first).to_be_visible()
+    page.get_by_role("link", name="Group").click()
+    expect(page.locator(".member")).to_have_count(4)
+    page.goto(f"file://{out}#/run/0/trajectory/train_000003/0")
+    expect(page.locator(".problems")).to_contain_text("not in the exported file")
+    assert watched.said == []
+    assert [url for url in watched.asked if not url.startswith(("file:", "data:"))] == []
+    watched.context.close()
+
+
+@pytest.mark.slice(1, "matrix")
+def test_the_export_dialog_saves_the_chosen_rows(watched: Watched, address: str, tmp_path: Path) -> None:
+    page = watched.open(address, "/run/0/step/train/2")
+    page.locator("tbody input").nth(1).check()
+    page.locator("tbody input").nth(3).check()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Export").click()
+    page.get_by_label("tools' answers").select_option("masked")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save").click()
+    download.value.save_as(tmp_path / "saved.html")
+    page.goto(f"file://{tmp_path}/saved.html#/run/0/step/train/2")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.locator("tbody tr a.uid").nth(1).click()
+    expect(page.locator(".call .response")).to_have_text("██ ████")
+
+
+@pytest.mark.slice(1, "matrix")
+def test_a_run_that_goes_on_is_followed(browser: Browser, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "x", 1)
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+    with serving(folder, follow=True) as address:
+        watched = Watched(browser)
+        page = watched.open(address)
+        expect(page.locator(".chip")).to_have_text(["1"])
+        assert {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()} == before
+        (folder / "trajectories" / ".train_000002.parquet.partial").write_bytes(b"half")
+        write_trajectories(folder / "trajectories", [played(2, 0, 0)], step=2, split="train", turn_reward_coef=1.0)
+        add_metrics(folder, 2)
+        expect(page.locator(".chip")).to_have_text(["1", "2"])
+        expect(page.locator(".live")).to_be_visible()
+        assert watched.said == []
+        watched.context.close()
+
+
+@pytest.mark.slice(1, "matrix")
+def test_keys(watched: Watched, address: str) -> None:
+    page = watched.open(address, "/run/0/step/train/2")
+    expect(page.locator("tbody tr")).to_have_count(8)
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("train/2/0/1")
+    page.keyboard.press("j")
+    expect(page.locator("h1")).to_have_text("train/2/0/2")
+    page.keyboard.press("2")
+    expect(page.locator(".choices [aria-pressed=true]")).to_have_text("log-prob")
+    page.locator(".tokens").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".inspector")).to_contain_text("position0 of")
+    page.keyboard.press("u")
+    expect(page.locator("h1")).to_have_text("Step 2")
+    page.keyboard.press("]")
+    expect(page.locator("h1")).to_have_text("Step 3")
+    page.keyboard.press("/")
+    page.keyboard.type("length")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    expect(page.locator("dialog")).to_contain_text("next, previous row")
+
+
+@pytest.mark.slice(1, "matrix")
+@pytest.mark.parametrize("width", [360, 768, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_every_width_in_both_themes(
+    browser: Browser, run: Path, address: str, width: int, scheme: str
+) -> None:
+    watched = Watched(browser, width=width, scheme=scheme)
+    for place in (
+        "/run/0",
+        "/run/0/step/train/2",
+        "/run/0/trajectory/train_000002/3",
+        "/run/0/group/train_000002/0",
+        "/run/0/search",
+    ):
+        page = watched.open(address, place)
+        expect(page.locator(".page:not(.waiting) main h1")).to_be_visible()
+        page.wait_for_timeout(150)
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{place} is wider than {width}"
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        light = sum(map(int, re.findall(r"\d+", ground)[:3])) > 380
+        assert light == (scheme == "light")
+    page.keyboard.press("t")
+    other = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert other != ground
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == other, "the choice is kept"
+    assert watched.said == []
+    watched.context.close()
+
+
+@pytest.mark.slice(1, "matrix")
+def test_a_brush_zooms_every_chart_and_a_click_opens_a_step(watched: Watched, address: str) -> None:
+    page = watched.open(address, "/run/0")
+    over = page.locator(".chart .u-over").first
+    expect(over).to_be_visible()
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.98, box["y"] + 20, steps=4)
+    page.mouse.up()
+    expect(page.get_by_role("button", name="show all steps")).to_be_visible()
+    assert re.search(r"x=1\.\d+%2C2\.9", page.url) or re.search(r"x=1\.\d+,2\.9", page.url)
+    page.reload()
+    page.get_by_role("button", name="show all steps").click()
+    expect(page.get_by_role("button", name="show all steps")).to_have_count(0)
+    over = page.locator(".chart .u-over").first
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + 30)
+    expect(page.locator("h1")).to_have_text("Step 2")
+
+
+def test_the_browser_is_there_where_tests_may_not_be_skipped() -> None:
+    if os.environ.get("AGENTRL_CI") == "1" and os.geteuid() == 0 and Path("/usr/bin/apt-get").exists():
+        assert CHROMIUM is not None, ".ci/run installs it"

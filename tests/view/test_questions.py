@@ -1,0 +1,136 @@
+"""Questions: what they find, what they cannot reach, and that nothing makes them wait for ever."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import DataError
+from agentrl.trajectory.parquet import write_trajectories
+from agentrl.view import questions
+from agentrl.view.questions import COLUMNS, OF_THE_GROUP, OF_THE_UPDATE, READY, Answer, Question, ask, prompt_of
+from agentrl.view.run import Run, open_run
+from tests.view.made import played
+
+
+@pytest.fixture(scope="module")
+def opened(run: Path) -> Run:
+    return open_run(str(run))
+
+
+def found(run: Run, question: Question) -> list[tuple[object, object]]:
+    answer = ask(run, run.parts, question)
+    assert not answer.problems
+    return [(row["step"], row["row"]) for row in answer.rows]
+
+
+@pytest.mark.parametrize(
+    ("question", "rows"),
+    [
+        (Question(where="malformed > 0", limit=9), [(step, row) for step in (1, 2, 3) for row in (3, 7)]),
+        (Question(status="length", reward_to=0.0, limit=3), [(1, 3), (1, 7), (2, 3)]),
+        (Question(text="#### 2 É", limit=9), [(step, 6) for step in (1, 2, 3)]),
+        (Question(regex=r"^#### \d é$", tool="calculator", error="parse", limit=1), [(1, 3)]),
+        (Question(where="tokens > 0", order="-tool_seconds", limit=2), [(1, 3), (1, 7)]),
+        (Question(where="num_calls > 0 and list_contains(tools, 'calculator') -- all", limit=1), [(1, 0)]),
+        (Question(where="gap_max > 0.4", limit=9), [(2, 1), (3, 1)]),
+        (Question(order="-gap_max", limit=1), [(2, 1)]),
+        (Question(where="advantage < 0 and weight_max = 1.25 and clipped_share > 0", limit=2), [(2, 3), (2, 7)]),
+        (Question(where="version = 2", source="made/up", limit=1), [(3, 0)]),
+        (
+            Question(
+                where="map_extract(metrics, 'generate_seconds')[1] = 0.5 and turns[1].role = 'assistant'", limit=1
+            ),
+            [(1, 0)],
+        ),
+    ],
+)
+def test_what_is_asked_is_found(opened: Run, question: Question, rows: list[tuple[int, int]]) -> None:
+    assert found(opened, question) == rows
+
+
+def test_each_column_and_each_ready_question_can_be_asked(opened: Run) -> None:
+    for name in (*COLUMNS, *OF_THE_GROUP, *OF_THE_UPDATE):
+        quoted = f'"{name}"'
+        assert found(opened, Question(where=f"{quoted} is null or {quoted} is not null", order=f"-{name}"))
+    for _, where, order in READY:
+        ask(opened, opened.parts, Question(where=where, order=order))
+
+
+def test_groups_of_equal_reward(tmp_path: Path) -> None:
+    group = [played(1, number, k) for number, ks in ((0, (0, 1, 2)), (1, (0, 3)), (2, (0,))) for k in ks]
+    (tmp_path / "trajectories").mkdir()
+    write_trajectories(tmp_path / "trajectories", group, step=1, split="train", turn_reward_coef=1.0)
+    run = open_run(str(tmp_path))
+    assert found(run, Question(where="equal_group")) == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_the_same_prompt_is_found_at_other_steps(opened: Run) -> None:
+    prompt = prompt_of(opened, opened.part("train_000001"), 5)
+    assert prompt == "system: Be right.\nuser: How much is 1 times 0?"
+    assert found(opened, Question(prompt=prompt)) == [(step, row) for step in (1, 2, 3) for row in (4, 5, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("reward >", "want one SQL condition"),
+        ("1 = 1; drop table raw", "want one SQL condition"),
+        ("1 = 1) union select (1", "want one SQL condition"),
+        ("rewards > 1", 'Referenced column "rewards" not found'),
+        ("(select count(*) from read_text('/etc/passwd')) > 0", "Permission Error"),
+        ("(select count(*) from '/etc/passwd') > 0", "cannot be asked"),
+        ("(select count(*) from read_parquet('/tmp/x.parquet')) > 0", "cannot be asked"),
+        ("(select count(*) from glob('/*')) > 0", "Permission Error"),
+        ("uid in (select uid from opened)", "cannot be asked"),  # no variable of Python's becomes a table
+        ("reward", "cannot be asked|want one"),
+    ],
+)
+def test_a_condition_reaches_nothing_but_the_trajectories(opened: Run, where: str, says: str) -> None:
+    if where == "reward":  # a number is a condition, too
+        assert found(opened, Question(where=where, limit=1))
+        return
+    with pytest.raises(DataError, match=says):
+        ask(opened, opened.parts, Question(where=where))
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        (Question(regex="("), "missing \\)"),
+        (Question(regex=r"(a)\1"), "cannot be asked"),  # RE2 has no references back
+        (Question(order="nothing"), "want one of"),
+        (Question(order="tokens; drop"), "want one of"),
+        (Question(limit=10**9), "want a number from 1"),
+    ],
+)
+def test_a_question_without_a_meaning_is_refused(opened: Run, question: Question, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        ask(opened, opened.parts, question)
+
+
+def test_a_question_ends_at_its_time_limit(opened: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "SECONDS", 0.2)
+    with pytest.raises(DataError, match="takes more than"):
+        ask(opened, opened.parts, Question(where="(select max(x) from range(1000000000000) t(x)) > 1"))
+    slow = Question(where="(select count(*) from range(1000000000) t(x) where x % (row + 2) = 0) > 1")
+    answer = ask(opened, opened.parts, slow)
+    assert (answer.searched, answer.rows) == (0, [])
+
+
+def test_regular_expressions_take_linear_time(tmp_path: Path) -> None:
+    one = played(1, 0, 0)
+    one.messages[1]["content"] = "a" * 30_000 + "!"
+    (tmp_path / "trajectories").mkdir()
+    write_trajectories(tmp_path / "trajectories", [one], step=1, split="train", turn_reward_coef=1.0)
+    run = open_run(str(tmp_path))
+    begun = time.process_time()
+    assert ask(run, run.parts, Question(regex="^(a+)+$")).rows == []
+    assert time.process_time() - begun < 30, "python's own would not end"
+
+
+def test_one_that_is_found_early_reads_no_more_files(opened: Run) -> None:
+    answer: Answer = ask(opened, opened.parts, Question(where="true", limit=3))
+    assert (len(answer.rows), answer.searched, answer.parts, answer.is_cut) == (3, 1, 3, True)

@@ -1,0 +1,125 @@
+"""Who is let in, what every answer forbids, and that addresses lead to nothing but runs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentrl.view.__main__ import main
+from agentrl.view.export import SCRIPTS
+from tests.view.served import TOKEN, serving
+
+
+@pytest.fixture(scope="module")
+def address(run: Path) -> Iterator[str]:
+    with serving(run) as address:
+        yield address
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=address, follow_redirects=True) as client:
+        assert client.get(f"/?token={TOKEN}").status_code == 200
+        yield client
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/api/runs", "/static/app.js", "/export?m=0/train_000001/0", "/?token=another", "/?token="]
+)
+def test_nobody_without_the_token(address: str, path: str) -> None:
+    answer = httpx.get(f"{address}{path}", headers={"Cookie": "agentrl_view=x"})
+    assert answer.status_code == 403
+    assert "quickstart" not in answer.text and "set-cookie" not in answer.headers
+
+
+def test_the_token_leaves_the_address_for_a_cookie(address: str) -> None:
+    answer = httpx.get(f"{address}/?token={TOKEN}")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie
+
+
+def test_every_answer_forbids_scripts_of_others(client: httpx.Client) -> None:
+    for path in ("/", "/api/runs", "/static/app.js", "/nothing", "/api/run/9"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert "script-src 'self'" in policy and "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+    page = client.get("/").text
+    assert "<script>" not in page and " on" not in page.replace(" only", "") and "style=" not in page
+
+
+def test_answers_to_the_pages(client: httpx.Client) -> None:
+    assert client.get("/api/runs").json()["runs"][0]["name"] == "made"
+    assert client.get("/api/run/0").json()["series"]["reward/mean"] == [0.25, 0.5, 0.75]
+    assert len(client.get("/api/run/0/step/train/2").json()["rows"]) == 8
+    assert len(client.get("/api/run/0/group/train_000002/1").json()["members"]) == 4
+    found = client.get("/api/run/0/search", params={"where": "malformed > 0", "first": 2, "last": 2}).json()
+    assert [(row["step"], row["row"]) for row in found["rows"]] == [(2, 3), (2, 7)]
+    side = client.get("/api/side", params={"m": ["0/train_000001/0", "0/train_000003/0"]}).json()
+    assert len(side["members"]) == 2
+    export = client.get("/export", params={"m": "0/train_000001/0", "mask": "prompts"})
+    assert export.headers["content-disposition"].startswith("attachment")
+    for name in (*(f"{script}.js" for script in SCRIPTS), "style.css", "uplot.js", "uplot.css"):
+        assert client.get(f"/static/{name}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/api/run/0/search?where=nothing%20>", "want one SQL condition"),
+        ("/api/side?m=nothing", "want a trajectory such as"),
+        ("/api/run/7", "there is no run 7"),
+        ("/api/run/0/trajectory/nothing/0", "no file of trajectories"),
+        ("/export?m=0/train_000001/0&mask=nothing", "mask=nothing: want one of"),
+    ],
+)
+def test_errors_are_said_in_words(client: httpx.Client, path: str, says: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert says in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../server.py",
+        "/static/%2e%2e%2fserver.py",
+        "/static/..%2f..%2f..%2f..%2fetc%2fpasswd",
+        "/static/vendor/uplot.js",
+        "/api/run/0/trajectory/..%2f..%2fetc%2fpasswd/0",
+        "/api/run/0/trajectory/%2fetc%2fpasswd/0",
+        "/api/run/0/step/..%2f/1",
+        "/api/side?m=0/../../etc/passwd/0",
+        "/export?m=0/..%2f..%2fconfig.yaml/0",
+    ],
+)
+def test_addresses_are_no_paths(client: httpx.Client, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert "root:" not in answer.text and "import" not in answer.text
+
+
+def test_a_port_in_use_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main([str(run), "--port", str(taken.getsockname()[1])]) == 2
+    assert "is in use" in capsys.readouterr().err
+
+
+def test_an_export_from_the_command_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "one.html"
+    assert (
+        main([str(run), "--export", str(out), "--where", "malformed > 0", "--steps", "2,3", "--mask", "prompts"]) == 0
+    )
+    assert "4 trajectories" in capsys.readouterr().out and out.stat().st_size > 10_000
+    assert main([str(run), "--export", str(out), "--where", "reward > 9"]) == 2
+    assert "no trajectory of run 0" in capsys.readouterr().err
+    assert main([str(run), "--export", str(out), "--leave-out", "nothing"]) == 2
+    assert main([str(tmp_path / "nothing")]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
