@@ -6,6 +6,9 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError
 
+SHARDS = "model_world_size_*_rank_*.pt"
+"""Files of a verl checkpoint's weights."""
+
 
 def check_folder(key: str, name: str) -> None:
     """Raise ConfigError where `name`, the value of `key`, can be no hub's name and is no folder of a model either."""
@@ -16,5 +19,11 @@ def check_folder(key: str, name: str) -> None:
         inside = next((path.parent for path in sorted(folder.glob("*/config.json"))), None)
         hint = "" if inside is None else f"; did you mean {inside}?"
         raise ConfigError(f"{key}: the folder {name} holds no model: it has no config.json{hint}")
+    if folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.parent.glob(SHARDS)):
+        raise ConfigError(
+            f"{key}: {name} holds no weights; those beside it ({SHARDS}) are pickles, which are not read. Where verl "
+            f"is installed, `python -m verl.model_merger merge --backend fsdp --local_dir {folder.parent} --target_dir "
+            "DIR` writes them as a model"
+        )
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ConfigError(f"{key}: there is no folder {name} (working directory {Path.cwd()})")

@@ -15,6 +15,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import check_packed_attention, stored_hidden_states, token_logprobs
+from agentrl.model.routing import follow_routes
 from agentrl.model.scores import Compare, TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.model.vision import features_of, sample_image, takes_images, vision_tower
@@ -60,8 +61,11 @@ class PolicyModel(nn.Module):
         with_squared_probs: bool = False,
         compare: Compare | None = None,
         images: Images | None = None,
+        experts: torch.Tensor | None = None,
     ) -> TokenScores:
-        """Score tokens as `token_logprobs` does; ids [T] int64, offsets [N + 1] int64, needed [T] bool."""
+        """Score tokens as `token_logprobs` does; ids [T] int64, offsets [N + 1] int64, needed [T] bool, experts
+        [T, L, k] of an integer type.
+        """
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
             nothing = step_of_vision(self.base, images)
             scores = token_logprobs(
@@ -74,6 +78,7 @@ class PolicyModel(nn.Module):
                 compare=compare,
                 needed=needed,
                 images=images,
+                experts=experts,
                 group=self._group,
             )
         return scores if nothing is None else scores._replace(logprobs=scores.logprobs + nothing)
@@ -140,6 +145,7 @@ def load_policy(
     device: str | torch.device,
     seed: int,
     freeze_vision_tower: bool = False,
+    replays_experts: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> PolicyModel:
     """Load the policy to be trained, with adapters drawn by `seed` if the config has them. Raises ConfigError.
@@ -155,6 +161,8 @@ def load_policy(
     )
     if freeze_vision_tower:
         freeze_vision(base)
+    if replays_experts:
+        follow_routes(base)
     lora = None
     if config.lora_rank:
         from agentrl.model.lora import Lora  # peft costs half a second

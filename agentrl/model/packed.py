@@ -27,6 +27,7 @@ from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, Pac
 from agentrl.model.cpu.tree_layout import tree_layout
 from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.read_config import OVERRIDE_KEY, read_config
+from agentrl.model.routing import ROUTES, Routes
 from agentrl.model.scores import Compare, TokenScores
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
@@ -274,30 +275,42 @@ def stored_hidden_states(
     offsets: torch.Tensor,
     images: Images | None,
     group: dist.ProcessGroup | None = None,
+    experts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, PackedLayout, Slice]:
     """Compute the hidden states of stored tokens, each common beginning once.
 
     ids [T] int64, offsets [N + 1] int64. With a `group`, whose ranks all must call it, each rank has a slice of the
-    stored tokens.
+    stored tokens. `experts`: as in `token_logprobs`.
 
     Returns the hidden states [width, H] of this rank's slice, the layout, and the slice. Raises ConfigError when a
     sequence is too long.
     """
     placed = None
-    if images is None:
-        layout = make_layout(ids, offsets)
-        _check_length(model, layout)
-        positions = layout.positions
-    else:
-        layout = make_layout(told_apart(ids, *image_rows(images, offsets)), offsets)
-        _check_length(model, layout)
+    names = ids if images is None else told_apart(ids, *image_rows(images, offsets))
+    layout = make_layout(names if experts is None or ids.is_cuda else with_experts(names, experts), offsets)
+    _check_length(model, layout)
+    positions = layout.positions
+    if images is not None:
         placed, positions = place_features(model, ids, offsets, images, layout)
     part = Slice.of(len(layout.stored), group)
     if placed is not None and group is not None:
         mine = part.holds(placed.places)
         placed = replace(placed, places=placed.places[mine] - part.first, which=placed.which[mine])
     attention = part.attention(PackedAttention(layout))
-    return forward_packed(model, part.cut(ids[layout.stored]), part.cut(positions), attention, placed), layout, part
+    routes = None
+    if experts is not None:
+        routes = Routes(part.cut(experts[layout.stored].movedim(0, -1)).movedim(-1, 0))
+    row = part.cut(ids[layout.stored])
+    return forward_packed(model, row, part.cut(positions), attention, placed, routes), layout, part
+
+
+def with_experts(ids: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    """Number tokens so that only those with equal ids and equal experts look equal.
+
+    ids [T] int64, experts [T, L, k] of an integer type -> [T] int64.
+    """
+    rows = torch.cat([ids[:, None], experts.flatten(1).long()], dim=1)
+    return torch.unique(rows, dim=0, return_inverse=True)[1]
 
 
 def _check_length(model: PreTrainedModel, layout: PackedLayout) -> None:
@@ -333,9 +346,15 @@ def forward_packed(
     positions: torch.Tensor,
     attention: AttentionLayout,
     images: PlacedFeatures | None = None,
+    routes: Routes | None = None,
 ) -> torch.Tensor:
-    """Compute the last hidden states [P, H] of packed tokens: ids [P] int64, positions [P] or [3, P] int64."""
-    arguments = {LAYOUT: attention}
+    """Compute the last hidden states [P, H] of packed tokens: ids [P] int64, positions [P] or [3, P] int64.
+
+    routes: of a model that has been given to `follow_routes`.
+    """
+    arguments: dict[str, object] = {LAYOUT: attention}
+    if routes is not None:
+        arguments[ROUTES] = routes
     if images is not None:
         return forward_images(model, ids, positions, images, arguments)
     output = model.base_model(input_ids=ids[None], position_ids=positions[..., None, :], use_cache=False, **arguments)
@@ -371,6 +390,7 @@ def token_logprobs(
     needed: torch.Tensor | None = None,
     chunk_tokens: int | None = None,
     images: Images | None = None,
+    experts: torch.Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> TokenScores:
     """Compute log p(ids[t] | the tokens before it in its sequence) under softmax(logits / temperature), and on request
@@ -383,13 +403,15 @@ def token_logprobs(
         needed: [T] bool, the tokens whose log-prob is wanted; None: all. Others cost no vocabulary projection.
         chunk_tokens: tokens whose logits are alive at once; None: chosen by `_CHUNK_LOGITS`.
         images: of the sequences, if they have any.
+        experts: [T, L, k] of an integer type, the k experts of each token in the model's L layers with experts, which
+            has been given to `follow_routes`; None: as the routers choose.
         group: the ranks that split the tokens; all must call it with the same, and all get the whole result.
 
     Returns:
         numbers of the distribution that ids[t] was drawn from; 0 where not needed and at each sequence's first token.
         Differentiable in the weights.
     """
-    chosen, places, part = predicting_states(model, ids, offsets, needed, images, group)
+    chosen, places, part = predicting_states(model, ids, offsets, needed, images, group, experts)
     size = chunk_tokens or chunk_size(model, chosen)
     single = len(places) <= size
     parts = []
@@ -416,12 +438,13 @@ def predicting_states(
     needed: torch.Tensor | None,
     images: Images | None,
     group: dist.ProcessGroup | None,
+    experts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, Slice]:
     """Compute the last hidden states from which the needed tokens are predicted. See `token_logprobs`.
 
     Returns the states [M, H] of those that this rank's slice holds, the places [M] int64 of their tokens, the slice.
     """
-    hidden, layout, part = stored_hidden_states(model, ids, offsets, images, group)
+    hidden, layout, part = stored_hidden_states(model, ids, offsets, images, group, experts)
     # A sequence's first token is predicted by nothing; token t of the rest is predicted by the state before it.
     wanted = torch.ones_like(ids, dtype=torch.bool) if needed is None else needed.clone()
     wanted[offsets[:-1].to(ids.device)] = False

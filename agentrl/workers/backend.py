@@ -169,6 +169,8 @@ class PolicySettings(Settings):
     """Log-probs are of softmax(logits / temperature)."""
     log_prob_max_tokens: int | None = None
     """Same as `max_tokens`, for forward passes without gradient; None: the same."""
+    replays_experts: bool = False
+    """Tokens with `RaggedBatch.experts` are sent to these, log-probs before the update included."""
 
 
 PolicyBackendFactory = Callable[[PolicySettings], PolicyBackend]

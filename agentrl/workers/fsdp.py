@@ -34,10 +34,12 @@ class FSDPPolicy(Learner[TokenScores]):
             device=settings.device,
             seed=settings.seed,
             freeze_vision_tower=settings.freeze_vision_tower,
+            replays_experts=settings.replays_experts,
             group=mesh.sequence,
         )
         super().__init__(self.model, settings, mesh)
         self._temperature = settings.temperature
+        self._replays_experts = settings.replays_experts
         self._dtype: torch.dtype = getattr(torch, settings.model.dtype)
         self.log_prob_max_tokens = (settings.log_prob_max_tokens or settings.max_tokens) * mesh.parallel.sequence
         """Tokens of a micro-batch without gradient, at most."""
@@ -52,6 +54,7 @@ class FSDPPolicy(Learner[TokenScores]):
             with_squared_probs="squared_probs" in needs,
             compare=compare,
             images=micro.images,
+            experts=micro.experts if self._replays_experts else None,
         )
         return scores
 
@@ -73,7 +76,7 @@ class FSDPPolicy(Learner[TokenScores]):
         """Return [T] float32 on the CPU; see `PolicyBackend`."""
         assert self.model.lora is not None
         with self.model.lora.off():
-            return self.log_probs(batch, frozenset()).logprobs
+            return self.log_probs(batch.with_fields(experts=None), frozenset()).logprobs
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every weight [S] once, by its name in checkpoints, whole in its shape S and in the engine's dtype.

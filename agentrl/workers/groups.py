@@ -19,6 +19,7 @@ from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.critic import CriticWorker
 from agentrl.workers.policy import PolicyWorker
+from agentrl.workers.reference import ReferenceWorker
 from agentrl.workers.reward_model import RewardModelWorker
 from agentrl.workers.sft import SupervisedWorker
 from agentrl.workers.teacher import TeacherWorker
@@ -71,6 +72,7 @@ class PolicyGroup(TrainableGroup):
         successes: Sequence[int] = (),
         expert: Sequences | None = None,
         expert_coef: float = 0.0,
+        entropy_coeff: float | None = None,
     ) -> Numbers:
         """Take the optimizer steps of training step `step` (see `PolicyWorker.update`)."""
         return self._ranks.metrics(
@@ -81,6 +83,7 @@ class PolicyGroup(TrainableGroup):
             successes=successes,
             expert=expert,
             expert_coef=expert_coef,
+            entropy_coeff=entropy_coeff,
         )
 
     def weights(self) -> Weights:
@@ -103,8 +106,16 @@ class HasReference(Protocol):
 class ReferenceGroup:
     """The reference policy: a model of its own, or the policy without its adapters."""
 
-    def __init__(self, ranks: Ranks[HasReference]) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks[HasReference], own: Ranks[ReferenceWorker] | None = None) -> None:
+        """own: the same ranks, where the reference is a model of its own."""
+        self._ranks, self._own = ranks, own
+
+    def sampled_checksums(self) -> dict[str, str]:
+        """Return checksums of the reference's tensors on every rank; empty where the policy without adapters is it."""
+        if not self._own:
+            return {}
+        ranks = self._own.every(ReferenceWorker.sampled_checksums)
+        return {f"{name} (rank {rank})": value for rank, part in enumerate(ranks) for name, value in part.items()}
 
     def log_probs(self, batch: Batch) -> Batch:
         """Add the column ref_logprobs [T] float32."""

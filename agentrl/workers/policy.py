@@ -30,6 +30,10 @@ from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.teacher import read_heads
 from agentrl.workers.trainable import TrainableWorker, UpdateReport
 
+POLICY_TOKENS = "policy_tokens"
+"""The sum, over an update's forward passes, of the policy tokens that they went over."""
+LOSS_WEIGHT = "loss_weight"
+"""The sum of the weights that tokens have in the loss of a mini-batch."""
 ENTROPY: Needs = frozenset({"entropy"})
 BY_TOKEN, CORRECTION = "by_token/", "correction/"
 """Marks, among the sums of an update, those that are reported as a mean over the policy tokens with advantage."""
@@ -87,6 +91,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             grad_clip=actor_config.grad_clip,
             max_tokens=actor_config.ppo_max_token_len_per_gpu,
             freeze_vision_tower=actor_config.freeze_vision_tower,
+            replays_experts=actor_config.router_replay.mode == "R3",
             param_offload=actor_config.fsdp_config.param_offload,
             use_torch_compile=actor_config.use_torch_compile,
             seed=seed,
@@ -127,13 +132,13 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         successes: Collection[int] = (),
         expert: Sequences | None = None,
         expert_coef: float = 0.0,
+        entropy_coeff: float | None = None,
     ) -> dict[str, float]:
         """Update the weights in mini-batches of whole prompts; `step` is the training step, counted from 1.
 
-        Every rank is given all sequences, and loads its share of each mini-batch.
-        With one mini-batch and one epoch `batch.old_logprobs` may be None: the policy's own log-probs, detached, are
-        the same. They are not read, but `staleness` is, where the proximal policy is another one. Sequences without a
-        policy token are left out.
+        Every rank is given all sequences, and loads its share of each mini-batch. With one mini-batch and one epoch
+        `batch.old_logprobs` may be None: the policy's own, detached, are the same. They are not read, but `staleness`
+        is, where the proximal policy is another one. Sequences without a policy token are left out.
 
         zero_advantage: sequences whose advantages are all 0. With a loss that declares advantage_only, and neither KL
         loss, entropy bonus nor a teacher in the loss, their gradient is 0, and they are not computed. This changes no
@@ -146,11 +151,14 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         expert: transcripts whose mean negative log-likelihood by policy token, times `expert_coef`, is added to the
         loss; they are spread over the optimizer steps.
 
+        entropy_coeff: weight of the entropy bonus; None: the config's.
+
         Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
         clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll,
         actor/teacher_loss and actor/expert_loss (see `agentrl.trainer.grpo`); train/filtered_fraction, the part of the
-        sequences that was not computed; perf/update_tokens, all tokens that the updates went over; and
-        `correction_metrics` where the proximal policy is not recomputed.
+        sequences that was not computed; perf/update_tokens, all tokens that the updates went over; train/policy_tokens,
+        those of them that the policy sampled, in the steps taken; train/loss_weight; and `correction_metrics` where the
+        proximal policy is not recomputed.
 
         Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
         when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
@@ -165,10 +173,12 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         plan = update_plan(batch.group, config.ppo_mini_batch_size, config.ppo_epochs, key)
         self._check(batch, len(plan))
         successful = batch.policy_tokens * torch.tensor([row in imitated for row in rows])
-        minis = self._minis(batch, plan, computed, successful, f"step {step}, ", expert, expert_coef)
+        bonus = config.entropy_coeff if entropy_coeff is None else entropy_coeff
+        minis = self._minis(batch, plan, computed, successful, f"step {step}, ", expert, expert_coef, bonus)
         report = self._learn(minis, step=step - self._critic_warmup)
         length = int(batch.lengths[torch.tensor(computed)].sum())
         return self._metrics(report, with_expert=expert is not None) | {
+            **self._went_over(report),
             "train/filtered_fraction": 1 - sum(computed) / len(computed),
             "perf/update_tokens": float(length * config.ppo_epochs),
         }
@@ -190,6 +200,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         where: str,
         expert: Sequences | None,
         expert_coef: float,
+        entropy_coeff: float,
     ) -> Iterator[MiniBatch[TokenScores]]:
         """Yield the mini-batches of a plan, which count all of their sequences and hold those that are `computed`.
 
@@ -202,7 +213,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             yield MiniBatch(
                 f"{where}{name} of the policy",
                 batch.select([row for row in members if computed[row]]),
-                self._loss(scale, int(successful[members].sum())),
+                self._loss(scale, int(successful[members].sum()), entropy_coeff),
                 needs,
                 compare,
                 None if expert is None else expert_batch(expert, place, len(plan), expert_coef),
@@ -212,7 +223,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
     def _leaves_out(self) -> bool:
         """Say whether sequences whose advantages are all 0 have no gradient."""
         config = self.config
-        beside = config.use_kl_loss or config.entropy_coeff != 0 or self._teacher_loss is not None
+        beside = config.use_kl_loss or config.has_entropy_bonus or self._teacher_loss is not None
         return self._policy_loss.declaration.advantage_only and not beside
 
     def _metrics(self, report: UpdateReport, *, with_expert: bool) -> dict[str, float]:
@@ -235,6 +246,14 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         }
         return found | correction_metrics(sums, self._policy_loss.correction)
 
+    def _went_over(self, report: UpdateReport) -> dict[str, float]:
+        """Return train/policy_tokens and, where weights add up to 1, train/loss_weight, a mean over the steps."""
+        taken = report.taken
+        tokens = {"train/policy_tokens": sum(one.sums.get(POLICY_TOKENS, 0.0) for one in taken)}
+        if not taken or self.config.loss_agg_mode not in ("token-mean", "seq-mean-token-mean"):
+            return tokens
+        return tokens | {"train/loss_weight": sum(one.sums[LOSS_WEIGHT] for one in taken) / len(taken)}
+
     def _check(self, batch: Sequences, optimizer_steps: int) -> None:
         if len(batch) == 0:
             raise ValueError("PolicyWorker.update: the batch has no policy token")
@@ -253,9 +272,9 @@ class PolicyWorker(TrainableWorker[TokenScores]):
     def _loss_needs(self) -> Needs:
         """Scores that the loss reads beside log-probs."""
         needs = frozenset(self._policy_loss.declaration.scores)
-        return needs | ENTROPY if self.config.entropy_coeff != 0 else needs
+        return needs | ENTROPY if self.config.has_entropy_bonus else needs
 
-    def _loss(self, scale: LossScale, successful: int) -> Loss[TokenScores]:
+    def _loss(self, scale: LossScale, successful: int, entropy_coeff: float) -> Loss[TokenScores]:
         """Make the loss of a mini-batch, divided by the denominators of `scale`; of `success_nll` by `successful`."""
         config = self.config
 
@@ -264,12 +283,16 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             lost = self._policy_loss(micro, found.logprobs, found.entropy, found.squared_probs)
             by_token = lost.by_token
             kl = None
+            with torch.no_grad():
+                weight = aggregate(torch.ones_like(by_token), micro.mask, micro.offsets, scale)
             if config.use_kl_loss:
                 assert micro.ref_logprobs is not None
                 kl = kl_loss(found.logprobs, micro.ref_logprobs, config.kl_loss_type)
             seen = {
                 "pg_loss": aggregate(by_token.detach(), micro.mask, micro.offsets, scale),
                 "tokens": lost.tokens,
+                POLICY_TOKENS: micro.mask.sum(),
+                LOSS_WEIGHT: weight,
                 **{f"{BY_TOKEN}{name}": value for name, value in lost.sums.items()},
                 **{f"{CORRECTION}{name}": value for name, value in lost.correction.items()},
             }
@@ -279,7 +302,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             whole = actor_loss(
                 by_token if teacher is None else teacher.policy_loss(by_token),
                 entropy=found.entropy,
-                entropy_coeff=config.entropy_coeff,
+                entropy_coeff=entropy_coeff,
                 kl=kl,
                 kl_coef=config.kl_loss_coef,
             )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from agentrl.config.sections.parallel import Parallel
+from agentrl.engines.inspection import sample_checksum
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel
 from agentrl.model.scores import TokenScores
@@ -53,6 +55,15 @@ class ReferenceWorker:
     def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics)."""
         return forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device), {}
+
+    @at_work
+    def sampled_checksums(self) -> dict[str, str]:
+        """Return checksums of some numbers of every tensor of this rank's part, by name."""
+        parts = {
+            name: param.to_local() if isinstance(param, DTensor) else param
+            for name, param in self.model.named_parameters()
+        }
+        return {name: sample_checksum(part) for name, part in parts.items()}
 
     def _score(self, micro: RaggedBatch) -> torch.Tensor:
         scores: TokenScores = self.model(

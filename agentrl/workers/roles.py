@@ -59,10 +59,11 @@ def open_workers(config: Config, device: str, total_steps: int) -> Workers:
     executor = open_executor(pools_of(config, roles), device, on_ray=config.uses_ray)
     referring = None
     if needs_reference(config):
-        referring = ReferenceGroup(executor.ranks(policy if reference is None else reference))
+        own = None if reference is None else executor.ranks(reference)
+        referring = ReferenceGroup(executor.ranks(policy) if own is None else own, own)
     return Workers(
         executor=executor,
-        policy=PolicyGroup(executor.ranks(policy), further_scores(config)),
+        policy=PolicyGroup(executor.ranks(policy), computed_scores(config)),
         reference=referring,
         critic=None if critic is None else CriticGroup(executor.ranks(critic)),
         reward_model=None if scoring is None else RewardModelGroup(executor.ranks(scoring)),
@@ -106,6 +107,11 @@ def further_scores(config: Config) -> list[Score]:
     return declared_by_estimator(config).scores
 
 
+def computed_scores(config: Config) -> list[Score]:
+    """List what the pass that computes log-probs gives beside them: also what is recorded and checked."""
+    return ["entropy", *(score for score in further_scores(config) if score != "entropy")]
+
+
 def needs_log_probs(config: Config) -> bool:
     """Say whether the policy before the update goes over the batch, for the loss or for the estimator."""
     needed = config.algorithm.rollout_correction.needs_pass or declared_by_loss(config).select is not None
@@ -132,7 +138,7 @@ def policy_role(config: Config, device: str, total_steps: int) -> Role[PolicyWor
         critic_warmup=config.trainer.critic_warmup,
         seed=config.trainer.seed,
         max_response_length=config.data.max_response_length,
-        further_scores=further_scores(config),
+        further_scores=computed_scores(config),
         correction=config.algorithm.rollout_correction,
         distillation=config.distillation,
     )

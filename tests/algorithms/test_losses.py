@@ -206,6 +206,18 @@ def test_kl_cov_holds_the_tokens_of_the_highest_covariance() -> None:
     assert found.sums["cov_frac"].item() == 2
 
 
+def test_kl_cov_does_not_pull_at_what_has_moved_by_rounding_alone() -> None:
+    _, slope, _ = covariance_loss("kl_cov", [1e-6, 0, -1e-6, 0.1, 0.1], kl_cov_ratio=0.5, ppo_kl_coef=3.0)
+    up = math.exp(0.1)
+    assert slope.tolist() == pytest.approx([-2, 0, 2, -up, up], rel=1e-5)
+
+
+def test_topr_counts_no_sequence_as_closer_for_rounding() -> None:
+    old, mask, offsets = torch.full((4,), -1.0), torch.ones(4, dtype=torch.bool), torch.tensor([0, 2, 4])
+    found = micro_loss("topr", old + torch.tensor([1e-6, 0, 0.01, 0]), old, torch.full((4,), -1.0), mask, offsets)
+    assert found.sums["clip_frac"].item() == 2
+
+
 @pytest.mark.parametrize(
     ("threshold", "left_out"),
     # (log r)^2 are 0.04, 0.01, 0.25, 0: means of the smallest are 0, 0.005, 0.0167, 0.075.

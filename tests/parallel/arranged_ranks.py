@@ -70,13 +70,15 @@ def scores(score: Scores, parallel: Parallel, batch: RaggedBatch) -> torch.Tenso
 
 
 def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]], Workers]:
-    """STEPS steps on one batch; their metrics."""
+    """STEPS steps on one batch, with another loss than PPO's two; their metrics."""
     ppo = config.algorithm.adv_estimator == "gae"
     run = Workers(config, ppo)
     roles = config.actor_rollout_ref
     metrics = []
-    for step in range(1, STEPS + 1):
-        batch = replace(batch, old_logprobs=scores(run.policy.compute_log_probs, roles.actor.parallel, batch))
+    steps = STEPS if roles.actor.policy_loss.loss_mode == "vanilla" else 2
+    for step in range(1, steps + 1):
+        log_probs, _ = scores(run.policy.compute_log_probs, roles.actor.parallel, batch).unbind(1)  # and entropies
+        batch = replace(batch, old_logprobs=log_probs)
         if run.critic is not None:
             batch.values = scores(run.critic.compute_values, config.critic.parallel, batch)
         if run.reference is not None:

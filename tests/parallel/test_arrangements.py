@@ -14,10 +14,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import Config, SFTConfig
+from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.sections.parallel import Parallel
 from agentrl.errors import ConfigError
 from agentrl.parallel.tensor_parallel import split_layers
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.roles import policy_role
 from tests.forked import ForkedPython
 from tests.model.families import make_model
@@ -29,12 +31,19 @@ CORRECTED = {
     "interpolated": {"proximal": "interpolated", "rollout_is": "token", "reject": {"seq_mean_k3": 0.1}},
 }
 """Kinds of training with a correction of what the engine sampled."""
-SELECTING = {"clip_cov": {"clip_cov_ratio": 0.2, "clip_cov_lb": 0.0}, "kl_cov": {"kl_cov_ratio": 0.2}, "m2po": {}}
-"""Losses that choose tokens by the whole batch, with their options."""
+LOSS_OPTIONS = {
+    "clip_cov": {"clip_cov_ratio": 0.2, "clip_cov_lb": 0.0},
+    "kl_cov": {"kl_cov_ratio": 0.2},
+    "dro": {"dro_beta": 0.5},
+}
+LOSSES = tuple(name for name in POLICY_LOSSES.names() if name != "vanilla")
+"""Kinds of training with another loss than the others', two steps each; some choose tokens by the whole batch."""
+REPLAYED = "replay"
+"""Training of a mixture of experts through given experts."""
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
-    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", *CORRECTED, *SELECTING), {}),
-    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", *CORRECTED, *SELECTING), {"budget": 60}),
-    "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", *CORRECTED), {"sequence": 2}),
+    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", REPLAYED, *CORRECTED, *LOSSES), {}),
+    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", REPLAYED, *CORRECTED, *LOSSES), {"budget": 60}),
+    "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", REPLAYED, *CORRECTED), {"sequence": 2}),
     "tensor 2": (2, ("grpo", "ppo", "sft"), {"tensor": 2}),
     "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),
     "data 2 x sequence 2": (4, ("grpo", "ppo", "sft"), {"sequence": 2, "budget": 30}),
@@ -55,14 +64,15 @@ def config_of(
         sharded = {"path": str(policy), "fsdp_config": sharding}
         return SFTConfig.model_validate({"data": data, "model": sharded, "optim": optim, **parallel})
     actor = {
-        "ppo_mini_batch_size": 2 if ppo or kind in CORRECTED or kind in SELECTING else 4,
+        "ppo_mini_batch_size": 2 if ppo or kind in CORRECTED or kind in LOSSES else 4,
         "ppo_max_token_len_per_gpu": budget,
         "use_kl_loss": not ppo,
         "entropy_coeff": 0.01,
         "optim": optim,
         "fsdp_config": sharding,
         "use_torch_compile": kind == "compiled",
-        "policy_loss": {"loss_mode": kind, "options": SELECTING[kind]} if kind in SELECTING else {},
+        "router_replay": {"mode": "R3" if kind == REPLAYED else "disabled"},
+        "policy_loss": {"loss_mode": kind, "options": LOSS_OPTIONS.get(kind, {})} if kind in LOSSES else {},
         **parallel,
     }
     model = {"path": str(policy), "enable_gradient_checkpointing": ppo, "lora_rank": 4 if kind == "lora" else 0}
@@ -88,16 +98,22 @@ def config_of(
 def work(tmp_path_factory: pytest.TempPathFactory, make_batch: BatchMaker) -> Path:
     """What the ranks of all arrangements wrote. 8 sequences: shares differ in size and in number of micro-batches."""
     work = tmp_path_factory.mktemp("parallel")
-    policy = make_tiny_policy(work / "policy", seed=0, shape=SHAPE)
+    make_tiny_policy(work / "policy", seed=0, shape=SHAPE)
     batch = make_batch(prompts=4, n=2)
     last = batch.offsets[1:] - 1
     generator = torch.Generator().manual_seed(3)
     batch.rewards[last] = torch.randn(len(last), generator=generator)
     # The policy is random: about the same log-prob for every token of its vocabulary.
     batch.rollout_logprobs = 0.5 * torch.randn(batch.num_tokens, generator=generator) - math.log(SHAPE.vocab)
+    chosen = torch.rand(batch.num_tokens, 2, 4, generator=generator).argsort(-1)[..., :2]
+    batch.experts = chosen.to(torch.uint8)
     torch.save({item.name: getattr(batch, item.name) for item in fields(batch)}, work / "batch.pt")
+    make_model("qwen3-moe", vocab_size=SHAPE.vocab).save_pretrained(work / "mixture")
     arrangements = {
-        name: (ranks, {kind: config_of(policy, kind, **{"budget": 1000} | sizes).model_dump() for kind in kinds})
+        name: (
+            ranks,
+            {kind: config_of(start(work, kind), kind, **{"budget": 1000} | sizes).model_dump() for kind in kinds},
+        )
         for name, (ranks, kinds, sizes) in ARRANGEMENTS.items()
     }
     (work / "arrangements.json").write_text(json.dumps(arrangements))
@@ -105,6 +121,11 @@ def work(tmp_path_factory: pytest.TempPathFactory, make_batch: BatchMaker) -> Pa
     ran = ForkedPython([script, work], environment={"GLOO_SOCKET_IFNAME": "lo"}).wait(280)
     assert ran.returncode == 0, ran.stderr[-8000:]
     return work
+
+
+def start(work: Path, kind: str) -> Path:
+    """The model that a training begins with."""
+    return work / ("mixture" if kind == REPLAYED else "policy")
 
 
 CASES = [
@@ -119,17 +140,28 @@ CASES = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_losses_gradients_and_weights_are_those_of_one_process(work: Path, name: str, kind: str) -> None:
-    """Over five steps. Compiled ones are as those of one process that are not."""
+    """Over five steps, or two. Compiled ones are as those of one process that are not."""
     own, several = f"one-{'grpo' if kind == 'compiled' else kind}", f"{name}-{kind}"
     expected, found = (json.loads((work / f"{one}.json").read_text()) for one in (own, several))
     for one, other in zip(expected, found, strict=True):
         assert other == pytest.approx(one, rel=1e-5, abs=1e-6)
-    before = load_file(work / "policy" / "model.safetensors")
+    before = load_file(start(work, kind) / "model.safetensors")
     whole, sharded = (load_file(work / f"{one}.safetensors") for one in (own, several))
     assert whole.keys() == sharded.keys()
     for key, tensor in whole.items():
         assert torch.allclose(sharded[key], tensor, rtol=0, atol=1e-5), key
     assert max((whole[key] - before[key]).abs().max() for key in whole) > 1e-3, "something was learnt"
+
+
+def test_the_given_experts_are_replayed_on_several_ranks(work: Path) -> None:
+    """Other ones would give other log-probs; the same metrics on several ranks alone do not show it."""
+    config = Config.model_validate(json.loads((work / "arrangements.json").read_text())["one"][1][REPLAYED])
+    batch = RaggedBatch(**torch.load(work / "batch.pt", weights_only=True))
+    worker = policy_role(config, "cpu", 10).make()
+    replayed, chosen = (worker.compute_log_probs(one)[1] for one in (batch, batch.with_fields(experts=None)))
+    first = json.loads((work / "fsdp 2-replay.json").read_text())[0]
+    assert first["actor/kl_loss"] > 0.1, "the reference chooses its experts itself"
+    assert replayed["actor/entropy"] != pytest.approx(chosen["actor/entropy"], rel=1e-3)
 
 
 def test_mixed_precision_is_that_of_one_process(work: Path) -> None:

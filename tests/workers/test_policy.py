@@ -189,6 +189,20 @@ def test_entropy_bonus_raises_the_entropy(make_worker: WorkerMaker, make_batch: 
     assert after["actor/entropy"] > before["actor/entropy"] + 1e-3
 
 
+def test_the_weight_of_the_entropy_bonus_may_be_another_in_each_update(
+    make_worker: WorkerMaker, make_batch: BatchMaker
+) -> None:
+    batch = make_batch()
+    plain, given, steered = (
+        make_worker(ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=1e-3), **keys))
+        for keys in ({}, {"entropy_coeff": 0.3}, {"target_entropy": 1.0})
+    )
+    for worker, weight in ((plain, None), (given, None), (steered, 0.3)):
+        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        worker.update(batch, step=1, entropy_coeff=weight)
+    assert same_weights(given, steered) and not same_weights(plain, steered)
+
+
 def test_gradient_checkpointing_changes_nothing(
     make_worker: WorkerMaker,
     make_batch: BatchMaker,

@@ -17,7 +17,7 @@ from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
 
 EQUAL_PROMPTS = [0, 1, 2, 4]
 """Their rewards are all equal. Of each epoch's three mini-batches of two prompts some have no other prompt."""
-COUNTED = {"train/filtered_fraction", "perf/update_tokens"}
+COUNTED = {"train/filtered_fraction", "perf/update_tokens", "train/policy_tokens", "train/loss_weight"}
 """Metrics that tell what was computed."""
 ADAMW = OptimConfig(lr=1e-3, weight_decay=0.1)
 
@@ -63,6 +63,10 @@ def test_the_objective_is_that_of_the_whole_batch(
     for one, two in zip(saving, whole, strict=True):
         assert (one.pop("train/filtered_fraction"), two.pop("train/filtered_fraction")) == (9 / 12, 0.0)
         assert one.pop("perf/update_tokens") < 0.5 * two.pop("perf/update_tokens")
+        assert one.pop("train/policy_tokens") < 0.5 * two.pop("train/policy_tokens")
+        assert one.pop("train/loss_weight", 0.0) <= two.pop("train/loss_weight", 0.0) == pytest.approx(1, abs=1e-6) or (
+            "mean" not in mode or "sum" in mode
+        )
         assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
         assert one["actor/grad_norm"] > 0
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from agentrl.algorithms.columns import LossColumns, TokenLoss
-from agentrl.algorithms.policy_losses.ratio import clipped_loss, log_ratio
+from agentrl.algorithms.policy_losses.ratio import ROUNDING, clipped_loss, log_ratio
 from agentrl.algorithms.ragged import masked_mean
 from agentrl.config.declaration import declare
 
@@ -90,10 +90,12 @@ def clip_cov(columns: LossColumns, config: ActorConfig, options: ClipCovOptions)
 def kl_cov(columns: LossColumns, config: ActorConfig, options: KlCovOptions) -> TokenLoss:
     """KL-Cov (arXiv:2505.22617): L = -A r, plus coef |log r| for the tokens of the highest covariance.
 
-    Without a clip: the others may go where they will. Sum cov_frac: the tokens with an advantage that are held.
+    Without a clip: the others may go where they will. A token that has not moved yet, but for `ROUNDING`, is not pulled
+    back. Sum cov_frac: the tokens with an advantage that are held.
     """
     assert columns.selected is not None, "declared"
     change = log_ratio(columns)
-    penalty = torch.where(columns.selected, options.ppo_kl_coef * change.abs(), 0.0)
+    moved = columns.selected & (change.abs() > ROUNDING)
+    penalty = torch.where(moved, options.ppo_kl_coef * change.abs(), 0.0)
     counted = columns.selected & (columns.advantages != 0)
     return TokenLoss(-columns.advantages * change.exp() + penalty, {"cov_frac": counted.sum()})

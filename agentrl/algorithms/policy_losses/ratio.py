@@ -9,6 +9,9 @@ from agentrl.algorithms.columns import LossColumns
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to this on both sides before exp."""
+ROUNDING = 1e-5
+"""Log-ratios of a token up to this are 0 but for rounding, whose sign is chance: another cut into micro-batches, or
+other ranks, give another one."""
 
 
 def log_ratio(columns: LossColumns) -> Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from agentrl.algorithms.columns import LossColumns, TokenLoss
+from agentrl.algorithms.policy_losses.ratio import ROUNDING
 from agentrl.algorithms.ragged import segment_ids, segment_sum
 from agentrl.config.declaration import declare
 
@@ -23,7 +24,9 @@ def topr(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     clip_frac: tokens with A < 0 whose sequence weighs 1 because the policy has come closer to it.
     """
     change = (columns.logprobs - columns.old_logprobs).detach()
-    total = segment_sum(change, columns.offsets)[segment_ids(columns.offsets)]
+    sequence = segment_ids(columns.offsets)
+    total = segment_sum(change, columns.offsets)[sequence]
+    rounding = ROUNDING * segment_sum(columns.mask.to(change.dtype), columns.offsets)[sequence]
     wrong = columns.advantages < 0
     weight = torch.where(wrong, total.clamp(max=0.0).exp(), 1.0)
-    return TokenLoss(-weight * columns.advantages * columns.logprobs, {"clip_frac": (wrong & (total > 0)).sum()})
+    return TokenLoss(-weight * columns.advantages * columns.logprobs, {"clip_frac": (wrong & (total > rounding)).sum()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentrl.config.sections.training import Config
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import load_model
@@ -10,7 +11,8 @@ from agentrl.system.loop_thread import LoopThread
 
 def build(setting: EngineSetting, loop: LoopThread) -> EmbeddedEngine:
     """Load the policy's model into this process. See `EngineBuilder`."""
-    model, rollout = setting.config.actor_rollout_ref.model, setting.config.actor_rollout_ref.rollout
+    config = setting.config
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     with setting.audience.stage("load engine"):
         return EmbeddedEngine(
             load_model(
@@ -23,4 +25,5 @@ def build(setting: EngineSetting, loop: LoopThread) -> EmbeddedEngine:
             max_num_seqs=rollout.max_num_seqs,
             max_model_len=setting.max_model_len,
             stop_decode=setting.decode,
+            records_experts=isinstance(config, Config) and config.actor_rollout_ref.actor.router_replay.mode == "R3",
         )

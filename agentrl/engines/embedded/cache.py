@@ -53,6 +53,8 @@ class Prefix:
     hidden: torch.Tensor | None = None  # [H], the last hidden state after the prompt's last token
     sessions: int = 0
     """Number of sessions that begin with it."""
+    experts: list[bytes] = field(default_factory=list)
+    """The experts of each token, where they are recorded."""
     images: list[PlacedImage] = field(default_factory=list)
     """Images of the session that it was made for."""
     rope: torch.Tensor | None = None
@@ -83,6 +85,10 @@ class Session:
     """A request of it waits or runs."""
     pinned: bool = False
     """A request of it runs: its row must stay."""
+    prompt_experts: list[bytes] = field(default_factory=list)
+    """The same list as the prefix's, which may have gone since."""
+    experts: list[bytes] = field(default_factory=list)
+    """The experts of each token behind it. One that is computed again keeps those that it was first sent to."""
     images: list[PlacedImage] = field(default_factory=list)
     rope: torch.Tensor | None = None
     """[3, L] int64: positions of the L tokens of its last request; None where a position is a token's place."""
@@ -251,9 +257,11 @@ class SessionCache:
         if same < session.prompt_length or not session.prompt_length:
             self.drop(session)
             session.prompt_length = len(ids)
+            session.prompt_experts, session.experts = [], []
         session.cached = min(session.cached, same)
         if session.cached == len(ids) > session.prompt_length:
             session.cached -= 1  # at least one token has to run again, for its logits
+        del session.experts[max(0, same - session.prompt_length) :]
         del session.ids[same:]
         session.ids.extend(ids[same:])
         return session, same

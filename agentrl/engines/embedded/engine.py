@@ -31,9 +31,11 @@ from agentrl.engines.embedded.cache import CacheFull, SessionCache
 from agentrl.engines.embedded.shapes import attention_shapes, free_memory
 from agentrl.engines.embedded.step import Request, StepRunner
 from agentrl.engines.embedded.vision import ImageNumbers, hold_images
+from agentrl.engines.inspection import checksum
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import use_packed_attention
+from agentrl.model.routing import follow_routes
 from agentrl.model.vision import takes_images
 from agentrl.trajectory import PlacedImage, VersionSpan
 
@@ -56,6 +58,7 @@ class EmbeddedEngine:
         version: int = 0,
         seed: int = 0,
         max_cache_bytes: int | None = None,
+        records_experts: bool = False,
     ) -> None:
         """Build an engine over a model, which a trainer may hold, too.
 
@@ -68,10 +71,14 @@ class EmbeddedEngine:
             seed: seeds the requests that bring no seed of their own.
             max_cache_bytes: memory for keys and values; None: half of what is free now. With less than the running
                 requests need, fewer run at once.
+            records_experts: tell of each token to which experts of a mixture it was sent.
 
-        Raises ConfigError when the model's attention cannot be run from the engine's cache.
+        Raises ConfigError when the model's attention cannot be run from the engine's cache, or its experts cannot be
+        told.
         """
         self.model = use_packed_attention(model)
+        if records_experts:
+            follow_routes(self.model)
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self._vocab_size = model.get_output_embeddings().weight.shape[0]
@@ -82,7 +89,7 @@ class EmbeddedEngine:
         limit = free_memory(model.device) // 2 if max_cache_bytes is None else max_cache_bytes
         self._cache = SessionCache(shapes, model.dtype, model.device, max_rows=2 * max_num_seqs, max_bytes=limit)
         self._most = max_num_seqs  # requests that run at once, fewer after the cache was full
-        self._runner = StepRunner(self.model, self._cache)
+        self._runner = StepRunner(self.model, self._cache, records_experts=records_experts)
         self._numbers = ImageNumbers()
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -98,7 +105,7 @@ class EmbeddedEngine:
         if self._closed:
             raise EngineError("the engine is closed")
         request = self._accept(list(ids), params, session, images)
-        self._waiting.append(request)
+        self._queue(request)
         self._kick()
         try:
             return await request.future
@@ -172,6 +179,13 @@ class EmbeddedEngine:
             self._leave(ended)
         return bool(ended)
 
+    def _queue(self, request: Request) -> None:
+        """Put a request behind those that wait and are not to go after it."""
+        place = len(self._waiting)
+        while place and self._waiting[place - 1].params.priority > request.params.priority:
+            place -= 1
+        self._waiting.insert(place, request)
+
     def _admit(self) -> None:
         """Let waiting requests join, while there is room in the batch and in the step."""
         if not self._waiting or len(self._running) >= self._most:
@@ -222,7 +236,8 @@ class EmbeddedEngine:
         spans = [VersionSpan(v, start, end) for (v, start), end in zip(request.versions, ends, strict=False)]
         ids = request.session.ids[request.start :]
         cached = min(max(request.cached_tokens, 0), request.start)
-        request.future.set_result(Generation(ids, request.logprobs, reason, spans, cached))
+        experts = self._runner.experts_of(request.session) if ids else None
+        request.future.set_result(Generation(ids, request.logprobs, reason, spans, cached, experts))
 
     def _leave(self, requests: Sequence[Request]) -> None:
         """Remove requests from queue and batch; their sessions keep keys and values."""
@@ -340,6 +355,19 @@ class EmbeddedEngine:
         self._cache.outdate(request.session for request in kept)
         self._runner.disturb()
         return SyncReport(size, time.perf_counter() - began)
+
+    async def checksums(self, names: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:
+        """See `InspectableEngine.checksums`."""
+        state = self.model.state_dict(keep_vars=True)
+        known = CheckpointNames(self.model, state).views(state)
+        tied = self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight
+        both = [name for name, view in known.items() if any(view is one for one in tied)]
+        found: dict[str, dict[str, tuple[str, str]]] = {}
+        for name in names:
+            if name in known:
+                places = both if self.model.config.tie_word_embeddings and name in both else [name]
+                found[name] = {place: (str(known[place].dtype), checksum(known[place])) for place in places}
+        return found
 
     @staticmethod
     def _check_tied(weights: Weights, groups: list[list[str]]) -> None:

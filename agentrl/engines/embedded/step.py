@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -16,6 +19,10 @@ from agentrl.engines.embedded.sampling import Sampler
 from agentrl.engines.embedded.vision import Span, StepImages
 from agentrl.model.layout import PackedLayout
 from agentrl.model.packed import forward_packed, make_layout, token_logits
+from agentrl.model.routing import Routes
+
+if TYPE_CHECKING:
+    from agentrl.trajectory.trajectory import Experts
 
 _SHORT = 32
 """Up to so many new tokens a session shares a padded batch with others; more get attention calls of their own."""
@@ -55,6 +62,19 @@ class _DecodingBatch:
     decode: RowBatch
     attention: StepAttention
     sampler: Sampler
+
+    @classmethod
+    def of(
+        cls,
+        requests: list[Request],
+        parts: Sequence[RowBatch | Segments],
+        attention: StepAttention,
+        sampler: Sampler,
+    ) -> _DecodingBatch:
+        """Keep a step in which all requests decode."""
+        decode = parts[0]
+        assert isinstance(decode, RowBatch)
+        return cls(requests, decode, attention, sampler)
 
 
 @dataclass(slots=True)
@@ -129,6 +149,17 @@ class _NewPrompts:
         ends = layout.expand[offsets[1:].to(device) - 1] + continuing
         return cls(prefixes, layout, ids[layout.stored], ends)
 
+    def images_of(self, images: StepImages, continuing: int) -> StepImages:
+        """Leave out the images of prompts' tokens that another prompt shares; `continuing` tokens come before them."""
+        before = torch.arange(continuing, device=self.ids.device)
+        return images.select(torch.cat([before, continuing + self.layout.stored]))
+
+    def keep_experts(self, rows: Sequence[bytes], continuing: int) -> None:
+        """Keep the experts of each prompt's tokens, of the step's tokens, which has `continuing` before the prompts."""
+        places = iter((self.layout.expand + continuing).tolist())
+        for prefix in self.prefixes:
+            prefix.experts = [rows[place] for place in itertools.islice(places, len(prefix.ids))]
+
     def keep_states(self, hidden: torch.Tensor) -> None:
         """Keep the last state of each prompt, from the step's `hidden` [T, H]. Its images are not needed again."""
         for prefix, row in zip(self.prefixes, hidden.index_select(0, self.ends), strict=True):
@@ -143,10 +174,23 @@ class StepRunner:
     not built anew for each step but advanced.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: SessionCache) -> None:
+    def __init__(self, model: PreTrainedModel, cache: SessionCache, *, records_experts: bool = False) -> None:
+        """records_experts: of a model that has been given to `follow_routes`."""
         self.model = model
         self.cache = cache
+        self.records_experts = records_experts
+        self._of_token: tuple[tuple[int, ...], torch.dtype] | None = None
+        """Shape and type of a token's experts, once some were recorded."""
         self._steady: _DecodingBatch | None = None
+
+    def experts_of(self, session: Session) -> Experts | None:
+        """Return the experts of all tokens but the last: [n, L, k] uint8 or int16; None where none are recorded."""
+        if self._of_token is None:
+            return None
+        shape, dtype = self._of_token
+        rows = b"".join([*session.prompt_experts, *session.experts][: len(session.ids) - 1])
+        numbers = np.frombuffer(rows, np.uint8) if dtype == torch.uint8 else np.frombuffer(rows, np.int16)
+        return numbers.reshape(-1, *shape)
 
     def disturb(self) -> None:
         """Note that the running requests or their rows have changed."""
@@ -161,8 +205,30 @@ class StepRunner:
         decode = steady.decode
         decode.advance()
         ids = torch.tensor([request.session.ids[-1] for request in steady.requests], device=self.cache.own.device)
-        logits = token_logits(self.model, forward_packed(self.model, ids, decode.positions, steady.attention))
+        routes = self._routes()
+        hidden = forward_packed(self.model, ids, decode.positions, steady.attention, None, routes)
+        if routes is not None:
+            _keep_experts([request.session for request in steady.requests], self._rows_of(routes))
+        logits = token_logits(self.model, hidden)
         return steady.requests, *self._sample(steady.requests, steady.sampler, logits)
+
+    def _routes(self) -> Routes | None:
+        return Routes() if self.records_experts else None
+
+    def _keep_all_experts(
+        self, parts: Sequence[RowBatch | Segments], new: _NewPrompts | None, rows: Sequence[bytes]
+    ) -> None:
+        """Keep the experts of the step's tokens, of which those of new prompts come last."""
+        _keep_experts([session for part in parts for session in part.sessions], rows)
+        if new is not None:
+            new.keep_experts(rows, sum(part.size for part in parts))
+
+    def _rows_of(self, routes: Routes) -> list[bytes]:
+        """Split what was recorded by token."""
+        recorded = routes.recorded()
+        self._of_token = tuple(recorded.shape[1:]), recorded.dtype
+        width, whole = recorded[0].nbytes, recorded.numpy().tobytes()
+        return [whole[at : at + width] for at in range(0, len(whole), width)]
 
     def _sample(self, requests: list[Request], sampler: Sampler, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         lengths = []
@@ -184,20 +250,23 @@ class StepRunner:
         images = _step_images(parts, prompts, device)
         new = _NewPrompts.make(prompts, images, continuing, device)
         if new is not None and images is not None:
-            images = images.select(torch.cat([torch.arange(continuing, device=device), continuing + new.layout.stored]))
+            images = new.images_of(images, continuing)
         attention = StepAttention(parts, prompts, None if new is None else new.layout, cache.own, cache.shared)
         states = []
         if parts or new is not None:
-            hidden = self._forward(parts, new, attention, images)
+            routes = self._routes()
+            hidden = self._forward(parts, new, attention, images, routes)
+            if routes is not None:
+                self._keep_all_experts(parts, new, self._rows_of(routes))
             states.append(hidden.index_select(0, groups.last_places(device)))
             if new is not None:
                 new.keep_states(hidden)
         requests = groups.requests()
+        if self.records_experts:
+            _give_prompt_experts(requests)
         sampler = Sampler([r.params for r in requests], [r.seed for r in requests], device)
         if len(groups.decoding) == len(requests) and new is None:
-            decode = parts[0]
-            assert isinstance(decode, RowBatch)
-            self._steady = _DecodingBatch(requests, decode, attention, sampler)
+            self._steady = _DecodingBatch.of(requests, parts, attention, sampler)
         logits = token_logits(self.model, torch.cat([*states, *groups.ready_states()]))
         return requests, *self._sample(requests, sampler, logits)
 
@@ -207,6 +276,7 @@ class StepRunner:
         new: _NewPrompts | None,
         attention: StepAttention,
         images: StepImages | None,
+        routes: Routes | None,
     ) -> torch.Tensor:
         """Run the step's T tokens through the model: last hidden states [T, H]."""
         device = self.cache.own.device
@@ -217,11 +287,11 @@ class StepRunner:
             places.append(new.layout.positions)
         ids, positions = torch.cat(rows), torch.cat(places)
         if images is None:
-            return forward_packed(self.model, ids, positions, attention)
+            return forward_packed(self.model, ids, positions, attention, None, routes)
         # Image tokens are numbers beyond the vocabulary in the cache; the model's own stands for them in the forward.
         ids = torch.where(images.rows < 0, ids, self.model.config.image_token_id)
         positions = positions if images.positions is None else images.positions
-        return forward_packed(self.model, ids, positions, attention, images.placed(self.model))
+        return forward_packed(self.model, ids, positions, attention, images.placed(self.model), routes)
 
     def _start_prompts(self, running: Sequence[Request]) -> list[Prefix]:
         """Find the prompts that this step has to compute; their sessions count them as cached from here on."""
@@ -243,6 +313,22 @@ class StepRunner:
         prefixes = {id(session.prefix): session.prefix for session in sessions if session.prefix is not None}
         self.cache.own.arrange(sessions)
         self.cache.shared.arrange(list(prefixes.values()))
+
+
+def _give_prompt_experts(requests: Sequence[Request]) -> None:
+    """Give sessions the experts of their prompts' tokens."""
+    for session in (request.session for request in requests):
+        assert session.prefix is not None
+        session.prompt_experts = session.prompt_experts or session.prefix.experts
+
+
+def _keep_experts(sessions: Sequence[Session], rows: Sequence[bytes]) -> None:
+    """Keep the experts of sessions' new tokens, which come first in `rows`; what a session knows stays."""
+    place = 0
+    for session in sessions:
+        new = rows[place : place + len(session.ids) - session.cached]
+        session.experts += new[len(session.experts) + session.prompt_length - session.cached :]
+        place += len(new)
 
 
 def _step_images(
