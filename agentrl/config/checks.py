@@ -87,6 +87,7 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_batches(config)
         yield from check_async(config)
         yield from check_correction(config)
+        yield from check_replay(config)
         yield from check_refill(config)
         yield from check_validation(config)
         yield from check_distillation(config)
@@ -211,11 +212,6 @@ def check_async(config: Config) -> Iterator[str]:
             f"trainer.save_freq={config.trainer.save_freq} conflicts with {at}: prompts that were begun ahead are kept "
             "in checkpoints. Set trainer.save_freq=50, say"
         )
-    if config.uses_ray:
-        yield (
-            f"{at} needs one process, and this config asks for Ray's workers, which do not keep trajectories over an "
-            "update yet. Set async_training.max_staleness=0, or trainer.n_gpus_per_node=1 and rollout.nnodes=0"
-        )
     if rollout.free_cache_engine:
         yield (
             f"{at} conflicts with {ROLLOUT}.free_cache_engine=true: an engine whose memory is freed for the update "
@@ -225,7 +221,7 @@ def check_async(config: Config) -> Iterator[str]:
 
 
 def check_correction(config: Config) -> Iterator[str]:
-    """Check that the importance weight has bounds in order, and is neither counted twice nor unknown."""
+    """Check that the importance weight has bounds in order and is not counted twice, and that what is read is known."""
     keys, loss = config.algorithm.rollout_correction, config.actor_rollout_ref.actor.policy_loss.loss_mode
     if keys.rollout_is_lower is not None and keys.rollout_is_lower > keys.rollout_is_threshold:
         yield (
@@ -240,11 +236,31 @@ def check_correction(config: Config) -> Iterator[str]:
             f"engine's log-probs already, and would count twice. Set {ACTOR}.policy_loss.loss_mode=gpg, or leave "
             "rollout_is out"
         )
+    if config.actor_rollout_ref.actor.target_entropy is not None and not keys.needs_pass:
+        yield (
+            f"{ACTOR}.target_entropy needs {CORRECTION}.proximal=recomputed, found {keys.proximal}: the entropy must "
+            "be known before the update"
+        )
     if keys.rollout_is_batch_normalize and not keys.needs_pass:
         yield (
             f"{CORRECTION}.rollout_is_batch_normalize=true needs proximal=recomputed, found {keys.proximal}: the mean "
             "over the batch must be known before the update"
         )
+
+
+def check_replay(config: Config) -> Iterator[str]:
+    """Check that the engine tells the experts that are to be replayed, and that layers run as they are written."""
+    actor, engine = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.name
+    if actor.router_replay.mode == "disabled":
+        return
+    if engine == "sglang":
+        yield (
+            f"{ACTOR}.router_replay.mode=R3 needs an engine that tells which experts it chose, and agentrl does not "
+            "ask SGLang's servers for them. Set mode=disabled, and bound what their routers change by "
+            f"{CORRECTION}.rollout_is=token, or use {ROLLOUT}.name=embedded"
+        )
+    if actor.use_torch_compile:
+        yield f"{ACTOR}.router_replay.mode=R3 conflicts with use_torch_compile=true: compiled routers cannot be steered"
 
 
 def check_refill(config: Config) -> Iterator[str]:
@@ -255,11 +271,6 @@ def check_refill(config: Config) -> Iterator[str]:
     at = "algorithm.filter_groups.refill=true"
     if n < 2:
         yield f"{at} compares the trajectories of a prompt, and {ROLLOUT}.n={n}: set it to 2 or more, 16 say"
-    if config.async_training.max_staleness:
-        yield (
-            f"{at} needs async_training.max_staleness=0, found {config.async_training.max_staleness}: prompts are not "
-            "replaced yet where rollouts overlap with updates"
-        )
     if config.reward_model.enable and keys.metric == "reward":
         yield (
             f"{at} with reward_model.enable=true needs algorithm.filter_groups.metric=score, or another number of the "

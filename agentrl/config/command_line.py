@@ -143,7 +143,11 @@ def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Secti
     parser.add_argument("--run", "-r", action="store_true")
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("overrides", nargs="*")
-    args = parser.parse_intermixed_args(list(argv))
+    args, unknown = parser.parse_known_intermixed_args(list(argv))
+    if unknown := [word for word in unknown if word.startswith("-")]:  # Words behind the first are among them.
+        dashed = [word.lstrip("-") for word in unknown if "=" in word]
+        told = f"overrides have no dashes: {' '.join(dashed)}" if dashed else "--help lists the flags"
+        parser.error(f"unknown flags {' '.join(unknown)}; {told}")
     if args.help:
         sys.stdout.write(help_text(schema))
         raise SystemExit(0)

@@ -28,7 +28,8 @@ other than the default do.
 The command line is Hydra's: `key=value`, `+key=value`, `~key`, `group=choice`, `--config-path`, `--config-name`,
 `--config-dir` (a folder that is searched, too, behind those), `--cfg job`, `--package SECTION`, `--info`.
 `--multirun` (`-m`), for `agentrl.train` and `agentrl.sft`, runs a job for each combination of the values that keys
-list, one after another, and ends with a table; a job that fails does not keep the next from running:
+list, one after another, and ends with a table; a job that fails does not keep the next from running, and without
+lists there is one job:
 
     python -m agentrl.train --multirun trainer.seed=1,2,3 algorithm=grpo,ppo 'data.seed=range(1,4)'
 

@@ -10,13 +10,16 @@ FURTHER = ("auto", "none")
 
 
 def families() -> tuple[str, ...]:
-    """List the families of the renderers package, which is imported for it."""
+    """List the families of the renderers package, which is imported for it.
+
+    Without gpt-oss, which its own chat template writes: that renderer downloads a vocabulary.
+    """
     from renderers import RendererConfig  # type: ignore[import-untyped]
 
     return tuple(
         name
         for config in get_args(get_args(RendererConfig)[0])
-        if (name := config.model_fields["name"].default) not in ("auto", "default", "custom")
+        if (name := config.model_fields["name"].default) not in ("auto", "default", "custom", "gpt-oss")
     )
 
 

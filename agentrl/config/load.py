@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from agentrl.config.checks import check, remarks
+from agentrl.config.checks import ACTOR, CORRECTION, check, remarks
 from agentrl.config.command_line import CommandLine, parse_command_line
 from agentrl.config.hydra_section import (
     RUN_DIR,
@@ -60,6 +60,7 @@ SchemaT = TypeVar("SchemaT", Config, SFTConfig, GenerateConfig, EvaluateConfig)
 RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_ref.model.path"}
 """Config groups that hold only while their key says `quickstart`: what suits the tiny policy suits no other."""
 FOLDER = "trainer.default_local_dir"
+STALENESS = "async_training.max_staleness"
 EVERY_KEY = "every_key"
 """The key by which a YAML file says that it holds every key: one with its default value was then not given."""
 IDLE = "without_effect"
@@ -171,6 +172,8 @@ class Keys:
     """Messages for overrides that are wrong by themselves."""
     tree: DictConfig | None = None
     """The tree that Hydra composed, with its own section `hydra`."""
+    is_whole: bool = False
+    """A file among the YAML files holds every key."""
     translation: Translation | None = None
     """How `values` came of a config in verl's keys; None for one in ours."""
 
@@ -210,9 +213,10 @@ def keys_of(
         return translated_keys(tree, schema, typed, faults, deleted)
     mine = {key: value for key, value in flat(own, known).items() if key in values}
     idle = [key for key in as_list(values.pop(IDLE, None)) if not is_at(str(key), typed)]
-    given = set_of(mine, schema, typed).difference(idle) if values.pop(EVERY_KEY, False) else mine.keys()
+    is_whole = bool(values.pop(EVERY_KEY, False))
+    given = set_of(mine, schema, typed).difference(idle) if is_whole else mine.keys()
     faults += run_folder(tree, values, known)
-    return Keys(values, given, typed, faults, tree)
+    return Keys(values, given, typed, faults, tree, is_whole)
 
 
 def translated_keys(
@@ -227,7 +231,7 @@ def translated_keys(
     if translation.strangers:
         faults.append(unknown_keys(translation.strangers, [*leaf_keys(schema), *verls_keys()]))
     faults += run_folder(tree, translation.values, leaf_keys(schema))
-    return Keys(translation.values, (), typed, faults, tree, translation)
+    return Keys(translation.values, (), typed, faults, tree, translation=translation)
 
 
 def run_folder(tree: DictConfig, values: dict[str, JSON], known: Collection[str]) -> list[str]:
@@ -413,6 +417,7 @@ def long_key(text: str, schema: type[Section]) -> str:
 def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
     """Make the config of the schema's defaults and `keys`. Raises ConfigError as `load_config` does."""
     values = resolve(keys, schema)
+    values |= corrected(values, keys)
     faults: list[str]
     translation: Translation
     faults, translation = faults_of_names(keys, schema)
@@ -427,6 +432,20 @@ def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
         if isinstance(name, str) and any(isinstance(rule, NamesFile) and rule.is_name(name) for rule, _ in key.rules):
             values[path] = find_file(path, name)
     return validate(values, schema)
+
+
+def corrected(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
+    """Return the correction for stale tokens where they are trained on and the user chose none.
+
+    In verl's keys verl's defaults hold, and a file that holds every key says what was chosen.
+    """
+    if keys.translation is not None or not values.get(STALENESS):
+        return {}
+    if keys.is_whole and not is_at(STALENESS, keys.typed):
+        return {}
+    m2po = values.get(f"{ACTOR}.policy_loss.loss_mode") == "m2po"  # it masks tokens by the same ratio itself
+    chosen = {f"{CORRECTION}.{name}" for name in ("proximal", "rollout_is", "reject")}.intersection(keys.given)
+    return {} if m2po or chosen else {f"{CORRECTION}.rollout_is": "token"}
 
 
 def tell(config: Section, keys: Keys, translation: Translation) -> None:
@@ -461,7 +480,7 @@ def faults_of_names(keys: Keys, schema: type[Section]) -> tuple[list[str], Trans
                 f"{key}={value} has no effect: only training reads it"
                 + (f"; did you mean {near[0]}?" if near else f". Leave {key} out")
             )
-    judged = spelled({key: value for key, value in unknown.items() if value != {}})
+    judged = spelled({key: value for key, value in unknown.items() if value != {}}, leaves)
     found += [*spellings(judged, unknown), *refusals(judged, unknown)]
     if judged.strangers:
         found.append(unknown_keys(judged.strangers, list(leaves)))
@@ -494,7 +513,7 @@ def unknown_keys(strangers: list[str], known: list[str]) -> str:
     """Write the message for keys that do not exist."""
     lines = []
     for key in strangers:
-        near = nearest(key, known)
+        near = [one for one in nearest(key, known) if one != key]  # verl has keys in places where they do nothing
         lines.append(f"unknown key {key}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
     return "\n".join(lines) + ("\n(--cfg job prints all keys)" if not all("?" in line for line in lines) else "")
 

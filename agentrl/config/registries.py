@@ -32,7 +32,19 @@ ENGINES: Registry[EngineBuilder] = Registry(
 )
 
 _FORMATS = (
-    *("deepseek_v3", "deepseek_v4", "gemma", "glm", "hermes", "hy3", "inkling", "kimi", "llama3_json", "minimax"),
+    *(
+        "deepseek_v3",
+        "deepseek_v4",
+        "gemma",
+        "glm",
+        "harmony",
+        "hermes",
+        "hy3",
+        "inkling",
+        "kimi",
+        "llama3_json",
+        "minimax",
+    ),
     *("mistral", "qwen3_coder"),
 )
 CALL_FORMATS: Registry[CallFormat | MakeFormat] = Registry(
@@ -161,6 +173,7 @@ SCORERS: Registry[Callable[..., object]] = Registry(
         "judge": "agentrl.reward.judge:ModelJudge.compute_score",
         "math": "agentrl.reward.math:compute_score",
         "search_qa": "agentrl.reward.search_qa:compute_score",
+        "verl": "agentrl.verl.reward_score:compute_score",
     },
 )
 """Functions that score a trajectory; see `agentrl.reward.scorer.ARGUMENTS`. `agentrl.reward.sources` has the data

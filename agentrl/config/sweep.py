@@ -85,13 +85,14 @@ def named(swept: Sequence[str]) -> Iterator[None]:
         with told_as_config_errors():
             yield
     except ConfigError as error:
-        raise ConfigError(f"job {','.join(swept)}: {error}") from error
+        raise ConfigError(f"job {','.join(swept)}: {error}" if swept else str(error)) from error
 
 
 def split(command: CommandLine, schema: type[Section]) -> tuple[list[str], Iterator[list[str]]]:
     """Split overrides into those of all jobs and, for each job, one value of each of the others.
 
-    Raises ConfigError where no value is listed, and for values that cannot be listed.
+    Where no key has several values there is one job. Raises ConfigError for an empty range, and for values that cannot
+    be listed.
     """
     fixed: list[str] = []
     swept: dict[str, list[str]] = {}
@@ -116,8 +117,9 @@ def split(command: CommandLine, schema: type[Section]) -> tuple[list[str], Itera
             )
         key = override.get_key_element()
         swept[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
-    if not any(swept.values()):
-        raise ConfigError("--multirun: no key has several values; list them as trainer.seed=1,2,3")
+    for key, values in swept.items():
+        if not values:
+            raise ConfigError(f"{key}: no value is listed; list them as {key}=a,b or range(1,4)")
     return fixed, map(list, itertools.product(*swept.values()))
 
 

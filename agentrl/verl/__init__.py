@@ -23,9 +23,14 @@ from agentrl.verl.agent_loop import (
 from agentrl.verl.dataset import RLHFDataset
 from agentrl.verl.interactions import BaseInteraction
 from agentrl.verl.reward import AbstractRewardManager, DataProto, RewardManagerBase
+from agentrl.verl.reward_score import default_compute_score, gsm8k, math_dapo, math_reward, search_r1_like_qa_em
+from agentrl.verl.sampler import AbstractCurriculumSampler, AbstractSampler
+from agentrl.verl.sandbox import SandboxFusionTool
+from agentrl.verl.tool_agent_loop import AgentState, ToolAgentLoop, ToolParser
 from agentrl.verl.tools import (
     AgentData,
     BaseTool,
+    FunctionCall,
     OpenAIFunctionCallSchema,
     OpenAIFunctionParametersSchema,
     OpenAIFunctionParsedSchema,
@@ -58,16 +63,20 @@ def simple_timer(name: str, timing_raw: MutableMapping[str, float]) -> Iterator[
 
 
 __all__ = [
+    "AbstractCurriculumSampler",
     "AbstractRewardManager",
+    "AbstractSampler",
     "AgentData",
     "AgentLoopBase",
     "AgentLoopMetrics",
     "AgentLoopOutput",
+    "AgentState",
     "AsyncLLMServerManager",
     "BaseInteraction",
     "BaseTool",
     "DataProto",
     "DictConfigWrap",
+    "FunctionCall",
     "LLMServerClient",
     "OpenAIFunctionCallSchema",
     "OpenAIFunctionParametersSchema",
@@ -78,9 +87,17 @@ __all__ = [
     "OpenAIFunctionToolSchema",
     "RLHFDataset",
     "RewardManagerBase",
+    "SandboxFusionTool",
     "TokenOutput",
+    "ToolAgentLoop",
+    "ToolParser",
     "ToolResponse",
+    "default_compute_score",
+    "gsm8k",
+    "math_dapo",
+    "math_reward",
     "register",
     "rollout_trace_op",
+    "search_r1_like_qa_em",
     "simple_timer",
 ]

@@ -29,8 +29,9 @@ from agentrl.system.json_value import JSON
 from agentrl.system.numbers import finite, number_of
 from agentrl.system.user_code import Code, contract_error
 from agentrl.tool import ToolSchema
-from agentrl.trajectory import Message, Status, VersionSpan
+from agentrl.trajectory import Message, Status, ToolCallRecord, VersionSpan
 from agentrl.verl.calling import fitting, stand_in
+from agentrl.verl.fields import sample_fields
 
 NOT_READ = ("logprobs", "skip_special_tokens", "include_stop_str_in_output")
 """Sampling parameters of verl's servers that change no token."""
@@ -112,6 +113,8 @@ class ServerManager:
     sampled: list[Sampled] = field(default_factory=list)
     requests: int = 0
     """Number of requests so far, those that run included: each has a seed of its own."""
+    calls: dict[int, list[ToolCallRecord]] = field(default_factory=dict)
+    """Records of tool calls by the index in `sampled` of the answer that they were read from."""
     sessions: dict[str, str] = field(default_factory=dict)
     """The engine's name of each request id: of the first one the episode's own."""
 
@@ -173,6 +176,7 @@ class ServerManager:
             stop_token_ids=(*chat.stop_token_ids, *chat.media_token_ids, *stop_ids),
             stop=stop,
             seed=seed_of(episode.seed, self.requests, length),
+            priority=run.priority,
         )
 
 
@@ -458,6 +462,7 @@ class AdaptedLoop(AgentLoop):
                 one = server.sampled[origin]
                 first = start + places[0] - len(one.prompt)
                 part = _part(one.generation, first, first + len(ids))
+                episode.early_calls = server.calls.pop(origin, [])
                 await episode.record(part, one.seconds)
                 last = part.finish_reason
         return last
@@ -514,8 +519,10 @@ def _part(generation: Generation, begin: int, end: int) -> Generation:
         for span in generation.versions
         if span.start < end and span.end > begin
     ]
+    cut = len(generation.ids) - end
     reason = generation.finish_reason if end == len(generation.ids) else FinishReason("length")
-    return Generation(generation.ids[begin:end], generation.logprobs[begin:end], reason, spans)
+    experts = None if generation.experts is None else generation.experts[: len(generation.experts) - cut]
+    return Generation(generation.ids[begin:end], generation.logprobs[begin:end], reason, spans, experts=experts)
 
 
 def _sampling_params(params: SamplingParams) -> dict[str, JSON]:
@@ -532,14 +539,9 @@ def row_fields(episode: Episode) -> dict[str, object]:
     """Return the row's fields under verl's names."""
     sample = episode.sample
     return {
-        "raw_prompt": [dict(message) for message in sample.prompt],
-        "data_source": sample.data_source,
-        "ability": sample.ability,
-        "reward_model": {"style": "rule", "ground_truth": sample.ground_truth},
-        "extra_info": dict(sample.extra_info),
+        **sample_fields(sample),
         "tools_kwargs": dict(sample.tools_kwargs),
         "interaction_kwargs": dict(sample.interaction_kwargs),
-        "index": sample.extra_info.get("index", sample.index),
         "uid": episode.trajectory.uid,
     }
 

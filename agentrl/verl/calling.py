@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TypeVar, cast
+
+from agentrl.system.loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -35,3 +38,13 @@ def stand_in(adapter: type[T], wrapped: type) -> type[T]:
         names = {"wrapped": wrapped, "__module__": wrapped.__module__, "__qualname__": wrapped.__qualname__}
         _stand_ins[wrapped] = type(wrapped.__name__, (adapter,), {**names, "__doc__": wrapped.__doc__})
     return cast(type[T], _stand_ins[wrapped])
+
+
+def waited(work: Coroutine[object, None, T]) -> T:
+    """Run a coroutine in an event loop of its own, for plain functions that are called in threads."""
+    return _loop().run(work)
+
+
+@functools.cache
+def _loop() -> LoopThread:
+    return LoopThread("what verl's plain functions wait for")

@@ -137,7 +137,7 @@ class DataProto:
     meta_info: dict[str, object] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.batch["responses"])
+        return len(next(iter(self.batch.values())))
 
     def __iter__(self) -> Iterator[DataProtoItem]:
         return (self._item(index) for index in range(len(self)))

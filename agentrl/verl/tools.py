@@ -7,6 +7,7 @@ import math
 import numbers
 import uuid
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
@@ -159,27 +160,46 @@ class BaseTool:
         """End a call."""
 
 
-@dataclass(slots=True)
+class FunctionCall(BaseModel):
+    """A call as a parser found it; `arguments` is JSON text."""
+
+    arguments: str
+    name: str
+
+
+@dataclass
 class AgentData:
-    """A trajectory so far, as tools see it (`agent_data` of `execute`). All but `extra_fields` are copies."""
+    """A trajectory so far: the state of a `ToolAgentLoop`, and what tools see of any loop (`agent_data` of `execute`).
+
+    All but `extra_fields` are copies where another loop runs.
+    """
 
     messages: list[dict[str, object]]
-    request_id: str
-    tools_kwargs: dict[str, JSON]
-    interaction_kwargs: dict[str, JSON]
-    prompt_ids: list[int]
-    """All tokens so far."""
-    response_mask: list[int]
-    """Mask of the tokens behind the first prompt: 1 where the policy sampled it."""
-    assistant_turns: int
-    user_turns: int
-    turn_scores: list[float]
-    tool_rewards: list[float]
-    extra_fields: dict[str, object]
-    """Whatever tools keep here is seen by later calls of the trajectory, and by scorers in `extra_info`."""
     image_data: list[object] = field(default_factory=list)
     """Always empty: images are in the messages."""
-    metrics: dict[str, object] = field(default_factory=dict)
+    video_data: list[object] = field(default_factory=list)
+    """Always empty."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    request_id: str = ""
+    tools_kwargs: dict[str, JSON] = field(default_factory=dict)
+    interaction: Any = None
+    """The row's interaction in a `ToolAgentLoop`: `generate_response` answers as verl's do."""
+    interaction_kwargs: dict[str, JSON] = field(default_factory=dict)
+    prompt_ids: list[int] = field(default_factory=list)
+    """All tokens so far."""
+    response_ids: list[int] = field(default_factory=list)
+    """Tokens of the last assistant turn."""
+    response_mask: list[int] = field(default_factory=list)
+    """Mask of the tokens behind the first prompt: 1 where the policy sampled it."""
+    response_logprobs: list[float] = field(default_factory=list)
+    turn_scores: list[float] = field(default_factory=list)
+    tool_rewards: list[float] = field(default_factory=list)
+    user_turns: int = 0
+    assistant_turns: int = 0
+    tool_calls: list[FunctionCall] = field(default_factory=list)
+    """Calls of the last assistant turn."""
+    extra_fields: dict[str, object] = field(default_factory=dict)
+    """Whatever tools keep here is seen by later calls of the trajectory, and by scorers in `extra_info`."""
 
     @staticmethod
     def of(episode: Episode) -> AgentData:
@@ -200,6 +220,10 @@ class AgentData:
             tool_rewards=[call.reward for call in trajectory.tool_calls if call.reward is not None],
             extra_fields=trajectory.for_scorers,
         )
+
+
+LOOPS_DATA: ContextVar[AgentData] = ContextVar("state of the loop that calls")
+"""State that a `ToolAgentLoop` calls a tool with."""
 
 
 class AdaptedTool(Tool):
@@ -236,7 +260,7 @@ class AdaptedTool(Tool):
         created = await call(self.inner.create, **offered)
         instance = created[0] if isinstance(created, tuple) else created
         episode = CURRENT_EPISODE.get(None)
-        data = None if episode is None else AgentData.of(episode)
+        data = LOOPS_DATA.get(None) or (None if episode is None else AgentData.of(episode))
         try:
             answer = await call(self.inner.execute, instance, arguments, agent_data=data)
         finally:

@@ -46,9 +46,8 @@ WAITS = {
     ),
     "dynamic sampling": r"data.gen_batch_size|dynamic sampling",
     "algorithms not yet here": r"algorithm is not part of agentrl yet|divides by the mean of each micro-batch",
-    "samplers of verl's": r"data.sampler.class_name",
     "distillation": r"distillation from a teacher|nothing is clamped here",
-    "reward models on engines of their own": r"a reward model on engines",
+    "reward models that a function asks": r"has no reward_router_address|name the model: reward_model",
 }
 """Parts of agentrl that a command waits for, by what the messages of its refusal say."""
 REASONS = WAITS | {
@@ -60,8 +59,9 @@ REASONS = WAITS | {
     "the recipe's own code": r"recipe's own|agent_loop_manager_class|reward_kwargs\.|=collabllm|custom_cls.path",
     "wrong in itself": (
         r"cannot be put together|this is no override|no such file|no such folder|must divide|"
-        r"data.train_batch_size: expected greater than 0|valid boolean|unknown key train_batch_size"
+        r"data.train_batch_size: expected greater than 0|valid boolean|unknown key train_batch_size|TO_BE_FILLED"
     ),
+    "keys that no release of verl has": r"unknown key |data.truncation: expected .* found 'center'",
 }
 """Reasons for a refusal by what its messages say. What none of them explains is to be mended."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from agentrl.config import SFTConfig, load_config
+from agentrl.config.load import write_config
 from agentrl.errors import ConfigError
 from tests.config.loading import OWN, load
 
@@ -23,6 +25,7 @@ SGLANG, ATTACHED = f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.server_urls=[http://h:3
 INEFFECTIVE = [
     (f"{ACTOR}.kl_loss_coef=0.5", [f"{ACTOR}.use_kl_loss=true"]),
     (f"{ACTOR}.kl_loss_type=k1", [f"{ACTOR}.use_kl_loss=true"]),
+    (f"{ACTOR}.entropy_change=0.1", [f"{ACTOR}.target_entropy=0.2"]),
     ("algorithm.kl_penalty=k2", ["algorithm.use_kl_in_reward=true"]),
     ("algorithm.kl_ctrl.kl_coef=0.5", ["algorithm.use_kl_in_reward=true"]),
     ("algorithm.kl_ctrl.target_kl=0.5", ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"]),
@@ -275,13 +278,13 @@ def test_ranks_that_cannot_be_arranged_so(overrides: list[str], says: str) -> No
             [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.free_cache_engine=true", "trainer.device=cuda"],
             "max_staleness=2 conflicts with .*free_cache_engine=true: .* devices of their own",
         ),
-        (["trainer.n_gpus_per_node=2"], "max_staleness=2 needs one process, .* Ray's workers"),
     ],
 )
 def test_a_bound_on_staleness_that_cannot_hold(overrides: list[str], says: str) -> None:
     keys = ["async_training.max_staleness=2", "trainer.save_freq=5"]
     load(*keys, "async_training.depth=2", "async_training.publish_every=3")
     load(*keys, f"{ROLLOUT}.name=sglang")
+    load(*keys, "trainer.n_gpus_per_node=2", f"{ROLLOUT}.nnodes=2")
     with pytest.raises(ConfigError, match=says):
         load(*keys, *overrides)
 
@@ -314,7 +317,9 @@ def test_a_loss_without_an_option_that_it_needs() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ([], "nothing corrects for that: set algorithm.rollout_correction.rollout_is=token"),
+        ([], r"the correction is rollout_is=token \(truncate at 2\): watch correction/ess"),
+        (["rollout_is=null"], "nothing corrects for that: set algorithm.rollout_correction.rollout_is=token"),
+        (["reject.token_k3=0.1"], "the correction is reject.token_k3=0.1: watch"),
         (["rollout_is=token", "reject.veto=1e-4"], r"rollout_is=token \(truncate at 2\), reject.veto=0.0001"),
         (["proximal=interpolated"], "the correction is proximal=interpolated: watch"),
     ],
@@ -325,6 +330,25 @@ def test_stale_tokens_are_told_with_their_correction(
     given = [f"algorithm.rollout_correction.{key}" for key in keys]
     load_config([*OWN, "async_training.max_staleness=1", "trainer.save_freq=5", *given])
     assert re.search(says, caplog.text)
+
+
+def test_stale_tokens_are_corrected_unless_that_was_chosen_otherwise(tmp_path: Path) -> None:
+    """What was chosen stays chosen where a run's own config is loaded again."""
+    stale, correction = ["async_training.max_staleness=1", "trainer.save_freq=5"], "algorithm.rollout_correction."
+    for given, expected in (
+        ([], None),
+        (stale, "token"),
+        ([*stale, f"{correction}rollout_is=sequence"], "sequence"),
+        ([*stale, f"{correction}rollout_is=null"], None),
+        ([*stale, f"{LOSS}=m2po"], None),
+    ):
+        config = load_config([*OWN, *given])
+        assert config.algorithm.rollout_correction.rollout_is == expected, given
+        write_config(config, tmp_path / "config.yaml")
+        again = load_config(["--config-path", str(tmp_path), "--config-name", "config"])
+        assert again == config, given
+    config = load_config(["--config-path", str(tmp_path), "--config-name", "config", f"{LOSS}=vanilla", stale[0]])
+    assert config.algorithm.rollout_correction.rollout_is == "token", "the bound is given anew"
 
 
 def test_a_cluster_that_runs_has_its_cpus() -> None:
@@ -353,3 +377,15 @@ def test_an_unknown_chat_format_is_told_with_the_config(format: str) -> None:
 
 def test_epochs_may_stand_beside_steps() -> None:
     assert load("trainer.total_epochs=3", "trainer.total_training_steps=7").trainer.total_training_steps == 7
+
+
+def test_a_target_of_the_entropy_needs_the_entropy_before_the_update() -> None:
+    with pytest.raises(ConfigError, match=r"target_entropy needs .*proximal=recomputed, found rollout"):
+        load_config([f"{ACTOR}.target_entropy=0.2", "algorithm.rollout_correction.proximal=rollout"])
+
+
+def test_experts_are_not_replayed_by_compiled_layers() -> None:
+    replay = f"{ACTOR}.router_replay.mode=R3"
+    with pytest.raises(ConfigError, match=r"router_replay\.mode=R3 conflicts with use_torch_compile=true"):
+        load_config([replay, f"{ACTOR}.use_torch_compile=true"])
+    assert load_config([replay]).actor_rollout_ref.actor.router_replay.mode == "R3"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_section_takes_no_value(text: str) -> None:
 
 
 def test_no_more_keys_than_can_be_read() -> None:
-    assert 100 < len(leaf_keys(Config)) <= 300
+    assert 100 < len(leaf_keys(Config)) <= 310  # of them 11 bounds of trainer.checks
 
 
 def test_defaults_stand_in_the_schema_alone() -> None:
@@ -292,6 +293,24 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "python -m agentrl.train" in text
     assert "data.train_files  (default quickstart)" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["--trainer.seed=3", "trainer.val_only=true"],
+            "unknown flags --trainer.seed=3; .* no dashes: trainer.seed=3\n",
+        ),
+        (["trainer.seed=3", "--sed"], "unknown flags --sed; --help lists the flags"),
+        (["-trainer.seed=3", "--x"], "unknown flags -trainer.seed=3 --x; overrides have no dashes: trainer.seed=3"),
+    ],
+)
+def test_unknown_flags_are_named(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load_config([MODEL, *words])
+    assert ended.value.code == 2
+    assert re.search(says, capsys.readouterr().err)
 
 
 def test_written_config_loads_as_the_same(tmp_path: Path) -> None:

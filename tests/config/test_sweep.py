@@ -74,6 +74,13 @@ def test_hydras_folders_of_a_sweep() -> None:
     ]
 
 
+@pytest.mark.parametrize("words", [[], ["trainer.seed=7"], ["+trainer.seed=7"]])
+def test_a_sweep_without_lists_is_one_job_as_hydras(words: list[str]) -> None:
+    assert jobs(*words) == load_jobs([MODEL, "data.train_files=a.parquet", *words], "train", Config)
+    (placed,) = jobs(*words, "hydra.sweep.dir=s")
+    assert placed.config.trainer.default_local_dir == "s/0"
+
+
 def test_folder_names_are_safe_and_apart() -> None:
     assert folder_name(["a.b=1", "+c=x"]) == "a.b=1,c=x"
     odd = [folder_name([f"path={text}"]) for text in ("a/b", "a b", "../../x", "y" * 500, "y" * 501)]
@@ -83,7 +90,8 @@ def test_folder_names_are_safe_and_apart() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["-m"], "no key has several values"),
+        (["-m", "trainer.seed=range(3,1)"], "trainer.seed: no value is listed"),
+        (["-m", "trainer.sed=1"], "unknown key trainer.sed"),
         (["-m", "trainer.seed=interval(1,2)"], "trainer.seed=a,b"),
         (["-m", "algorithm=glob(*)"], "listed"),
         (["-m", "algorithm=grpo,nope"], "job algorithm=nope: the config cannot be put together"),

@@ -160,10 +160,8 @@ def test_a_key_of_ours_is_set_aside_only_where_verl_means_something_else() -> No
     assert caught == {
         f"{ROLLOUT}.val_kwargs.do_sample",
         f"{ACTOR}.use_torch_compile",
-        "reward_model.enable",
         "reward_model.model.path",
         "reward_model.model.trust_remote_code",
-        "reward_model.max_length",
         "reward_model.forward_max_token_len_per_gpu",
         "reward_model.enable_resource_pool",
         "reward_model.nnodes",
@@ -349,8 +347,8 @@ def test_all_that_waits_is_told_in_one_message() -> None:
         load_config(
             [
                 "algorithm.use_pf_ppo=True",
-                "actor_rollout_ref.hybrid_engine=False",
-                "+async_training.staleness_threshold=0.5",
+                "+async_training.use_dynamic_resource_scheduling=true",
+                "+async_resources.pool=2",
                 "trainer.device=npu",
                 f"{ROLLOUT}.quantization=fp8",
                 "nothing.of.verls=1",
@@ -360,12 +358,55 @@ def test_all_that_waits_is_told_in_one_message() -> None:
     message = str(error.value)
     lines = message.splitlines()
     assert any(
-        line.startswith("actor_rollout_ref.hybrid_engine=false, async_training.staleness_threshold=0.5 would change")
+        line.startswith(
+            "async_training.use_dynamic_resource_scheduling=true, async_resources.pool=2 would change the result"
+        )
         for line in lines
     ), message
     for key in ("algorithm.use_pf_ppo", "trainer.device", "quantization"):
         assert any(key in line and "would change the result" in line for line in lines), key
     assert "unknown key nothing.of.verls" in message
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_verls_asynchronous_trainers_are_settings_of_ours() -> None:
+    """Staleness counts steps here, and parts of a publication there; engines have devices of their own in both."""
+    command = [
+        "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+        "async_training.require_batches=4",
+        "data.train_batch_size=0",
+        "data.gen_batch_size=1",
+        "rollout.total_rollout_steps=204800",
+        "rollout.test_freq=5",
+        "rollout.nnodes=2",
+        "rollout.n_gpus_per_node=8",
+        "trainer.nnodes=2",
+    ]
+    for every, threshold, bound in ((4, 0.5, 5), (4, 0.1, 4), (1, 1, 1), (10, 0.1, 10), (3, 0, 2)):
+        steps = [f"async_training.trigger_parameter_sync_step={every}"]
+        steps += [f"async_training.staleness_threshold={threshold}"]
+        config = load_config([*command, *steps], "fully_async_ppo_trainer")
+        keys, rollout = config.async_training, config.actor_rollout_ref.rollout
+        assert (keys.max_staleness, keys.depth, keys.publish_every) == (bound, bound, every)
+        assert (config.data.train_batch_size, config.trainer.total_training_steps) == (128, 1600)
+        assert (config.trainer.test_freq, config.trainer.save_freq) == (5 * every, 50)
+        assert (rollout.nnodes, rollout.n_gpus_per_node, rollout.free_cache_engine) == (2, 8, False)
+        correction = config.algorithm.rollout_correction
+        assert (correction.proximal, correction.rollout_is) == ("rollout", None)
+    turns = [f"async_training.{name}" for name in ("trigger_parameter_sync_step=1", "staleness_threshold=0")]
+    assert load_config([*command, *turns], "fully_async_ppo_trainer").async_training.max_staleness == 0
+    computed = load_config([*command, "async_training.compute_prox_log_prob=true"], "fully_async_ppo_trainer")
+    assert computed.algorithm.rollout_correction.proximal == "recomputed"
+    mini = "actor_rollout_ref.actor.ppo_mini_batch_size=64"
+    ahead = load_config(["data.train_batch_size=64", mini, "trainer.save_freq=7"], "one_step_off_ppo_trainer")
+    keys, rollout = ahead.async_training, ahead.actor_rollout_ref.rollout
+    assert (keys.max_staleness, keys.depth, keys.publish_every, rollout.nnodes) == (1, 1, 1, 1)
+    assert (ahead.data.train_batch_size, ahead.trainer.save_freq) == (64, 7)
+    assert ahead.algorithm.rollout_correction.rollout_is is None, "verl's defaults hold"
+    with pytest.raises(ConfigError, match="staleness_threshold, found -1"):
+        load_config(["async_training.staleness_threshold=-1"], "fully_async_ppo_trainer")
+    with pytest.raises(ConfigError, match=r"async_training\.partial_rollout=false would change the result"):
+        load_config(["async_training.partial_rollout=false"], "fully_async_ppo_trainer")
 
 
 DAPO = [
@@ -492,6 +533,59 @@ def test_our_recipe_for_dapo_has_the_values_of_verls() -> None:
     decide += [key for key in ours if key.startswith(("algorithm.filter_groups.", "reward_model.overlong_buffer."))]
     decide += ["data.gen_batch_size", "trainer.nnodes", "trainer.n_gpus_per_node", f"{ROLLOUT}.val_kwargs.top_p"]
     decide += ["actor_rollout_ref.model.dtype", f"{ROLLOUT}.num_servers", f"{ROLLOUT}.free_cache_engine"]
+    assert {key: ours[key] for key in decide} == {key: verls[key] for key in decide}
+
+
+VERLS_RETOOL_32B = [
+    "algorithm.adv_estimator=grpo",
+    "data.train_batch_size=512",
+    "data.max_prompt_length=2048",
+    "data.max_response_length=16384",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    f"{ACTOR}.clip_ratio_low=0.2",
+    f"{ACTOR}.clip_ratio_high=0.28",
+    f"{ACTOR}.clip_ratio_c=10.0",
+    f"{ACTOR}.optim.lr=1e-6",
+    f"{ACTOR}.use_dynamic_bsz=True",
+    f"{ACTOR}.ppo_mini_batch_size=64",
+    f"{ACTOR}.ppo_max_token_len_per_gpu=18432",
+    f"{ACTOR}.ulysses_sequence_parallel_size=8",
+    f"{ACTOR}.fsdp_config.param_offload=True",
+    f"{ROLLOUT}.name=vllm",
+    f"{ROLLOUT}.tensor_model_parallel_size=4",
+    f"{ROLLOUT}.multi_turn.enable=True",
+    f"{ROLLOUT}.multi_turn.max_assistant_turns=8",
+    f"{ROLLOUT}.multi_turn.tool_config_path=tools/code_interpreter.yaml",
+    f"{ROLLOUT}.multi_turn.format=hermes",
+    f"{ROLLOUT}.gpu_memory_utilization=0.9",
+    f"{ROLLOUT}.n=16",
+    f"{ROLLOUT}.val_kwargs.temperature=1.0",
+    f"{ROLLOUT}.val_kwargs.top_p=0.6",
+    f"{ROLLOUT}.val_kwargs.n=30",
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=4",
+    "trainer.total_epochs=1",
+    "trainer.total_training_steps=150",
+]
+"""What decides in run_qwen2.5_32b_dapo.sh of verl's recipe of ReTool, for 150 steps and 30 answers in validation."""
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_our_recipe_for_retool_has_the_values_of_verls() -> None:
+    ours, verls = (
+        flatten(load_config(argv, name).model_dump(mode="json"), leaf_keys(Config))
+        for argv, name in (([], "recipe/retool_qwen2.5_32b"), (VERLS_RETOOL_32B, "ppo_trainer"))
+    )
+    without_effect = ("critic.", "algorithm.kl_", "algorithm.lam", f"{ACTOR}.kl_loss_")
+    decide = [key for key in DECIDES if not key.startswith(without_effect)]
+    decide += [f"{ROLLOUT}.multi_turn.{key}" for key in ("max_assistant_turns", "max_parallel_calls", "format")]
+    decide += [
+        "trainer.nnodes",
+        f"{ROLLOUT}.val_kwargs.top_p",
+        f"{ROLLOUT}.num_servers",
+        "actor_rollout_ref.model.dtype",
+    ]
+    decide += [f"{ROLLOUT}.multi_turn.force_final_answer", f"{ACTOR}.ppo_max_token_len_per_gpu"]
     assert {key: ours[key] for key in decide} == {key: verls[key] for key in decide}
 
 
@@ -703,11 +797,60 @@ def test_a_template_may_stand_in_the_command() -> None:
 
 
 @pytest.mark.usefixtures("with_sglang")
-def test_a_prompt_is_never_cut_and_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "agentrl.config"):
-        config = load_config(["data.truncation=left"], "ppo_trainer")
-    assert not config.data.filter_overlong_prompts, "long prompts are refused before the first step"
-    assert any("data.truncation: prompts are never cut" in record.getMessage() for record in caplog.records)
+def test_long_prompts_are_cut_where_the_command_says() -> None:
+    assert load_config(["data.truncation=middle"], "ppo_trainer").data.truncation == "middle"
+    with pytest.raises(ConfigError, match=r"data\.truncation"):
+        load_config(["data.truncation=sideways"], "ppo_trainer")
+    both = load_config(["data.truncation=left", "data.filter_overlong_prompts=True"], "ppo_trainer")
+    assert both.data.filter_overlong_prompts, "nothing is left that could be cut, as verl has it"
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_search_r1s_retriever_is_the_commands_unless_a_tool_file_says_more(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:8765/retrieve"
+    words = [f"{ACTOR}.state_masking=true", "max_turns=2", f"retriever.url={url}", "retriever.topk=5"]
+    words.append("data.max_obs_length=7")
+    turns = load_config(words, "search_r1_trainer").actor_rollout_ref.rollout.multi_turn
+    assert turns.tool_options == {"search": {"url": url, "topk": 5, "max_response_tokens": 7}}
+    (tmp_path / "tools.yaml").write_text("tools: []")
+    own = [*words, f"{ROLLOUT}.multi_turn.tool_config_path={tmp_path}/tools.yaml"]
+    assert load_config(own, "search_r1_trainer").actor_rollout_ref.rollout.multi_turn.tool_options == {}
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["reward_model.enable=True", "reward_model.model.path=/rm", "reward_model.max_length=77"],
+        ["reward.reward_model.enable=True", "reward.reward_model.model_path=/rm"],
+    ],
+)
+def test_a_reward_model_that_scores_by_itself_is_ours(words: list[str], tmp_path: Path) -> None:
+    """verl's reward is the model's score alone then; a function that asks a model is told what is not here."""
+    keys = load_config(words, "ppo_trainer").reward_model
+    assert (keys.enable, keys.model.path, keys.model.replaces_scorers) == (True, "/rm", True)
+    assert keys.max_length == (77 if "reward_model.max_length=77" in words else None)
+    (tmp_path / "f.py").write_text("def compute_score(solution_str): return 0\n")
+    with pytest.raises(ConfigError, match="has no reward_router_address"):
+        load_config([*words, f"custom_reward_function.path={tmp_path}/f.py"], "ppo_trainer")
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_samplers_are_named_in_verls_words(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from agentrl.verl import AbstractSampler\n\n\nclass Mine(AbstractSampler):\n"
+        "    def __init__(self, data_source, data_config): ...\n    def __iter__(self): ...\n"
+    )
+    path = f"data.sampler.class_path={tmp_path}/mine.py"
+    config = load_config([path, "data.sampler.class_name=Mine", "data.dataloader_num_workers=0"], "ppo_trainer")
+    assert config.data.sampler.name == f"{tmp_path}/mine.py:Mine"
+    with pytest.raises(ConfigError, match=r"name the class: data\.sampler\.class_name"):
+        load_config([path], "ppo_trainer")
+
+
+def test_a_key_of_verls_that_nothing_reads_is_not_proposed_for_itself() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key trainer\.ref_update_freq(?!.*trainer\.ref_update_freq)"):
+        load_config(["trainer.ref_update_freq=3"], "ppo_trainer")
 
 
 @pytest.mark.usefixtures("with_sglang")
@@ -775,3 +918,22 @@ def test_a_distillation_of_verls_is_one_of_ours(given: dict[str, JSON], ours: di
 def test_what_distillation_has_not_is_refused(given: dict[str, JSON]) -> None:
     enabled: dict[str, JSON] = {"distillation.enabled": True, f"{TEACHERS}teacher_model.model_path": "t"}
     assert len(translate(defaults_of(TRAINERS[0]) | enabled | given, Config).refused) == 1
+
+
+REPLAY = f"{ACTOR}.router_replay.mode"
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize("backend", ["", "megatron."])
+def test_experts_are_replayed_where_the_engine_tells_them(backend: str) -> None:
+    command = [f"+{ACTOR}.{backend}router_replay.mode=R3", f"{ROLLOUT}.enable_rollout_routing_replay=True"]
+    config = load_config([*command, f"{ROLLOUT}.name=embedded"], "ppo_trainer")
+    assert config.actor_rollout_ref.actor.router_replay.mode == "R3"
+    off = load_config([f"+{REPLAY}=disabled", f"{ROLLOUT}.enable_rollout_routing_replay=False"], "ppo_trainer")
+    assert off.actor_rollout_ref.actor.router_replay.mode == "disabled"
+    with pytest.raises(ConfigError, match=r"router_replay.mode=R3 needs an engine that tells .* SGLang's servers"):
+        load_config([*command, f"{ROLLOUT}.name=vllm"], "ppo_trainer")
+    with pytest.raises(ConfigError, match="R2 replays the experts that the trainer chose"):
+        load_config([command[0].replace("R3", "R2")], "ppo_trainer")
+    with pytest.raises(ConfigError, match=r"read with actor_rollout_ref\.actor\.router_replay\.mode=R3 alone"):
+        load_config([command[1]], "ppo_trainer")

@@ -171,8 +171,8 @@ def test_a_script_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "critic.path=Qwen/Qwen2.5-0.5B-Instruct" in told
     assert "python -m agentrl.train" in told
     assert "trainer.n_gpus_per_node=$GPUS" in told
-    assert main(["check", "python -m verl.trainer.main_ppo actor_rollout_ref.hybrid_engine=False"]) == 1
-    assert "run rollouts beside updates on Ray's devices of their own" in capsys.readouterr().out
+    assert main(["check", "python -m verl.trainer.main_ppo async_flow.x=1"]) == 1
+    assert "a part of verl's asynchronous trainers that is not part of agentrl" in capsys.readouterr().out
     assert main(["check", "python -m recipe.own.main_own x=1"]) == 1
     assert "a recipe's own trainer" in capsys.readouterr().out
     assert main(["check", "ls"]) == 2

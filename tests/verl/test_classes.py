@@ -31,7 +31,7 @@ from tests.agent_loop.conftest import (  # noqa: F401 - fixtures
 from tests.verl import users
 
 MakeBench = Callable[..., Bench]
-MODULES = ("verl_tools", "verl_talks", "verl_loops", "verl_rewards")
+MODULES = ("verl_tools", "verl_talks", "verl_loops", "verl_tool_loops", "verl_rewards")
 
 
 @pytest.fixture
@@ -235,6 +235,77 @@ async def trained(b: Bench, manager: str, n: int = 3, **keys: Any) -> list[Traje
 
 def answers(session: str, turn: int) -> str:
     return {"0": "5", "1": "it is 5, surely", "2": "6"}[session[2]]
+
+
+def with_tool_loops(b: Bench, folder: Path, **multi_turn: Any) -> None:
+    """Give the scheduler the loops that change a part of verl's own."""
+    (folder / "tool_loops.yaml").write_text(
+        "- name: marked\n  _target_: verl_tool_loops.MarkedLoop\n  most: 3\n"
+        "- name: counting\n  _target_: verl_tool_loops.CountingLoop\n"
+        "- name: lost\n  _target_: verl_tool_loops.LostLoop\n"
+    )
+    options = load_agent_loops("tool_loops.yaml")
+    loops = instantiate(options, options)
+    data = {"max_response_length": b.scheduler.context.limits.max_response_tokens}
+    config = RolloutsConfig.model_validate(
+        {"data": data, "actor_rollout_ref": {"rollout": {"multi_turn": {"format": "hermes", **multi_turn}}}}
+    )
+    for loop in loops.values():
+        loop.configure(config)
+    b.scheduler.loops = loops
+
+
+async def test_a_part_of_verls_tool_loop_is_changed(bench: MakeBench, folder: Path) -> None:  # noqa: F811
+    """A parser and a handler of the user's: tools run within the run, and each call belongs to its own turn."""
+    tools = tools_of(folder, entry("AddTool", "bonus: 0.25", users.ADD_SCHEMA))
+    b = bench(["First ADD 1 2", "and ADD 4", "so 7", "never"], tools)
+    with_tool_loops(b, folder)
+    kwargs = {"add": {"create_kwargs": {"start": 10}}}
+    (t,) = await b.run(sample("marked", tools_kwargs=kwargs))
+    assert t.failure is None and t.status is Status.COMPLETED
+    assert [turn.text for turn in t.turns if turn.role == "assistant"] == ["First ADD 1 2", "and ADD 4", "so 7"]
+    assert [[call.response for call in turn.calls] for turn in t.turns if turn.role == "assistant"] == [
+        ["total 13.0"],
+        ["total 14.0"],
+        [],
+    ]
+    assert [turn.reward for turn in t.turns if turn.role == "assistant"] == [0.25, 0.25, None]
+    assert (t.for_scorers["answers"], t.for_scorers["calls"], t.for_scorers["num_turns"]) == (3, 2, 6)
+    assert t.for_scorers["tool_rewards"] == [0.25, 0.25]
+    (transcript,) = t.transcripts
+    said = [len(ids) for ids in next(iter(b.engine.said.values()))]
+    assert sum(transcript.mask) == sum(said)
+    text = b.chat.decode(transcript.ids)
+    assert "<tool_response>\ntotal 13.0\n</tool_response>" in text and "add(numbers" in text
+
+
+async def test_a_tool_loop_has_the_runs_parser_and_tools(bench: MakeBench, folder: Path) -> None:  # noqa: F811
+    tools = tools_of(folder, entry("AddTool", "bonus: 0.25", users.ADD_SCHEMA))
+    wrong = call("sub", x=1)
+    b = bench([call("add", numbers=[1, 2]), wrong, call("add", numbers=["x"]), "done"], tools)
+    with_tool_loops(b, folder)
+    (t,) = await b.run(sample("counting"))
+    assert t.failure is None and t.status is Status.COMPLETED
+    shown = [turn.text for turn in t.turns if turn.role != "assistant"]
+    assert "[1] total 3" in shown[0] and "Error when executing tool: 'sub'" in shown[1]
+    assert "Error (arguments)" in shown[2]
+    assert [one.error for one in t.tool_calls] == [None, "arguments"]
+    with pytest.raises(CodeError, match="must return an AgentState, found 'generating'"):
+        await b.run(sample("lost"))
+
+
+async def test_a_tool_loop_asks_the_rows_interaction(bench: MakeBench, folder: Path) -> None:  # noqa: F811
+    (folder / "talks.yaml").write_text(
+        "interaction:\n  - {name: number, class_name: verl_talks.NumberInteraction, config: {}}\n"
+    )
+    b = bench(["4?", "It is 5", "never"], interactions=load_interactions("talks.yaml"))
+    with_tool_loops(b, folder, interaction_config_path="talks.yaml")
+    (t,) = await b.run(sample("counting", interaction_kwargs={"name": "number", "ground_truth": "5"}))
+    assert t.failure is None and t.status is Status.COMPLETED
+    assert [turn.text for turn in t.turns if turn.role == "assistant"] == ["4?", "It is 5"]
+    assert "Try again." in t.turns[1].text
+    assert t.for_scorers["turn_scores"] == [0.0, 1.0]
+    assert t.score_extra["interaction_score"] == 1.0
 
 
 async def test_reward_managers_of_verls_contracts(bench: MakeBench, folder: Path) -> None:  # noqa: F811

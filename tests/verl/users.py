@@ -229,6 +229,62 @@ class HotLoop(AgentLoopBase):
         await self.server_manager.generate("a", prompt_ids=ids, sampling_params={**sampling_params, "temperature": 9.0})
 '''
 
+TOOL_LOOPS = """
+import json
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
+from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
+from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
+from verl.tools.schemas import ToolResponse
+
+
+@ToolParser.register("marks")
+class MarksParser(ToolParser):
+    async def extract_tool_calls(self, responses_ids: list[int]) -> tuple[str, list[FunctionCall]]:
+        text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)
+        before, mark, numbers = text.partition("ADD ")
+        calls = [FunctionCall(name="add", arguments=json.dumps({"numbers": [float(n) for n in numbers.split()]}))]
+        return before, calls if mark else []
+
+
+@register("marked")
+class MarkedLoop(ToolAgentLoop):
+    def __init__(self, trainer_config, server_manager, tokenizer, processor, **kwargs):
+        super().__init__(trainer_config, server_manager, tokenizer, processor, **kwargs)
+        self.tool_parser = ToolParser.get_tool_parser("marks", tokenizer)
+        self.most = kwargs.get("most", 3)
+
+    async def _handle_generating_state(
+        self, agent_data: AgentData, sampling_params: dict[str, Any], ignore_termination: bool = False
+    ) -> AgentState:
+        state = await super()._handle_generating_state(agent_data, sampling_params, ignore_termination)
+        agent_data.extra_fields["answers"] = agent_data.extra_fields.get("answers", 0) + 1
+        return AgentState.TERMINATED if agent_data.assistant_turns >= self.most else state
+
+
+class CountingLoop(ToolAgentLoop):
+    async def _call_tool(self, tool_call: FunctionCall, tools_kwargs: dict[str, Any], agent_data: AgentData):
+        tool, instance_id = None, None
+        try:
+            arguments = json.loads(tool_call.arguments)
+            tool = self.tools[tool_call.name]
+            kwargs = tools_kwargs.get(tool_call.name, {})
+            instance_id, _ = await tool.create(create_kwargs=kwargs.get("create_kwargs", {}))
+            response, reward, metrics = await tool.execute(instance_id, arguments, agent_data=agent_data)
+        except Exception as e:
+            return ToolResponse(text=f"Error when executing tool: {e}"), 0.0, {}
+        finally:
+            if tool and instance_id:
+                await tool.release(instance_id)
+        return ToolResponse(text=f"[{len(agent_data.messages)}] {response.text}"), reward, metrics
+
+
+class LostLoop(ToolAgentLoop):
+    async def _handle_pending_state(self, agent_data, sampling_params):
+        return "generating"
+"""
+
 REWARDS = """
 from collections import defaultdict
 
@@ -301,5 +357,6 @@ def changed_imports(text: str) -> str:
 def write(folder: Path) -> None:
     """Write the files, as modules of names that no other test has."""
     texts = {"verl_tools": TOOLS, "verl_talks": INTERACTIONS, "verl_loops": LOOPS, "verl_rewards": REWARDS}
+    texts["verl_tool_loops"] = TOOL_LOOPS
     for name, text in texts.items():
         (folder / f"{name}.py").write_text(changed_imports(text))

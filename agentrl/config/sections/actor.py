@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,14 @@ def clips(name: str) -> ReadBy:
         "policy_loss.loss_mode=vanilla or gspo or cispo or dppo_tv or dppo_kl or geo_mean or clip_cov",
         declares=lambda declared: name in declared.keys,
     )
+
+
+class RouterReplayConfig(Section):
+    """`actor_rollout_ref.actor.router_replay.*`"""
+
+    mode: Literal["disabled", "R3"] = "disabled"
+    """R3: in a mixture of experts, train each token through the experts that the engine sent it to when it was sampled
+    (arXiv:2510.11370); gate values stay the router's own. With the embedded engine, or one of yours that tells them."""
 
 
 class ActorConfig(Section):
@@ -70,7 +78,12 @@ class ActorConfig(Section):
     """How the loss by token becomes a number: its mean over all tokens (token-sum: their sum), or by sequence (their
     sum, their mean, or their sum divided by data.max_response_length) and then the mean over sequences."""
     entropy_coeff: float = 0.0
-    """Weight of the entropy bonus in the loss."""
+    """Weight of the entropy bonus in the loss; with target_entropy its start."""
+    target_entropy: float | None = Field(None, gt=0)
+    """Give the bonus only while the entropy, nats a token, is at most this, with a weight that entropy_change steers
+    (adaptive entropy control, arXiv:2505.22312); null: the weight stays."""
+    entropy_change: Annotated[float, OnlyWith("target_entropy")] = Field(0.005, gt=0)
+    """Change of the weight in each step: added where the entropy is below its target, taken off where it is above."""
     use_kl_loss: bool = False
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: Annotated[float, OnlyWith("use_kl_loss=true")] = Field(0.001, ge=0)
@@ -91,6 +104,7 @@ class ActorConfig(Section):
     """Compile the decoder layers of policy, reference and critic by torch.compile, in the first steps."""
     ulysses_sequence_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
+    router_replay: RouterReplayConfig = RouterReplayConfig()
     policy_loss: PolicyLossConfig = PolicyLossConfig()
     optim: OptimConfig = OptimConfig()
     fsdp_config: ActorFSDPConfig = ActorFSDPConfig()
@@ -100,6 +114,11 @@ class ActorConfig(Section):
     def parallel(self) -> Parallel:
         """Arrangement of the ranks."""
         return Parallel.of(self.ulysses_sequence_parallel_size, self.fsdp_config)
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        """Say whether the loss has an entropy bonus, in some steps at least."""
+        return self.entropy_coeff != 0 or self.target_entropy is not None
 
     @property
     def clip_low(self) -> float:

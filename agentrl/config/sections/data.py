@@ -13,6 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.system.registry import read_options
 from agentrl.system.targets import load_target
 
+Truncation = Literal["error", "left", "right", "middle"]
 VALIDATION = OnlyWith("data.val_files")
 
 
@@ -74,7 +75,10 @@ class RowsConfig(Section):
     max_response_length: int = Field(512, gt=0)
     """Tokens after the first prompt, over all turns, tool answers included."""
     filter_overlong_prompts: bool = True
-    """True: leave out rows whose prompt is too long, and count them; False: refuse the data set, naming the first."""
+    """True: leave out rows whose prompt is too long, and count them; False: see truncation."""
+    truncation: Annotated[Truncation, OnlyWith("filter_overlong_prompts=false")] = "error"
+    """Action for a prompt that is too long: error refuses the data set, naming the first; left, right and middle cut
+    its tokens there, down to max_prompt_length. One with images is refused."""
     on_bad_row: Literal["error", "skip"] = "error"
     """Action for a row that does not fit the schema: stop and name it, or skip and count it."""
 

@@ -150,6 +150,8 @@ class ScoreModelConfig(Section):
     """Run Python code that lies with the model."""
     coef: float = 1.0
     """Weight of its score beside that of the scorer."""
+    replaces_scorers: bool = False
+    """The scorers are not asked, and give 0; false: they score beside it."""
 
 
 class RewardModelConfig(RewardConfig):

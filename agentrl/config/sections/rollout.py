@@ -76,12 +76,14 @@ class MultiTurnConfig(Section):
 
     tool_config_path: Annotated[str | None, NamesFile()] = None
     """YAML of the tools, relative to the working directory, else to configs/. The quickstart data brings its own."""
+    tool_options: Annotated[dict[str, dict[str, Any]], TOOLS] = Field(default_factory=dict)
+    """Keys of the tools' `config` in place of those in their YAML, by the tool's name, e.g. {search: {topk: 5}}."""
     interaction_config_path: Annotated[str | None, NamesFile()] = None
     """YAML of the interactions."""
     format: Annotated[str, NAMES_FORMAT] = "auto"
     """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, tool calls for the
-    tokenizer's own template (hermes, qwen3_coder, glm, deepseek_v3, deepseek_v4, gemma, hy3, inkling, kimi, minimax,
-    mistral, llama3_json, none), or a format of your own as package.module:object or path/to/file.py:object."""
+    tokenizer's own template (hermes, qwen3_coder, glm, harmony, deepseek_v3, deepseek_v4, gemma, hy3, inkling, kimi,
+    minimax, mistral, llama3_json, none), or a format of your own as package.module:object or path/to/file.py:object."""
     max_assistant_turns: int = Field(8, gt=0)
     """Assistant turns after which a trajectory ends."""
     max_user_turns: Annotated[int, OnlyWith("interaction_config_path")] = Field(8, ge=0)

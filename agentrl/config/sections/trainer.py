@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS
 from agentrl.config.rules import ConflictsWith, NamesEach, Needs, OnlyWith, ReadBy
 from agentrl.config.section import Section
+from agentrl.config.sections.checks import ChecksConfig
 
 Loggers = Annotated[
     list[str],
@@ -23,6 +24,7 @@ RAY = OnlyWith(
     "actor_rollout_ref.rollout.nnodes above 0",
     "reward_model.enable_resource_pool=true",
 )
+SAVED = OnlyWith("save_trajectories=all or val", "save_trajectories above 0")
 OWN_CLUSTER = ConflictsWith("address", why="a cluster that runs has its CPUs already. Set one of them to null")
 
 
@@ -109,6 +111,9 @@ class TrainerConfig(RunConfig, RolloutsTrainerConfig):
     """Log those metrics that verl has, too, under its names beside ours, for dashboards that are there already."""
     val_before_train: bool = True
     """Validate before the first step, too."""
+    preemption_seconds: float = Field(20, ge=0)
+    """Seconds that a run which is sent SIGTERM takes at most to end an update that has begun and to save a checkpoint
+    of the last whole step; less than your scheduler gives before it kills. 0: no checkpoint. The exit status is 143."""
     val_only: Annotated[bool, Needs("data.val_files")] = False
     """Validate the policy of the checkpoint that is resumed from, or of the start, and train nothing. What it writes is
     in val_only/ of default_local_dir."""
@@ -123,22 +128,37 @@ class TrainerConfig(RunConfig, RolloutsTrainerConfig):
         ),
     ] = Field(0, ge=0)
     """Steps in which only the critic learns."""
-    save_trajectories: Literal["all", "val", "none"] = "all"
-    """Trajectories that are written to trajectories/: all, those of validation, or none."""
+    save_trajectories: (
+        Literal["all", "val", "none"] | Annotated[int, Field(gt=0)] | Annotated[float, Field(gt=0, lt=1)]
+    ) = "all"
+    """Trajectories that are written to trajectories/, and of those that are trained on also what the update made of
+    their tokens: all; those of validation; none; or, beside those of validation, of each step a number such as 64, or a
+    share such as 0.1, both rounded up to whole prompts, drawn by step."""
+    trajectories_to_keep_gb: Annotated[float | None, SAVED] = Field(50.0, gt=0)
+    """Size of trajectories/, in 10^9 bytes, from which on the oldest training steps are removed from it; those of
+    validation, of the newest step and of steps with a checkpoint stay. null: none is removed."""
+    checks: ChecksConfig = ChecksConfig()
+    """Checks of every step."""
     show_trajectory_freq: int = 10
     """Show one whole trajectory every so many steps; -1: never."""
     log_val_generations: Annotated[
-        int, OnlyWith("data.val_files"), OnlyWith("save_trajectories=all or val", because="they are read from there")
+        int,
+        OnlyWith("data.val_files"),
+        OnlyWith("save_trajectories=all or val", "save_trajectories above 0", because="they are read from there"),
     ] = Field(0, ge=0)
     """So many prompts and responses of each validation, with their scores, go to the loggers as a table: a file in
     val_generations/ with jsonl, a table with wandb, mlflow, swanlab and trackio, text with tensorboard."""
     rollout_data_dir: Annotated[
-        str | None, OnlyWith("save_trajectories=all", because="it is made from what that writes")
+        str | None,
+        OnlyWith("save_trajectories=all", "save_trajectories above 0", because="it is made from what that writes"),
     ] = None
-    """Folder to which prompts, responses and rewards of each training step are written as text: STEP.jsonl. Everything
-    else about them is in trajectories/."""
+    """Folder to which prompts, responses, rewards and the scorers' numbers of each training step are written as text:
+    STEP.jsonl. Everything else about them is in trajectories/."""
     validation_data_dir: Annotated[
-        str | None, OnlyWith("save_trajectories=all or val", because="it is made from what that writes")
+        str | None,
+        OnlyWith(
+            "save_trajectories=all or val", "save_trajectories above 0", because="it is made from what that writes"
+        ),
     ] = None
     """The same for each validation."""
 

@@ -14,8 +14,8 @@ A launch script made for verl runs here with one change, the module's name:
 |---|---|
 | `python3 -m verl.trainer.main_ppo` (Search-R1's fork, too) | `python3 -m agentrl.verl.main_ppo` |
 | `python3 -m recipe.dapo.main_dapo` | `python3 -m agentrl.verl.main_dapo` |
-| `verl.experimental.fully_async_policy.fully_async_main` | `agentrl.verl.fully_async_main` (refused with the reason) |
-| `verl.experimental.one_step_off_policy.main_ppo` | `agentrl.verl.one_step_off_main` (refused with the reason) |
+| `verl.experimental.fully_async_policy.fully_async_main` | `agentrl.verl.fully_async_main` |
+| `verl.experimental.one_step_off_policy.main_ppo` | `agentrl.verl.one_step_off_main` |
 
 It then trains what verl would train, or says in one message all that it cannot do. verl's defaults hold (those of
 0.9.1), and its units: PPO with GAE, one trajectory a prompt, 30 epochs, `max_tool_response_length` in characters.
@@ -42,20 +42,26 @@ and Search-R1's fork (29 October 2025), each once (`python -m benchmarks.verl.la
 
 | | commands | accepted | waits | refused | wrong |
 |---|---|---|---|---|---|
-| main_ppo on FSDP | 227 | 183 | 22 | 6 | 16 |
-| main_ppo on Megatron and others | 103 | 68 | 7 | 23 | 5 |
-| main_dapo | 34 | 10 | 3 | 14 | 7 |
-| asynchronous mains | 67 | 0 | 63 | 0 | 4 |
+| main_ppo on FSDP | 220 | 191 | 9 | 6 | 14 |
+| main_ppo on Megatron and others | 103 | 72 | 3 | 23 | 5 |
+| main_dapo | 30 | 10 | 3 | 14 | 3 |
+| asynchronous mains | 66 | 46 | 8 | 9 | 3 |
 | Search-R1's fork | 11 | 11 | 0 | 0 | 0 |
-| recipes' own mains | 33 | 0 | 0 | 33 | 0 |
+| recipes' own mains | 30 | 0 | 0 | 30 | 0 |
 
-*Waits* for what its message names: asynchronous trainers, reward models on engines of their own, clamped losses of
-distillation, weights divided by a micro-batch's mean, verl's curriculum samplers. *Refused*: another device, routing
-replayed, losses of experts and of further tokens, quantised rollouts, 16-bit floats, or a recipe's own code. *Wrong*:
+*Waits* for what its message names: parts of the asynchronous trainers, reward models that a function asks, clamped
+losses of distillation, weights divided by a micro-batch's mean. *Refused*: another device, routing replayed of experts
+that SGLang chose, losses of experts and of further tokens, corrections that would count twice, quantised rollouts,
+16-bit floats, or a recipe's own code. *Wrong*:
 no command that verl itself would run from that folder, e.g. with `...` in it, a misspelled value, or a YAML file that
 is not there. Of each accepted command, 54 values that decide the algorithm were compared with those of the config that
-verl 0.9.1 composes of it (Search-R1's: that its own YAML makes): all are equal. What an update computes is compared in
+verl 0.9.1 composes of it (Search-R1's: that its own YAML makes): all are equal. The asynchronous mains' own configs
+were not composed, and their values not compared. What an update computes is compared in
 [algorithms.md](algorithms.md).
+
+Five projects with copies of verl, counted apart (ZeroSearch, MemAgent, TinyZero, Skywork-OR1, simpleRL-reason), have
+112 further commands: 82 are accepted, 27 ask for code of their own (a main, or keys that no release of verl has), and 3
+are wrong.
 
 ## What is told at the start
 
@@ -66,8 +72,23 @@ verl 0.9.1 composes of it (Search-R1's: that its own YAML makes): all are equal.
 
 A run's `config.yaml` is in our own words, and metrics have verl's names beside ours (`trainer.verl_metric_names`).
 
+## What a run of verl's leaves
+
+- **Its policy** is a model for `actor_rollout_ref.model.path` once it is in Hugging Face's format: the folder
+  `global_step_N/actor/huggingface`, where `actor.checkpoint.save_contents` had `hf_model`. The shards of FSDP
+  (`model_world_size_*_rank_*.pt`) and of Megatron (`dist_ckpt/`) are pickles, in part or whole, and are not read here;
+  verl makes a model of them: `python -m verl.model_merger merge --backend fsdp --local_dir global_step_N/actor
+  --target_dir DIR` (or `--backend megatron`). A critic's is made likewise, for `critic.path`.
+- **Optimizers, the position in the data, and steps** are not taken over: training goes on from the weights, as a run of
+  its own. `trainer.resume_mode=auto` looks for agentrl's checkpoints alone.
+- **LoRA adapters** in peft's format are `actor_rollout_ref.model.lora_adapter_path`.
+- **Dumps**: `trainer.rollout_data_dir` and `validation_data_dir` write STEP.jsonl with verl's `input`, `output`,
+  `score`, `step` and the scorer's numbers, special tokens included; there is no `gts`, and `uid` names the row.
+
 ## What differs
 
+- Scores: those of verl, but for numina and geometry3k (math-verify) and programs (the share of all tests);
+  [verl_classes.md](verl_classes.md#rewards).
 - Warm-up over w steps rises from 1 / (w + 1) in the first step; verl's first step has the rate 0.
 - Validation samples where `val_kwargs.temperature` is above 0, as in verl; `val_kwargs.do_sample` says nothing there.
 - `clip_ratio` alone changes nothing in verl, whose `clip_ratio_low` and `clip_ratio_high` are 0.2 unless set; so here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,10 +18,13 @@ MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "a
 CORRECTION = "algorithm.rollout_correction"
 REF, TURNS = "actor_rollout_ref.ref", f"{ROLLOUT}.multi_turn"
 WAITS_FOR_ALGORITHMS = "this algorithm is not part of agentrl yet"
-ASYNCHRONOUS = (
-    "verl's asynchronous trainers run rollouts beside updates on Ray's devices of their own, which agentrl does not; "
-    "in one process async_training.max_staleness does (docs/async.md)"
+ASYNCHRONOUS = "it is a part of verl's asynchronous trainers that is not part of agentrl (docs/async.md says what is)"
+FULLY_ASYNC = (
+    "max_staleness = ceil(trigger_parameter_sync_step * (1 + staleness_threshold)) - 1, as is depth; a step trains on "
+    "ppo_mini_batch_size * require_batches prompts, and every trigger_parameter_sync_step-th version is published"
 )
+SAVES = 50
+"""Steps between two checkpoints of an asynchronous run whose command asks for none."""
 LARGE = 1_000_000
 
 
@@ -194,8 +198,90 @@ def reward_manager(value: JSON, values: Values) -> dict[str, JSON]:
     return {"reward_model.reward_manager": name}
 
 
+def is_fully_async(values: Values) -> bool:
+    """Say whether a config is one of verl's fully asynchronous trainer."""
+    return "async_training.staleness_threshold" in values
+
+
+def overlapping(bound: int, every: int, values: Values) -> dict[str, JSON]:
+    """Return our keys of asynchronous training, with engines on devices of their own."""
+    if bound == 0:
+        return {}
+    found: dict[str, JSON] = {
+        "async_training.max_staleness": bound,
+        "async_training.depth": bound,
+        "async_training.publish_every": every,
+        f"{ROLLOUT}.free_cache_engine": False,
+    }
+    if number(values, "trainer.save_freq", -1) < 1:
+        found["trainer.save_freq"] = SAVES
+    return found
+
+
+def fully_async(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate what bounds staleness in verl's fully asynchronous trainer, which counts in parts of a publication."""
+    threshold = values.get("async_training.staleness_threshold", 0.1)
+    if not isinstance(threshold, int | float) or isinstance(threshold, bool) or threshold < 0:
+        raise Refusal(f"expected a number of at least 0 for async_training.staleness_threshold, found {threshold!r}")
+    every = number(values, "async_training.trigger_parameter_sync_step", 4)
+    bound = math.ceil(round(every * (1 + threshold), 9)) - 1
+    return {"data.train_batch_size": batch_of(values), **overlapping(bound, every, values)}
+
+
+def batch_of(values: Values) -> int:
+    """Return how many prompts a step of verl's fully asynchronous trainer trains on."""
+    mini = number(values, f"{ACTOR}.ppo_mini_batch_size", 256)
+    return mini * number(values, "async_training.require_batches", 1)
+
+
+def separate_engine(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate an engine apart from the policy: without keys of the fully asynchronous trainer it is one step off."""
+    return {} if value is not False or is_fully_async(values) else overlapping(1, 1, values)
+
+
+def rollout_steps(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the prompts of a whole run into steps."""
+    if value is None or not isinstance(value, int) or not is_fully_async(values):
+        return {}
+    return {"trainer.total_training_steps": -(-value // batch_of(values))}
+
+
+def validation_frequency(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate a number of publications into steps."""
+    if not isinstance(value, int) or value < 1 or not is_fully_async(values):
+        return {}
+    return {"trainer.test_freq": value * number(values, "async_training.trigger_parameter_sync_step", 4)}
+
+
+def rollout_log_probs(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the ratio to the engine's log-probs, unless the policy's own are computed, too."""
+    is_on = value is True and values.get("async_training.compute_prox_log_prob") is not True
+    return {f"{CORRECTION}.proximal": "rollout"} if is_on else {}
+
+
+def router_replay(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the mode of routing replay."""
+    if value in (None, "disabled"):
+        return {}
+    if value == "R2":
+        raise Refusal("R2 replays the experts that the trainer chose before the update; here there is R3, the engine's")
+    return {f"{ACTOR}.router_replay.mode": value}
+
+
+def told_experts(value: JSON, values: Values) -> dict[str, JSON]:
+    """Check that the engine's experts are asked for where they are replayed, as verl's R3 needs both."""
+    modes = (
+        values.get(f"{ACTOR}.{backend}router_replay.mode") for backend in ("", "megatron.", "mindspeed.", "veomni.")
+    )
+    if value and "R3" not in modes:
+        raise Refusal(f"the engine's experts are read with {ACTOR}.router_replay.mode=R3 alone; set that, too")
+    return {}
+
+
 def generation_batch(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the size of a generation batch, which without dynamic sampling is that of the training batch."""
+    if is_fully_async(values):
+        return {}  # prompts are drawn one by one
     if value in (None, values.get("data.train_batch_size")):
         return {}
     if not values.get("algorithm.filter_groups.enable"):
@@ -516,19 +602,52 @@ def model_path(key: str) -> Translate:
     return lambda value, _: {} if value is None else {key: str(Path(str(value)).expanduser())}
 
 
-SEARCH_TOOL = "tools/remote_search.yaml"
-"""The tool file of Search-R1's commands, with the address and the number that they all have."""
-
-
-def retriever(default: JSON) -> Translate:
-    """Note what our search tool's file says, or a file of the user's own; any other value is refused."""
-
-    def translate(value: JSON, values: Values) -> dict[str, JSON]:
-        if value != default and values.get(f"{TURNS}.tool_config_path") == SEARCH_TOOL:
-            raise Refusal(f"copy configs/{SEARCH_TOOL}, say so there, and set {TURNS}.tool_config_path to the copy")
+def sampler(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate a sampler's class, of a file or, as pkg://, of a module."""
+    if value is None:
         return {}
+    if (name := values.get("data.sampler.class_name")) is None:
+        raise Refusal("name the class: data.sampler.class_name")
+    return {"data.sampler.name": f"{str(value).removeprefix('pkg://')}:{name}"}
 
-    return translate
+
+OWN_ENGINE = (
+    "a custom reward function that asks a reward model needs an engine of its own for it, which is not part of agentrl "
+    "yet: it has no reward_router_address. Start a server for the model, and ask it by its own address in your "
+    "function, or by reward_model.judge (docs/rewards.md), without reward_model.enable"
+)
+
+
+def reward_model(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate a reward model: one that scores conversations by itself is ours, one that a function asks is not."""
+    if not value:
+        return {}
+    if any(values.get(f"{section}custom_reward_function.path") for section in ("", "reward.")):
+        raise Refusal(OWN_ENGINE)
+    path = values.get("reward.reward_model.model_path") or values.get("reward_model.model.path")
+    if path is None:
+        raise Refusal("name the model: reward_model.model.path")
+    model: dict[str, JSON] = {"path": str(Path(str(path)).expanduser()), "replaces_scorers": True}
+    if values.get("reward_model.model.trust_remote_code"):
+        model["trust_remote_code"] = True
+    return {"reward_model.enable": True, **{f"reward_model.model.{name}": one for name, one in model.items()}}
+
+
+SEARCH_TOOL = "tools/remote_search.yaml"
+"""The tool file of Search-R1's commands."""
+
+
+def retriever(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate Search-R1's keys of its one tool; those of a tool file of the user's own stand there."""
+    if values.get(f"{TURNS}.tool_config_path") != SEARCH_TOOL:
+        return {}
+    options: dict[str, JSON] = {
+        "url": values.get("retriever.url"),
+        "topk": values.get("retriever.topk"),
+        "max_response_tokens": values.get("data.max_obs_length"),
+    }
+    given: dict[str, JSON] = {name: one for name, one in options.items() if one is not None}
+    return {f"{TURNS}.tool_options": {"search": given}}
 
 
 def response_length(value: JSON, values: Values) -> dict[str, JSON]:

@@ -31,18 +31,13 @@ TURBO = "FSDP2 shards all parameters over all ranks"
 OWN_TRAINER = "a recipe's trainer of its own, which is not part of agentrl"
 TEACHER = "teachers are under distillation"
 LOSS, TEACHERS = "distillation.distillation_loss", "distillation.teacher_models"
-JUDGE_ENGINE = (
-    "a reward model on engines of its own is not part of agentrl yet: reward_model.judge asks a server, and with "
-    "python -m agentrl.train reward_model.enable adds the score of a sequence classification model"
-)
-
 DATA = (
-    arranged(
+    translated(
         "data.truncation",
-        "prompts are never cut: with one that is too long the data is refused before the first step, or with "
-        "data.filter_overlong_prompts it is left out (verl 0.9.1 does not read this key, and cuts on the left)",
-        "error",
-        None,
+        "read with data.filter_overlong_prompts=false alone; the agent loops of verl 0.9.1 do not read it, and cut on "
+        "the left",
+        ("data.truncation",),
+        lambda value, _: {} if value is None else {"data.truncation": value},
     ),
     translated(
         "data.gen_batch_size",
@@ -90,7 +85,13 @@ DATA = (
         ("data.custom_cls.name",),
         lambda value, values: {"data.custom_cls.name": value} if value and values.get("data.custom_cls.path") else {},
     ),
-    only("data.sampler.class_*", "use data.sampler.name=path/to/file.py:Class", None),
+    translated(
+        "data.sampler.class_path",
+        "the class of data.sampler.class_name, as data.sampler.name",
+        ("data.sampler.name",),
+        rewrites.sampler,
+    ),
+    noted("data.sampler.class_name", "read with class_path alone"),
     only("data.datagen.*", "data is not generated while training", None),
     translated(
         "data.max_start_length",
@@ -98,7 +99,6 @@ DATA = (
         ("data.max_prompt_length",),
         lambda value, _: {"data.max_prompt_length": value},
     ),
-    noted("data.max_obs_length", "Search-R1's length of what is retrieved, counted in data.max_response_length here"),
     *(
         refused(f"data.{name}", OWN_TRAINER)
         for name in ("filter_accuracy", "accuracy_*", "oversample_factor", "filter_truncate")
@@ -210,14 +210,24 @@ MEGATRON = (
     noted("*.optimizer_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
     noted("*.grad_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
     noted(f"{REF}.*.param_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
+    noted(f"{REF}.param_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
     noted("critic.*.param_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
     noted(f"{ACTOR}.veomni.enable_fsdp_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
     arranged("*.pipeline_model_parallel_size", f"{FSDP2}, not by stages", 1, None),
     arranged("*.virtual_pipeline_model_parallel_size", f"{FSDP2}, not by stages", 1, None),
     arranged("*.megatron.expert_*parallel_size", f"{FSDP2}, experts included", 1, None),
     arranged("*.veomni.expert_parallel_size", f"{FSDP2}, experts included", 1, None),
-    only("*.router_replay.mode", "experts are chosen anew in training", "disabled", None),
-    noted("*.router_replay.*", "experts are chosen anew in training"),
+    *(
+        translated(
+            f"{ACTOR}.{backend}router_replay.mode",
+            f"R3 is {ACTOR}.router_replay.mode=R3 here, with the embedded engine alone; R2 is refused",
+            (f"{ACTOR}.router_replay.mode",),
+            rewrites.router_replay,
+        )
+        for backend in ("", "megatron.", "mindspeed.", "veomni.")
+    ),
+    only("*.router_replay.mode", "reference and critic choose their experts themselves", "disabled", None),
+    noted("*.router_replay.*", "experts are replayed from the trajectories, not from files"),
     only("*.qat.enable", QUANTISED, *OFF),
     noted("*.qat.*", QUANTISED),
     only("*.qat", QUANTISED, None),
@@ -310,7 +320,7 @@ FSDP = (
     noted("*.fsdp_config.seed", "trainer.seed is the seed"),
     noted("*.full_determinism", "a run repeats as trainer.seed says"),
     noted("*.pad_to_length*", "sequences are packed without padding"),
-    only("reward_model.ulysses_sequence_parallel_size", "it is a key of actor, ref and critic", 1, None),
+    noted("reward_model.ulysses_sequence_parallel_size", "the reward model's sequences are whole on each rank"),
     noted("*micro_batch_size*", MICRO_BATCHES),
     noted("*use_dynamic_bsz", MICRO_BATCHES),
     noted("critic.forward_max_token_len_per_gpu", MICRO_BATCHES),
@@ -372,7 +382,12 @@ TRAINING = (
         tuple(f"{CORRECTION}.{name}" for name in ("rollout_is", "rollout_is_threshold")),
         rewrites.truncated_weights,
     ),
-    only(f"{ACTOR}.use_rollout_log_probs", ASYNCHRONOUS, *OFF),
+    translated(
+        f"{ACTOR}.use_rollout_log_probs",
+        "the ratio is to the engine's log-probs",
+        (f"{CORRECTION}.proximal",),
+        rewrites.rollout_log_probs,
+    ),
     alias(f"{REF}.model.path", f"{REF}.path"),
     noted("*.checkpoint.*contents", SAME_CHECKPOINT),
     noted("*.checkpoint.strict", SAME_CHECKPOINT),
@@ -511,7 +526,12 @@ ENGINE = (
     only(f"{ROLLOUT}.router_config_path", "the router has its own rules", None),
     only(f"{ROLLOUT}.disaggregation.enabled", "a server both reads prompts and generates", *OFF),
     noted(f"{ROLLOUT}.disaggregation.*", "read with disaggregation.enabled alone"),
-    only(f"{ROLLOUT}.enable_rollout_routing_replay", "experts are chosen anew in training", *OFF),
+    translated(
+        f"{ROLLOUT}.enable_rollout_routing_replay",
+        f"follows {ACTOR}.router_replay.mode; without R3 it is refused",
+        (f"{ACTOR}.router_replay.mode",),
+        rewrites.told_experts,
+    ),
     noted(f"{ROLLOUT}.moe_load_balance_metrics_interval", "the load of experts is not measured"),
     only(f"{ROLLOUT}.skip_rollout", "every step generates", *OFF),
     noted(f"{ROLLOUT}.skip_dump_dir", "every step generates"),
@@ -671,8 +691,23 @@ REWARD = (
         for section in ("reward_model.reward_kwargs", "reward.reward_kwargs")
     ),
     refused("reward*.reward_kwargs.*", "managers take their options by reward_model.reward_manager_options"),
-    only("reward.reward_model.enable", JUDGE_ENGINE, *OFF),
-    only("reward_model.enable", JUDGE_ENGINE, *OFF),
+    *(
+        translated(
+            key,
+            "a sequence classification model scores alone, on the trainer's devices; no custom reward function that "
+            "would ask a model",
+            ("reward_model.enable", "reward_model.model.path", "reward_model.model.replaces_scorers"),
+            rewrites.reward_model,
+        )
+        for key in ("reward.reward_model.enable", "reward_model.enable")
+    ),
+    translated(
+        "reward_model.max_length",
+        "read with reward_model.enable alone",
+        ("reward_model.max_length",),
+        lambda value, values: {"reward_model.max_length": value} if value and values.get("reward_model.enable") else {},
+    ),
+    noted("reward_model.param_offload", "read with reward_model.enable alone"),
     noted("reward.reward_model.*", "read with reward_model.enable alone"),
     *(
         noted(f"reward_model.{name}", "read with reward_model.enable alone")
@@ -686,7 +721,6 @@ REWARD = (
             "n_gpus_per_node",
             "nnodes",
             "enable_resource_pool",
-            "max_length",
             "forward_max_token_len_per_gpu",
             "reward_loop_*",
             "profiler.*",
@@ -869,7 +903,7 @@ TRAINER = (
     alias("trainer.max_ckpt_to_keep", "trainer.max_actor_ckpt_to_keep"),
     noted("trainer.remove_previous_ckpt_in_save", "trainer.max_actor_ckpt_to_keep says how many are kept"),
     noted("trainer.del_local_ckpt_after_load", "checkpoints stay until newer ones push them out"),
-    noted("trainer.esi_redundant_time", "a run that is terminated goes on from its last checkpoint"),
+    noted("trainer.esi_redundant_time", "a run that is sent SIGTERM saves a checkpoint (trainer.preemption_seconds)"),
     only("trainer.checkpoint_callback_class", "checkpoints are uploaded by trainer.default_remote_dir", None),
     noted("trainer.profile_continuous_steps", PROFILES),
     noted("trainer.*_nsight_options*", PROFILES),
@@ -899,36 +933,61 @@ TRAINER = (
     noted("ray_kwargs.*", "use ray_init.address, ray_init.num_cpus and ray_init.timeline_json_file"),
 )
 
+BOUND = tuple(f"async_training.{name}" for name in ("max_staleness", "depth", "publish_every"))
 ASYNC = (
-    only("actor_rollout_ref.hybrid_engine", ASYNCHRONOUS, True, None),
+    translated(
+        "actor_rollout_ref.hybrid_engine",
+        "false: the engine has devices of its own, and without staleness_threshold rollouts are one step ahead",
+        (*BOUND, f"{ROLLOUT}.free_cache_engine", "trainer.save_freq"),
+        rewrites.separate_engine,
+    ),
+    *(
+        translated(
+            f"async_training.{name}",
+            rewrites.FULLY_ASYNC,
+            ("data.train_batch_size", *BOUND, f"{ROLLOUT}.free_cache_engine", "trainer.save_freq"),
+            rewrites.fully_async,
+        )
+        for name in ("staleness_threshold", "trigger_parameter_sync_step", "require_batches")
+    ),
     only(
         "async_training.partial_rollout",
         "trajectories that an update meets always go on under the next weights (async_training.max_staleness above 0)",
         True,
         None,
     ),
-    *(
-        refused(name, ASYNCHRONOUS)
-        for name in (
-            *(
-                f"async_training.{name}"
-                for name in (
-                    "staleness_threshold",
-                    "trigger_parameter_sync_step",
-                    "require_batches",
-                    "use_*",
-                    "compute_prox_log_prob",
-                    "enable_*",
-                    "dynamic_schedule_*",
-                )
-            ),
-            "async_resources.*",
-            "async_flow.*",
-            "rollout.*",
-            f"{ROLLOUT}.standalone_gpu_memory_utilization",
-            "trainer.n_*_gpus_per_node",
-        )
+    translated(
+        "async_training.use_rollout_log_probs",
+        "the ratio is to the engine's log-probs, unless compute_prox_log_prob=true",
+        (f"{CORRECTION}.proximal",),
+        rewrites.rollout_log_probs,
     ),
+    noted("async_training.compute_prox_log_prob", "with true the policy's log-probs are computed before the update"),
+    noted("async_training.use_trainer_do_validate", "rollout workers validate, by the step's own weights"),
+    noted("async_training.checkpoint_engine.*", "weights travel by rollout.update_weights_transport"),
+    noted("async_training.concurrent_samples_per_replica", "rollout.agent.max_concurrent bounds what runs at once"),
+    noted("async_training.partial_rollout_resume", "trajectories always go on"),
+    only("async_training.use_dynamic_resource_scheduling", ASYNCHRONOUS, *OFF),
+    noted("async_training.dynamic_schedule_*", "read with use_dynamic_resource_scheduling alone"),
+    alias("rollout.nnodes", f"{ROLLOUT}.nnodes"),
+    alias("rollout.n_gpus_per_node", f"{ROLLOUT}.n_gpus_per_node"),
+    alias("rollout.total_epochs", "trainer.total_epochs"),
+    translated(
+        "rollout.total_rollout_steps",
+        "prompts of the whole run, in steps of ppo_mini_batch_size * require_batches",
+        ("trainer.total_training_steps",),
+        rewrites.rollout_steps,
+    ),
+    translated(
+        "rollout.test_freq",
+        "in publications, each of trigger_parameter_sync_step steps",
+        ("trainer.test_freq",),
+        rewrites.validation_frequency,
+    ),
+    noted("rollout.n", "actor_rollout_ref.rollout.n is how many trajectories a prompt has"),
+    *(refused(name, ASYNCHRONOUS) for name in ("async_resources.*", "async_flow.*", "rollout.*")),
+    noted(f"{ROLLOUT}.standalone_gpu_memory_utilization*", "rollout.gpu_memory_utilization is that of the servers"),
+    *(refused(name, ASYNCHRONOUS) for name in ("trainer.n_*_gpus_per_node",)),
 )
 
 SEARCH_R1 = (
@@ -945,13 +1004,15 @@ SEARCH_R1 = (
         rewrites.response_length,
     ),
     only("do_search", "Search-R1's loop always searches; to answer at once: agent_name single_turn in the rows", True),
-    translated(
-        "retriever.url",
-        "it stands in the YAML of the search tool",
-        (),
-        rewrites.retriever("http://127.0.0.1:8000/retrieve"),
+    *(
+        translated(
+            key,
+            "a key of the search tool, but where tool_config_path names a file of yours",
+            (f"{TURNS}.tool_options",),
+            rewrites.retriever,
+        )
+        for key in ("retriever.url", "retriever.topk", "data.max_obs_length")
     ),
-    translated("retriever.topk", "it stands in the YAML of the search tool", (), rewrites.retriever(3)),
 )
 
 VERL_KEYS: tuple[VerlKey, ...] = (

@@ -112,10 +112,11 @@ def _ours(entry: VerlKey, key: str, values: Values) -> dict[str, JSON]:
     return {}
 
 
-def spelled(unknown: Mapping[str, JSON]) -> Translation:
+def spelled(unknown: Mapping[str, JSON], leaves: Collection[str]) -> Translation:
     """Judge keys that the schema does not have, where verl's spellings are not asked for.
 
-    What has no effect is noted; what another key stands for is refused with the name of that key.
+    What has no effect is noted; what another key stands for is refused with the name of that key. A key of verl's that
+    ends one of `leaves`, the schema's, is a shortened one of those, and so a stranger.
     """
     found = Translation()
     for key in unknown:
@@ -126,7 +127,10 @@ def spelled(unknown: Mapping[str, JSON]) -> Translation:
         try:
             ours = _ours(entry, key, unknown)
         except Refusal as error:
-            found.refused[key] = str(error)
+            if any(leaf.endswith(f".{key}") for leaf in leaves):
+                found.strangers.append(key)
+            else:
+                found.refused[key] = str(error)
             continue
         if ours:
             found.translated[key] = ours
