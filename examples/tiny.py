@@ -2,9 +2,11 @@
 
     python -m examples.tiny search_r1 --out runs/tiny-search
     python -m examples.tiny retool --out runs/tiny-retool
+    python -m examples.tiny gigpo --out runs/tiny-gigpo
 
-Writes train.parquet, val.parquet, sft.parquet, for search_r1 the corpus.jsonl to be searched, and policy/. The warm-up
-shows tasks that are solved or guessed at, in the end mostly the latter: what is left to be learnt is to ask.
+Writes train.parquet, val.parquet, sft.parquet, for search_r1 the corpus.jsonl to be searched, for gigpo the
+interactions.yaml of its environment (examples/gigpo/walk.py), and policy/. The warm-up of the others shows tasks that
+are solved or guessed at, in the end mostly the latter: what is left to be learnt is to ask.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from agentrl.quickstart.tiny_policy import TinyShape
 from agentrl.trainer.run_sft import train_sft
 from data_prep.files import write_json_lines, write_parquet
 from data_prep.made_up import Split, Task, World
+from examples.gigpo import walk
 
 Recipe = Literal["search_r1", "retool"]
 
@@ -118,13 +121,17 @@ def make(recipe: Recipe, out: Path, seed: int, sizes: Sizes) -> None:
 def main(arguments: list[str] | None = None) -> int:
     default = Sizes()
     parser = argparse.ArgumentParser(prog="python -m examples.tiny", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("recipe", choices=sorted(SYSTEMS))
+    parser.add_argument("recipe", choices=[*sorted(SYSTEMS), "gigpo"])
     parser.add_argument("--out", type=Path, required=True, help="directory to write to")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--conversations", type=int, default=default.conversations, help="of the warm-up")
     given = parser.parse_args(arguments)
     try:
-        make(given.recipe, given.out, given.seed, Sizes(conversations=given.conversations))
+        if given.recipe == "gigpo":
+            with open_display("warm-up · gigpo") as display:
+                walk.make(given.out, given.seed, display, given.conversations)
+        else:
+            make(given.recipe, given.out, given.seed, Sizes(conversations=given.conversations))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

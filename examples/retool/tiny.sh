@@ -13,4 +13,4 @@ fi
 python -m sandbox.server --port 8080 &
 trap 'kill %1; wait' EXIT
 
-python -m agentrl.train --config-path examples/retool/config --config-name retool_tiny "$@"
+python -m agentrl.train --config-name recipe/retool_tiny "$@"

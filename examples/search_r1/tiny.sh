@@ -14,4 +14,4 @@ fi
 python -m tools.retriever serve "$out/index" --port 8000 &
 trap 'kill %1; wait' EXIT
 
-python -m agentrl.train --config-path examples/search_r1/config --config-name search_r1_tiny "$@"
+python -m agentrl.train --config-name recipe/search_r1_tiny "$@"

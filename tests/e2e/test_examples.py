@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -14,13 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config import load_config
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_docs import commands
 from tests.e2e.test_train import lines
 
 SMALL = ("data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "data.val_max_samples=2")
 STEPS = ("trainer.total_training_steps=2", "trainer.test_freq=2", "actor_rollout_ref.rollout.n=2")
-EXAMPLES = {"search_r1": (8000, ()), "retool": (8080, ("critic.ppo_mini_batch_size=2",))}
+TOOLS = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+SERVERS = {
+    "search_r1": (8000, PROJECT / "examples/search_r1/tools_tiny.yaml"),
+    "retool": (8080, PROJECT / "configs/tools/code_interpreter.yaml"),
+}
+"""The usual port of an example's server, and the tools that ask it."""
+EXAMPLES = ("search_r1", "retool", "gigpo")
 
 
 @pytest.fixture
@@ -32,37 +38,62 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_port(project: Path, example: str, usual: int) -> None:
-    """Another port for its server: the usual one may be somebody's."""
+def on_port(project: Path, example: str) -> list[str]:
+    """Give its server another port, as the usual one may be somebody's; the override of the training."""
+    if example not in SERVERS:
+        return []
+    usual, tools = SERVERS[example]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    for file in (project / "examples" / example).glob("*.*"):
-        if file.suffix in (".sh", ".yaml"):
-            file.write_text(file.read_text().replace(str(usual), str(port)))
+    script = project / "examples" / example / "tiny.sh"
+    script.write_text(script.read_text().replace(str(usual), str(port)))
+    (project / "tools_of_test.yaml").write_text(tools.read_text().replace(str(usual), str(port)))
+    return [f"{TOOLS}={project / 'tools_of_test.yaml'}"]
+
+
+def run_tiny(example: str, project: Path, *overrides: str, conversations: int | None = None, timeout: float) -> Path:
+    """Run an example's script to its end; the folder of the run."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    if conversations is not None:
+        environment["CONVERSATIONS"] = str(conversations)
+    script = ["bash", f"examples/{example}/tiny.sh", *on_port(project, example), *overrides]
+    running = subprocess.Popen(
+        script, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, _ = running.communicate(timeout=timeout)
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+    assert running.returncode == 0, said[-4000:]
+    assert ends(running.pid), "its server, or what that started, outlives it"
+    return project / "runs" / f"{example}_tiny"
 
 
 @pytest.mark.slice(1, "long run")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_tiny_version_runs_whole(example: str, project: Path) -> None:
-    usual, overrides = EXAMPLES[example]
-    on_port(project, example, usual)
-    environment = {**os.environ, "CONVERSATIONS": "64", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    script = ["bash", f"examples/{example}/tiny.sh", *SMALL, *STEPS, *overrides]
-    running = subprocess.Popen(
-        script, cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        said, _ = running.communicate(timeout=240)
-    finally:
-        if running.poll() is None:
-            os.killpg(running.pid, signal.SIGKILL)
-    assert running.returncode == 0, said[-4000:]
-    steps = lines(project / "runs" / f"{example.replace('_', '-')}-tiny")
+    steps = lines(run_tiny(example, project, *SMALL, *STEPS, conversations=64, timeout=240))
     assert [line["step"] for line in steps] == [0, 1, 2]
-    assert ends(running.pid), "its server, or what that started, outlives it"
+
+
+LEARNT = {"search_r1": (0.85, 0.95), "retool": (0.8, 0.95), "gigpo": (0.8, 0.9)}
+"""Least success of sampled and greedy answers in the end."""
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_tiny_version_learns(example: str, project: Path) -> None:
+    """Measured with these seeds, sampled and greedy: search_r1 0.92 and 1.0 after 15 steps, retool 0.89 and 1.0, gigpo
+    0.91 and 0.98 after 20; before it at most 0.25 and 0.16."""
+    before, *steps = lines(run_tiny(example, project, timeout=1700))
+    assert max(before["val/success_sampled"], before["val/success_greedy"]) <= 0.3
+    sampled, greedy = LEARNT[example]
+    assert steps[-1]["val/success_sampled"] >= sampled and steps[-1]["val/success_greedy"] >= greedy
 
 
 def test_a_taken_port_is_told_instead_of_using_what_listens_there(project: Path) -> None:
@@ -92,14 +123,14 @@ def ends(group: int) -> bool:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_full_recipe_is_a_valid_config(example: str) -> None:
+def test_the_full_recipe_is_a_valid_config(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (training,) = (line for line in commands(f"examples/{example}/README.md") if "agentrl.train" in line)
-    arguments = [word for word in training.split() if "rollout.name" not in word and "num_servers" not in word]
-    done = subprocess.run(
-        [sys.executable, *arguments[1:], "--cfg", "job"], cwd=PROJECT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"tool_config_path: examples/", done.stdout)
+    (tmp_path / "examples").symlink_to(PROJECT / "examples")
+    (tmp_path / "alfworld.yaml").write_text("interaction: []")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda package: True)  # it is not where tests run
+    config = load_config(training.split()[3:])
+    assert config.trainer.project_name == example
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
