@@ -214,6 +214,10 @@ class CheckpointManager:
             )
         return None
 
+    def steps_kept(self) -> list[int]:
+        """List the steps of the checkpoints that are there, whether or not they are undamaged."""
+        return sorted(self._steps())
+
     def newest(self) -> Path | None:
         """The newest checkpoint by its name, whether or not it is undamaged; None where there is none."""
         steps = self._steps()

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from agentrl.chat import Chat
+from agentrl.config import Config
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import Weights
 from agentrl.errors import TrainingError
@@ -36,10 +37,13 @@ def open_rollouts(
             yield rollouts
         return
     from agentrl.rollouts.ray import RayRollouts  # Ray is an extra
+    from agentrl.rollouts.ray_groups import RayGroups
 
     separate = config.actor_rollout_ref.rollout.nnodes > 0
+    overlaps = isinstance(config, Config) and config.async_training.max_staleness > 0
+    kind = RayGroups if overlaps else RayRollouts
     with closing(
-        RayRollouts(config, device, run_dir, display, None if separate else nodes, context.objects, context.first)
+        kind(config, device, run_dir, display, None if separate else nodes, context.objects, context.first)
     ) as workers:
         yield workers
 

@@ -15,6 +15,7 @@ from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
 from agentrl.config import Config
 from agentrl.config.sections.data import DataConfig
+from agentrl.config.sections.reward import CustomRewardConfig, ScorerConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.data.contract import Dataset
 from agentrl.data.dataset import ParquetDataset
@@ -101,7 +102,15 @@ class RunContext:
         return Reading(chat.shown, {name: pattern for name, pattern in patterns.items() if pattern is not None})
 
     def check_row(self, sample: Sample) -> None:
-        """Raise DataError for what the row's loop would not use: images, an interaction or arguments of one."""
+        """Raise DataError for what the row's loop would not use, or its scorer would miss.
+
+        A loop may not use images, an interaction or arguments of one.
+        """
+        if self.reward is not None:
+            with user_code(
+                f"reward manager {type(self.reward).__name__}", self.reward.check_row, passing=(ValueError,)
+            ):
+                self.reward.check_row(sample)
         loop = self.loops[sample.agent_name]
         if not loop.takes_images and any(pictures_in(sample.prompt)):
             raise DataError(f"it has images, and agent_name={sample.agent_name} shows none")
@@ -149,6 +158,7 @@ def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, 
         cassette = Cassette(config.tools.cassette_path, config.tools.cassette)
     tools = ToolSet.from_yaml(
         turns.tool_config_path,
+        options=turns.tool_options,
         timeout=turns.tool_timeout,
         max_response_tokens=turns.max_tool_response_length,
         truncate_side=turns.tool_response_truncate_side,
@@ -187,6 +197,9 @@ def load_reward(config: RolloutsConfig, objects: UserObjects) -> RewardManager:
     if keys.overlong_buffer.max_resp_len is None:
         limit = {"max_resp_len": config.data.max_response_length}
         keys = keys.model_copy(update={"overlong_buffer": keys.overlong_buffer.model_copy(update=limit)})
+    if isinstance(config, Config) and config.reward_model.enable and config.reward_model.model.replaces_scorers:
+        scorers = {"*": ScorerConfig(name="agentrl.reward.scorer:no_score")}
+        keys, custom = keys.model_copy(update={"scorers": scorers}), CustomRewardConfig()
     if objects.reward is None:
         return make_reward_manager(keys, custom, beside_model=beside_model)
     if keys.reward_manager != "naive":
@@ -234,27 +247,42 @@ def fit_prompts(
 ) -> None:
     """Render every prompt of the data sets; leave out (or refuse) those that are too long. Raises DataError."""
     warned: set[str] = set()
+    most = config.data.max_prompt_length
     for data in rows:
         unanswered: list[Sample] = []
+        cut: list[int] = []
 
-        def length(sample: Sample, unanswered: list[Sample] = unanswered) -> int:
+        def length(sample: Sample, unanswered: list[Sample] = unanswered, cut: list[int] = cut) -> int:
             # Here, since this pass decodes each row, and none before it does.
             context.check_row(sample)
             context.first.add(sample)
             if sample.interaction is None and sample.data_source.startswith(ASKING):
                 unanswered.append(sample)
-            return len(chat.render(*context.first_prompt(sample)))
+            prompt, tools = context.first_prompt(sample)
+            ids = chat.render(prompt, tools)
+            if config.data.truncation == "error" or config.data.filter_overlong_prompts or len(ids) <= most:
+                return len(ids)
+            if chat.images(ids, prompt):
+                raise DataError(
+                    f"the prompt is {len(ids)} tokens long, data.max_prompt_length is {most}, and one with images "
+                    "cannot be cut (data.truncation)"
+                )
+            cut.append(len(ids))
+            return most
 
         with display.stage("check prompts", total=len(data)) as stage:
             dropped = data.filter_overlong(
                 length,
-                config.data.max_prompt_length,
+                most,
                 refuse=not config.data.filter_overlong_prompts,
                 progress=stage.advance,
             )
         if dropped:
+            display.note(f"{dropped} prompts longer than data.max_prompt_length={most} are left out")
+        if cut:
             display.note(
-                f"{dropped} prompts longer than data.max_prompt_length={config.data.max_prompt_length} are left out"
+                f"{len(cut)} prompts longer than data.max_prompt_length={most} (up to {max(cut)}) are cut: "
+                f"data.truncation={config.data.truncation}"
             )
         for kind, remark in remarks_on_rows(data, config, context, unanswered):
             if kind not in warned:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from agentrl.algorithms.declared import declared_by_estimator
+from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -127,7 +128,7 @@ class Rollout:
     conversations: Sequences | None = None
     """Conversations that the reward model reads; None without a reward model."""
     files: list[tuple[Path, int]] = field(default_factory=list)
-    """Files that they were written to, and how many of the outlines are in each, in order."""
+    """Files that they were written to, and of how many of the outlines, in order, each holds some or all."""
 
 
 def check_failures(config: Config, step: int, outlines: Sequence[Outline]) -> None:
@@ -176,6 +177,10 @@ class Rollouts(Protocol):
 
     def metrics(self) -> Metrics:
         """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
+        ...
+
+    def checked(self) -> Report:
+        """Take what checks found of trajectories and the engine's weights since it was last taken."""
         ...
 
     def revive(self) -> None:

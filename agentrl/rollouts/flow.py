@@ -14,7 +14,8 @@ be due sooner than batches of B can take them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
@@ -70,8 +71,10 @@ class Settings:
     publish_every: int = 1
     """T: every T-th version is sent to the engine; at most K + 1."""
     replaces: bool = False
-    """Groups that are not SCORED do not count: others are admitted in their place. Otherwise FAILED and TIMEOUT ones
-    take their places in batches."""
+    """Groups that are not SCORED leave when they end, and others are admitted in their place. Otherwise FAILED and
+    TIMEOUT ones take their places in batches."""
+    most_left: int | None = None
+    """Groups that may leave before a batch is taken; None: any number. With one more the flow `is_exhausted`."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.max_staleness < 0:
@@ -101,7 +104,9 @@ class Batch:
     flow: Flow
     """The state after it."""
     fates: dict[int, Fate]
-    """Fate of each of its prompts, by ordinal in rising order."""
+    """Fate of each of its prompts, and of those that left since the batch before, by ordinal in rising order."""
+    ordinals: tuple[int, ...]
+    """Its prompts, in rising order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,9 @@ class Flow:
     paused: bool = False
     """Nothing is admitted: a validation runs."""
     groups: tuple[Group, ...] = ()
-    """Groups that are open or ready, by ordinal."""
+    """Groups that are open or ready, by rising ordinal."""
+    left: tuple[tuple[int, Fate], ...] = ()
+    """Prompts that left since the last batch was taken, with their fates."""
 
     def late(self, groups: Iterable[Group], version: int) -> Group | None:
         """Find the first group that batches taken from `version` on, earliest deadlines first, take too late."""
@@ -159,17 +166,22 @@ class Flow:
             raise RuntimeError(f"prompt {self.next_ordinal} may not begin yet")
         return replace(self, groups=(*self.groups, self._next()), next_ordinal=self.next_ordinal + 1)
 
-    def begin(self, ordinal: int) -> Flow:
+    def begin(self, ordinal: int, version: int | None = None) -> Flow:
         """Let the first trajectory of an open group begin: none of its tokens will be older than what is served now.
 
-        Call it at most once for a group. One that is never said to have begun counts from its admission on.
+        `version`: what was served when it began, where that was told late. Call it once, and again where the group
+        begins anew and nothing of what it had sampled is kept. One that is never said to have begun counts from its
+        admission on.
         """
-        return self._with(replace(self._open(ordinal), since=self.served))
+        group = self._open(ordinal)
+        served = self.served if version is None else min(version, self.served)
+        return self._with(replace(group, since=max(group.since, served)))
 
     def finish(self, ordinal: int, outcome: Outcome, oldest: int | None) -> tuple[Flow, Fate]:
         """End an open group, whose oldest token is of version `oldest` (None: it has none).
 
-        Returns the prompt's fate beside the state; OPEN: it is ready, and a batch will take it.
+        Returns the prompt's fate beside the state; OPEN: it is ready, and a batch will take it. Otherwise it has left:
+        its place is free for another, and the next batch names its fate.
         """
         group = self._open(ordinal)
         if oldest is not None and not group.since <= oldest <= self.version:
@@ -177,8 +189,7 @@ class Flow:
                 f"prompt {ordinal} has a token of version {oldest}; expected {group.since} to {self.version}"
             )
         if outcome is not Outcome.SCORED and self.settings.replaces:
-            rest = tuple(one for one in self.groups if one is not group)
-            return replace(self, groups=rest), FATES[outcome]
+            return self._without(group, FATES[outcome]), FATES[outcome]
         since = group.since if oldest is None else oldest
         return self._with(replace(group, since=since, outcome=outcome)), Fate.OPEN
 
@@ -188,6 +199,8 @@ class Flow:
         Where it, or another, could then be taken too late only, the group stays open.
         """
         group = self._open(ordinal)
+        if outcome is not Outcome.SCORED and self.settings.replaces:
+            return self._without(group, FATES[outcome])
         ended = self._with(replace(group, since=group.since if oldest is None else oldest, outcome=outcome))
         return self if self.late(ended.groups, self.version + self.updating) is not None else ended
 
@@ -205,22 +218,36 @@ class Flow:
         running = [one for one in self.groups if one.outcome is None]
         if len(ready) < size:
             return Wait(tuple(one.ordinal for one in running))
-        taken = sorted(ready[:size], key=attrgetter("ordinal"))
-        rest = tuple(one for one in self.groups if one not in taken)
+        taken = {one.ordinal: one for one in sorted(ready[:size], key=attrgetter("ordinal"))}
+        rest = tuple(one for one in self.groups if one.ordinal not in taken)
         late = self.late(rest, self.version + 1)
         if late is not None:
             return Wait(tuple(one.ordinal for one in running if one.since <= late.since))
-        fates = {one.ordinal: FATES[one.outcome] for one in taken if one.outcome is not None}
-        return Batch(replace(self, step=self.step + 1, updating=True, groups=rest), fates)
+        fates = {ordinal: FATES[one.outcome] for ordinal, one in taken.items() if one.outcome is not None}
+        return Batch(
+            replace(self, step=self.step + 1, updating=True, groups=rest, left=()),
+            dict(sorted([*fates.items(), *self.left])),
+            tuple(taken),
+        )
 
-    def repeat(self, ordinals: Collection[int]) -> Flow:
+    def repeat(self, fates: Mapping[int, Fate]) -> Batch:
         """Take the batch that a process before took in this step, at the same version, of groups begun there."""
-        begun = range(self.next_ordinal, max(self.next_ordinal, *(one + 1 for one in ordinals)))
+        begun = range(self.next_ordinal, max(self.next_ordinal, *(one + 1 for one in fates)))
         groups = (*self.groups, *(Group(one, self.served) for one in begun))
-        rest = tuple(one for one in groups if one.ordinal not in ordinals)
-        if self.updating or len(groups) - len(rest) != len(ordinals):
-            raise RuntimeError(f"step {self.step + 1} cannot take prompts {sorted(ordinals)} again of {groups}")
-        return replace(self, step=self.step + 1, updating=True, groups=rest, next_ordinal=begun.stop)
+        rest = tuple(one for one in groups if one.ordinal not in fates)
+        if self.updating or len(groups) - len(rest) + len(self.left) != len(fates) or dict(self.left).keys() - fates:
+            raise RuntimeError(f"step {self.step + 1} cannot take prompts {sorted(fates)} again of {groups}")
+        after = replace(self, step=self.step + 1, updating=True, groups=rest, left=(), next_ordinal=begun.stop)
+        return Batch(after, dict(fates), self.trained_of(fates))
+
+    def trained_of(self, fates: Mapping[int, Fate]) -> tuple[int, ...]:
+        """Return which of a batch's fates are of prompts in it; the others left before it."""
+        return tuple(one for one in sorted(fates) if fates[one] is Fate.TRAINED or not self.settings.replaces)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """More groups have left since the last batch was taken than may."""
+        return self.settings.most_left is not None and len(self.left) > self.settings.most_left
 
     def updated(self, version: int) -> Flow:
         """End the update: the policy is `version` now, one more than before or, where it did not change, the same."""
@@ -249,7 +276,8 @@ class Flow:
 
     def cancel(self) -> tuple[Flow, dict[int, Fate]]:
         """End the run: prompts that no batch has taken are CANCELLED."""
-        return replace(self, groups=()), {group.ordinal: Fate.CANCELLED for group in self.groups}
+        fates = {group.ordinal: Fate.CANCELLED for group in self.groups} | dict(self.left)
+        return replace(self, groups=(), left=()), fates
 
     def restart(self, version: int) -> Flow:
         """Go on in a new process that has nothing of what was sampled: groups begin anew, by weights `version`."""
@@ -259,6 +287,7 @@ class Flow:
     def state(self) -> dict[str, JSON]:
         """Return, as JSON values, what `load` makes the state of again; settings are not in it."""
         groups: list[JSON] = [[one.ordinal, one.since, one.outcome and one.outcome.value] for one in self.groups]
+        left: list[JSON] = [[ordinal, fate.value] for ordinal, fate in self.left]
         return {
             "step": self.step,
             "version": self.version,
@@ -267,6 +296,7 @@ class Flow:
             "updating": self.updating,
             "paused": self.paused,
             "groups": groups,
+            "left": left,
         }
 
     @staticmethod
@@ -281,22 +311,33 @@ class Flow:
                 "updating": bool(updating),
                 "paused": bool(paused),
                 "groups": list(found),
+                "left": list(left),
             }:
-                groups = tuple(_group(one) for one in found)
-                return Flow(settings, step, version, served, next_ordinal, updating, paused, groups)
+                groups, gone = tuple(_group(one) for one in found), tuple(_fate(one) for one in left)
+                return Flow(settings, step, version, served, next_ordinal, updating, paused, groups, gone)
         raise TypeError(f"expected the state of a flow, found {state!r:.200}")
 
     def _next(self) -> Group:
         return Group(self.next_ordinal, self.served)
 
+    def _place(self, ordinal: int) -> int:
+        return bisect_left(self.groups, ordinal, key=attrgetter("ordinal"))
+
     def _open(self, ordinal: int) -> Group:
-        group = next((one for one in self.groups if one.ordinal == ordinal), None)
-        if group is None or group.outcome is not None:
+        place = self._place(ordinal)
+        group = self.groups[place] if place < len(self.groups) else None
+        if group is None or group.ordinal != ordinal or group.outcome is not None:
             raise RuntimeError(f"prompt {ordinal} is not open: {group}")
         return group
 
+    def _without(self, group: Group, fate: Fate) -> Flow:
+        place = self._place(group.ordinal)
+        rest = self.groups[:place] + self.groups[place + 1 :]
+        return replace(self, groups=rest, left=(*self.left, (group.ordinal, fate)))
+
     def _with(self, group: Group) -> Flow:
-        return replace(self, groups=tuple(group if one.ordinal == group.ordinal else one for one in self.groups))
+        place = self._place(group.ordinal)
+        return replace(self, groups=(*self.groups[:place], group, *self.groups[place + 1 :]))
 
 
 def _group(found: JSON) -> Group:
@@ -307,3 +348,11 @@ def _group(found: JSON) -> Group:
         case [int(ordinal), int(since), str(outcome)]:
             return Group(ordinal, since, Outcome(outcome))
     raise TypeError(f"expected [ordinal, version, outcome] of a group, found {found!r:.100}")
+
+
+def _fate(found: JSON) -> tuple[int, Fate]:
+    """Make the fate of a prompt of its JSON. Raises TypeError for another form."""
+    match found:
+        case [int(ordinal), str(fate)]:
+            return ordinal, Fate(fate)
+    raise TypeError(f"expected [ordinal, fate], found {found!r:.100}")

@@ -4,7 +4,8 @@ It lies in `journal/` of the run's folder, in files that are only appended to, a
 checkpoint. A record holds the trajectories of one prompt, a checksum, and what the flow needs to know of them. What a
 kill has cut off is left out. Nothing is flushed to the disk: records survive the process, not a loss of power.
 
-Not recorded are trajectories with images, whose pixels would be most of it: they begin anew.
+Not recorded are trajectories with images, or with the experts of their tokens, which would be most of it: they begin
+anew.
 """
 
 from __future__ import annotations
@@ -129,49 +130,24 @@ class Journal:
         self.size = sum(path.stat().st_size for path in self._live)
         return removed
 
-    def add(
-        self, ordinal: int, sample: Sample, outcome: Outcome, oldest: int | None, trajectories: Sequence[Trajectory]
-    ) -> None:
-        """Record how a prompt's trajectories ended. Raises TrainingError on a full disk."""
-        if any(transcript.images for one in trajectories for transcript in one.transcripts):
-            return
-        newest = newest_version(trajectories)
-        ended = Ended(
-            ordinal,
-            outcome,
-            oldest,
-            -1 if newest is None else newest,
-            identity(sample),
-            [one.baseline for one in trajectories],
-            [[turn.state for turn in one.turns] for one in trajectories],
-        )
-        rows = pa.Table.from_pylist([to_row(one, 0, "train", None) for one in trajectories], schema=SCHEMA)
-        buffer = BytesIO()
-        with pa.ipc.new_stream(buffer, SCHEMA) as stream:
-            stream.write_table(rows)
-        header = ended.header()
-        frame = _frame(header, buffer.getvalue())
+    def add(self, record: bytes) -> None:
+        """Take down how a prompt's trajectories ended, as `record_of` says it. Raises TrainingError on a full disk."""
+        header, _, _ = _FRAME.unpack_from(record)
+        ended = Ended.load(record[_FRAME.size : _FRAME.size + header])
         if self._current is None:
             self._rotate(())
         assert self._current is not None
-        start = append(self._current, frame)
-        self.size += len(frame)
-        self.ended[ordinal] = ended
-        self._places[ordinal] = _Place(self._current, start, len(header), len(frame))
+        start = append(self._current, record)
+        self.size += len(record)
+        self.ended[ended.ordinal] = ended
+        self._places[ended.ordinal] = _Place(self._current, start, header, len(record))
 
-    def trajectories(self, ordinal: int) -> list[Trajectory]:
-        """Read the trajectories of a record."""
-        place, ended = self._places[ordinal], self.ended[ordinal]
+    def record(self, ordinal: int) -> bytes:
+        """Read a record, for `trajectories_in`."""
+        place = self._places[ordinal]
         with place.path.open("rb") as file:
-            file.seek(place.start + _FRAME.size + place.header)
-            content = file.read(place.size - _FRAME.size - place.header)
-        rows = pa.ipc.open_stream(content).read_all().to_pylist(maps_as_pydicts="strict")
-        found = [from_row(row) for row in rows]
-        for trajectory, baseline, states in zip(found, ended.baseline, ended.states, strict=True):
-            trajectory.baseline = baseline
-            for turn, state in zip(trajectory.turns, states, strict=True):
-                turn.state = state
-        return found
+            file.seek(place.start)
+            return file.read(place.size)
 
     def keep(self, needed: Callable[[int], bool], *, only: bool = False) -> None:
         """Begin a new file with the records that are `needed`; call it when a checkpoint is saved.
@@ -209,6 +185,53 @@ class Journal:
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+
+
+def record_of(
+    ordinal: int,
+    sample: Sample,
+    outcome: Outcome,
+    oldest: int | None,
+    trajectories: Sequence[Trajectory],
+    *,
+    whole: bool = True,
+) -> bytes | None:
+    """Write how a prompt's trajectories ended; None where they have images or their tokens' experts.
+
+    Not `whole`: without the trajectories, as nothing is to be trained on them.
+    """
+    transcripts = [transcript for one in trajectories for transcript in one.transcripts]
+    if whole and any(transcript.images or transcript.experts is not None for transcript in transcripts):
+        return None
+    newest = newest_version(trajectories)
+    trajectories = trajectories if whole else ()
+    ended = Ended(
+        ordinal,
+        outcome,
+        oldest,
+        -1 if newest is None else newest,
+        identity(sample),
+        [one.baseline for one in trajectories],
+        [[turn.state for turn in one.turns] for one in trajectories],
+    )
+    rows = pa.Table.from_pylist([to_row(one, 0, "train", None) for one in trajectories], schema=SCHEMA)
+    buffer = BytesIO()
+    with pa.ipc.new_stream(buffer, SCHEMA) as stream:
+        stream.write_table(rows)
+    return _frame(ended.header(), buffer.getvalue())
+
+
+def trajectories_in(record: bytes) -> list[Trajectory]:
+    """Read the trajectories of a record."""
+    header, _, _ = _FRAME.unpack_from(record)
+    ended = Ended.load(record[_FRAME.size : _FRAME.size + header])
+    rows = pa.ipc.open_stream(record[_FRAME.size + header :]).read_all().to_pylist(maps_as_pydicts="strict")
+    found = [from_row(row) for row in rows]
+    for trajectory, baseline, states in zip(found, ended.baseline, ended.states, strict=True):
+        trajectory.baseline = baseline
+        for turn, state in zip(trajectory.turns, states, strict=True):
+            turn.state = state
+    return found
 
 
 def identity(sample: Sample) -> str:

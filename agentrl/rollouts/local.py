@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.observer import Observers
 from agentrl.chat import Chat
+from agentrl.checks.report import Report
+from agentrl.checks.transcripts import check_record, count_text, drawn_from
+from agentrl.checks.weights import WeightWatch
 from agentrl.config import Config
 from agentrl.config.registries import ENGINES
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -21,6 +28,10 @@ from agentrl.errors import CodeError, TrainingError
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
 from agentrl.rollouts.contract import GREEDY, Audience, Rollout, Task
+from agentrl.rollouts.flow import Outcome
+from agentrl.rollouts.groups import EndedGroup, GroupWork, Packed, oldest_trained, outcome_of, sampled_by_version
+from agentrl.rollouts.journal import Journal, record_of, trajectories_in
+from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
 from agentrl.runtime.thread_state import torch_state
@@ -91,10 +102,10 @@ def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
 
 
 class LocalRollouts:
-    """`Rollouts` by a scheduler and an engine that live on one event loop, `loop`.
+    """`GroupRollouts` by a scheduler and an engine that live on one event loop, `loop`.
 
     Args:
-        record_dir: where trajectories are written.
+        record_dir: where trajectories are written, in the run's folder.
         share: which of how many processes this is that write theirs.
         reading: makes what the reward model reads, where there is one.
     """
@@ -115,29 +126,50 @@ class LocalRollouts:
         self.engine = engine
         self.audience = audience
         self.loop = loop
-        self.record_dir = record_dir
+        self.record_dir, self.run_dir = record_dir, record_dir.parent
         self.share = share
         self.reading = reading
         training = config if isinstance(config, Config) else None
         self.turn_reward_coef = 0.0 if training is None else training.algorithm.turn_reward_coef
         """Not read where nothing is trained."""
-        self.saved = "none" if training is None else training.trainer.save_trajectories
-        """Which splits are written: all, val or none."""
+        self.saving = None if training is None else Saving(training)
+        self.replays_experts = training is not None and training.actor_rollout_ref.actor.router_replay.mode == "R3"
         self.needs_weights = False
         """See `Rollouts.needs_weights`."""
+        self.on_loss: Callable[[], object] = lambda: None
+        """Never called: in one process nothing can die but the run itself."""
+        self.is_broken = False
+        self.version = 0
+        """Version of the weights that the engine has taken whole: none that it samples by is older."""
+        self._held = False
+        self._ended: dict[int, list[Trajectory]] = {}
+        """Trajectories of groups that have ended and are in no batch, by the prompt's ordinal."""
+        self._report = Report()
+        self._checks = None if training is None else training.trainer.checks
+        self._watch_weights = WeightWatch(0.0 if self._checks is None else self._checks.weights_mb)
         self._going_on: asyncio.Task[object] | None = None
         self._once = OncePerKey()
 
+    @property
+    def samples_on(self) -> bool:
+        """See `GroupRollouts.samples_on`."""
+        return isinstance(self.engine, InFlightEngine)
+
     def run(self, task: Task, samples: Sequence[Sample], first: int = 0, *, show: bool = False) -> Rollout:
         """See `Rollouts.run`."""
-        return self.pack(task, self.respond(task, samples, first), first * task.each, show=show)
+        return self.pack_trajectories(task, self.respond(task, samples, first), first * task.each, show=show)
 
-    def pack(self, task: Task, trajectories: list[Trajectory], first: int = 0, *, show: bool = False) -> Rollout:
+    def pack_trajectories(
+        self, task: Task, trajectories: list[Trajectory], first: int = 0, *, show: bool = False
+    ) -> Rollout:
         """Make the result of a task from its trajectories, which are numbered from `first`, and write them."""
+        self._check_records(trajectories)
         batch = None
         if task.split == "train":
             coef = self.turn_reward_coef
-            batch = from_trajectories(trajectories, turn_reward_coef=coef, first=first, states=task.states)
+            batch = from_trajectories(
+                trajectories, turn_reward_coef=coef, first=first, states=task.states, experts=self.replays_experts
+            )
         return Rollout(
             [trajectory.outline() for trajectory in trajectories],
             batch,
@@ -185,18 +217,138 @@ class LocalRollouts:
                 self.audience.warn(f"{path} is not on this machine: the reward model's part is missing in it")
             done += count
 
+    async def run_group(
+        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None]
+    ) -> EndedGroup:
+        """See `GroupRollouts.run_group`."""
+        is_begun = False
+
+        def begins() -> None:
+            nonlocal is_begun
+            if not is_begun:
+                is_begun = True
+                on_begin(self.version)
+
+        assert isinstance(self.config, Config)
+        # The oldest first, which are due first. Where rollouts and updates take turns a step waits for all of them.
+        priority = work.ordinal if self.config.async_training.max_staleness else 0
+        requests = [
+            replace(request, group=work.ordinal, on_begin=begins, params=replace(request.params, priority=priority))
+            for request in self.requests(work.task, work.number, work.sample)
+        ]
+        trajectories = await self.scheduler.run(requests, lambda _: on_end())
+        outcome, oldest = outcome_of(self.config, trajectories), oldest_trained(trajectories)
+        is_replaced = outcome is not Outcome.SCORED and self.config.algorithm.filter_groups.refill
+        if not is_replaced:
+            self._ended[work.ordinal] = trajectories
+        record = record_of(work.ordinal, work.sample, outcome, oldest, trajectories, whole=not is_replaced)
+        return EndedGroup(work.ordinal, outcome, oldest, record)
+
+    async def stop_groups(self) -> None:
+        """See `GroupRollouts.stop_groups`."""
+        self._ended.clear()
+
+    def hand_over(self, ordinal: int) -> list[Trajectory] | None:
+        """Give up the trajectories of a group that has ended; None where nothing is to be trained on them."""
+        return self._ended.pop(ordinal, None)
+
+    async def hold(self) -> None:
+        """See `GroupRollouts.hold`."""
+        if not self._held:
+            self._held = True
+            self.scheduler.clock.stop()
+            await self.engine.pause("retract")
+
+    async def go_on(self) -> None:
+        """See `GroupRollouts.go_on`."""
+        if self._held:
+            self._held = False
+            self.scheduler.clock.go_on()
+            await self.engine.resume()
+
+    async def release_weights(self) -> None:
+        """See `GroupRollouts.release_weights`."""
+        if isinstance(self.engine, InFlightEngine):
+            await self.engine.release_weights()
+
+    async def offer_weights(self, weights: Weights, version: int) -> None:
+        """See `GroupRollouts.offer_weights`."""
+        if isinstance(self.engine, InFlightEngine):
+            await self.engine.offer_weights(weights, version)
+
+    async def idle_share(self) -> float:
+        """See `GroupRollouts.idle_share`."""
+        health = await self.engine.health()
+        return float(health.paused or not health.running)
+
+    def run_beside(
+        self,
+        task: Task,
+        samples: Sequence[Sample],
+        first: int,
+        *,
+        show: bool,
+        before: Callable[[], Awaitable[None]],
+        after: Callable[[], Awaitable[None]],
+    ) -> Rollout:
+        """See `GroupRollouts.run_beside`. All of it is one coroutine, so that the engine's order repeats."""
+
+        async def work() -> list[Trajectory]:
+            await before()
+            trajectories = await self.responses(task, samples, first)
+            await after()
+            return trajectories
+
+        return self.pack_trajectories(task, self.loop.run(work()), first * task.each, show=show)
+
+    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
+        """See `GroupRollouts.pack`."""
+        groups = [
+            self._ended.pop(one) if one in self._ended else trajectories_in(journal.record(one)) for one in ordinals
+        ]
+        return self.pack_groups(task, groups, show=show)
+
+    def pack_groups(
+        self, task: Task, groups: Sequence[list[Trajectory]], first: int = 0, *, show: bool = False
+    ) -> Packed:
+        """Make a batch, or a part of one, of groups that are numbered from `first`."""
+        trajectories: list[Trajectory] = []
+        for number, group in enumerate(groups, first):
+            for trajectory in group:
+                trajectory.group = number
+            trajectories += group
+        made = self.pack_trajectories(task, trajectories, first * task.each, show=show)
+        return Packed(made, sampled_by_version(trajectories))
+
+    def mend(self) -> None:
+        """See `GroupRollouts.mend`."""
+
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
-        """See `Rollouts.update_weights`. `in_flight`: requests go on, of an engine that can do so."""
-        flying = self.engine if in_flight and isinstance(self.engine, InFlightEngine) else None
-        update = self.engine.update_weights if flying is None else flying.update_in_flight
+        """See `GroupRollouts.update_weights`."""
+        watched, passed = self._watch_weights.watched(weights)
         try:
-            report = self.loop.run(update(weights, version))
+            report = self.loop.run(self._update(watched, version, in_flight=in_flight))
             if self.needs_weights:
                 self.loop.run(self.engine.wake())
                 self.needs_weights = False
+            self._check_weights(passed, version)
         except EngineError as error:
             raise TrainingError(f"weights of step {version}: {error}") from error
         return report
+
+    async def _update(self, weights: Weights, version: int, *, in_flight: bool) -> SyncReport:
+        flying = self.engine if in_flight and isinstance(self.engine, InFlightEngine) else None
+        stops = in_flight and not self._held
+        if stops:
+            self.scheduler.clock.stop()
+        try:
+            update = self.engine.update_weights if flying is None else flying.update_in_flight
+            report = await update(weights, version)
+            self.version = version
+            return report
+        finally:
+            if stops:
+                self.scheduler.clock.go_on()
 
     def rest(self) -> None:
         """See `Rollouts.rest`."""
@@ -236,13 +388,36 @@ class LocalRollouts:
         if self._once(error.place or error.summary):
             self.audience.warn(f"{error}\n  Its numbers are left out")
 
+    def checked(self) -> Report:
+        """See `Rollouts.checked`."""
+        report, self._report = self._report, Report()
+        return report
+
+    def _check_records(self, trajectories: Sequence[Trajectory]) -> None:
+        """Check the records of some of the trajectories."""
+        if self._checks is None:
+            return
+        begun = time.thread_time()
+        for one in drawn_from(trajectories, self._checks.trajectories):
+            chat = self.scheduler.context.chat
+            self._report.findings += check_record(one, chat)
+            self._report.text = self._report.text.plus(count_text(one, chat))
+        self._report.seconds += time.thread_time() - begun
+
+    def _check_weights(self, passed: Mapping[str, torch.Tensor], version: int) -> None:
+        """Compare the engine's weights with those that it was sent."""
+        begun = time.process_time()
+        self._report.findings += self.loop.run(self._watch_weights.check(self.engine, passed, version))
+        self._report.unchanged = self._watch_weights.unchanged
+        self._report.seconds += time.process_time() - begun
+
     def _write(self, task: Task, trajectories: list[Trajectory]) -> list[tuple[Path, int]]:
         """Write the trajectories to a file, if they are to be; return it with their number, as in `Rollout.files`."""
-        if self.saved not in ("all", task.split):
+        if self.saving is None or not self.saving.writes(task.split):
             return []
         path = write_trajectories(
             self.record_dir,
-            trajectories,
+            [one for one in trajectories if self.saving.takes(task, one.group)],
             step=task.step,
             split=task.split,
             part=task.part,
@@ -259,7 +434,7 @@ class LocalRollouts:
         """
         profile = None
         if task.split == "train" and isinstance(self.config, Config):
-            profile = rollout_profile(self.config.trainer, self.record_dir.parent, task.step)
+            profile = rollout_profile(self.config.trainer, self.run_dir, task.step)
         with self.audience.stage(task.name, total=total) as stage:
             ended = 0
 
@@ -268,7 +443,7 @@ class LocalRollouts:
                 ended += 1
                 stage.advance(1)
 
-            watch = asyncio.create_task(self._watch(lambda: ended, task.name))
+            watch = asyncio.create_task(self.watch(lambda: ended, task.name))
             self._going_on = asyncio.current_task()
             try:
                 with profiled(profile, self.share[0] - 1), nvtx_range(task.name):
@@ -285,7 +460,7 @@ class LocalRollouts:
         if self.config.actor_rollout_ref.rollout.agent.on_code_error == "error":
             self.scheduler.context.tools.check()
 
-    async def _watch(self, ended: Callable[[], int], title: str) -> None:
+    async def watch(self, ended: Callable[[], int], title: str) -> None:
         """Warn, whenever no trajectory ended for a while, of what the running ones wait for."""
         before = -1
         while True:

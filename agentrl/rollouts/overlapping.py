@@ -1,14 +1,15 @@
 """The source whose trajectories go on while the policy is updated.
 
-Groups are tasks on the event loop of the rollouts, and `agentrl.rollouts.flow` says which may begin and which batch
-takes them. Everything of the flow happens on the loop's thread, so nothing is locked.
+Groups are tasks on an event loop, and `agentrl.rollouts.flow` says which may begin and which batch takes them.
+Everything of the flow happens on the loop's thread, so nothing is locked. Where groups run, in this process or in
+workers under Ray, is known to `GroupRollouts` alone; the flow, the ledger and the journal lie here.
 
-An `InFlightEngine` samples while the policy is updated, and takes new weights while its requests run. Any other engine
-shares its processor with the update: it is held, and keys and values are dropped, from taking a batch until the next
-one is asked for. Tools go on meanwhile. What such an engine samples depends on the order of events on the loop alone,
-not on how long updates take: where tools answer on the loop, too, the numbers of a run repeat.
+An engine with devices of its own samples while the policy is updated, and takes new weights while its requests run.
+Any other shares its processor with the update: it is held, and keys and values are dropped, from taking a batch until
+the next one is asked for. Tools go on meanwhile. What such an engine samples depends on the order of events on the loop
+alone, not on how long updates take: where tools answer on the loop, too, the numbers of a run repeat.
 
-What it adds to a step's metrics where the bound is above 0:
+What it adds to a step's metrics where the bound is above 0 (`refill/*` with `algorithm.filter_groups.refill`):
 
 | name | what it is |
 |---|---|
@@ -19,62 +20,54 @@ What it adds to a step's metrics where the bound is above 0:
 | `async/trainer_idle` | share of the time since the batch before in which the trainer waited for this one |
 | `async/engine_idle` | share of the time since then in which the engine was held or had no request |
 | `async/journal_bytes` | disk that the journal takes (`agentrl.rollouts.journal`) |
+| `refill/groups_equal`, `refill/groups_failed` | prompts that were replaced since the batch before, by the reason |
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-from agentrl.agent_loop import Request
 from agentrl.config import Config
 from agentrl.data.loader import Loader
-from agentrl.engines.contract import InFlightEngine, RolloutEngine
 from agentrl.engines.weights import SyncReport, Weights
-from agentrl.errors import DataError
+from agentrl.errors import DataError, TrainingError
 from agentrl.rollouts.contract import Progress, Rollout, Task, training, validation
-from agentrl.rollouts.flow import Batch, Fate, Flow, Outcome, Settings, Wait
+from agentrl.rollouts.flow import Batch, Fate, Flow, Settings, Wait
+from agentrl.rollouts.groups import GroupRollouts, GroupWork
 from agentrl.rollouts.journal import validity
-from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
+from agentrl.rollouts.refilling import ADVICE
+from agentrl.rollouts.source import OnRollouts
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.metrics import Metrics, Numbers
-from agentrl.trajectory import Outline, Status, Trajectory, exclusion
+from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
-from agentrl.trajectory.staleness import oldest_version, publish_lag, staleness
-
-
-@dataclass(slots=True)
-class _Running:
-    """A group that was begun."""
-
-    task: asyncio.Task[None] | None
-    """None: it had ended in a process before."""
-    begun: bool = False
-    trajectories: list[Trajectory] | None = None
-    """None until all have ended."""
+from agentrl.trajectory.staleness import publish_lag, staleness
 
 
 class _Idle:
-    """Shares of time in which the trainer waits and the engine has nothing to do; on the loop's thread."""
+    """Shares of time in which the trainer waits and the engines have nothing to do; on the loop's thread."""
 
     SECONDS = 0.1
-    """Time between two looks at the engine."""
+    """Time between two looks at the engines."""
 
-    def __init__(self, engine: RolloutEngine) -> None:
-        self._engine = engine
-        self._began = self._asked = time.monotonic()
+    def __init__(self, rollouts: GroupRollouts) -> None:
+        self._rollouts = rollouts
+        self._began = time.monotonic()
+        self._asked: float | None = None
         self._engine_seconds = 0.0
         self._looking: asyncio.Task[None] | None = None
 
     def waits(self) -> None:
         """Note that the trainer waits for a batch from now on."""
-        self._asked = time.monotonic()
+        if self._asked is None:
+            self._asked = time.monotonic()
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
 
@@ -82,8 +75,12 @@ class _Idle:
         """Take the shares of the time since they were last taken, now that the trainer waits no more."""
         now = time.monotonic()
         whole = max(now - self._began, 1e-9)
-        found = {"trainer_idle": (now - self._asked) / whole, "engine_idle": min(self._engine_seconds / whole, 1.0)}
-        self._began, self._engine_seconds = now, 0.0
+        waited = 0.0 if self._asked is None else now - self._asked
+        found = {
+            "async/trainer_idle": waited / whole,
+            "async/engine_idle": min(self._engine_seconds / whole, 1.0),
+        }
+        self._began, self._engine_seconds, self._asked = now, 0.0, None
         return found
 
     def stop(self) -> None:
@@ -96,31 +93,34 @@ class _Idle:
         before = time.monotonic()
         while True:
             await asyncio.sleep(self.SECONDS)
-            now, health = time.monotonic(), await self._engine.health()
-            self._engine_seconds += now - before if health.paused or not health.running else 0.0
+            now = time.monotonic()
+            self._engine_seconds += (now - before) * await self._rollouts.idle_share()
             before = now
 
 
-class Overlapping:
+class Overlapping(OnRollouts):
     """`TrajectorySource` that begins trajectories of later steps before a step's update has ended.
 
     With a bound of 0 it takes turns.
     """
 
-    def __init__(self, config: Config, loader: Loader, rollouts: LocalRollouts, settings: Settings) -> None:
-        self.config, self.rollouts = config, rollouts
+    rollouts: GroupRollouts
+
+    def __init__(self, config: Config, loader: Loader, rollouts: GroupRollouts, settings: Settings) -> None:
+        self.config, self.rollouts, self.loop = config, rollouts, rollouts.loop
         self.flow = Flow(settings)
         self.prompts = Prompts(loader)
-        self.record = Record(rollouts.record_dir.parent, validity(config), rollouts.audience.note)
-        self._running: dict[int, _Running] = {}
+        self.record = Record(rollouts.run_dir, validity(config), rollouts.audience.note)
+        self._running: dict[int, asyncio.Task[None] | None] = {}
+        """Groups that were begun; None: it had ended in a process before."""
         self._changed = asyncio.Event()
+        rollouts.on_loss = self._changed.set
         self._error: BaseException | None = None
         """The error that ended a group."""
         self._held = self._loaded = False
-        self._in_flight = isinstance(rollouts.engine, InFlightEngine)
         self._released = False
         """An engine that samples on may not read the weights: an update may have changed them."""
-        self._idle = _Idle(rollouts.engine)
+        self._idle = _Idle(rollouts)
         self._weights: Weights | None = None
         """Weights that `publish` was last given."""
         self._numbers: Numbers = {}
@@ -130,57 +130,75 @@ class Overlapping:
         self._lane: Progress | None = None
         """The rollouts' own line on the display, beside the trainer's stages."""
 
-    @property
-    def needs_weights(self) -> bool:
-        """See `TrajectorySource`."""
-        return self.rollouts.needs_weights
+    def updated(self, outlines: Sequence[Outline]) -> None:
+        """See `TrajectorySource`: prompts of later steps are drawn already, so no sampler learns."""
 
     def next_batch(self, step: int, *, show: bool = False) -> Rollout:
-        """Wait for the batch of `step`: groups that are due first, in the order of their prompts."""
+        """Wait for the batch of `step`: groups that are due first, in the order of their prompts.
+
+        Raises TrainingError when too many groups were replaced.
+        """
         task = training(self.config, step)
         self.record.begin()
-        # Here, not on the loop: a data set of a user's may belong to the thread that made it.
         settings = self.flow.settings
         # In flight, others begin when this batch is taken.
-        ahead = settings.batch_size if self._in_flight and step < settings.last_step else 0
-        self.prompts.draw_to(self.flow.next_ordinal + max(self.flow.room, 0) + ahead)
-        return self.rollouts.pack(task, self.rollouts.loop.run(self._next(task)), show=show)
+        ahead = settings.batch_size if self.rollouts.samples_on and step < settings.last_step else 0
+        batch: Batch | None = None
+        while batch is None:
+            # Here, not on the loop: a data set of a user's, and processes that are made, belong to this thread.
+            self.prompts.draw_to(self.flow.next_ordinal + max(self.flow.room, 0) + ahead)
+            if self.rollouts.is_broken:
+                self.loop.run(self._offer())
+                self.rollouts.mend()
+            batch = self.loop.run(self._next(task))
+        version = self.flow.version
+        packed = self.rollouts.pack(task, batch.ordinals, self.record.journal, show=show)
+        if packed.versions and staleness(min(packed.versions), version) > settings.max_staleness:
+            oldest = min(packed.versions)
+            raise RuntimeError(f"a token of version {oldest} is too old for version {version}: {settings}")
+        if settings.max_staleness:
+            self._numbers |= self._measured(packed.versions, version)
+        return packed.rollout
 
     def validate(
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
     ) -> Rollout:
         """See `TrajectorySource`. Trajectories of training go on beside it; none begins."""
         task = validation(self.config, step, greedy=greedy, first=first)
-        self.rollouts.loop.run(self._end_update())
+        self.loop.run(self._end_update())
         if self.flow.served != self.flow.version and self._weights is not None:
             self._send(self._weights)
-        trajectories = self.rollouts.loop.run(self._validate(task, samples, first))
-        return self.rollouts.pack(task, trajectories, first * task.each, show=show)
-
-    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """See `TrajectorySource`."""
-        self.rollouts.fill_rewards(files, outlines)
-
-    def rest(self) -> None:
-        """See `TrajectorySource`."""
-        self.rollouts.rest()
+        self.loop.run(self._offer())
+        try:
+            return self.rollouts.run_beside(
+                task, samples, first, show=show, before=self._begin_validation, after=self._end_validation
+            )
+        except BaseException:
+            self.loop.run(self._cancel())
+            raise
 
     def publish(self, weights: Weights, version: int) -> SyncReport:
         """Note the weights, and send them to the engine if that is due."""
         self._weights = weights
-        if self.rollouts.loop.run(self._end_update(version)) or self.needs_weights:
+        if self.loop.run(self._end_update(version)) or self.needs_weights:
             return self._send(weights)
+        self.loop.run(self._offer())
         return SyncReport(0, 0.0)
+
+    @property
+    def max_staleness(self) -> int:
+        """See `TrajectorySource`."""
+        return self.flow.settings.max_staleness
 
     def metrics(self) -> Metrics:
         """See `TrajectorySource`."""
         metrics = self.rollouts.metrics()
-        metrics.add(self._numbers, "async/")
+        metrics.add(self._numbers)
         return metrics
 
     def state(self) -> dict[str, JSON]:
         """Return flow and ledger, and the position in the data before the oldest prompt that no batch has taken."""
-        return self.rollouts.loop.run(self._state())
+        return self.loop.run(self._state())
 
     def load_state(self, state: Mapping[str, JSON]) -> None:
         """Go on where the state was taken, and with what is recorded after it (see `agentrl.rollouts.record`).
@@ -188,13 +206,13 @@ class Overlapping:
         Prompts that had been begun and have not ended begin anew, by the weights of `publish`. Raises DataError when
         the data are others, the ledger disagrees with them, or more was begun than the settings allow.
         """
-        self.rollouts.loop.run(self._load(state))
+        self.loop.run(self._load(state))
         self.prompts.draw_to(max(self.flow.next_ordinal, self.record.end))
         self.record.check_prompts(state, self.prompts.__getitem__)
 
     def saved(self) -> None:
         """See `TrajectorySource`."""
-        self.rollouts.loop.run(self._saved())
+        self.loop.run(self._saved())
 
     def report(self) -> str | None:
         """See `TrajectorySource`."""
@@ -202,26 +220,25 @@ class Overlapping:
 
     def revive(self) -> None:
         """See `TrajectorySource`."""
+        self.loop.run(self._stop())
         self.rollouts.revive()
 
     def close(self) -> None:
         """Cancel what has begun and was not taken."""
         try:
-            self.rollouts.loop.run(self._cancel())
+            self.loop.run(self._cancel())
         finally:
             self._shown.close()
 
-    async def _next(self, task: Task) -> list[Trajectory]:
+    async def _next(self, task: Task) -> Batch | None:
+        """Take the batch; None: more prompts must be drawn, or processes replaced, to go on."""
         await self._end_update()
-        engine = self.rollouts.engine
-        if self._released and self._weights is not None and isinstance(engine, InFlightEngine):
-            await engine.offer_weights(self._weights, self.flow.version)
-            self._released = False
-        settings = self.flow.settings
+        await self._offer()
+        self._numbers, settings = {}, self.flow.settings
         if (again := self.record.again(self.flow)) is not None:
-            groups = {ordinal: self.record.trajectories(ordinal) for ordinal in again.fates}
-            batch = Batch(self.flow.repeat(again.fates), again.fates)
-            return self._taken(batch, groups, again=True)
+            batch = self.flow.repeat(again.fates)
+            self._take(batch, again=True)
+            return batch
         total = None if settings.max_staleness else settings.batch_size * task.each
         if settings.max_staleness:
             task = replace(task, name="wait for a batch")
@@ -233,99 +250,107 @@ class Overlapping:
                 self._admit()
                 self._idle.waits()
                 while isinstance(found := self._found(), Wait):
+                    if self.rollouts.is_broken or self._needs_prompts:
+                        return None
                     self._changed.clear()
                     await self._changed.wait()
                 self.rollouts.check()
-                trajectories = self._taken(found, {one: self._ended_of(one) for one in found.fates})
-                self._numbers |= self._idle.shares() if settings.max_staleness else {}
+                if settings.max_staleness:
+                    self._numbers |= self._idle.shares()
+                self._take(found)
                 await self._begin_update()
         except BaseException:
             await self._cancel()
             raise
         finally:
             self._on_end = None
-        return trajectories
+        return found
+
+    @property
+    def _needs_prompts(self) -> bool:
+        """Another prompt may begin, and none is drawn."""
+        return not self._held and self.flow.can_admit and self.flow.next_ordinal >= self.prompts.end
 
     def _found(self) -> Batch | Wait:
         if self._error is not None:
             raise self._error
+        if self.flow.is_exhausted or self._most_failed():
+            raise TrainingError(self._shortage())
         return self.flow.take()
 
-    def _ended_of(self, ordinal: int) -> list[Trajectory]:
-        trajectories = self._running.pop(ordinal).trajectories
-        assert trajectories is not None
-        return trajectories
+    def _most_failed(self) -> bool:
+        """Say whether a batch's worth of groups was replaced as they failed, too large a part of all."""
+        failed = sum(fate is not Fate.FILTERED for _, fate in self.flow.left)
+        ended = len(self.flow.left) + len(self.flow.ready)
+        allowed = self.config.actor_rollout_ref.rollout.agent.max_failed_fraction
+        return failed >= self.flow.settings.batch_size and failed > allowed * ended
 
-    def _taken(self, batch: Batch, groups: Mapping[int, list[Trajectory]], *, again: bool = False) -> list[Trajectory]:
-        """Go over to the state after the batch; return its trajectories, whose groups are numbered from 0."""
-        current = self.flow.version
-        trajectories: list[Trajectory] = []
-        for number, ordinal in enumerate(batch.fates):
-            for trajectory in groups[ordinal]:
-                trajectory.group = number
-            trajectories += groups[ordinal]
-        oldest = oldest_version(one for one in trajectories if exclusion(one) is None)
-        settings = self.flow.settings
-        if oldest is not None and staleness(oldest, current) > settings.max_staleness:
-            raise RuntimeError(f"a token of version {oldest} is too old for version {current}: {settings}")
-        self.record.taken(batch.flow.step, current, batch.fates, again=again)
+    def _shortage(self) -> str:
+        keys, counts = self.config.algorithm.filter_groups, Counter(fate for _, fate in self.flow.left)
+        failed = len(self.flow.left) - counts[Fate.FILTERED]
+        return (
+            f"step {self.flow.step + 1}: {len(self.flow.left)} groups were replaced since the step before, more than "
+            f"algorithm.filter_groups.max_num_gen_batches={keys.max_num_gen_batches} or rollout.agent."
+            f"max_failed_fraction allows, and {len(self.flow.ready)} of the {self.flow.settings.batch_size} that "
+            f"data.train_batch_size asks for are there. {counts[Fate.FILTERED]} are those whose trajectories are equal "
+            f"in algorithm.filter_groups.metric={keys.metric}, and {failed} those of which fewer than two can be "
+            f"compared. {ADVICE}"
+        )
+
+    def _take(self, batch: Batch, *, again: bool = False) -> None:
+        """Go over to the state after the batch."""
+        for ordinal in batch.fates:
+            self._running.pop(ordinal, None)
+        self.record.taken(batch.flow.step, self.flow.version, batch.fates, again=again)
+        if self.flow.settings.replaces:
+            left = Counter(fate for _, fate in self.flow.left)
+            self._numbers["refill/groups_equal"] = float(left[Fate.FILTERED])
+            self._numbers["refill/groups_failed"] = float(left.total() - left[Fate.FILTERED])
         self.flow = batch.flow
         self.prompts.forget_before(min((one.ordinal for one in self.flow.groups), default=self.flow.next_ordinal))
-        if settings.max_staleness:
-            self._numbers = self._measured(trajectories, current)
-        return trajectories
 
-    def _measured(self, trajectories: list[Trajectory], current: int) -> Numbers:
-        ages = [
-            (staleness(span.version, current), span.end - span.start)
-            for one in trajectories
-            if exclusion(one) is None
-            for transcript in one.transcripts
-            for span in transcript.versions
-        ]
-        tokens = sum(count for _, count in ages)
+    def _measured(self, versions: Counter[int], current: int) -> Numbers:
         numbers: Numbers = {
-            "publish_lag": float(publish_lag(current, self.flow.served)),
-            "open": float(sum(group.outcome is None for group in self.flow.groups)),
-            "ready": float(sum(group.outcome is not None for group in self.flow.groups)),
-            "trained": float(self.record.ledger.counts[Fate.TRAINED]),
-            "journal_bytes": float(self.record.journal.size),
+            "async/publish_lag": float(publish_lag(current, self.flow.served)),
+            "async/open": float(sum(group.outcome is None for group in self.flow.groups)),
+            "async/ready": float(sum(group.outcome is not None for group in self.flow.groups)),
+            "async/trained": float(self.record.ledger.counts[Fate.TRAINED]),
+            "async/journal_bytes": float(self.record.journal.size),
         }
-        if tokens:
-            numbers["staleness_mean"] = sum(age * count for age, count in ages) / tokens
-            numbers["staleness_max"] = float(max(age for age, _ in ages))
+        if tokens := versions.total():
+            ages = {staleness(version, current): count for version, count in versions.items()}
+            numbers["async/staleness_mean"] = sum(age * count for age, count in ages.items()) / tokens
+            numbers["async/staleness_max"] = float(max(ages))
         return numbers
 
-    async def _validate(self, task: Task, samples: Sequence[Sample], first: int) -> list[Trajectory]:
+    async def _begin_validation(self) -> None:
         self.flow = self.flow.pause()
-        try:
-            await self._go_on()
-            trajectories = await self.rollouts.responses(task, samples, first)
-            if not self._in_flight:
-                await self._hold()
-        except BaseException:
-            await self._cancel()
-            raise
+        await self._go_on()
+
+    async def _end_validation(self) -> None:
+        if not self.rollouts.samples_on:
+            await self._hold()
         self.flow = self.flow.go_on()
-        if self._in_flight:
+        if self.rollouts.samples_on:
             self._admit()
-        return trajectories
 
     def _send(self, weights: Weights) -> SyncReport:
         """Have the engine, which is held or can do it in flight, sample by `weights`."""
-        if self._in_flight:
-            self.rollouts.loop.call_soon(self.rollouts.scheduler.clock.stop)
         report = self.rollouts.update_weights(weights, self.flow.version, in_flight=True)
         self._released = False
-        self.rollouts.loop.run(self._published())
+        self.loop.run(self._published())
         return report
 
     async def _published(self) -> None:
         self.flow = self.flow.publish()
-        if self._in_flight:
-            self.rollouts.scheduler.clock.go_on()
-            if self._running:
-                self._admit()
+        if self.rollouts.samples_on and self._running:
+            self._admit()
+
+    async def _offer(self) -> None:
+        """Allow the engine again to read the weights, which no update changes now."""
+        if self._released and self._weights is not None:
+            await self.rollouts.offer_weights(self._weights, self.flow.version)
+            self._released = False
 
     async def _end_update(self, version: int | None = None) -> bool:
         """Note that the step's update, if there was one, made `version` (None: the policy is as before).
@@ -341,26 +366,20 @@ class Overlapping:
 
     async def _begin_update(self) -> None:
         """Have the policy's weights changed from now on."""
-        if isinstance(self.rollouts.engine, InFlightEngine):
+        if self.rollouts.samples_on:
             self._admit()
-            await self.rollouts.engine.release_weights()
+            await self.rollouts.release_weights()
             self._released = True
         else:
             await self._hold()
 
     async def _hold(self) -> None:
-        """Keep the engine from sampling; what it has sampled of running requests stays."""
-        if not self._held:
-            self._held = True
-            self.rollouts.scheduler.clock.stop()
-            await self.rollouts.engine.pause("retract")
+        self._held = True
+        await self.rollouts.hold()
 
     async def _go_on(self) -> None:
-        """Let the engine sample."""
-        if self._held:
-            self._held = False
-            self.rollouts.scheduler.clock.go_on()
-            await self.rollouts.engine.resume()
+        self._held = False
+        await self.rollouts.go_on()
 
     def _admit(self) -> None:
         """Begin what may begin; nothing before all batches are taken again that a process before took."""
@@ -378,44 +397,28 @@ class Overlapping:
         sample, size = self.prompts[ordinal], self.flow.settings.batch_size
         if (ended := self.record.recalled(ordinal)) is not None:
             self.flow = self.flow.recall(ordinal, ended.outcome, ended.oldest)
-            if any(one.ordinal == ordinal for one in self.flow.ready):
-                self._running[ordinal] = _Running(None, True, self.record.trajectories(ordinal))
+            if all(one.ordinal != ordinal for one in self.flow.groups if one.outcome is None):
+                self.record.found += 1
+                self._running[ordinal] = None
                 return
         # Names and seeds are those of taking turns, where the step's batch is the next one of the data.
-        task = training(self.config, ordinal // size + 1)
+        work = GroupWork(ordinal, sample, training(self.config, ordinal // size + 1), ordinal % size)
+        self._running[ordinal] = asyncio.create_task(self._run(work))
 
-        def on_begin() -> None:
-            if not running.begun:
-                running.begun = True
-                self.flow = self.flow.begin(ordinal)
+    async def _run(self, work: GroupWork) -> None:
+        def on_begin(version: int) -> None:
+            self.flow = self.flow.begin(work.ordinal, version)
 
-        requests = [
-            replace(request, group=ordinal, on_begin=on_begin)
-            for request in self.rollouts.requests(task, ordinal % size, sample)
-        ]
-        running = _Running(asyncio.create_task(self._run(ordinal, requests)))
-        self._running[ordinal] = running
-
-    async def _run(self, ordinal: int, requests: list[Request]) -> None:
         try:
-            trajectories = await self.rollouts.scheduler.run(requests, self._ended)
-            usable = [one for one in trajectories if exclusion(one) is None]
-            late = any(one.status is Status.TIMEOUT for one in trajectories)
-            outcome = Outcome.SCORED if usable else Outcome.TIMEOUT if late else Outcome.FAILED
-            oldest = oldest_version(usable)
-            self.flow, fate = self.flow.finish(ordinal, outcome, oldest)
-            if fate is Fate.OPEN:
-                self._running[ordinal].trajectories = trajectories
-                self.record.ended(ordinal, self.prompts[ordinal], outcome, oldest, trajectories)
-            else:
-                del self._running[ordinal]
-                self.record.ledger.settle({ordinal: fate})
+            ended = await self.rollouts.run_group(work, on_begin, self._trajectory_ended)
+            self.flow, _ = self.flow.finish(ended.ordinal, ended.outcome, ended.oldest)
+            self.record.ended(ended)
             self._admit()
         except Exception as error:
             self._error = self._error or error
         self._changed.set()
 
-    def _ended(self, trajectory: Trajectory) -> None:
+    def _trajectory_ended(self) -> None:
         if self._on_end is not None:
             self._on_end()
         if self._lane is not None:
@@ -431,10 +434,11 @@ class Overlapping:
     async def _stop(self) -> None:
         self._idle.stop()
         running, self._running = self._running, {}
-        tasks = [one.task for one in running.values() if one.task is not None]
+        tasks = [task for task in running.values() if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.rollouts.stop_groups()
 
     async def _state(self) -> dict[str, JSON]:
         await self._end_update()

@@ -17,6 +17,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from agentrl.checks.report import Report
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import ConfigError, WorkerDied
@@ -121,11 +122,12 @@ class RayRollouts:
         if calls:
             self._call(calls, what="filling in rewards")
 
-    def update_weights(self, weights: Weights, version: int) -> SyncReport:
+    def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
         """See `Rollouts.update_weights`. Every worker reads the weights from the ranks that hold them."""
         self._weights = weights, version
         self.needs_weights = False
-        reports = self._everyone(partial(LocalRollouts.update_weights, weights=weights, version=version))
+        update = partial(LocalRollouts.update_weights, weights=weights, version=version, in_flight=in_flight)
+        reports = self._everyone(update)
         return SyncReport(sum(report.bytes for report in reports), max(report.seconds for report in reports))
 
     def rest(self) -> None:
@@ -137,6 +139,13 @@ class RayRollouts:
     def metrics(self) -> Metrics:
         """Merge the metrics of all workers by their kinds. See `Rollouts.metrics`."""
         return Metrics.merged(self._everyone(LocalRollouts.metrics))
+
+    def checked(self) -> Report:
+        """Join the reports of all workers. See `Rollouts.checked`."""
+        joined = Report()
+        for report in self._everyone(LocalRollouts.checked):
+            joined.add(report)
+        return joined
 
     def revive(self) -> None:
         """See `Rollouts.revive`."""
@@ -274,7 +283,7 @@ class RayRollouts:
             "OMP_WAIT_POLICY": "PASSIVE",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without GPUs of its own it sees all of the machine
         }
-        kind = ray.remote(concurrency_groups={"news": 1})(RolloutWorker)  # type: ignore[call-overload]
+        kind = ray.remote(concurrency_groups={"news": 1, "groups": 1})(RolloutWorker)  # type: ignore[call-overload]
         options = kind.options(runtime_env={"env_vars": variables}, **self._places[number])
         actor: ActorProxy[RolloutWorker] = options.remote(Surroundings.here())
         return actor

@@ -6,6 +6,7 @@ The tokens that it makes stay in the object store.
 from __future__ import annotations
 
 from asyncio import CancelledError
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,9 +18,12 @@ import ray
 
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.rollouts.context import FirstRows, load_chat, load_context
-from agentrl.rollouts.contract import Task
+from agentrl.rollouts.contract import Rollout, Task
+from agentrl.rollouts.groups import GroupWork
+from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
+from agentrl.rollouts.worker_groups import GroupEvent, WorkerGroups
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import Index, put_batch
@@ -78,6 +82,7 @@ class RolloutWorker:
         self.relay = Relay()
         self.stack = ExitStack()
         self.rollouts: LocalRollouts
+        self.groups: WorkerGroups
 
     def open(
         self,
@@ -96,6 +101,7 @@ class RolloutWorker:
             context.bind(chat)
             opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, share)
             self.rollouts = self.stack.enter_context(opened)
+            self.groups = WorkerGroups(self.rollouts)
         except Exception as error:
             return Failure.of(error)
         return None
@@ -117,6 +123,21 @@ class RolloutWorker:
         """End the rollouts that are going on, if there are any."""
         self.rollouts.stop()
 
+    @ray.method(concurrency_group="news")
+    def begin_group(self, key: int, work: GroupWork) -> None:
+        """Begin a group, which goes on beside all else."""
+        self.groups.begin(key, work)
+
+    @ray.method(concurrency_group="groups")
+    def group_events(self, seconds: float) -> Sequence[GroupEvent]:
+        """Take what happened to groups since the last call; wait for at most `seconds` until something has."""
+        return self.groups.events(seconds)
+
+    @ray.method(concurrency_group="news")
+    def stop_groups(self) -> None:
+        """End all groups."""
+        self.groups.stop()
+
     def close(self) -> None:
         """End engine and tools."""
         self.stack.close()
@@ -133,8 +154,33 @@ class RolloutPart:
     files: list[tuple[Path, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """A worker's part of a `Packed`."""
+
+    part: RolloutPart
+    versions: Counter[int]
+
+
 def run_part(rollouts: LocalRollouts, task: Task, samples: Sequence[Sample], first: int, show: bool) -> RolloutPart:
     """Run a task as `Rollouts.run`, and put its batches into the object store."""
-    made = rollouts.run(task, samples, first, show=show)
+    return _stored(rollouts.run(task, samples, first, show=show))
+
+
+def pack_part(
+    rollouts: LocalRollouts,
+    task: Task,
+    groups: Sequence[ray.ObjectRef[bytes] | ray.ObjectRef[list[Trajectory]]],
+    first: int,
+    show: bool,
+) -> PackedPart:
+    """Make a part of a batch of groups, numbered from `first`: records of the journal, or trajectories as they are."""
+    found = (ray.get(one) for one in groups)
+    read = [trajectories_in(one) if isinstance(one, bytes) else one for one in found]
+    packed = rollouts.pack_groups(task, read, first, show=show)
+    return PackedPart(_stored(packed.rollout), packed.versions)
+
+
+def _stored(made: Rollout) -> RolloutPart:
     batch, read = (None if one is None else put_batch(one.load()) for one in (made.batch, made.conversations))
     return RolloutPart(made.outlines, batch, read, made.shown, made.files)

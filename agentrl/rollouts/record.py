@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl.errors import DataError
-from agentrl.rollouts.flow import Fate, Flow, Outcome
+from agentrl.rollouts.flow import Fate, Flow
+from agentrl.rollouts.groups import EndedGroup
 from agentrl.rollouts.journal import Ended, Journal, identity
 from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch, named
 from agentrl.system.json_value import JSON, as_mapping, as_object
-from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample
 
 
@@ -34,6 +34,8 @@ class Record:
         self._file = LedgerFile(folder)
         self._note = note
         self._is_begun = False
+        self._left: set[int] = set()
+        """Prompts that had left when the checkpoint was made: they are not needed again."""
 
     def begin(self) -> None:
         """Forget a run before, unless this one goes on with it (`load`); every later call does nothing."""
@@ -44,10 +46,10 @@ class Record:
 
     def load(self, state: Mapping[str, JSON], flow: Flow) -> None:
         """Go on with the checkpoint whose state and flow these are. Raises DataError where they do not agree."""
-        self._is_begun = True
+        self._is_begun, self._left = True, set(dict(flow.left))
         found = state.get("ledger")  # none: the run took turns until now
         self.ledger = Ledger(flow.next_ordinal, flow.next_ordinal) if found is None else Ledger.load(as_mapping(found))
-        self.ledger.check([group.ordinal for group in flow.groups], flow.next_ordinal)
+        self.ledger.check([*(group.ordinal for group in flow.groups), *dict(flow.left)], flow.next_ordinal)
         removed = self.journal.read()
         batches = self._file.read()
         self.plan = deque(batch for batch in batches if batch.step > flow.step)
@@ -70,7 +72,11 @@ class Record:
     def check_prompts(self, state: Mapping[str, JSON], prompt: Callable[[int], Sample]) -> None:
         """Check that the data's rows are those that were begun. Raises DataError with the prompts that are not."""
         known = {int(ordinal): its for ordinal, its in as_object(state.get("prompts")).items()}
-        recorded = {one.ordinal: one.prompt for one in self.journal.ended.values() if not self.ledger.has(one.ordinal)}
+        recorded = {
+            ordinal: its.prompt
+            for ordinal, its in self.journal.ended.items()
+            if not self.ledger.has(ordinal) and ordinal not in self._left
+        }
         others = [one for one, its in (known | recorded).items() if identity(prompt(one)) != its]
         if others:
             rows = ", ".join(f"{prompt(one).file} row {prompt(one).row}" for one in sorted(others)[:3])
@@ -85,7 +91,9 @@ class Record:
         if not self.plan:
             return None
         batch, ended = self.plan[0], self.journal.ended
-        if (batch.step, batch.version) == (flow.step + 1, flow.version) and ended.keys() >= batch.fates.keys():
+        needed = flow.trained_of(batch.fates)
+        if (batch.step, batch.version) == (flow.step + 1, flow.version) and ended.keys() >= set(needed):
+            self.found += len(needed)
             return self.plan.popleft()
         self._note(f"step {flow.step + 1} is sampled anew: the journal does not hold its batch as it was taken")
         self.plan.clear()
@@ -97,16 +105,10 @@ class Record:
         """Find how a prompt that is begun had ended in a process before; None: it has to be sampled."""
         return None if self.plan else self.journal.ended.get(ordinal)
 
-    def trajectories(self, ordinal: int) -> list[Trajectory]:
-        """Read the trajectories of a prompt that had ended in a process before."""
-        self.found += 1
-        return self.journal.trajectories(ordinal)
-
-    def ended(
-        self, ordinal: int, sample: Sample, outcome: Outcome, oldest: int | None, trajectories: list[Trajectory]
-    ) -> None:
+    def ended(self, group: EndedGroup) -> None:
         """Take down that a prompt's trajectories have ended. Raises TrainingError on a full disk."""
-        self.journal.add(ordinal, sample, outcome, oldest, trajectories)
+        if group.record is not None:
+            self.journal.add(group.record)
 
     def taken(self, step: int, version: int, fates: Mapping[int, Fate], *, again: bool = False) -> None:
         """Take down a batch, before the policy is updated with it. Raises TrainingError on a full disk."""

@@ -33,6 +33,12 @@ from agentrl.system.metrics import Metrics, Numbers
 from agentrl.trajectory import Outline
 from agentrl.trajectory.batch import Sequences
 
+ADVICE = (
+    "Where most are equal the prompts are too hard or too easy for this policy: take others, raise "
+    "actor_rollout_ref.rollout.n or the temperature, or name a metric that tells trajectories apart. Where it only "
+    "takes longer, raise max_num_gen_batches (0: no limit) or data.gen_batch_size"
+)
+
 
 class Refilling(TakingTurns):
     """`TakingTurns` whose batches hold only groups that teach; the loader gives generation batches."""
@@ -111,9 +117,7 @@ class Drawn:
             f"and {len(self.teaching)} of the {size} groups that data.train_batch_size asks for differ in "
             f"algorithm.filter_groups.metric={keys.metric}. Left out are {sum(self.equal.values())} groups whose "
             f"trajectories are equal{f' ({common})' if common else ''}, and {self.failed} of which fewer than two can "
-            "be compared. Where most are equal the prompts are too hard or too easy for this policy: take others, "
-            "raise actor_rollout_ref.rollout.n or the temperature, or name a metric that tells trajectories apart. "
-            "Where it only takes longer, raise max_num_gen_batches (0: no limit) or data.gen_batch_size"
+            f"be compared. {ADVICE}"
         )
 
 

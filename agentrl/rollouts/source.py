@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
@@ -32,6 +33,11 @@ class TrajectorySource(Protocol):
     @property
     def needs_weights(self) -> bool:
         """No trajectory goes on before the next `publish`, also if the step changed no weight."""
+        ...
+
+    @property
+    def max_staleness(self) -> int | None:
+        """Versions that a token of a batch may be older than the policy; None: any number."""
         ...
 
     def next_batch(self, step: int, *, show: bool = False) -> Rollout:
@@ -62,8 +68,16 @@ class TrajectorySource(Protocol):
         """
         ...
 
+    def updated(self, outlines: Sequence[Outline]) -> None:
+        """Take note that the policy was updated with a batch, whose step had these trajectories."""
+        ...
+
     def metrics(self) -> Metrics:
         """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
+        ...
+
+    def checked(self) -> Report:
+        """Take what checks found of trajectories and the engine's weights since it was last taken."""
         ...
 
     def state(self) -> dict[str, JSON]:
@@ -93,16 +107,37 @@ class TrajectorySource(Protocol):
         ...
 
 
-class TakingTurns:
-    """The synchronous source: the step's prompts begin and end in `next_batch`, and nothing runs between two calls."""
+class OnRollouts:
+    """Base of sources: the part that their `Rollouts` answer as they are."""
 
-    def __init__(self, config: Config, loader: Loader, rollouts: Rollouts) -> None:
-        self.config, self.loader, self.rollouts = config, loader, rollouts
+    rollouts: Rollouts
 
     @property
     def needs_weights(self) -> bool:
         """See `TrajectorySource`."""
         return self.rollouts.needs_weights
+
+    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
+        """See `TrajectorySource`."""
+        self.rollouts.fill_rewards(files, outlines)
+
+    def rest(self) -> None:
+        """See `TrajectorySource`."""
+        self.rollouts.rest()
+
+    def checked(self) -> Report:
+        """See `TrajectorySource`."""
+        return self.rollouts.checked()
+
+
+class TakingTurns(OnRollouts):
+    """The synchronous source: the step's prompts begin and end in `next_batch`, and nothing runs between two calls."""
+
+    max_staleness: int | None = 0
+    """See `TrajectorySource`."""
+
+    def __init__(self, config: Config, loader: Loader, rollouts: Rollouts) -> None:
+        self.config, self.loader, self.rollouts = config, loader, rollouts
 
     def next_batch(self, step: int, *, show: bool = False) -> Rollout:
         """Run the next prompts of the data, rollout.n trajectories each."""
@@ -115,17 +150,13 @@ class TakingTurns:
         task = validation(self.config, step, greedy=greedy, first=first)
         return self.rollouts.run(task, samples, first, show=show)
 
-    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """See `TrajectorySource`."""
-        self.rollouts.fill_rewards(files, outlines)
-
-    def rest(self) -> None:
-        """See `TrajectorySource`."""
-        self.rollouts.rest()
-
     def publish(self, weights: Weights, version: int) -> SyncReport:
         """See `TrajectorySource`."""
         return self.rollouts.update_weights(weights, version)
+
+    def updated(self, outlines: Sequence[Outline]) -> None:
+        """Tell the sampler of the step's trajectories."""
+        self.loader.update(outlines)
 
     def metrics(self) -> Metrics:
         """See `TrajectorySource`."""

@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from agentrl.errors import NothingLeft, UserError
+from agentrl.system.termination import Terminated, sigterm_raises
 
 # Threads that spin while they wait would take the cores from each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Their progress bars would tear our display.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came: the process is to end as after Ctrl-C, with another exit status."""
 
 
 def exit_status(work: Callable[[], object]) -> int:
@@ -33,7 +27,7 @@ def exit_status(work: Callable[[], object]) -> int:
     143: terminated (SIGTERM).
     """
     try:
-        with _sigterm_raises():
+        with sigterm_raises():
             work()
     except NothingLeft as told:
         print(told)
@@ -49,23 +43,6 @@ def exit_status(work: Callable[[], object]) -> int:
         print(f"{ended}; {'; '.join(getattr(interrupt, '__notes__', general))}", file=sys.stderr)
         return status
     return 0
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Have SIGTERM raise Terminated in the main thread, unless somebody handles it already."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-
-    def end(number: int, frame: object) -> None:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _complain(message: str) -> int:

@@ -24,7 +24,7 @@ from agentrl.rollouts.context import (
 )
 from agentrl.rollouts.contract import Rollouts
 from agentrl.rollouts.flow import Settings
-from agentrl.rollouts.local import LocalRollouts
+from agentrl.rollouts.groups import GroupRollouts
 from agentrl.rollouts.overlapping import Overlapping
 from agentrl.rollouts.refilling import Refilling
 from agentrl.rollouts.source import TakingTurns, TrajectorySource
@@ -104,9 +104,23 @@ def open_source(config: Config, loader: Loader, rollouts: Rollouts, total_steps:
         kind = Refilling if config.algorithm.filter_groups.refill else TakingTurns
         yield kind(config, loader, rollouts)
         return
-    assert isinstance(rollouts, LocalRollouts)
-    batch = config.data.train_batch_size
-    settings = Settings(batch, total_steps, keys.max_staleness, keys.depth, keys.publish_every)
+    if loader.learns:
+        raise ConfigError(
+            f"data.sampler.name={config.data.sampler.name} learns from each step, and with "
+            f"async_training.max_staleness={keys.max_staleness} prompts are drawn before: take 0, or another sampler"
+        )
+    assert isinstance(rollouts, GroupRollouts)
+    batch, filters = config.data.train_batch_size, config.algorithm.filter_groups
+    drawn = filters.max_num_gen_batches * config.data.drawn_at_once
+    settings = Settings(
+        batch,
+        total_steps,
+        keys.max_staleness,
+        keys.depth,
+        keys.publish_every,
+        replaces=filters.refill,
+        most_left=max(drawn - batch, 0) if filters.refill and drawn else None,
+    )
     with closing(Overlapping(config, loader, rollouts, settings)) as source:
         yield source
 

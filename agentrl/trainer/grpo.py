@@ -21,6 +21,7 @@ correction are those of the tokens of the update:
 | `<these>/staleness_<s>` | gap and correction of the tokens that are s versions old; 7: and older |
 | `actor/entropy` | mean over all policy tokens of the policy's entropy before the update, in nats |
 | `actor/reward_kl_penalty`, `actor/reward_kl_penalty_coeff` | KL in the reward: mean over sequences; its coefficient |
+| `actor/entropy_coeff` | weight of the entropy bonus, with `actor.target_entropy` |
 | `actor/pg_loss`, `actor/kl_loss` | that term of the loss, without coefficient: mean over the taken optimizer steps |
 | `actor/success_nll` | likewise: negative log-likelihood of the policy tokens of trajectories that succeed |
 | `actor/teacher_loss` | the teacher's term of the loss, without coefficient, likewise |
@@ -37,19 +38,27 @@ correction are those of the tokens of the update:
 | `actor/skipped_updates`, `critic/skipped_updates` | optimizer steps skipped: loss or gradient was not finite |
 | `train/sequences` | sequences that are trained on and have an advantage; 0: rewards teach nothing in this step |
 | `train/filtered_fraction` | fraction of the sequences that the policy's update did not go over: zero advantage |
+| `train/loss_weight` | sum of its tokens' weights in the loss of a mini-batch, where all would be 1: mean over steps |
+| `train/policy_tokens` | policy tokens that it went over, counted in each epoch |
 | `perf/update_tokens` | all tokens that it went over, counted in each epoch |
+| `checks/alarms` | checks that raised an alarm in this step; what they say is in alarms.jsonl |
+| `checks/gap_mean` `/gap_worst` | gap of tokens that the present weights sampled: mean; of the worst trajectory |
+| `checks/surprise_sigmas` | how far the tokens' log-probs are from what entropies say, in standard errors |
+| `checks/repeated` `/garbled` | share of repetitions, and of characters that are no text, of those looked at |
+| `perf/check_seconds` | CPU seconds that the checks took, those of rollout workers added up |
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from agentrl.algorithms.declared import declared_by_estimator, declared_by_loss
+from agentrl.algorithms.entropy import EntropyControl
 from agentrl.algorithms.estimate import Estimate, estimate
 from agentrl.algorithms.kl import KLController
 from agentrl.algorithms.policy_loss import select_tokens
@@ -58,10 +67,10 @@ from agentrl.checkpoint.export import export_policy
 from agentrl.checkpoint.manager import CheckpointManager, reading_state, step_in
 from agentrl.checkpoint.recovery import Continuation
 from agentrl.config import Config, config_to_dict
+from agentrl.config.sections.checks import Reaction
 from agentrl.data.contract import Dataset
-from agentrl.errors import WorkerDied
+from agentrl.errors import TrainingError, WorkerDied
 from agentrl.observe.display import Display
-from agentrl.observe.gap_alarm import GapAlarm
 from agentrl.observe.generations import some, write_texts
 from agentrl.observe.metrics import step_metrics
 from agentrl.observe.plot import plot
@@ -69,13 +78,17 @@ from agentrl.observe.tracking import Tracker
 from agentrl.observe.troubles import Troubles
 from agentrl.observe.verl_names import verl_names
 from agentrl.rollouts.contract import Rollout, check_failures
+from agentrl.rollouts.saving import remove_oldest
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.profiler import nvtx_range, profile_of
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.metrics import Metrics, Numbers
+from agentrl.system.termination import Terminated, allow, defer, within_time
+from agentrl.trainer.checking import StepChecks, estimate_and_check
 from agentrl.trainer.expert import ExpertStream
 from agentrl.trainer.model_scores import trained_on, with_model_scores
-from agentrl.trainer.run_folder import RunFolder
+from agentrl.trainer.recording import record_update
+from agentrl.trainer.run_folder import RunFolder, view_command
 from agentrl.trainer.teachers import with_teacher_scores
 from agentrl.trainer.validation import validate
 from agentrl.trajectory import Outline, Trajectory
@@ -135,18 +148,32 @@ class Trainer:
         self.validated: Numbers = {}
         """Metrics of the last validation; empty before the first."""
         self.troubles = Troubles()
-        self.gap_alarm = GapAlarm(config.algorithm.rollout_correction)
+        self.checks = StepChecks(config, folder.path, display)
+        self.alarm: tuple[str | None, Reaction] = (None, "warn")
+        """Text of the last step's alarms, and the reaction that they ask for."""
+        actor = config.actor_rollout_ref.actor
+        self.entropy_control = (
+            None
+            if actor.target_entropy is None
+            else EntropyControl(actor.entropy_coeff, actor.target_entropy, actor.entropy_change)
+        )
         self.first = self.state()
+        self.ended: dict[str, JSON] | None = None
+        """State after the last step that is whole; None before the first, and while an update changes the policy."""
+        self.saved = 0
+        """Step of the newest checkpoint."""
 
     def steps(self) -> Generator[Numbers, None, None]:
         """Resume, validate if asked, train to the last step, and export the policy. Yields each step's metrics.
 
         Closing the generator between two steps waits for the checkpoints that are being written. An interruption is
-        raised with a note of what the run would go on from.
+        raised with a note of what the run would go on from; SIGTERM after a checkpoint, if there is time.
         """
         try:
             yield from self._steps()
         except KeyboardInterrupt as interrupt:
+            if isinstance(interrupt, Terminated):
+                self.save_in_time()
             interrupt.add_note(self.continuation.way_on())
             raise
 
@@ -155,10 +182,12 @@ class Trainer:
         self.resume()
         if config.val_only or (self.step == 0 and config.val_before_train):
             self.validated = self.validate_first()
-            self.log(self.validated)
-            self.checkpoints.is_named_in(self.validated)
+            if self.validated:  # Empty where the run has no rows to validate.
+                self.log(self.validated)
+                self.checkpoints.is_named_in(self.validated)
         if config.val_only:
             self.display.note(f"done: {self.dir} holds metrics.jsonl and trajectories/")
+            self.display.note(f"to look at it: {view_command(self.dir)}")
             return
         with self.display.stage("train", total=total, done=self.step) as stage:
             while True:
@@ -196,27 +225,57 @@ class Trainer:
             self.display.note(report)
         if self.config.uses_ray and ray_init.timeline_json_file is not None:
             self.display.note(f"Ray's timeline is written to {ray_init.timeline_json_file}")
-        if (text := self.troubles.text()) is not None:
-            self.display.warn(text)
+        for text in (self.troubles.text(), self.checks.alarms.text()):
+            if text is not None:
+                self.display.warn(text)
+        self.display.note(f"to look at it: {view_command(self.dir)}")
 
     def next_step(self) -> Numbers:
-        """Train one step; validate, show, log and save as far as it is due."""
+        """Train one step; validate, show, log and save as far as it is due.
+
+        From the update on SIGTERM waits for the end of the step, and not longer than `trainer.preemption_seconds`.
+        """
+        try:
+            metrics = self.logged_step()
+        finally:
+            allow()
+        # The save of an earlier step may have reached the disk meanwhile: then it counts from now on.
+        self.checkpoints.settle(wait=False)
+        if self.checkpoints.is_best(self.step, metrics) or due(
+            self.config.trainer.save_freq, self.step, self.total_steps
+        ):
+            self.save(self.state())
+        self.react()
+        remove_oldest(
+            self.dir / "trajectories",
+            self.config.trainer.trajectories_to_keep_gb,
+            {self.step, *self.checkpoints.steps_kept()},
+        )
+        return metrics
+
+    def logged_step(self) -> Numbers:
+        """Train one step; validate, show and log as far as it is due."""
         config, total = self.config.trainer, self.total_steps
         self.step += 1
         metrics = self.train_step()
-        if (text := self.gap_alarm.text(metrics)) is not None:
-            self.display.warn(f"step {self.step}: {text}")
         if due(config.test_freq, self.step, total):
             self.validated = self.validate()
             metrics |= self.validated
         if "console" in config.logger:
             self.display.step(self.step, total, metrics)
         self.log(metrics)
-        # The save of an earlier step may have reached the disk meanwhile: then it counts from now on.
-        self.checkpoints.settle(wait=False)
-        if self.checkpoints.is_best(self.step, metrics) or due(config.save_freq, self.step, total):
-            self.save()
+        self.ended = self.state()
         return metrics
+
+    def react(self) -> None:
+        """Stop the run, after a checkpoint, where alarms of the step ask for it. Raises TrainingError."""
+        text, reaction = self.alarm
+        if text is None or reaction == "warn":
+            return
+        if reaction == "checkpoint_then_stop":
+            self.save(self.state())
+            self.checkpoints.settle()
+        raise TrainingError(f"step {self.step}: {text}. All alarms are in {self.checks.alarms.path}")
 
     def validate_first(self) -> Numbers:
         """Validate before any step; by new workers when some die."""
@@ -237,16 +296,20 @@ class Trainer:
             self.begin_again() if path is None else self.load(path)
             if not self.config.trainer.val_only:
                 self.tracker.truncate_after(self.step)
+                self.checks.alarms.forget_after(self.step)
 
         death = self.continuation.after(death, go_back_to)
         self.display.warn(f"{death}; new workers go on after step {self.step}")
 
     def begin_again(self) -> None:
         """Restore the state in which this process began from no checkpoint, with workers that are new."""
-        self.step = self.version = 0
+        self.step = self.version = self.saved = 0
+        self.ended = None
         self.source.load_state(self.first)
         if self.kl_controller is not None:
             self.kl_controller.load_state_dict(as_mapping(self.first["kl_controller"]))
+        if self.entropy_control is not None:
+            self.entropy_control.restore(self.first["entropy_coef"])
         self.source.publish(self.workers.policy.weights(), 0)
 
     def train_step(self) -> Numbers:
@@ -263,6 +326,9 @@ class Trainer:
         if workers.reward_model is not None:
             with self.timed("reward_model"):
                 outlines = with_model_scores(self.config.reward_model, workers, self.source, rollout)
+        self.checks.check_fates(self.step, rollout.outlines)
+        if self.config.async_training.max_staleness == 0:
+            self.checks.check_position(self.step, self.source.state(), metrics.get("refill/gen_batches", 1.0))
         sampled = [outline for outline in outlines if not outline.baseline]
         self.write_texts([path for path, _ in rollout.files], self.config.trainer.rollout_data_dir)
         check_failures(self.config, self.step, sampled)
@@ -279,19 +345,31 @@ class Trainer:
         with self.timed("advantages"):
             batch, found = self.estimate(batch, outlines)
         metrics |= found.metrics
-        updated = False
+        with self.timed("record"):
+            self.checks.add_record(
+                record_update(self.config, workers.executor, self.step, batch, found.trajectory, rollout, outlines)
+            )
+        defer(self.config.trainer.preemption_seconds)
+        self.ended, updated = None, False
         batch, parts = self.parts(batch, found, outlines)
         metrics["left_out/masked"] = float(len(set(found.trajectory)) - len(set(parts.trajectory)))
         metrics["train/sequences"] = float(len(batch) - len(parts.zero_advantage))
         learnt = metrics["train/sequences"] > 0 or self.config.distillation.in_loss
         self.troubles.add(sampled, of_source, learnt=learnt)
         if len(batch):
-            updated, update_metrics = self.update(batch, parts)
+            updated, update_metrics = self.update(batch, parts, entropy.get("actor/entropy"))
             metrics |= update_metrics
+            without = int(batch.select(parts.zero_advantage).policy_tokens.sum())
+            self.checks.check_update(metrics, int(batch.policy_tokens.sum()), without)
         self.version += updated
         if updated or self.source.needs_weights:
             metrics |= self.publish()
+        self.source.updated(outlines)
 
+        self.checks.add_report(self.source.checked(), metrics)
+        numbers, text, reaction = self.checks.end_step(self.step, metrics, sampled, learnt=learnt)
+        self.alarm = text, reaction
+        metrics |= numbers
         seconds = time.perf_counter() - began
         return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
 
@@ -304,6 +382,7 @@ class Trainer:
         if workers.reference is not None:
             with self.timed("ref_log_prob"):
                 batch = workers.reference.log_probs(batch)
+                self.checks.check_reference(workers.reference.sampled_checksums())
         if workers.critic is not None:
             with self.timed("values"):
                 batch = workers.critic.values(batch)
@@ -338,14 +417,12 @@ class Trainer:
         if "numbers" in declared_by_estimator(self.config).columns:
             numbers = {number: outline.numbers for number, outline in enumerate(outlines)}
         successes = self.successes(outlines) if self.config.actor_rollout_ref.actor.success_nll_coef else None
-        compute = self.workers.executor.compute
         distillation = self.config.distillation if self.config.distillation.teachers else None
-        batch, found = compute(
+        compute = partial(
             estimate,
-            batch,
-            self.config.algorithm,
-            n,
-            kl_coef,
+            config=self.config.algorithm,
+            n=n,
+            kl_coef=kl_coef,
             further_rewards=further,
             greedy_rewards=greedy,
             numbers=numbers,
@@ -353,6 +430,10 @@ class Trainer:
             version=self.version,
             distillation=distillation,
         )
+        expected = self.checks.expected(outlines, self.source, self.version, kl_coef, greedy, numbers)
+        batch, results = self.workers.executor.compute(estimate_and_check, batch, compute, expected)
+        found, findings, seen = results
+        self.checks.add(findings, seen)
         if controller is not None:
             controller.update(found.kl, len(batch))
         return batch, found
@@ -375,8 +456,11 @@ class Trainer:
         threshold = self.config.reward_model.success_threshold
         return {number for number, one in enumerate(outlines) if one.score is not None and one.score >= threshold}
 
-    def update(self, batch: Sequences, parts: Parts) -> tuple[bool, Numbers]:
-        """Update critic, and policy after the critic's warm-up. Returns (the policy has new weights, metrics)."""
+    def update(self, batch: Sequences, parts: Parts, entropy: float | None) -> tuple[bool, Numbers]:
+        """Update critic, and policy after the critic's warm-up. Returns (the policy has new weights, metrics).
+
+        entropy: the policy's before the update, nats a token, where it is known.
+        """
         filtered = self.config.algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
         workers = self.workers
         metrics: Numbers = {}
@@ -388,6 +472,9 @@ class Trainer:
             seed = self.config.trainer.seed + self.step
             batch, _ = workers.executor.compute(select_tokens, batch, self.config.actor_rollout_ref.actor, seed)
         if updated:
+            bonus = None
+            if self.entropy_control is not None and entropy is not None:
+                bonus = metrics["actor/entropy_coeff"] = self.entropy_control.weight(entropy)
             with self.timed("update_actor"):
                 expert = None if self.expert is None else workers.executor.keep(self.expert.batch(self.step))
                 metrics |= workers.policy.update(
@@ -397,6 +484,7 @@ class Trainer:
                     successes=parts.successes,
                     expert=expert,
                     expert_coef=self.config.expert.coef,
+                    entropy_coeff=bonus,
                 )
         return updated, metrics
 
@@ -447,22 +535,40 @@ class Trainer:
         if trajectory is not None:
             self.display.trajectory(trajectory, f"{split}, step {self.step}")
 
-    def save(self) -> None:
-        """Save everything that a continued run needs; published now or, in the background, when it is written."""
+    def save_in_time(self) -> None:
+        """Save the last step that is whole, unless it is saved, or an update was left half done, or time runs out."""
+        seconds = self.config.trainer.preemption_seconds
+        try:
+            with within_time(seconds):
+                if self.ended is not None and step_in(self.ended) > self.saved and seconds:
+                    self.save(self.ended, goes_on=False)
+                self.checkpoints.settle()
+        except (Exception, Terminated) as error:  # the run ends anyway, and goes on from the checkpoint before
+            self.display.warn(f"no checkpoint was saved at the end: {str(error) or f'{seconds:g} s have passed'}")
+
+    def save(self, state: Mapping[str, JSON], *, goes_on: bool = True) -> None:
+        """Save everything that a continued run needs; published now or, in the background, when it is written.
+
+        `state`: of the step that the models are after. Not `goes_on`: what is recorded after it is needed, too.
+        """
         groups: dict[str, TrainableGroup] = {"policy": self.workers.policy}
         if self.workers.critic is not None:
             groups["critic"] = self.workers.critic
         background = self.checkpoints.background
         writers = {name: partial(group.save, background=background) for name, group in groups.items()}
         with self.timed("save"):
-            self.checkpoints.save(self.step, writers, self.state() | {"config": config_to_dict(self.config)})
-            self.source.saved()
+            self.checkpoints.save(step_in(state), writers, {**state, "config": config_to_dict(self.config)})
+            self.saved = step_in(state)
+            if goes_on:
+                self.source.saved()
 
     def state(self) -> dict[str, JSON]:
         """Collect what a checkpoint holds beside the workers."""
         state: dict[str, JSON] = {"step": self.step, "version": self.version, **self.source.state()}
         if self.kl_controller is not None:
             state["kl_controller"] = self.kl_controller.state_dict()
+        if self.entropy_control is not None:
+            state["entropy_coef"] = self.entropy_control.coef
         return state
 
     def load(self, path: Path) -> None:
@@ -474,8 +580,11 @@ class Trainer:
         with reading_state(path):
             if self.kl_controller is not None:
                 self.kl_controller.load_state_dict(as_mapping(state["kl_controller"]))
+            if self.entropy_control is not None:
+                self.entropy_control.restore(state["entropy_coef"])
             self.source.load_state(state)
-        self.step = step_in(state)
+        self.step = self.saved = step_in(state)
+        self.ended = None
         version = state.get("version")  # checkpoints of earlier releases have none: theirs was the step
         self.version = version if isinstance(version, int) else self.step
         self.source.publish(self.workers.policy.weights(), self.version)
@@ -488,6 +597,8 @@ class Trainer:
             self.display.note(f"resumed from {path} (step {self.step})")
         after = None if config.val_only else -1 if path is None else self.step
         self.folder.begin(self.tracker, self.checkpoints, after)
+        if after is not None:
+            self.checks.alarms.forget_after(after)
 
     def export(self) -> None:
         """Export the policy in Hugging Face format, whole or not at all."""

@@ -5,6 +5,8 @@ for SGLang's own logs: with resume_mode=disable the older run is moved aside bef
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from pathlib import Path
 
 from agentrl.checkpoint.manager import CheckpointManager
@@ -31,7 +33,8 @@ class RunFolder:
         if given is not None and not (Path(given) / STATE_FILE).is_file():
             raise CheckpointError(
                 f"trainer.resume_from_path={given} is no whole checkpoint: it has no {STATE_FILE}. Name a folder such "
-                f"as {self.path}/checkpoints/step_000012"
+                f"as {self.path}/checkpoints/step_000012 (one of verl's is gone on with by its weights alone: "
+                "docs/verl.md)"
             )
         existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
@@ -76,3 +79,11 @@ class RunFolder:
             f"trainer.default_local_dir={self.path} cannot be written ({why}): name a folder in which this user may "
             "make files"
         )
+
+
+def view_command(dir: Path) -> str:
+    """Write the command that shows the run in `dir` in a browser, with this interpreter."""
+    python = Path(sys.executable)
+    if python.is_relative_to(Path.cwd()):
+        python = python.relative_to(Path.cwd())
+    return shlex.join([str(python), "-m", "agentrl.view", str(dir)])

@@ -3,7 +3,7 @@
     python -m benchmarks.arena --out runs/arena [--only grpo gigpo] [--tasks calls walk] [--seeds 1] [--document]
 
 `calls` is the quickstart's task: one or two tool calls, a reward for the answer. `walk` is an errand of 4 to 10 turns
-with one reward at its end (benchmarks/arena/walk.py). Each run is 20 steps of 32 prompts and 8 trajectories, or of 256
+with one reward at its end (examples/gigpo/walk.py). Each run is 20 steps of 32 prompts and 8 trajectories, or of 256
 prompts where they are not compared, from the same warmed-up policy. What is finished is not run again. Prints a table;
 --document writes it, and the picture, into docs/algorithms.md.
 """

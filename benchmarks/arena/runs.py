@@ -20,8 +20,8 @@ from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.tracking import read_metrics
 from agentrl.quickstart.assets import make_data, make_policy
 from agentrl.system.json_value import JSON
-from benchmarks.arena import walk
 from benchmarks.arena.contenders import Contender
+from examples.gigpo import walk
 
 Task = Literal["calls", "walk"]
 TASKS: tuple[Task, ...] = get_args(Task)

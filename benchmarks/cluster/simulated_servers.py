@@ -206,6 +206,33 @@ class SimulatedServer:
         self.up, self.frozen = True, False
         self._clear()
 
+    def hold(self) -> None:
+        """Stand still with all requests until `take_weights`."""
+        self.freeze()
+
+    def take_weights(self, seconds: float) -> float:
+        """Stand still while weights come, then compute all keys and values anew and go on. Returns the seconds."""
+        if not self.frozen:
+            self.freeze()
+        self._cache.clear()
+        self._cached = 0
+        seconds += (self._context + sum(r.session.context for r in self._begun())) / self._speed.prefill
+        self._clock.after(seconds, self._go_on)
+        return seconds
+
+    def _begun(self) -> list[Request]:
+        """The request whose prefill was interrupted, if any: it is begun again."""
+        return [self._prefilling] if self._prefilling else []
+
+    def _go_on(self) -> None:
+        self.frozen, self._since = False, self._clock.now
+        if self._prefilling is None:
+            self._proceed()
+            return
+        self._epoch += 1
+        epoch = self._epoch
+        self._clock.after(self._speed.prefill_fixed, lambda: self._prefilled(epoch))
+
     def _advance(self) -> None:
         now = self._clock.now
         if self._prefilling is not None or self._running:

@@ -72,7 +72,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         chat = Chat.from_pretrained(str(make_tiny_policy(Path(folder) / "policy", seed=1)))
     most = 10**6
-    limits = LoopLimits(most, most, most, most, None, 1, 0, True, 5.0)
+    limits = LoopLimits(most, most, most, most, None, 1, 0, True, 5.0, most, "error")
     engine: Any = ZeroLatencyEngine(chat)
     context = LoopContext(engine, chat, ToolSet.from_tools([]), {}, limits)
     endpoint = Endpoint()

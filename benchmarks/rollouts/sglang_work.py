@@ -116,7 +116,7 @@ def engine_over(
 def scheduler(engine: SGLangEngine, chat: Chat, shape: Shape) -> Scheduler:
     tools = ToolSet.from_tools([], timeout=30, max_response_tokens=1024, truncate_side="middle")
     most = 10**6
-    limits = LoopLimits(most, MODEL_LENGTH, most, most, None, 1, 0, True, 30.0)
+    limits = LoopLimits(most, MODEL_LENGTH, most, most, None, 1, 0, True, 30.0, most, "error")
     return Scheduler(
         context=LoopContext(engine, chat, tools, {}, limits),
         loops={"lengths": GivenLengths(shape)},

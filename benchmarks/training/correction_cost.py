@@ -1,10 +1,11 @@
-"""Processor time of a rollout correction, against the passes and the update of the same step.
+"""Processor time of a rollout correction, and of each policy loss, against the passes and the update of a step.
 
     python -m benchmarks.training.correction_cost
 
 One thread, a tiny policy (hidden 128, 4 layers; 0.9 million weights), so that the share is larger than any real
 policy's; 32 sequences of made-up tokens with log-normal lengths. `recomputed` is computed once a step, `interpolated`
-in every micro-batch. Prints the seconds and the share of the step (log-probs, correction, update).
+in every micro-batch. A loss is counted forward and backward, with what chooses its tokens. Prints the seconds and the
+share of the step (log-probs, correction, update).
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from pathlib import Path
 import torch
 
 from agentrl.algorithms.estimate import corrected
-from agentrl.algorithms.policy_loss import PolicyLoss
+from agentrl.algorithms.policy_loss import PolicyLoss, select_tokens
+from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
+from agentrl.system.json_value import JSON
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.policy import PolicyWorker
 from benchmarks.no_options import no_options
@@ -50,6 +53,23 @@ def in_loss(batch: RaggedBatch, config: RolloutCorrectionConfig) -> float:
     logprobs = batch.old_logprobs
     plain, own = PolicyLoss.of(ActorConfig()), PolicyLoss.of(ActorConfig(), config)
     return seconds(lambda: own(batch, logprobs), ROUNDS) - seconds(lambda: plain(batch, logprobs), ROUNDS)
+
+
+def of_loss(batch: RaggedBatch, name: str) -> float:
+    """Seconds of a loss over the whole batch, forward and backward, and of the choice of its tokens."""
+    assert batch.old_logprobs is not None
+    options: dict[str, JSON] = {"dro_beta": 0.1} if name == "dro" else {}
+    config = ActorConfig.model_validate({"policy_loss": {"loss_mode": name, "options": options}})
+    loss = PolicyLoss.of(config)
+    logprobs = batch.old_logprobs.clone().requires_grad_()
+
+    def once() -> None:
+        columns: dict[str, torch.Tensor] = {}
+        if loss.declaration.select is not None:
+            columns, _ = select_tokens(batch, config, 1)
+        loss(batch.with_fields(**columns), logprobs).by_token.sum().backward()
+
+    return seconds(once, ROUNDS)
 
 
 def main() -> None:
@@ -82,6 +102,10 @@ def main() -> None:
         ("interpolated", in_loss(batch, interpolated), update),
     ):
         print(f"{name:13} {cost * 1e3:6.2f} ms, {cost / (step + cost):.2%} of the step")
+    batch.correction = None
+    for name in POLICY_LOSSES.names():
+        cost = of_loss(batch, name)
+        print(f"loss {name:8} {cost * 1e3:6.2f} ms, {cost / (passes + update):.2%} of the step")
 
 
 if __name__ == "__main__":

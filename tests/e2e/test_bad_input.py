@@ -58,6 +58,7 @@ def test_parquet_without_prompt(small_run: Overrides, tmp_path: Path, capsys: py
         ({"agent_name": "tool_agnet"}, ["tool_agnet", "tool_agent", "row 5"]),
         ({"tools_kwargs": {"calculater": {"create_kwargs": {"x": 1}}}}, ["calculater", "calculator", "row 5"]),
         ({"data_source": "nobody/knows"}, ["nobody/knows"]),
+        ({"reward_model": None}, ["row 5", "it has no reward_model.ground_truth", "custom_reward_function.path"]),
         ({"prompt": [{"role": "user", "content": None}]}, ["row 5", "content"]),
     ],
 )

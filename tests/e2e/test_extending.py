@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from agentrl.trajectory.parquet import trajectory_files
 from tests.e2e.test_docs import SMALL, blocks, commands, run, write_files
 from tests.e2e.test_train import lines
 from tests.forked import forked
@@ -76,7 +77,7 @@ def test_the_parts_train_together(folder: Path, policy_dir: Path) -> None:
     assert step["left_out/failed"] == 0 and step["actor/grad_norm"] > 0
     assert 0 <= step["actor/bounded_frac"] <= 1 and "score/cost" in step and "score/characters" in step
     assert (done / "my_rewards.txt").read_text() == f"1 {step['reward/mean']}\n"
-    (file,) = (done / "trajectories").glob("*.parquet")
+    (file,) = trajectory_files(done / "trajectories")
     shown = str(pq.read_table(file).to_pylist())
     assert "train/1/0/" in (done / "long_turns.txt").read_text()
     assert "Are you sure?" in shown, "the interaction"
@@ -97,14 +98,14 @@ def test_the_source_is_a_step_late_and_goes_on(folder: Path, policy_dir: Path) -
     for steps in (2, 4):
         run(["late.py", *words, f"trainer.total_training_steps={steps}"], folder)
     done = folder / "runs" / "lengths"
-    assert [step["step"] for step in lines(done)] == [0, 1, 2, 3, 4]
+    assert [step["step"] for step in lines(done)] == [1, 2, 3, 4]
     assert versions(done) == {1: 0, 2: 0, 3: 2, 4: 2, 5: 3}, "the second process begins with trajectories of its own"
 
 
 def versions(run_dir: Path) -> dict[int, int]:
     """Version of the weights that sampled each step's trajectories."""
     found = {}
-    for file in (run_dir / "trajectories").glob("*.parquet"):
+    for file in trajectory_files(run_dir / "trajectories"):
         row = pq.read_table(file).to_pylist()[0]
         ((span,),) = row["versions"]
         found[row["step"]] = span["version"]

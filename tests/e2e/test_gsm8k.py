@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from agentrl.chat import Chat
 from agentrl.observe.invariants import check_trajectory
 from agentrl.train import main
-from agentrl.trajectory.parquet import read_trajectories
+from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from data_prep.gsm8k import main as prepare
 from tests.e2e.test_train import lines
 
@@ -55,7 +55,7 @@ def test_gsm8k_rows_train_and_every_trajectory_keeps_the_invariants(
     assert status == 0
     run = tmp_path / "run"
     vocab = Chat.from_pretrained(str(policy_dir)).vocab_size
-    files = sorted((run / "trajectories").glob("*.parquet"))
+    files = trajectory_files(run / "trajectories")
     assert len(files) == 2 + 3 + 2, "validation at 0 and 3, sampled and greedy; training at 1, 2 and 3"
     trajectories = [trajectory for file in files for trajectory in read_trajectories(file)]
     assert len(trajectories) == 2 * (4 + 4) + 3 * 32

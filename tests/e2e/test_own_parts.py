@@ -102,4 +102,4 @@ def test_a_run_of_own_parts_is_gone_on_with(small_run: Callable[..., list[str]],
         done = command(small_run(*own, f"trainer.total_training_steps={steps}"), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     questions = [json.loads(line) for line in (tmp_path / "run" / "questions.jsonl").read_text().splitlines()]
-    assert questions == [[0, None], [1, 9.5], [2, 5.5]], "rows 8 to 11, then 4 to 7"
+    assert questions == [[1, 9.5], [2, 5.5]], "rows 8 to 11, then 4 to 7"

@@ -24,7 +24,7 @@ from agentrl.config.overrides import _text, as_config
 from agentrl.errors import CodeError, ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.trajectory import Status
-from agentrl.trajectory.parquet import read_trajectories
+from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_docs import blocks
 from tests.e2e.test_train import lines
@@ -116,7 +116,7 @@ def test_the_documented_script_trains(policy_dir: Path, tmp_path: Path) -> None:
     assert "step 1 of 2: reward " in done.stdout and "step 2 of 2: reward " in done.stdout
     run = tmp_path / "runs" / "adding"
     assert lines(run)[-1]["step"] == 2 and (run / "policy" / "model.safetensors").exists()
-    written = [one for file in (run / "trajectories").glob("train_*") for one in read_trajectories(file)]
+    written = [one for file in trajectory_files(run / "trajectories") for one in read_trajectories(file)]
     again = [one for one in written if one.agent_name == "second_try"]
     assert again and any("Answer with a number." in str(one.messages) for one in again)
 

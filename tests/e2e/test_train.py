@@ -17,6 +17,7 @@ from agentrl.observe.invariants import check_trajectory
 from agentrl.train import main
 from agentrl.trajectory.parquet import read_trajectories
 from tests.e2e.conftest import command
+from tests.model.families import make_model
 
 Overrides = Callable[..., list[str]]
 
@@ -38,9 +39,9 @@ def test_what_a_run_leaves_behind(small_run: Overrides, tmp_path: Path, policy_d
         assert line["reward/std"] > 0
         assert line["time/rollout"] > 0
         assert all(value is not None and math.isfinite(value) for value in line.values())
-    frame = pandas.read_parquet(sorted((run / "trajectories").glob("train_*.parquet"))[0])
+    frame = pandas.read_parquet(sorted((run / "trajectories").glob("train_*[0-9].parquet"))[0])
     assert len(frame) == 16
-    trajectories = read_trajectories(sorted((run / "trajectories").glob("train_*.parquet"))[0])
+    trajectories = read_trajectories(sorted((run / "trajectories").glob("train_*[0-9].parquet"))[0])
     assert [problem for t in trajectories for problem in check_trajectory(t, vocab_size=600)] == []
     assert (run / "reward.png").read_bytes()[:4] == b"\x89PNG"
     assert "train_batch_size: 4" in (run / "config.yaml").read_text()
@@ -101,14 +102,21 @@ def test_algorithms_run_whole(small_run: Overrides, tmp_path: Path, changes: lis
         assert last["rollout/logprob_gap_max_abs"] < 1e-4
 
 
+def test_the_entropys_weight_is_steered_on_also_in_a_continued_run(small_run: Overrides, tmp_path: Path) -> None:
+    keys = [f"actor_rollout_ref.actor.{key}" for key in ("target_entropy=50", "entropy_coeff=0.01")]
+    for steps in (2, 3):
+        assert main(small_run(*keys, f"trainer.total_training_steps={steps}", "data.val_files=null")) == 0
+    assert [line["actor/entropy_coeff"] for line in lines(tmp_path / "run")] == pytest.approx([0.01, 0.015, 0.02])
+
+
 @pytest.mark.slice(2, "matrix")
 @pytest.mark.parametrize(
     ("estimator", "loss"),
     list(zip(ADVANTAGE_ESTIMATORS.names(), itertools.cycle(POLICY_LOSSES.names()), strict=False)),
 )
 def test_every_estimator_and_loss_trains(small_run: Overrides, tmp_path: Path, estimator: str, loss: str) -> None:
-    """Two mini-batches, so that the second one's policy is not the one before the update."""
-    base = [override for override in small_run("trainer.total_training_steps=1") if "filter_groups" not in override]
+    """Two steps of two mini-batches, so that the second one's policy is not the one before the update."""
+    base = [override for override in small_run("trainer.total_training_steps=2") if "filter_groups" not in override]
     chosen = [f"algorithm.adv_estimator={estimator}", f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}"]
     more = {
         "dro": ["actor_rollout_ref.actor.policy_loss.options.dro_beta=0.1"],
@@ -118,6 +126,32 @@ def test_every_estimator_and_loss_trains(small_run: Overrides, tmp_path: Path, e
     last = lines(tmp_path / "run")[-1]
     assert math.isfinite(last["actor/pg_loss"]) and math.isfinite(last["actor/ppo_kl"])
     assert last["actor/skipped_updates"] == 0
+
+
+@pytest.fixture(scope="module")
+def mixture_dir(policy_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random mixture of experts with the policy's tokenizer."""
+    out = tmp_path_factory.mktemp("mixture")
+    tokenizer = AutoTokenizer.from_pretrained(policy_dir)
+    make_model("qwen3-moe", vocab_size=len(tokenizer), max_position_embeddings=512).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    return out
+
+
+def test_experts_are_replayed(small_run: Overrides, tmp_path: Path, mixture_dir: Path, policy_dir: Path) -> None:
+    replay = "actor_rollout_ref.actor.router_replay.mode=R3"
+    assert main(small_run(f"actor_rollout_ref.model.path={mixture_dir}", replay)) == 0
+    for line in lines(tmp_path / "run")[1:]:
+        assert line["rollout/logprob_gap_max_abs"] < 1e-4 and line["actor/grad_norm"] > 0
+    again = ["trainer.total_training_steps=4", f"actor_rollout_ref.model.path={mixture_dir}"]
+    assert main(small_run(*again, replay)) == 0, "it goes on from its checkpoint"
+
+
+def test_experts_of_a_model_without_any_cannot_be_replayed(
+    small_run: Overrides, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(small_run("actor_rollout_ref.actor.router_replay.mode=R3")) == 2
+    assert "router_replay.mode=R3: Qwen3ForCausalLM cannot be told which experts to take" in capsys.readouterr().err
 
 
 def test_val_only_trains_nothing(small_run: Overrides, tmp_path: Path) -> None:

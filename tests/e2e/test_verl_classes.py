@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agentrl.trajectory.parquet import trajectory_files
 from tests.e2e.conftest import command
 from tests.verl import users
 
@@ -99,6 +100,6 @@ def test_a_run_of_files_made_for_verl(
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    files = sorted((tmp_path / "run" / "trajectories").glob("*.parquet"))
+    files = trajectory_files(tmp_path / "run" / "trajectories")
     written = [one for file in files for one in pq.read_table(file).to_pylist()]
     assert len(written) == 32 and not any(one["failure"] for one in written)

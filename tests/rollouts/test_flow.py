@@ -50,9 +50,11 @@ def moves(flow: Flow) -> Iterator[Flow]:
             continue
         if one.since < flow.served:
             yield flow.begin(one.ordinal)
-        for outcome in (Outcome.SCORED, Outcome.FAILED):
+        outcomes = (Outcome.SCORED, Outcome.FAILED, Outcome.FILTERED)
+        for outcome in outcomes[: 3 if flow.settings.replaces else 2]:
             after, fate = flow.finish(one.ordinal, outcome, one.since)
             assert (fate is Fate.OPEN) == (one.ordinal in {other.ordinal for other in after.groups})
+            assert fate is Fate.OPEN or dict(after.left)[one.ordinal] is fate
             yield after
     if flow.updating:
         yield flow.updated(flow.version)
@@ -63,8 +65,11 @@ def moves(flow: Flow) -> Iterator[Flow]:
         yield flow.publish()  # earlier than it is due, for a validation
     if flow.step < flow.settings.last_step and isinstance(taken := flow.take(), Batch):
         before, rest = {one.ordinal for one in flow.groups}, {one.ordinal for one in taken.flow.groups}
-        assert taken.fates.keys() == before - rest and list(taken.fates) == sorted(taken.fates)
-        assert len(taken.fates) == flow.settings.batch_size and Fate.OPEN not in taken.fates.values()
+        assert set(taken.ordinals) == before - rest and not taken.flow.left
+        assert taken.fates.keys() == {*taken.ordinals, *dict(flow.left)}
+        assert len(taken.fates) == len(taken.ordinals) + len(flow.left) and list(taken.fates) == sorted(taken.fates)
+        assert len(taken.ordinals) == flow.settings.batch_size and Fate.OPEN not in taken.fates.values()
+        assert taken.flow == flow.repeat(taken.fates).flow and taken.ordinals == flow.trained_of(taken.fates)
         yield taken.flow
 
 
@@ -72,13 +77,15 @@ def normal(flow: Flow) -> Flow:
     """The same state as far as the future goes: versions count from the policy's, ordinals from 0 by age."""
     by_age = sorted((one.since - flow.version, one.outcome is not None) for one in flow.groups)
     groups = tuple(Group(n, since, Outcome.SCORED if ended else None) for n, (since, ended) in enumerate(by_age))
+    counted = 0 if flow.settings.most_left is None else len(flow.left)
     return replace(
         flow,
         version=0,
         served=flow.served - flow.version,
         step=0 if flow.settings.last_step == ENDLESS else flow.step,
-        next_ordinal=len(groups),
+        next_ordinal=len(groups) + counted,
         groups=groups,
+        left=tuple((len(groups) + n, Fate.FILTERED) for n in range(counted)),
     )
 
 
@@ -87,6 +94,9 @@ def fault(flow: Flow) -> str | None:
     settings = flow.settings
     assert len(flow.groups) <= (1 + settings.depth) * settings.batch_size
     assert len(flow.groups) <= (settings.last_step - flow.step) * settings.batch_size
+    if flow.is_exhausted:
+        assert len(flow.left) == settings.most_left + 1 if settings.most_left is not None else False
+        return "is exhausted"
     if any(one.since + settings.max_staleness < flow.version + flow.updating for one in flow.groups):
         return "above the bound"
     if flow.updating or flow.step == settings.last_step or flow.can_admit:
@@ -133,6 +143,13 @@ def test_no_order_of_events_passes_the_bound_or_stands_still(settings: Settings)
 def test_the_last_steps_take_all_that_was_admitted(settings: Settings) -> None:
     found, states = search(Flow(settings))
     assert not found and states > 3 * settings.batch_size
+
+
+@pytest.mark.parametrize("most", [0, 2])
+@pytest.mark.parametrize("settings", [Settings(1, ENDLESS, 1, 1), Settings(2, 3, 2, 2)], ids=named)
+def test_no_more_groups_are_replaced_than_may_be(settings: Settings, most: int) -> None:
+    """Nothing else goes wrong before that."""
+    assert search(Flow(replace(settings, replaces=True, most_left=most)))[0] == {"is exhausted"}
 
 
 @pytest.mark.parametrize("settings", [Settings(1, ENDLESS, 1, 1), Settings(2, ENDLESS, 2, 1, 3)], ids=named)
@@ -245,9 +262,11 @@ class AnyOrder(RuleBasedStateMachine):
         if isinstance(taken, Batch):
             ages = [self.flow.version - one.since for one in self.flow.groups if one.ordinal in taken.fates]
             assert max(ages) <= self.settings.max_staleness
-            self.batches.append(list(taken.fates))
+            self.batches.append(list(taken.ordinals))
+            left = dict(self.flow.left)
+            assert {one: taken.fates[one] for one in left} == left
             self.flow = taken.flow
-            self.settle(taken.fates)
+            self.settle({one: taken.fates[one] for one in taken.ordinals})
 
     @precondition(lambda self: self.flow.updating)
     @rule(changes=st.integers(0, 5))
@@ -271,8 +290,9 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def go_on_in_a_new_process(self) -> None:
         ordinals = [one.ordinal for one in self.flow.groups]
+        left = self.flow.left
         self.flow = Flow.load(self.settings, self.flow.state()).restart(self.flow.version)
-        assert [one.ordinal for one in self.flow.groups] == ordinals
+        assert self.flow.left == left and [one.ordinal for one in self.flow.groups] == ordinals
 
     def settle(self, fates: dict[int, Fate]) -> None:
         for ordinal, fate in fates.items():
@@ -295,7 +315,9 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "flow"):
             self.run_to_the_end()
+            left = dict(self.flow.left)
             self.flow, fates = self.flow.cancel()
+            assert {one: self.fates[one] for one in left} == left == {one: fates.pop(one) for one in left}
             self.settle(fates)
             assert Fate.OPEN not in self.fates.values()
 
@@ -324,16 +346,23 @@ TestAnyOrder.settings = tries(max_examples=15, stateful_step_count=30, deadline=
 
 def test_batches_of_a_process_before_are_taken_again_and_what_had_ended_is_ready() -> None:
     flow = Flow(Settings(2, 9, 2, 2), step=3, version=3, served=3, next_ordinal=8, groups=(Group(6, 3), Group(7, 3)))
-    again = flow.repeat([7, 9])
+    again = flow.repeat({7: Fate.TRAINED, 9: Fate.TRAINED}).flow
     assert (again.step, again.updating, again.next_ordinal) == (4, True, 10)
     assert [one.ordinal for one in again.groups] == [6, 8], "8 was begun when 9 was"
-    for wrong in ([5, 6], [7, 7, 9]):
-        with pytest.raises(RuntimeError, match=r"step 4 cannot take prompts .* again"):
-            flow.repeat(wrong)
+    with pytest.raises(RuntimeError, match=r"step 4 cannot take prompts .* again"):
+        flow.repeat(dict.fromkeys([5, 6], Fate.TRAINED))
     with pytest.raises(RuntimeError, match="step 5 cannot take"):
-        again.repeat([6, 8])
+        again.repeat(dict.fromkeys([6, 8], Fate.TRAINED))
     flow = again.updated(4).publish()
     ready = flow.recall(6, Outcome.SCORED, 3)
     assert [(one.ordinal, one.since) for one in ready.ready] == [(6, 3)]
     assert flow.recall(6, Outcome.SCORED, 1) == flow, "too old for the batch at version 4"
     assert ready.recall(8, Outcome.FAILED, None).ready[-1].outcome is Outcome.FAILED
+    replacing = replace(ready, settings=replace(ready.settings, replaces=True)).recall(8, Outcome.FILTERED, None)
+    assert [one.ordinal for one in replacing.groups] == [6] and replacing.left == ((8, Fate.FILTERED),)
+
+
+def test_a_group_that_begins_anew_is_not_as_old_as_it_was() -> None:
+    flow = replace(Flow(Settings(1, 9, 3, 3)).admit(), version=3, served=2)
+    assert [flow.begin(0, told).groups[0].since for told in (0, 1, 3)] == [0, 1, 2]
+    assert flow.begin(0).begin(0, 1).groups[0].since == 2, "what was told late makes nothing older"

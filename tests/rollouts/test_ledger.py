@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import DataError
 from agentrl.rollouts.flow import Fate, Outcome
-from agentrl.rollouts.journal import Journal, identity
+from agentrl.rollouts.journal import Journal, identity, record_of, trajectories_in
 from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch
 from agentrl.system.json_value import as_mapping
 from agentrl.trajectory import Status, Trajectory, Transcript, Turn, VersionSpan
@@ -92,13 +93,19 @@ def trajectory(version: int, number: int = 0) -> Trajectory:
     return made
 
 
+def record(ordinal: int, outcome: Outcome, oldest: int | None, trajectories: list[Trajectory]) -> bytes:
+    made = record_of(ordinal, SAMPLE, outcome, oldest, trajectories)
+    assert made is not None
+    return made
+
+
 def test_records_come_back_and_the_last_of_a_prompt_counts(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "key")
     for ordinal in range(5):
-        journal.add(ordinal, SAMPLE, Outcome.SCORED, ordinal, [trajectory(ordinal), trajectory(ordinal + 1, 1)])
-    journal.add(3, SAMPLE, Outcome.SCORED, 9, [trajectory(9)])
+        journal.add(record(ordinal, Outcome.SCORED, ordinal, [trajectory(ordinal), trajectory(ordinal + 1, 1)]))
+    journal.add(record(3, Outcome.SCORED, 9, [trajectory(9)]))
     journal.keep(lambda ordinal: ordinal in (1, 3, 4))
-    journal.add(6, SAMPLE, Outcome.FAILED, None, [])
+    journal.add(record(6, Outcome.FAILED, None, []))
     first, second = sorted(journal.folder.iterdir())
     again = Journal(tmp_path, "key")
     assert again.read() == 0 and set(again.ended) == {0, 1, 2, 3, 4, 6}, (
@@ -106,22 +113,31 @@ def test_records_come_back_and_the_last_of_a_prompt_counts(tmp_path: Path) -> No
     )
     assert again.size == sum(path.stat().st_size for path in (first, second)) == journal.size
     assert (again.ended[3].oldest, again.ended[3].newest, again.ended[6].newest) == (9, 9, -1)
-    found, expected = again.trajectories(1), [trajectory(1), trajectory(2, 1)]
+    found, expected = trajectories_in(again.record(1)), [trajectory(1), trajectory(2, 1)]
     assert [one.baseline for one in found] == [False, True] and found[0].turns[0].state == "s"
     assert [one.outline() for one in found] == [one.outline() for one in expected]
     assert found[0].transcripts[0].ids == [5, 6, 7] and found[0].turns[0].text == "three \ufffd"
     again.keep(lambda ordinal: ordinal == 4)
     again.keep(lambda ordinal: ordinal == 4)
-    assert set(again.ended) == {4} and again.trajectories(4)[0].uid == "train/1/0"
+    assert set(again.ended) == {4} and trajectories_in(again.record(4))[0].uid == "train/1/0"
     assert not first.exists() and not second.exists()
     other = Journal(tmp_path, "another config")
     assert other.read() == 2 and other.ended == {} and other.size == 0 and not list(other.folder.iterdir())
 
 
+def test_what_a_record_does_not_hold_begins_anew(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "key")
+    told = trajectory(0)
+    told.transcripts[0].experts = numpy.zeros((2, 1, 1), numpy.uint8)
+    assert record_of(0, SAMPLE, Outcome.SCORED, 0, [trajectory(0), told]) is None
+    journal.add(record(1, Outcome.SCORED, 0, [trajectory(0)]))
+    assert set(journal.ended) == {1}
+
+
 def test_what_a_kill_cuts_off_or_a_disk_spoils_is_left_out(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "key")
     for ordinal in range(3):
-        journal.add(ordinal, SAMPLE, Outcome.SCORED, 0, [trajectory(0)])
+        journal.add(record(ordinal, Outcome.SCORED, 0, [trajectory(0)]))
     (file,) = journal.folder.iterdir()
     whole = file.read_bytes()
     size = (len(whole) - len("key") - 28) // 3
@@ -136,7 +152,7 @@ def test_what_a_kill_cuts_off_or_a_disk_spoils_is_left_out(tmp_path: Path) -> No
     again = Journal(tmp_path, "key")
     again.read()
     assert set(again.ended) == {0}
-    again.add(7, SAMPLE, Outcome.SCORED, 0, [trajectory(0)])
+    again.add(record(7, Outcome.SCORED, 0, [trajectory(0)]))
     third = Journal(tmp_path, "key")
     third.read()
     assert set(third.ended) == {0, 7}, "a new file follows the torn one"

@@ -22,14 +22,14 @@ from agentrl.data.contract import Dataset
 from agentrl.data.loader import make_loader
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.weights import SyncReport, Weights
-from agentrl.errors import CodeError, DataError
+from agentrl.errors import CodeError, DataError, TrainingError
 from agentrl.model.packed import load_model
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.rollouts.context import load_chat, load_context, open_rows
 from agentrl.rollouts.contract import Progress, Rollout
 from agentrl.rollouts.flow import Fate, Settings
 from agentrl.rollouts.ledger import LedgerFile
-from agentrl.rollouts.local import open_local_rollouts
+from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.overlapping import Overlapping
 from agentrl.rollouts.source import TakingTurns, TrajectorySource
@@ -78,6 +78,10 @@ def score(data_source: str, solution_str: str, ground_truth: object, extra_info:
     return len(solution_str) % 7 / 7
 
 
+def rarely(data_source: str, solution_str: str, ground_truth: object, extra_info: object = None) -> float:
+    return float(len(solution_str) % 3 == 0)
+
+
 @pytest.fixture(scope="module")
 def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), seed=3)
@@ -99,7 +103,7 @@ def config(policy_dir: Path, tmp_path: Path) -> Config:
             f"actor_rollout_ref.rollout.n={N}",
             "actor_rollout_ref.rollout.max_num_seqs=5",
             "actor_rollout_ref.rollout.multi_turn.tool_config_path=null",
-            "actor_rollout_ref.rollout.agent.default_agent_loop=uneven",
+            "actor_rollout_ref.rollout.agent.default_agent_loop=overlapped",
             f"trainer.default_local_dir={tmp_path}/run",
         ]
     )
@@ -119,6 +123,12 @@ class Bench:
     version: int = 0
     batches: list[RaggedBatch] = field(default_factory=list)
     uids: list[list[str]] = field(default_factory=list)
+    scores: list[list[float | None]] = field(default_factory=list)
+
+    @property
+    def rollouts(self) -> LocalRollouts:
+        assert isinstance(self.overlapping.rollouts, LocalRollouts)
+        return self.overlapping.rollouts
 
     @property
     def overlapping(self) -> Overlapping:
@@ -136,6 +146,7 @@ class Bench:
         assert made.batch is not None
         self.batches.append(made.batch.load())
         self.uids.append([one.uid for one in made.outlines])
+        self.scores.append([one.score for one in made.outlines])
         time.sleep(self.seconds)
         if self.until is not None:
             wait_for(self.until)
@@ -166,12 +177,23 @@ class Bench:
         return [sorted({step - v for v in b.version[b.mask].tolist()}) for step, b in enumerate(self.batches, after)]
 
 
+def replacing(config: Config) -> Config:
+    """The config with groups replaced whose trajectories are equal."""
+    filters = config.algorithm.filter_groups.model_copy(update={"refill": True})
+    algorithm = config.algorithm.model_copy(update={"filter_groups": filters})
+    return config.model_copy(update={"algorithm": algorithm})
+
+
 Opened = Callable[..., AbstractContextManager[Bench]]
 
 
 @pytest.fixture
 def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
-    """Open a bench with a bound (None: the source that takes turns), its depth and more."""
+    """Open a bench with a bound (None: the source that takes turns), its depth and more.
+
+    refill: groups are replaced, and so many of them may leave before a batch.
+    """
+    given = config
 
     @contextmanager
     def open_one(
@@ -181,8 +203,11 @@ def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
         steps: int = 6,
         loop: LoopFunction = uneven,
         folder: str = "run",
+        refill: int = 0,
+        scorer: Callable[..., float] = score,
     ) -> Iterator[Bench]:
-        context = load_context(config, UserObjects(loops={"uneven": loop}, reward=score))
+        config = replacing(given) if refill else given
+        context = load_context(config, UserObjects(loops={"overlapped": loop}, reward=scorer))
         chat = load_chat(config)
         context.bind(chat)
         data = open_rows(config, str(tmp_path / "rows.parquet"), None, context)
@@ -192,7 +217,8 @@ def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
             if bound is None:
                 yield Bench(TakingTurns(config, loader, rollouts), data, policy)
                 return
-            source = Overlapping(config, loader, rollouts, Settings(B, steps, bound, depth, every))
+            settings = Settings(B, steps, bound, depth, every, bool(refill), refill or None)
+            source = Overlapping(config, loader, rollouts, settings)
             with closing(source):
                 yield Bench(source, data, policy)
 
@@ -235,7 +261,7 @@ def test_no_token_is_above_the_bound_and_every_prompt_has_one_fate(
     opened: Opened, bound: int, depth: int, every: int
 ) -> None:
     with opened(bound, depth, every, steps=6) as bench:
-        rollouts = bench.overlapping.rollouts
+        rollouts = bench.rollouts
         for step in range(1, 7):
             bench.step(step)
             assert rollouts.loop.run(rollouts.engine.health()).paused, "nothing is sampled until the next batch"
@@ -279,7 +305,7 @@ def test_a_validation_is_by_the_weights_of_its_step_alone(opened: Opened) -> Non
         for step in range(1, 3):
             bench.step(step)
         assert bench.overlapping.flow.served == 0, "every third version is published"
-        rollouts = bench.overlapping.rollouts
+        rollouts = bench.rollouts
         running = dict(bench.overlapping._running)
         bench.source.validate(samples, 2, greedy=False)
         (file,) = rollouts.record_dir.glob("val_000002*.parquet")
@@ -306,7 +332,7 @@ def test_without_a_journal_what_was_begun_begins_anew(opened: Opened, config: Co
             resumed.source.publish(resumed.weights(), begin)
         for step in range(4, 7):
             resumed.step(step)
-        rollouts, loader = resumed.overlapping.rollouts, make_loader(resumed.dataset, config.data)
+        rollouts, loader = resumed.rollouts, make_loader(resumed.dataset, config.data)
         with pytest.raises(DataError, match=r"prompts that were begun .* async_training.max_staleness=1 or more"):
             TakingTurns(config, loader, rollouts).load_state(state)
         flow = as_mapping(state["flow"])
@@ -322,9 +348,57 @@ def assert_each_once(uids: list[list[str]], steps: int) -> None:
     assert sorted(prompts) == sorted({f"train/{step}/{i}" for step in range(1, steps + 1) for i in range(B)})
 
 
+def teaches_nothing(data_source: str, solution_str: str, ground_truth: object, extra_info: object = None) -> float:
+    return 1.0
+
+
+@pytest.mark.slice(1, "matrix")
+@pytest.mark.parametrize("bound, depth", [(1, 1), (2, 1), (3, 3)])
+def test_groups_that_teach_nothing_are_replaced(opened: Opened, tmp_path: Path, bound: int, depth: int) -> None:
+    """And a run that is killed takes its batches again, and knows which prompts had left."""
+    with opened(bound, depth, steps=5, refill=99, scorer=rarely) as bench:
+        for step in range(1, 4):
+            bench.step(step)
+            if step == 2:
+                state: dict[str, JSON] = {"step": 2, "version": 2, **bench.source.state()}
+                bench.source.saved()
+        killed(bench, tmp_path / "killed", 0)
+        for step in range(4, 6):
+            bench.step(step)
+        counts = bench.overlapping.record.ledger.counts
+        lines = LedgerFile(tmp_path / "run").read()
+    for made in bench.scores:
+        assert all(one != other for one, other in zip(made[::N], made[1::N], strict=True))
+    assert max(map(max, bench.staleness())) <= bound
+    assert counts[Fate.TRAINED] == 5 * B and counts[Fate.FILTERED] > 0
+    fates = [one for line in lines for one in line.fates]
+    assert len(fates) == len(set(fates)) == counts.total()
+    assert [sum(fate is Fate.TRAINED for fate in line.fates.values()) for line in lines] == [B] * 5
+    with opened(bound, depth, steps=5, refill=99, scorer=rarely, folder="killed") as resumed:
+        resumed.goes_on(state, 2)
+        for step in range(3, 6):
+            resumed.step(step)
+        again = LedgerFile(tmp_path / "killed").read()
+        ledger = resumed.overlapping.record.ledger
+    assert resumed.uids[0] == bench.uids[2] and equal(resumed.batches[0], bench.batches[2])
+    assert again[:3] == lines[:3] and ledger.counts[Fate.TRAINED] == 5 * B
+    fates = [one for line in again for one in line.fates]
+    assert len(fates) == len(set(fates)) == ledger.counts.total()
+    assert max(map(max, resumed.staleness(after=2))) <= bound
+
+
+def test_too_many_replaced_groups_end_the_run_with_what_to_do(opened: Opened) -> None:
+    with opened(1, 1, steps=5, refill=4, scorer=teaches_nothing) as bench:
+        with pytest.raises(TrainingError, match=r"step 1: 5 groups were replaced .* 0 of the 3 .* too hard or"):
+            bench.step(1)
+        assert not bench.overlapping._running
+        counts = bench.overlapping.record.ledger.counts
+        assert counts[Fate.FILTERED] == 5 and counts.total() == bench.overlapping.flow.next_ordinal
+
+
 def killed(bench: Bench, folder: Path, cut: int) -> None:
     """Leave in `folder` what a SIGKILL now would, in the middle of writing a record."""
-    shutil.copytree(bench.overlapping.rollouts.record_dir.parent, folder)
+    shutil.copytree(bench.rollouts.record_dir.parent, folder)
     newest = max((folder / "journal").iterdir())
     newest.write_bytes(newest.read_bytes()[: -cut or None])
 
@@ -399,17 +473,16 @@ class Flying(EmbeddedEngine):
 
 def test_an_engine_with_devices_of_its_own_samples_while_the_policy_is_updated(opened: Opened) -> None:
     with opened(2, 2, every=2, steps=7) as bench:
-        engine = bench.overlapping.rollouts.engine
+        engine = bench.rollouts.engine
         engine.__class__ = Flying
         assert isinstance(engine, Flying)
         engine.asked = []
-        bench.overlapping._in_flight = True
         # Nothing would end if the engine were held.
         bench.until = lambda: all(one.outcome is not None for one in bench.overlapping.flow.groups)
         sampled = []
         for step in range(1, 8):
             bench.step(step, changes=step != 3)
-            sampled.append(bench.overlapping.rollouts.loop.run(engine.health()).paused)
+            sampled.append(bench.rollouts.loop.run(engine.health()).paused)
         counts = bench.overlapping.record.ledger.counts
         metrics = bench.overlapping._numbers
     assert not any(sampled), "it is never held"
@@ -423,7 +496,7 @@ def test_an_engine_with_devices_of_its_own_samples_while_the_policy_is_updated(o
         *("release", "offer 1", "release", "update", "release", "offer 2", "release", "offer 3"),
         *("release", "update", "release", "offer 5", "release", "update"),
     ]
-    assert 0 < metrics["trainer_idle"] <= 1 and 0 <= metrics["engine_idle"] <= 1
+    assert 0 < metrics["async/trainer_idle"] <= 1 and 0 <= metrics["async/engine_idle"] <= 1
 
 
 def test_rows_that_are_others_now_are_named(opened: Opened, tmp_path: Path) -> None:
@@ -461,6 +534,6 @@ def test_an_error_of_a_users_code_ends_all_and_is_raised(opened: Opened) -> None
             for step in range(1, 4):
                 bench.step(step)
         assert not bench.overlapping._running
-        assert not bench.overlapping.rollouts.scheduler.running
+        assert not bench.rollouts.scheduler.running
         assert len(set(ended)) == len(ended)
         assert bench.overlapping.flow.groups == () and bench.overlapping.record.ledger.counts[Fate.CANCELLED]

@@ -194,7 +194,6 @@ def test_too_many_failures_end_a_step_before_its_batch_is_full(opened: Opened) -
     ("more", "said"),
     [
         ("actor_rollout_ref.rollout.n=1", r"rollout\.n=1: set it to 2 or more"),
-        ("async_training.max_staleness=1", r"needs async_training\.max_staleness=0, found 1"),
         ("reward_model.enable=true", r"needs algorithm\.filter_groups\.metric=score"),
         ("algorithm.filter_groups.refill=false", r"gen_batch_size=3 has no effect: it needs .*refill=true"),
     ],

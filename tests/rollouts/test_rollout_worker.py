@@ -22,6 +22,9 @@ from agentrl.engines.contract import RolloutEngine
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.rollouts.contract import Audience, training, validation
+from agentrl.rollouts.flow import Outcome
+from agentrl.rollouts.groups import GroupWork
+from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.system.loop_thread import LoopThread
 from agentrl.tool import Schema, Tool, ToolResponse
@@ -33,6 +36,14 @@ from tests.trajectory.written import Writer
 
 pytest.importorskip("ray")
 from agentrl.rollouts.ray_worker import Relay, RolloutWorker
+from agentrl.rollouts.worker_groups import (
+    GroupBegan,
+    GroupEnded,
+    GroupEvent,
+    GroupFailed,
+    TrajectoryEnded,
+    WorkerGroups,
+)
 from agentrl.runtime.ray.pool import raised
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings
@@ -93,6 +104,46 @@ def test_rollouts_that_nobody_wants_any_more_are_ended(
     assert isinstance(answer, Failure)
     assert answer.message.startswith("CancelledError")
     assert scheduler.cancelled
+
+
+class OneTrajectory(EmptyScheduler):
+    """Stands for one that runs trajectories: each ends at once, the prompt of ordinal 9 never."""
+
+    async def run(self, requests: Any, on_end: Any) -> list[Any]:
+        for request in requests:
+            request.on_begin()
+            if request.group == 9:
+                await asyncio.Event().wait()
+            if request.group == 8:
+                raise CodeError("agent loop mine: TypeError: x", "/home/me/mine.py:7")
+            on_end(None)
+        return [Writer("p").says("a").ends(1.0) for _ in requests]
+
+
+def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: Path) -> None:
+    scheduler = cast(Scheduler, OneTrajectory())
+    rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, Relay(), tmp_path)
+    rollouts.version = 4
+    groups, task = WorkerGroups(rollouts), training(Config(), 1)
+    n = task.each
+    told: list[GroupEvent] = []
+    for key, ordinal in ((1, 3), (2, 8), (3, 9)):
+        groups.begin(key, GroupWork(ordinal, Sample([], "test", "single_turn"), task, ordinal))
+    while sum(isinstance(event, GroupEnded | GroupFailed) for event in told) < 2:
+        told += groups.events(10)
+    of_the_first = [event for event in told if event.key == 1]
+    assert of_the_first[: n + 1] == [GroupBegan(1, 4), *[TrajectoryEnded(1)] * n]
+    (ended,) = of_the_first[n + 1 :]
+    assert isinstance(ended, GroupEnded) and ended.trajectories is None and ended.group.outcome is Outcome.SCORED
+    assert ended.group.record is not None and len(trajectories_in(ended.group.record)) == n
+    (failed,) = [event for event in told if isinstance(event, GroupFailed)]
+    assert failed.key == 2 and isinstance(raised(failed.failure, "worker 1"), CodeError)
+    assert [event for event in told if event.key == 3] in ([], [GroupBegan(3, 4)])
+    groups.stop()
+    assert groups.events(0.01) == []
+    groups.begin(4, GroupWork(3, Sample([], "test", "single_turn"), task, 3))
+    while not isinstance(told[-1], GroupEnded) or told[-1].key != 4:
+        told += groups.events(10)
 
 
 class CarelessScheduler(EmptyScheduler):

@@ -127,7 +127,7 @@ def test_failed_trajectories_are_counted_and_the_rest_is_trained_on(
     assert step["group/groups_of_one"] == 1
     assert step["train/filtered_fraction"] >= 1 / 7, "the lone survivor teaches nothing"
     assert step["actor/grad_norm"] > 0
-    written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*.parquet")))
+    written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*[0-9].parquet")))
     assert Counter(t.score is None for t in written) == {True: 13, False: 7}
 
 
@@ -196,7 +196,8 @@ def test_filtering_groups_changes_no_weight_and_no_metric(
         assert line["train/filtered_fraction"] == (equal / 4 if enable == "true" else 0), "of the sequences"
         assert line["group/groups_equal"] == equal
         assert (line["actor/grad_norm"] > 0) == (equal < 4)
-        measured = ("time/", "perf/", "sync/seconds", "trajectory/", "train/filtered_fraction")
+        counted = ("train/filtered_fraction", "train/policy_tokens", "train/loss_weight")
+        measured = ("time/", "perf/", "sync/seconds", "trajectory/", *counted)
         metrics[enable] = {name: value for name, value in line.items() if not name.startswith(measured)}
         weights[enable] = load_file(run / "policy" / "model.safetensors")
     assert metrics["true"] == pytest.approx(metrics["false"], rel=1e-4, abs=1e-6)
@@ -264,7 +265,7 @@ def test_remax_draws_a_greedy_trajectory_of_each_prompt_beside_the_others(
     assert (step["reward/mean"], step["group/groups"], step["group/groups_without_greedy"]) == (1.0, 4, 0)
     assert step["train/sequences"] == 8, "also groups of equal rewards are better than 0.25"
     assert step["actor/grad_norm"] > 0
-    written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*.parquet")))
+    written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*[0-9].parquet")))
     assert Counter(t.uid.rpartition("/")[2] for t in written) == {"0": 4, "1": 4, "greedy": 4}
     assert all((t.score == 0.25) == t.uid.endswith("greedy") for t in written)
 
@@ -302,7 +303,9 @@ def test_val_only_of_a_trained_run_validates_it_and_keeps_its_metrics(
     assert main(small_run("trainer.total_training_steps=2", "data.val_batch_size=4")) == 0
     before, files = lines(tmp_path / "run"), contents(tmp_path / "run")
     assert main(small_run("trainer.total_training_steps=2", "trainer.val_only=true")) == 0
-    assert capsys.readouterr().out.rstrip().endswith("run/val_only holds metrics.jsonl and trajectories/")
+    *_, done, look = capsys.readouterr().out.rstrip().splitlines()
+    assert done.endswith("run/val_only holds metrics.jsonl and trajectories/")
+    assert look.endswith(f" -m agentrl.view {tmp_path}/run/val_only")
     assert contents(tmp_path / "run") == files, "what the run wrote of its training is as it was"
     (after,) = lines(tmp_path / "run" / "val_only")
     assert after["step"] == 2
@@ -403,6 +406,11 @@ def test_every_loop_shows_its_own_first_prompt(
     refused = [*more, "data.filter_overlong_prompts=false", "data.max_prompt_length=100"]
     assert main(small_run(*refused)) == 2
     assert "row 1" in capsys.readouterr().err, "a react prompt is measured with its tools"
+    assert main(small_run(*refused, "data.truncation=left")) == 0
+    assert "prompts longer than data.max_prompt_length=100 (up to" in "".join(capsys.readouterr())
+    files = (tmp_path / "run" / "val_only" / "trajectories").glob("*.parquet")
+    lengths = [one.transcripts[0].prompt_length for file in files for one in read_trajectories(file)]
+    assert lengths and max(lengths) == 100
 
 
 def test_trajectories_of_a_validation_in_parts_have_names_of_their_own(
@@ -433,8 +441,12 @@ def test_a_step_whose_rewards_teach_nothing_says_so(
 
 
 def test_generations_texts_and_profiles_of_rollouts(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "two.py").write_text(
+        "def compute_score(solution_str):\n    return {'score': len(solution_str) % 7 / 7, 'acc': 1.0, 'step': 5.0}\n"
+    )
     more = [
         "trainer.total_training_steps=1",
+        f"custom_reward_function.path={tmp_path}/two.py",
         "trainer.log_val_generations=3",
         f"trainer.rollout_data_dir={tmp_path}/texts",
         f"trainer.validation_data_dir={tmp_path}/val_texts",
@@ -445,9 +457,10 @@ def test_generations_texts_and_profiles_of_rollouts(small_run: Overrides, tmp_pa
     tables = {path.name: path.read_text().splitlines() for path in (run / "val_generations").iterdir()}
     assert {name: len(rows) for name, rows in tables.items()} == {"000000.jsonl": 3, "000001.jsonl": 3}
     texts = [json.loads(line) for line in (tmp_path / "texts" / "1.jsonl").read_text().splitlines()]
-    written = read_trajectories(next((run / "trajectories").glob("train_*.parquet")))
+    written = read_trajectories(next((run / "trajectories").glob("train_*[0-9].parquet")))
     assert [(one["uid"], one["score"], one["reward"]) for one in texts] == [(t.uid, t.score, t.score) for t in written]
     assert all(one["input"].endswith("<|im_start|>assistant\n") and one["output"] for one in texts)
+    assert all((one["acc"], one["step"]) == (1.0, 1) for one in texts), "a field keeps its name"
     assert sorted(path.name for path in (tmp_path / "val_texts").iterdir()) == ["0.jsonl", "1.jsonl"]
     profile = run / "profile" / "step_000001"
     assert "aten::" in (profile / "rank0_rollout.txt").read_text(), "the engine's work is in it"

@@ -59,7 +59,7 @@ def test_its_scores_are_trained_on(small_run: Overrides, tmp_path: Path) -> None
             return float(torch.stack([model(input_ids=torch.tensor([ids])).logits for ids in read]).mean())
 
     folder = tmp_path / "run" / "trajectories"
-    (file,) = folder.glob("train_*1*")
+    (file,) = folder.glob("train_*1.parquet")
     assert steps[0]["score/reward_model"] == pytest.approx(mean_score(file), abs=1e-5)
     written = pq.read_table(file, columns=["score", "reward", "model_reward"]).to_pandas()
     assert written["reward"].mean() == pytest.approx(steps[0]["reward/mean"], abs=1e-9)

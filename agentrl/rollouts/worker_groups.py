@@ -1,0 +1,116 @@
+"""Groups that a rollout worker under Ray runs beside one another, and what it tells the driver of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Condition
+
+from agentrl.rollouts.groups import EndedGroup, GroupWork
+from agentrl.rollouts.local import LocalRollouts
+from agentrl.runtime.ray.rank import Failure
+from agentrl.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBegan:
+    """The first trajectory of the group asked for by `key` began, by weights no older than `version`."""
+
+    key: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryEnded:
+    """A trajectory of the group has ended."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnded:
+    """The group has ended."""
+
+    key: int
+    group: EndedGroup
+    trajectories: list[Trajectory] | None
+    """None where the journal's record has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFailed:
+    """An error ended the group."""
+
+    key: int
+    failure: Failure
+
+
+GroupEvent = GroupBegan | TrajectoryEnded | GroupEnded | GroupFailed
+
+
+class WorkerGroups:
+    """The groups of one worker. Methods are called from any thread; groups run on the loop of `rollouts`."""
+
+    def __init__(self, rollouts: LocalRollouts) -> None:
+        self._rollouts = rollouts
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._events: list[GroupEvent] = []
+        self._some = Condition()
+        self._ends = 0
+        self._watching: asyncio.Task[None] | None = None
+        """Warns of what groups wait for, while there are some."""
+
+    def begin(self, key: int, work: GroupWork) -> None:
+        """Begin a group; `key` names it in what is told of it."""
+        self._rollouts.loop.call_soon(partial(self._begin, key, work))
+
+    def events(self, seconds: float) -> Sequence[GroupEvent]:
+        """Take what happened since the last call, in order; wait for at most `seconds` until something has."""
+        with self._some:
+            self._some.wait_for(lambda: self._events, seconds)
+            events, self._events = self._events, []
+        return events
+
+    def stop(self) -> None:
+        """End all groups, and wait until they have ended. What happened is not told any more."""
+        self._rollouts.loop.run(self._stop())
+
+    async def _stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with self._some:
+            self._events.clear()
+
+    def _begin(self, key: int, work: GroupWork) -> None:
+        self._tasks[key] = asyncio.create_task(self._run(key, work))
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._rollouts.watch(lambda: self._ends, "rollouts"))
+
+    async def _run(self, key: int, work: GroupWork) -> None:
+        try:
+            ended = await self._rollouts.run_group(
+                work, lambda version: self._tell(GroupBegan(key, version)), lambda: self._trajectory_ended(key)
+            )
+            self._rollouts.check()
+            trajectories = self._rollouts.hand_over(work.ordinal)
+            self._tell(GroupEnded(key, ended, trajectories if ended.record is None else None))
+        except Exception as error:
+            self._tell(GroupFailed(key, Failure.of(error)))
+        finally:
+            del self._tasks[key]
+            if not self._tasks and self._watching is not None:
+                self._watching.cancel()
+                self._watching = None
+
+    def _trajectory_ended(self, key: int) -> None:
+        self._ends += 1
+        self._tell(TrajectoryEnded(key))
+
+    def _tell(self, event: GroupEvent) -> None:
+        with self._some:
+            self._events.append(event)
+            self._some.notify()

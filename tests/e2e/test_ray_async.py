@@ -1,0 +1,105 @@
+"""Asynchronous training under real Ray: rollout workers sample while two ranks update, through kills of any of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import forked_command
+from tests.e2e.test_ray import actors_of, start, wait_for
+from tests.e2e.test_resume import THIRDS
+from tests.e2e.test_train import lines
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.slice(1, "kill")
+Overrides = Callable[..., list[str]]
+STEPS, B = 6, 4
+
+
+@pytest.fixture
+def apart(small_run: Overrides, tmp_path: Path) -> Overrides:
+    """Two ranks, and two rollout workers with an embedded engine each, with devices of their own."""
+
+    def overrides(*more: str) -> list[str]:
+        return small_run(
+            "trainer.device=cpu",
+            "trainer.n_gpus_per_node=2",
+            "actor_rollout_ref.rollout.nnodes=2",
+            "async_training.max_staleness=1",
+            "trainer.save_freq=2",
+            "trainer.test_freq=2",
+            f"trainer.total_training_steps={STEPS}",
+            *more,
+        )
+
+    return overrides
+
+
+def trained(run: Path) -> list[list[int]]:
+    """Prompts of each step, by the ledger."""
+    batches = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
+    assert [batch["step"] for batch in batches] == list(range(1, len(batches) + 1))
+    return [[one for first, end in batch["trained"] for one in range(first, end)] for batch in batches]
+
+
+@pytest.mark.timeout(600)
+def test_each_prompt_is_trained_once_though_a_worker_and_a_rank_are_killed(apart: Overrides, tmp_path: Path) -> None:
+    process = start(apart("trainer.max_worker_restarts=3"), tmp_path)
+    run = tmp_path / "run"
+    try:
+        for step, kind in ((2, "RolloutWorker"), (4, "Rank")):
+            wait_for(process, run / "checkpoints" / f"step_{step:06d}")
+            assert process.poll() is None, process.communicate()
+            found = actors_of(process, kind)
+            assert len(found) == 2
+            found[1].kill()
+        said, _ = process.communicate(timeout=500)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert "a new one takes its place" in said and "new workers go on after step 4" in said, said
+    assert sorted(one for batch in trained(run) for one in batch) == list(range(B * STEPS))
+    assert max(line.get("async/staleness_max", 0) for line in lines(run)) == 1
+    assert f"{B * STEPS} prompts, each once: {B * STEPS} trained" in said
+
+
+@pytest.mark.timeout(600)
+def test_engines_that_share_the_ranks_devices_are_held_and_groups_replaced(apart: Overrides, tmp_path: Path) -> None:
+    """One rollout worker beside two ranks, and dynamic sampling."""
+    more = ["actor_rollout_ref.rollout.nnodes=0", "algorithm.filter_groups.refill=true", "data.val_files=null"]
+    more += ["algorithm.filter_groups.max_num_gen_batches=40", "trainer.total_training_steps=4"]
+    keys = [one for one in apart(*more) if "filter_groups.enable" not in one and "test_freq" not in one]
+    (tmp_path / "thirds.py").write_text(THIRDS)
+    done = forked_command([*keys, f"custom_reward_function.path={tmp_path}/thirds.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [len(batch) for batch in trained(tmp_path / "run")] == [B] * 4
+    logged = lines(tmp_path / "run")
+    assert max(line.get("async/staleness_max", 0) for line in logged) <= 1
+    assert sum(line["refill/groups_equal"] for line in logged if "refill/groups_equal" in line) > 0
+    assert all(line["group/groups_equal"] == 0 for line in logged if "group/groups_equal" in line)
+    assert "prompts, each once: 16 trained, " in done.stdout and " filtered" in done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_run_takes_the_recorded_batches_again(apart: Overrides, tmp_path: Path) -> None:
+    """SIGKILL of the driver when the fifth batch is taken; the checkpoint is of step 3."""
+    process, ledger = start(apart("trainer.save_freq=3"), tmp_path), tmp_path / "run" / "ledger.jsonl"
+    try:
+        while process.poll() is None and (not ledger.exists() or len(ledger.read_bytes().splitlines()) < 5):
+            time.sleep(0.01)
+    finally:
+        process.kill()
+    process.communicate()
+    before = ledger.read_text().splitlines()
+    assert 5 <= len(before) < STEPS, "it was killed too late"
+    resumed = forked_command(apart("trainer.save_freq=3"), tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"steps 4 to {len(before)} were begun before: their batches are taken again" in resumed.stdout
+    assert "came from the journal" in resumed.stdout
+    assert ledger.read_text().splitlines()[: len(before)] == before
+    assert sorted(one for batch in trained(tmp_path / "run") for one in batch) == list(range(B * STEPS))
+    assert max(line.get("async/staleness_max", 0) for line in lines(tmp_path / "run")) == 1
