@@ -34,7 +34,7 @@ IDLE = this machine has an NVIDIA GPU ($(GPU)), and $(VENV) torch for the CPU; w
 OTHER = $(filter-out $(STAMP),$(wildcard $(VENV)/.setup-cpu.txt $(VENV)/.setup-cuda.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sglang train test test-all test-sglang lint format clean
+.PHONY: help setup setup-sglang train test test-all test-sglang lint format docs clean
 
 help:
 	@echo "make train              set up, then run the quickstart: data, warm-up, GRPO, plot (python -m agentrl.train)"
@@ -43,6 +43,7 @@ help:
 	@echo "make test-all           set up SGLang too, then run every test and soak; ended and begun again, it goes on"
 	@echo "make test-sglang        set up SGLang too, then run the tests that start its servers, on the CPU"
 	@echo "make lint               ruff and mypy"
+	@echo "make docs               the documentation as a site, in build/site/"
 	@echo "make setup              only the environment in $(VENV)/; runs again when pyproject.toml or constraints change"
 	@echo "make setup-sglang       the same with SGLang: for the CPU, or with CUDA"
 	@echo "CONSTRAINTS=constraints/cpu.txt or constraints/cuda.txt  with any of these: torch for the CPU, or with CUDA, which"
@@ -75,6 +76,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+
+docs: $(STAMP)
+	$(VENV)/bin/zensical build --strict --clean
 
 clean:
 	rm -rf $(VENV)

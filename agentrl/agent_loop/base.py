@@ -190,6 +190,7 @@ class Episode:
     async def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> None:
         """Open a transcript with the first prompt. `tools` are rendered by the chat template, now and on every turn.
 
+        The trajectory's first one is cut, where it is too long, as data.truncation says.
         An episode may leave its transcript for another, which has budgets and samples of its own.
         """
         chat = self.context.chat
@@ -199,7 +200,9 @@ class Episode:
             return ids, self._first_images(ids, messages)
 
         ids, images = await beside_loop(size_of(messages), write)
-        self._open(ids, images, messages, tools)
+        kept = ids if images or self.trajectory.transcripts else self.context.limits.cut_prompt(ids)
+        self._open(kept, images, messages, tools)
+        self.inside_turn = len(kept) < len(ids)  # no template could render what was cut
 
     def start_ids(
         self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
@@ -252,6 +255,7 @@ class Episode:
             stop_token_ids=self.context.chat.stop_token_ids + self.context.chat.media_token_ids,
             stop=tuple(stop),
             seed=seed_of(self.seed, len(transcript)),
+            priority=self.params.priority,
         )
         before = self.generate_seconds
         generation = await self.sample_ids(transcript.ids, params, self.session, transcript.images)
@@ -263,7 +267,7 @@ class Episode:
         message = await chat.read(generation.ids, self.tools)
         start = len(transcript)
         # Recorded behind the last await: whatever is cancelled leaves no sampled tokens without their turn.
-        transcript.append_sampled(generation.ids, generation.logprobs, generation.versions)
+        transcript.append_sampled(generation.ids, generation.logprobs, generation.versions, generation.experts)
         turn = Turn(
             role="assistant",
             text=message.text,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from agentrl.config.sections.data import Truncation
 from agentrl.config.sections.rollouts import RolloutsConfig
 
 
@@ -22,6 +23,18 @@ class LoopLimits:
     force_final_answer: bool
     call_timeout: float
     """Deadline of one call of an interaction; tools have their own."""
+    max_prompt_tokens: int
+    """Tokens of the first prompt."""
+    truncation: Truncation
+    """Part of a longer one that is cut away; error: none, as no row has such a prompt."""
+
+    def cut_prompt(self, ids: list[int]) -> list[int]:
+        """Cut the tokens of a first prompt, [T], down to `max_prompt_tokens`."""
+        most = self.max_prompt_tokens
+        if len(ids) <= most or self.truncation == "error":
+            return ids
+        kept = {"left": 0, "right": most, "middle": most // 2}[self.truncation]
+        return [*ids[:kept], *ids[len(ids) - (most - kept) :]]
 
     @staticmethod
     def from_config(config: RolloutsConfig) -> LoopLimits:
@@ -38,6 +51,8 @@ class LoopLimits:
             max_malformed=turns.max_malformed,
             force_final_answer=turns.force_final_answer,
             call_timeout=turns.tool_timeout,
+            max_prompt_tokens=config.data.max_prompt_length,
+            truncation=config.data.truncation,
         )
 
 

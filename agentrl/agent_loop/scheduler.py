@@ -53,7 +53,7 @@ class Request:
     group: int
     sample: Sample
     params: SamplingParams
-    """Sampling parameters, of which temperature, top_p and top_k are read."""
+    """Sampling parameters, of which temperature, top_p, top_k and priority are read."""
     seed: int
     count_drift: bool = False
     """Compare its tokens with a full re-render at the end (costs a render)."""

@@ -91,7 +91,8 @@ class Dataset(ABC):
                 if refuse:
                     raise DataError(
                         f"{place}: the prompt is {tokens} tokens long, data.max_prompt_length is {limit}. "
-                        "Raise it, or leave such rows out with data.filter_overlong_prompts=true"
+                        "Raise it, leave such rows out with data.filter_overlong_prompts=true, or cut them with "
+                        "data.truncation=left"
                     )
                 overlong.append(index)
             if progress is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agentrl.config.registries import SAMPLERS
 from agentrl.config.sections.data import DataConfig
@@ -12,6 +12,7 @@ from agentrl.errors import DataError
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.registry import configured
 from agentrl.system.user_code import contract_error, user_code
+from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 
 
@@ -20,7 +21,14 @@ class Loader:
 
     def __init__(self, dataset: Dataset, sampler: Sampler) -> None:
         self.dataset, self.sampler = dataset, sampler
+        self._drawn: list[int] = []
+        """Row indices of the batches since the last `update`, for a sampler that learns."""
         self._what = f"sampler {type(sampler).__name__}"
+
+    @property
+    def learns(self) -> bool:
+        """True when the order depends on the trajectories of earlier steps."""
+        return self.sampler.learns
 
     @property
     def steps_per_epoch(self) -> int:
@@ -40,7 +48,17 @@ class Loader:
                 self.sampler.next_batch,
                 f"it must give {size} indices from 0 to {rows - 1}, found {len(indices)}: {indices!r:.200}",
             )
+        if self.learns:
+            self._drawn.extend(indices)
         return [self.dataset[index] for index in indices]
+
+    def update(self, outlines: Sequence[Outline]) -> None:
+        """Tell the sampler of the trajectories of a step, whose groups count the rows drawn since the last call."""
+        if not self.learns:
+            return
+        drawn, self._drawn = self._drawn, []
+        with user_code(self._what, self.sampler.update):
+            self.sampler.update([(drawn[outline.group], outline) for outline in outlines])
 
     def state_dict(self) -> dict[str, JSON]:
         """Return the position: the name of the sampler's class, its own state, and the fingerprint of the data."""
@@ -63,6 +81,7 @@ class Loader:
                 f"the checkpoint's order of the data was made by the sampler {made_by}, found {name}: set "
                 "data.sampler.name or data.shuffle back, or start anew with trainer.resume_mode=disable"
             )
+        self._drawn = []  # of a step that did not end
         with user_code(self._what, self.sampler.load_state_dict):
             self.sampler.load_state_dict(as_mapping(state["state"]))
 
@@ -78,4 +97,6 @@ def make_loader(dataset: Dataset, config: DataConfig) -> Loader:
     name = config.sampler.name or ("shuffled" if config.shuffle else "sequential")
     make = configured(SAMPLERS.get(name), config.sampler.options, "data.sampler.options")
     with user_code(f"sampler {name}", SAMPLERS.get(name)):
-        return Loader(dataset, make(dataset, size, config.seed))
+        sampler = make(dataset, size, config.seed)
+        sampler.configure(config)
+        return Loader(dataset, sampler)

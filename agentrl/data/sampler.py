@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.config.sections.data import DataConfig
 from agentrl.data.contract import Dataset
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
+from agentrl.trajectory import Outline
 
 
 class Sampler(ABC):
@@ -24,6 +26,9 @@ class Sampler(ABC):
         """`data`: the rows that are left after all checks; `seed`: data.seed."""
         self.data, self.batch_size, self.seed = data, batch_size, seed
 
+    def configure(self, config: DataConfig) -> None:  # noqa: B027 - most samplers need no more than they are made with
+        """Take the section `data`, once, before the first batch."""
+
     @property
     def steps_per_epoch(self) -> int:
         """Batches of an epoch, of which `trainer.total_epochs` makes steps."""
@@ -32,6 +37,17 @@ class Sampler(ABC):
     @abstractmethod
     def next_batch(self) -> Sequence[int]:
         """Return `batch_size` indices, each from 0 to len(data) - 1."""
+
+    @property
+    def learns(self) -> bool:
+        """True when `update` does anything."""
+        return type(self).update is not Sampler.update
+
+    def update(self, trajectories: Sequence[tuple[int, Outline]]) -> None:  # noqa: B027 - most orders are fixed
+        """Take note of the trajectories of a step, each with the index of its row, before the next batch is drawn.
+
+        Only where rollouts and updates take turns (async_training.max_staleness=0).
+        """
 
     @abstractmethod
     def state_dict(self) -> Mapping[str, JSON]:

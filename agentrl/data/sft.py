@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import TypeGuard
 
@@ -225,7 +225,8 @@ def _is_schema(tool: object) -> TypeGuard[ToolSchema]:
 def unlearnt(chat: Chat, messages: Sequence[Message], ids: Sequence[int], mask: Sequence[int]) -> Iterator[str]:
     """Yield what a transcript says and its tokens `ids` [T], of which `mask` [T] marks the learnt ones, do not.
 
-    Templates leave out what they have no place for: text beside calls, reasoning. Blanks are not compared.
+    Templates leave out what they have no place for: text beside calls, all but one call, reasoning. Blanks are not
+    compared.
     """
     if calls_in_text(messages):
         yield "a tool's answer behind an assistant turn without tool_calls (calls in its text are learnt as text)"
@@ -233,14 +234,19 @@ def unlearnt(chat: Chat, messages: Sequence[Message], ids: Sequence[int], mask: 
     if not any(turn.get("reasoning_content") or turn.get("tool_calls") for turn in turns):
         return
     learnt = [[id for id, _ in run] for shown, run in groupby(zip(ids, mask, strict=True), itemgetter(1)) if shown]
-    lost = set()
-    for turn, run in zip(turns, learnt, strict=False):
-        text = _letters(chat.decode(run))
-        if turn.get("tool_calls") and _letters(content_text(turn.get("content"))) not in text:
-            lost.add("text beside tool calls, which the chat template does not write")
-        if _letters(turn.get("reasoning_content", "")) not in text:
-            lost.add("reasoning_content, which the chat template does not write")
-    yield from lost
+    lost = (_lost(turn, _letters(chat.decode(run))) for turn, run in zip(turns, learnt, strict=False))
+    yield from dict.fromkeys(chain.from_iterable(lost))
+
+
+def _lost(turn: Message, text: str) -> Iterator[str]:
+    """Yield what an assistant turn says and the letters of its learnt tokens do not."""
+    if turn.get("tool_calls") and _letters(content_text(turn.get("content"))) not in text:
+        yield "text beside tool calls, which the chat template does not write"
+    names = Counter(_letters(call["function"]["name"]) for call in turn.get("tool_calls", ()))
+    if any(text.count(name) < count for name, count in names.items()):
+        yield "tool calls, of which the chat template writes only some"
+    if _letters(turn.get("reasoning_content", "")) not in text:
+        yield "reasoning_content, which the chat template does not write"
 
 
 def _letters(text: str) -> str:

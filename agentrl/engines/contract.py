@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import InfrastructureError
 from agentrl.system.metrics import Metrics
 from agentrl.trajectory import PlacedImage, VersionSpan
+
+if TYPE_CHECKING:
+    from agentrl.trajectory.trajectory import Experts
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
@@ -40,6 +43,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     """The same seed, ids and weights give the same tokens, whatever else runs in the batch."""
+    priority: int = 0
+    """Place in the queue: the smallest number goes first. An engine may not read it."""
 
     def check(self) -> None:
         """Raise RequestError for a value out of its range."""
@@ -89,6 +94,9 @@ class Generation:
     versions: list[VersionSpan]
     cached_tokens: int = 0
     """Number of the prompt's tokens that came from the KV cache."""
+    experts: Experts | None = None
+    """[n, L, k] uint8 or int16: of a mixture of experts, the k that each of the n tokens before the last one, prompt
+    included, was sent to in each of the L layers that have some. None: not told, or nothing was sampled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,12 @@ def some(files: Sequence[Path], decode: Callable[[list[int]], str], count: int) 
 
 
 def write_texts(files: Sequence[Path], decode: Callable[[list[int]], str], out: Path) -> None:
-    """Write a JSON object a line for each trajectory of the files, whole or not at all."""
+    """Write a JSON object a line for each trajectory of the files, whole or not at all.
+
+    The scorer's further numbers stand beside the fields of `Generation`, which keep their names.
+    """
     with published(out) as partial, partial.open("w", encoding="utf-8") as lines:
-        for one in generations(files, decode):
-            lines.write(json.dumps(asdict(one), ensure_ascii=False) + "\n")
+        for file in files:
+            numbers = pq.read_table(file, columns=["score_extra"])["score_extra"].to_pylist(maps_as_pydicts="strict")
+            for one, extra in zip(generations([file], decode), numbers, strict=True):
+                lines.write(json.dumps({**(extra or {}), **asdict(one)}, ensure_ascii=False) + "\n")

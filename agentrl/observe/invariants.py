@@ -35,6 +35,10 @@ def _check_ending(trajectory: Trajectory) -> Iterator[str]:
             yield "it failed without a cause"
     elif trajectory.status is Status.COMPLETED and not trajectory.num_sampled:
         yield "it is completed and the policy sampled nothing"
+    if trajectory.status is Status.TIMEOUT and trajectory.score is not None:
+        yield f"its time was up and yet it has the score {trajectory.score}"
+    if trajectory.failure and trajectory.score is not None:
+        yield f"it has the score {trajectory.score} and yet the failure {trajectory.failure!r:.100}"
     if trajectory.score is not None and not math.isfinite(trajectory.score):
         yield f"its score is {trajectory.score}"
 

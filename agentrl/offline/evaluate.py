@@ -22,7 +22,7 @@ from agentrl.errors import DataError
 from agentrl.observe.display import Display
 from agentrl.observe.excerpt import visible
 from agentrl.offline.responses import check_folder
-from agentrl.offline.scores import RUN, ResponseFiles, Responses, Scores, check_sources, score_chunk
+from agentrl.offline.scores import RUN, ResponseFiles, Responses, Scores, check_rows, check_sources, score_chunk
 from agentrl.offline.summary import Summary
 from agentrl.reward import RewardManager, make_reward_manager
 from agentrl.reward.prompt_scores import PromptScores
@@ -47,7 +47,7 @@ def evaluate(config: EvaluateConfig, display: Display) -> dict[str, Summary]:
 
     everything, by_source = summary(), dict[str, Summary]()
     with display.stage("score", total=rows.rows) as stage:
-        for scores in score_all(iter(rows), reward, config):
+        for scores in score_all((check_rows(chunk, reward) for chunk in rows), reward, config):
             for row in scores:
                 everything.add(row)
                 by_source.setdefault(row.data_source, summary()).add(row)

@@ -58,6 +58,7 @@ ADDED = (
 DECISIVE = (
     "data.prompt_key",
     "data.max_prompt_length",
+    "data.truncation",
     "data.max_response_length",
     "data.output_scores",
     "data.output_trajectories",

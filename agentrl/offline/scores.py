@@ -188,6 +188,16 @@ def check_sources(reward: RewardManager, sources: Mapping[str, str]) -> None:
             raise type(error)(f"{where}: {error}") from error
 
 
+def check_rows(chunk: list[Responses], reward: RewardManager) -> list[Responses]:
+    """Return the rows. Raises UserError, with the row's place, for one that cannot be scored."""
+    for row in chunk:
+        try:
+            reward.check_row(row.sample)
+        except UserError as error:
+            raise type(error)(f"{row.sample.file}, row {row.sample.row} (the first is 0): {error}") from error
+    return chunk
+
+
 async def score_chunk(chunk: Sequence[Responses], reward: RewardManager, *, count: bool) -> list[Scores]:
     """Score all rows, as many at once as the reward manager lets run; see `score_row`."""
     return await run_concurrently(score_row(row, reward, count=count) for row in chunk)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import builtins
 import ctypes
+import itertools
 import json
 import os
 import subprocess
@@ -180,6 +181,24 @@ def relayed(kind: str, text: str) -> Exception:
     return RuntimeError(f"{kind}: {text}")
 
 
+def whole(consumer: Callable[..., Any]) -> Callable[..., Any]:
+    """Make `map` and alike, of a function and what it is applied to, whose function ends no iteration by an exception.
+
+    A program may return an iterator that is empty: `next` of it, in a function of the tests', raises StopIteration.
+    """
+
+    def consume(first: Any, *others: Any, **keywords: Any) -> Any:
+        def function(*arguments: Any) -> Any:
+            try:
+                return first(*arguments)
+            except ENDS as error:
+                raise RuntimeError(repr(error)) from error
+
+        return consumer(function if callable(first) and others else first, *others, **keywords)
+
+    return consume
+
+
 class Counted(ast.NodeTransformer):
     """`assert x` becomes `__check__(number, lambda: x)`: those that follow a failed one count, too."""
 
@@ -200,7 +219,9 @@ def judge(order: dict[str, Any], program: Program, report: Callable[..., None]) 
     A test without asserts is one unit. When a test ends early, what it did not reach has failed.
     """
     tests, first = [], 0
-    setup: dict[str, Any] = {"__name__": "tests"}
+    setup: dict[str, Any] = {"__name__": "tests", **{one.__name__: whole(one) for one in (filter, iter, map)}}
+    for one in (itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.takewhile):
+        setattr(itertools, one.__name__, whole(one))
     exec(compile(order["setup"], "<setup>", "exec", dont_inherit=True), setup)
     for source in order["tests"]:
         counted = Counted(first)

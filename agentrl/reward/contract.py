@@ -49,6 +49,9 @@ class RewardManager(ABC):
     def check(self, data_sources: Iterable[str]) -> None:  # noqa: B027 - a manager may score anything
         """Before the first step: raises UserError for a data source that it cannot score."""
 
+    def check_row(self, sample: Sample) -> None:  # noqa: B027 - a manager may need nothing of its rows
+        """Before the first step: raises DataError for a row that it cannot score; the row is named where it is told."""
+
     def is_tried(self, data_source: str) -> bool:
         """Say whether a made-up answer to one of its rows may be scored before the run's first step."""
         return True

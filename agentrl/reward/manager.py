@@ -13,7 +13,7 @@ from agentrl.reward.code import CodeJudge
 from agentrl.reward.contract import RewardManager
 from agentrl.reward.judge import ModelJudge
 from agentrl.reward.scorer import Scorer, Verdict, load_function
-from agentrl.reward.sources import INSTANT, SOURCES, kind_of, ready_scorer
+from agentrl.reward.sources import INSTANT, NEED_TRUTH, SOURCES, kind_of, ready_scorer
 from agentrl.system.deadline import within
 from agentrl.system.metrics import Metrics
 from agentrl.system.plugin import nearest
@@ -94,6 +94,17 @@ class NaiveRewardManager(RewardManager):
                     "custom_reward_function.path to a file with a function for all rows"
                 )
 
+    def check_row(self, sample: Sample) -> None:
+        """Raise DataError for a row without the ground truth that its ready scorer compares with."""
+        if sample.ground_truth is not None or self._custom is not None or self._beside_model:
+            return
+        if (kind := self._kind(sample.data_source)) in NEED_TRUTH:
+            raise DataError(
+                f"it has no reward_model.ground_truth, with which the scorer of data_source {sample.data_source!r} "
+                f"({kind}) compares; every score would be 0. Add the column reward_model: {{ground_truth: ...}}, or "
+                "name a scorer that needs none in reward_model.scorers or custom_reward_function.path"
+            )
+
     def is_tried(self, data_source: str) -> bool:
         """Say so of scorers that ask no server of ours."""
         return self._custom is not None or self._scorer(data_source) not in self._asking.values()
@@ -154,12 +165,19 @@ class NaiveRewardManager(RewardManager):
         for pattern, scorer in self._own.items():
             if fnmatch.fnmatchcase(data_source, pattern):
                 return scorer
-        if any(fnmatch.fnmatchcase(data_source, pattern) for pattern in self._config.judge.data_sources):
-            return self._asking.get("judge", "judge")
-        kind = kind_of(data_source)
+        kind = self._kind(data_source)
         if kind is None:
             return None
         return self._asking.get(kind, kind) if kind in NEEDED else ready_scorer(kind)
+
+    def _kind(self, data_source: str) -> str | None:
+        """Find the name of a data source's scorer; None where there is none."""
+        for pattern, entry in self._config.scorers.items():
+            if fnmatch.fnmatchcase(data_source, pattern):
+                return entry.name
+        if any(fnmatch.fnmatchcase(data_source, pattern) for pattern in self._config.judge.data_sources):
+            return "judge"
+        return kind_of(data_source)
 
     def _named(self, pattern: str, entry: ScorerConfig) -> Scorer | str:
         """The scorer of an entry of `reward_model.scorers`."""

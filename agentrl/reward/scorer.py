@@ -92,6 +92,11 @@ class Scorer:
         return self.threads is None and not self.is_async
 
 
+def no_score(solution_str: str) -> float:
+    """Return 0, as the scorer of what a reward model scores alone."""
+    return 0.0
+
+
 def as_verdict(answer: object) -> Verdict:
     """A number, or a mapping with `score` whose other finite numbers are kept. Raises ValueError for anything else."""
     if not isinstance(answer, Mapping):

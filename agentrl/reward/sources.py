@@ -11,6 +11,8 @@ from agentrl.reward.scorer import Scorer
 INSTANT = ("final_answer", "gsm8k", "interaction", "search_qa")
 """Ready scorers that take microseconds, and run in the event loop."""
 
+NEED_TRUTH = ("code", "final_answer", "gsm8k", "math", "search_qa")
+"""Ready scorers that compare with `reward_model.ground_truth`."""
 SOURCES: dict[str, str] = {
     "openai/gsm8k": "gsm8k",
     "gsm8k": "gsm8k",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pydantic
@@ -12,15 +12,19 @@ from agentrl.config.verl_classes import translated
 from agentrl.errors import ConfigError
 from agentrl.system.cassette import Cassette
 from agentrl.system.entries import Entry
+from agentrl.system.json_value import JSON
 from agentrl.system.plugin import describe, nearest
 from agentrl.tool import CALL_KEYS, FunctionTool, Tool, ToolResponse, ToolSchema, ToolSource
 from agentrl.tool.arguments import ArgumentCheck
 
 
-def tools_of_entry(entry: Entry, cassette: Cassette | None = None) -> list[Tool]:
+def tools_of_entry(
+    entry: Entry, cassette: Cassette | None = None, options: Mapping[str, Mapping[str, JSON]] = {}
+) -> list[Tool]:
     """Make the tools of one entry of a tool YAML, mostly one.
 
-    Tools of a source come from the cassette while one is replayed. Raises ConfigError naming file and entry.
+    `options` are keys of `config` in place of the entry's, by the tool's name. Tools of a source come from the cassette
+    while one is replayed. Raises ConfigError naming file and entry.
     """
     entry = translated(entry)
     if "mcp" in entry.values:
@@ -36,7 +40,8 @@ def tools_of_entry(entry: Entry, cassette: Cassette | None = None) -> list[Tool]
         entry.check_keys(("function", "config"))
         function = entry.load(entry.text("function"))
         try:
-            return [tool_of_function(function, config)]
+            name = tool_of_function(function, {}).name
+            return [tool_of_function(function, {**config, **options.get(name, {})})]
         except ConfigError as error:
             raise entry.error(str(error)) from error
     entry.check_keys(("class_name", "config", "tool_schema"))
@@ -51,6 +56,8 @@ def tools_of_entry(entry: Entry, cassette: Cassette | None = None) -> list[Tool]
             ArgumentCheck(schema)
         except ConfigError as error:
             raise entry.error(str(error)) from error
+    shown = cast(ToolSchema | None, schema) or tool_class.default_schema
+    config |= {} if shown is None else options.get(shown["function"]["name"], {})
     return _made(entry, tool_class, lambda: [tool_class(config, cast(ToolSchema | None, schema))])
 
 

@@ -17,7 +17,7 @@ from agentrl.system.cassette import Cassette
 from agentrl.system.entries import read_entries
 from agentrl.system.json_value import JSON
 from agentrl.system.metrics import Metrics
-from agentrl.system.plugin import describe
+from agentrl.system.plugin import describe, nearest
 from agentrl.system.quota import Quota
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import await_user_code, code_error, collect_numbers
@@ -108,6 +108,7 @@ class ToolSet:
     def from_yaml(
         path: str | Path | None,
         *,
+        options: Mapping[str, Mapping[str, JSON]] = {},
         timeout: float = 30.0,
         max_response_tokens: int = 1024,
         truncate_side: Side = "middle",
@@ -117,7 +118,8 @@ class ToolSet:
     ) -> ToolSet:
         """Load the tools of a YAML file (None: no tools), looked for in the working directory, else in `configs/`.
 
-        `further` are tool objects and plain functions that come behind those of the file.
+        `options` are keys of `config` in place of the file's, by the tool's name. `further` are tool objects and plain
+        functions that come behind those of the file.
 
             tools:
               - class_name: tools.calculator.CalculatorTool
@@ -132,11 +134,17 @@ class ToolSet:
         toolset = ToolSet([], defaults, truncate_side, unit)
         toolset.cassette = cassette
         for entry in read_entries(path, "tools") if path is not None else []:
-            for tool in tools_of_entry(entry, cassette):
+            for tool in tools_of_entry(entry, cassette, options):
                 try:
                     toolset._add(tool, defaults)
                 except ConfigError as error:
                     raise entry.error(str(error)) from error
+        for name in options:
+            if name not in toolset.slots:
+                raise ConfigError(
+                    f"actor_rollout_ref.rollout.multi_turn.tool_options: unknown tool {name!r}"
+                    f"{nearest(name, toolset.names)}; {path} has {', '.join(toolset.names) or 'none'}"
+                )
         for item in further:
             toolset._add(item if isinstance(item, Tool) else tool_of_function(item, {}), defaults)
         return toolset

@@ -34,6 +34,8 @@ LIMITS = LoopLimits(
     max_malformed=2,
     force_final_answer=True,
     call_timeout=5.0,
+    max_prompt_tokens=900,
+    truncation="error",
 )
 
 

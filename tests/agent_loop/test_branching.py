@@ -257,7 +257,7 @@ def test_a_training_step_over_rewritten_histories(
     assert step["left_out/failed"] == 0
     assert step["rollout/logprob_gap_max_abs"] < 1e-4
     assert step["actor/grad_norm"] > 0
-    written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*.parquet")))
+    written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*[0-9].parquet")))
     assert [problem for t in written for problem in check_trajectory(t, 600)] == []
     assert max(len(t.transcripts) for t in written) == 4
     assert sum(len(t.transcripts) > 1 for t in written) > 4

@@ -86,6 +86,23 @@ async def test_a_call_its_answer_and_the_final_answer(bench: MakeBench) -> None:
     assert b.engine.released == ["t/0.0"]
 
 
+@pytest.mark.parametrize(("side", "kept"), [("left", (0, 10)), ("right", (10, 0)), ("middle", (5, 5))])
+async def test_a_long_prompt_is_cut_where_the_config_says(bench: MakeBench, side: str, kept: tuple[int, int]) -> None:
+    """Down to an odd number of tokens, too: the middle keeps the larger part of the end. Later turns follow it."""
+    whole = bench([call("add", a=2, b=3), "#### 5"], [add])
+    (t,) = await whole.run(sample())
+    ids = t.transcripts[0].ids[: t.transcripts[0].prompt_length]
+    for most in (10, 11, len(ids)):
+        b = bench([call("add", a=2, b=3), "#### 5"], [add], max_prompt_tokens=most, truncation=side)
+        (t,) = await b.run(sample())
+        first = t.transcripts[0]
+        before, behind = (kept[0], kept[1] + most - 10) if side != "right" else (most, 0)
+        expected = ids if most == len(ids) else [*ids[:before], *ids[len(ids) - behind :]]
+        assert first.ids[: first.prompt_length] == expected
+        assert t.status is Status.COMPLETED and t.score == 1.0
+        check_record(b, t)
+
+
 async def test_two_calls_run_concurrently_and_answer_in_call_order(bench: MakeBench) -> None:
     b = bench([call("slow", seconds=1.0) + "\n" + call("slow", seconds=0.8), "#### 5"], [slow])
     began = time.monotonic()

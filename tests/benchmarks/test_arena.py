@@ -12,11 +12,11 @@ import pytest
 from agentrl.config import load_config
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from agentrl.quickstart.tiny_policy import make_tiny_policy
-from benchmarks.arena import walk
 from benchmarks.arena.contenders import CONTENDERS, ESTIMATOR, LOSS, Contender
 from benchmarks.arena.page import BEGIN, END, document
 from benchmarks.arena.runs import TASKS, Match, Result, finish, keys
 from data_prep.files import write_parquet
+from examples.gigpo import walk
 
 
 def test_every_estimator_and_loss_contends() -> None:

@@ -181,7 +181,7 @@ def test_a_plan_that_cannot_be_placed_is_refused() -> None:
 
 def test_the_commands_of_the_page_about_sizing_run(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs/scale.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    block, _ = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)  # and that of test_async_simulation.py
     for line in block.splitlines():
         python, dash_m, module, *options = shlex.split(line)
         assert (python, dash_m, module) == ("python", "-m", "benchmarks.cluster.step_simulation")

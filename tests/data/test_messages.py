@@ -229,16 +229,26 @@ def test_bad_messages_are_skipped(tmp_path: Path) -> None:
 def test_what_is_in_the_rows_and_not_learnt_is_counted(tmp_path: Path, chat: Chat) -> None:
     silent = HERMES.replace("{{- message.content }}", "{{- '' if message.tool_calls else message.content }}")
     silent = silent.replace("message.reasoning_content is defined", "false")
+    silent = silent.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]")
     silent_chat = Chat.from_pretrained(str(save_tokenizer(tmp_path / "silent", QWEN, "<|im_end|>", silent)))
     beside = {**calling(call()), "content": "Let me see."}
     reasoned = {**REPLY, "reasoning_content": "A greeting."}
-    rows = [[USER, beside], [USER, beside, answer(), beside], [USER, reasoned], [USER, REPLY], GOOD["calls as text"]]
+    twice = calling(call(), call())
+    rows = [
+        [USER, twice, answer(), answer()],
+        [USER, beside],
+        [USER, beside, answer(), beside],
+        [USER, reasoned],
+        [USER, REPLY],
+        GOOD["calls as text"],
+    ]
     file = write(tmp_path / "a.parquet", [json.dumps(row) for row in rows])
     config = SFTDataConfig(train_files="unused")
     assert list(load_transcripts(str(file), config, chat).unlearnt.values()) == [1]  # the calls in text
     unlearnt = load_transcripts(str(file), config, silent_chat).unlearnt
     assert {what.split(",")[0].split(" behind")[0]: count for what, count in unlearnt.items()} == {
         "text beside tool calls": 2,
+        "tool calls": 1,
         "reasoning_content": 1,
         "a tool's answer": 1,
     }

@@ -275,6 +275,20 @@ async def test_a_session_has_one_request_at_a_time(model: PreTrainedModel) -> No
         await engine.generate(prompt_of(20), GREEDY, "a")
 
 
+async def test_of_those_that_wait_the_smallest_number_goes_first(model: PreTrainedModel) -> None:
+    """And among equals the one that came first."""
+    engine, ended = engine_of(model, max_num_seqs=1), list[str]()
+
+    async def ask(name: str, priority: int) -> None:
+        await engine.generate(prompt_of(20), SamplingParams(3, temperature=0.0, priority=priority), name)
+        ended.append(name)
+
+    asked = [("runs", 9), ("c", 2), ("a", 1), ("d", 2), ("b", 1), ("e", 3)]
+    await asyncio.gather(*(ask(name, priority) for name, priority in asked))
+    assert [name for name in ended if name != "runs"] == list("abcde")
+    await engine.close()
+
+
 async def test_an_idle_engine_has_no_task(model: PreTrainedModel) -> None:
     engine = engine_of(model)
     await engine.generate(prompt_of(20), GREEDY, "a")

@@ -68,7 +68,7 @@ def test_the_pages_interactions_are_trained_with(
     (step,) = lines(tmp_path / "run")
     assert step["left_out/failed"] == 0
     assert step["turns/mean"] > 2
-    written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*.parquet")))
+    written = read_trajectories(next((tmp_path / "run" / "trajectories").glob("train_*[0-9].parquet")))
     assert [problem for t in written for problem in check_trajectory(t, 600)] == []
     for t in written:
         assert ("I think of a number" in str(t.messages[:2])) == (t.data_source == "interaction/game")
@@ -87,7 +87,7 @@ def test_openings_and_rewritten_histories_are_replayed(
     for mode in ("record", "replay"):
         folder = tmp_path / mode
         assert main([*overrides, f"tools.cassette={mode}", f"trainer.default_local_dir={folder}"]) == 0
-        written = read_trajectories(next((folder / "trajectories").glob("train_*.parquet")))
+        written = read_trajectories(next((folder / "trajectories").glob("train_*[0-9].parquet")))
         texts.append([(t.messages, t.turn_rewards, t.score, len(t.transcripts)) for t in written])
         monkeypatch.setattr("my_game.Game.reset", None)  # the replay must not play
     assert texts[0] == texts[1]

@@ -318,6 +318,29 @@ async def test_no_exception_of_a_program_ends_what_the_tests_do_without_a_failur
     assert (await judged(sandbox, "def f(x): return x", asserts(*SWALLOW)))["score"] == 1.0
 
 
+EMPTY = (
+    "assert all(map(lambda x: next(f(x)) == x, [1, 2]))",
+    "assert not list(filter(lambda x: next(f(x)) != x, [1, 2]))",
+    "assert list(iter(lambda: next(f(1)), 1)) == []",
+    "for found in map(lambda x: next(f(x)), [1, 2]):\n    assert found in (1, 2)",
+    "from itertools import starmap\nassert all(starmap(lambda x, y: next(f(x)) == y, [(1, 1)]))",
+    "import itertools\nassert list(itertools.takewhile(lambda x: next(f(x)) != x, [1, 2])) == []",
+    "from itertools import filterfalse\nassert not [*filterfalse(lambda x: next(f(x)) == x, [1, 2])]",
+    "assert all(next(found) == x for x, found in ((x, f(x)) for x in [1, 2]))",
+)
+
+
+@pytest.mark.parametrize("body", ["return iter(())", "yield from ()", "return zip()"])
+async def test_no_empty_iterator_of_a_program_ends_what_the_tests_do(sandbox: str, body: str) -> None:
+    verdict = await judged(sandbox, f"def f(x): {body}", asserts(*EMPTY))
+    assert verdict == {"score": 0.0, "pass_fraction": 0.0}
+    assert (await judged(sandbox, "def f(x): yield x", asserts(*EMPTY)))["score"] == 1.0
+    ends = "found = f(1)\nassert next(found) == 1\ntry:\n    next(found)\n    assert False\nexcept StopIteration: pass"
+    assert (await judged(sandbox, "def f(x): yield x", asserts(ends, "assert iter([1]) and not any(iter([]))")))[
+        "score"
+    ] == 1.0
+
+
 def test_errors_reach_the_tests_as_they_are_and_all_other_exceptions_as_errors() -> None:
     every = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
     for kind in every:

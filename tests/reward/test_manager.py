@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
+from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig, ScorerConfig
 from agentrl.errors import CodeError, DataError
 from agentrl.reward import NaiveRewardManager, score_all
 from agentrl.trajectory import Message, Status, Trajectory, Turn
@@ -74,6 +74,18 @@ def test_an_unknown_data_source_is_refused_before_the_run() -> None:
     with pytest.raises(DataError, match=r"data_source 'openai/gsm8' has no scorer; did you mean 'openai/gsm8k'\?"):
         NaiveRewardManager().check(["gsm8k", "openai/gsm8"])
     assert {"openai/gsm8k", "aime*", "nq"} <= set(NaiveRewardManager().sources())
+
+
+@pytest.mark.parametrize("source", ["gsm8k", "math_dapo", "nq", "quickstart/x", "taco", "mine"])
+def test_a_row_without_the_truth_that_its_scorer_compares_with_is_refused(source: str, tmp_path: Path) -> None:
+    config = RewardConfig(scorers={"mine": ScorerConfig(name="math")})
+    row = sample(data_source=source, ground_truth=None)
+    with pytest.raises(DataError, match=rf"it has no reward_model\.ground_truth, .* data_source '{source}'"):
+        NaiveRewardManager(config).check_row(row)
+    NaiveRewardManager(config).check_row(sample(data_source=source, ground_truth=""))
+    NaiveRewardManager(config, beside_model=True).check_row(row)
+    custom(tmp_path, "def compute_score(solution_str): return 1.0").check_row(row)
+    NaiveRewardManager(RewardConfig(scorers={"*": ScorerConfig(name="interaction")})).check_row(row)
 
 
 async def test_beside_a_reward_model_a_data_source_needs_no_scorer() -> None:

@@ -281,3 +281,18 @@ def test_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+async def test_a_runs_options_stand_in_place_of_the_files(tmp_path: Path, bound: Bind) -> None:
+    (tmp_path / "t.yaml").write_text(
+        f"tools:\n  - {{class_name: {HERE}.Echo, config: {{a: 1, b: 2}}, tool_schema: {SCHEMA}}}\n"
+        f"  - {{function: {HERE}.double, config: {{timeout: 5}}}}\n"
+    )
+    options: dict[str, dict[str, Any]] = {"echo": {"b": 3, "timeout": 9}, "double": {"timeout": 4}}
+    tools = bound(ToolSet.from_yaml(tmp_path / "t.yaml", options=options))
+    assert (tools.slots["echo"].limits.timeout, tools.slots["double"].limits.timeout) == (9, 4)
+    session = await tools.open("t/0.0", {})
+    assert (await session.call("echo", {})).text == "{'a': 1, 'b': 3}"
+    await session.close()
+    with pytest.raises(ConfigError, match=r"tool_options: unknown tool 'ecko'.*has echo, double"):
+        ToolSet.from_yaml(tmp_path / "t.yaml", options={"ecko": {}})

@@ -208,6 +208,9 @@ class Fleet:
             self._target = launched
             for s in self._servers.values():
                 s.version = launched if s.state is FleetState.HEALTHY else None
+        for s in self._servers.values():  # a server may have taken a version that is not rolled to any more
+            if s.state is FleetState.HEALTHY and s.version not in (self._target, version):
+                self._make_stale(s, f"waits for the weights of version {self._target}")
 
     def postponed(self, server: str) -> None:
         """Report that the weights could not be sent for now (see `sendable`)."""

@@ -15,7 +15,8 @@ No I/O, no clock: the same calls give the same routes. The rules and both number
 
 from __future__ import annotations
 
-import statistics
+import heapq
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -29,18 +30,24 @@ MEMORY = 0.9
 """Weight of a server's earlier answers in its pace when another one comes."""
 
 
+_Place = tuple[float, int, int]
+"""Load with one more request, times slowness; sessions; number. The lowest is the least loaded server."""
+
+
 class NoServer(EngineError):
     """Raised when no server is serving now; one may be later."""
 
 
 class Router:
-    """Chooses servers by their sessions, requests in flight and pace. A route takes time linear in the servers.
+    """Chooses servers by their sessions, requests in flight and pace, in time logarithmic in the servers.
 
     A session's group is its name up to the last slash: "train/3/17" of "train/3/17/5.0".
     """
 
     def __init__(self) -> None:
         self._serving: dict[str, None] = {}
+        self._order: dict[str, int] = {}
+        """By serving server: its number, by which it comes first among its equals."""
         self._home: dict[str, str] = {}
         """By session: its home, a server that serves."""
         self._sessions: dict[str, set[str]] = {}
@@ -50,8 +57,14 @@ class Router:
         self._loads: dict[str, int] = {}
         self._in_flight: Counter[tuple[str, str]] = Counter()
         """Requests by session and server."""
+        self._places: dict[str, _Place] = {}
+        """By serving server: its place among them."""
+        self._queue: list[tuple[_Place, str]] = []
+        """Heap of places, the least loaded first; those that are no server's any more are skipped."""
         self._paces: dict[str, tuple[float, float]] = {}
         """By serving server: seconds and tokens of its answers, older ones weighing less."""
+        self._by_pace: list[tuple[float, str]] = []
+        """Serving servers that have answered by their seconds a token, rising."""
         self._slowness: dict[str, float] = {}
         """By slow server: its seconds a token over those of the median server."""
 
@@ -67,7 +80,10 @@ class Router:
             self._sessions.setdefault(server, set())
             self._loads.setdefault(server, 0)
         self._loads = {server: load for server, load in self._loads.items() if load or server in self._serving}
-        self._compare()
+        self._by_pace = sorted((seconds / tokens, server) for server, (seconds, tokens) in self._paces.items())
+        self._order = {server: number for number, server in enumerate(self._serving)}
+        self._slowness = self._slow()
+        self._sort()
 
     @property
     def serving(self) -> Collection[str]:
@@ -81,6 +97,7 @@ class Router:
             server = self._place(session)
         self._loads[server] += 1
         self._in_flight[session, server] += 1
+        self._moved(server)
         return server
 
     def done(self, session: str, server: str) -> None:
@@ -93,15 +110,22 @@ class Router:
         else:
             del self._in_flight[session, server]
         self._loads[server] -= 1
-        if not self._loads[server] and server not in self._serving:
+        if server in self._serving:
+            self._moved(server)
+        elif not self._loads[server]:
             del self._loads[server]
 
     def served(self, server: str, tokens: int, seconds: float) -> None:
         """Record an answer's tokens and its seconds from request to end, for the server's pace."""
         if server in self._serving and tokens:
             before = self._paces.get(server, (0.0, 0.0))
-            self._paces[server] = MEMORY * before[0] + seconds, MEMORY * before[1] + tokens
-            self._compare()
+            if server in self._paces:
+                del self._by_pace[bisect_left(self._by_pace, (before[0] / before[1], server))]
+            self._paces[server] = pace = MEMORY * before[0] + seconds, MEMORY * before[1] + tokens
+            insort(self._by_pace, (pace[0] / pace[1], server))
+            earlier, self._slowness = self._slowness, self._slow()
+            for one in earlier.keys() | self._slowness.keys():
+                self._moved(one)
 
     def forget(self, session: str) -> None:
         """Forget a session. Its requests in flight count until `done`. An unknown session is no error."""
@@ -109,6 +133,7 @@ class Router:
         if server is None:
             return
         self._sessions[server].discard(session)
+        self._moved(server)
         group = _group(session)
         last, sessions = self._groups.pop(group)
         if sessions > 1:
@@ -119,19 +144,43 @@ class Router:
         """Requests in flight by server: all that serve, and those that no longer do but still have some."""
         return MappingProxyType(self._loads)
 
-    def _compare(self) -> None:
-        paces = {server: seconds / tokens for server, (seconds, tokens) in self._paces.items()}
-        usual = statistics.median_low(paces.values()) if len(paces) > 1 else 0.0
-        self._slowness = {server: pace / usual for server, pace in paces.items() if pace > SLOW * usual > 0.0}
+    def _slow(self) -> dict[str, float]:
+        """Compare the servers' paces: each slow one's, over that of the median server."""
+        usual = self._by_pace[(len(self._by_pace) - 1) // 2][0] if len(self._by_pace) > 1 else 0.0
+        if not usual:
+            return {}
+        slow = self._by_pace[bisect_right(self._by_pace, SLOW * usual, key=lambda one: one[0]) :]
+        return {server: pace / usual for pace, server in slow}
 
     def _crowded(self, server: str) -> bool:
         spare = 0 if server in self._slowness else SPARE
         load = self._load_with_one_more(server)
-        return load > spare + 1 and load > CROWDED * min(map(self._load_with_one_more, self._serving)) + spare
+        return load > spare + 1 and load > CROWDED * self._load_with_one_more(self._first()) + spare
 
     def _load_with_one_more(self, server: str) -> float:
         """Load of the server after one more request, times its slowness."""
         return (self._loads[server] + 1) * self._slowness.get(server, 1.0)
+
+    def _moved(self, server: str) -> None:
+        """Give a serving server the place that its load, its slowness and its sessions give it now."""
+        place = self._load_with_one_more(server), len(self._sessions[server]), self._order[server]
+        if place != self._places.get(server):
+            self._places[server] = place
+            heapq.heappush(self._queue, (place, server))
+            if len(self._queue) > 64 + 4 * len(self._places):
+                self._sort()
+
+    def _sort(self) -> None:
+        """Make all places anew."""
+        self._places, self._queue = {}, []
+        for server in self._serving:
+            self._moved(server)
+
+    def _first(self) -> str:
+        """Find the least loaded serving server; of several, that with fewest sessions."""
+        while self._places.get(self._queue[0][1]) != self._queue[0][0]:
+            heapq.heappop(self._queue)
+        return self._queue[0][1]
 
     def _place(self, session: str) -> str:
         """Give the session a home: its group's server, or the least loaded one."""
@@ -142,13 +191,14 @@ class Router:
             server = self._least_loaded()
         self._home[session] = server
         self._sessions[server].add(session)
+        self._moved(server)
         self._groups[group] = server, sessions + 1
         return server
 
     def _least_loaded(self) -> str:
         if not self._serving:
             raise NoServer("no server is serving: all are starting, waiting for weights, or dead")
-        return min(self._serving, key=lambda server: (self._load_with_one_more(server), len(self._sessions[server])))
+        return self._first()
 
 
 def _group(session: str) -> str:

@@ -78,6 +78,18 @@ PASSED = re.compile(
 """Variables of the trainer's environment that a server sees: those by which shell, compilers, drivers, libraries and
 the loading of models are set up."""
 
+SECRET = re.compile(
+    r"(?i:(.*_)?(KEY|APIKEY|TOKEN|AUTH)(_(FILE|PATH|ID))?|(.*_)?(SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(_.*)?)"
+)
+"""Variables that hold secrets, by their names."""
+HUB = ("HF_TOKEN", "HF_TOKEN_PATH")
+"""Secrets that pass, for models that are gated at the hub."""
+
+
+def is_passed(name: str) -> bool:
+    """Say whether a server sees the variable without being asked for it."""
+    return PASSED.fullmatch(name) is not None and (name in HUB or SECRET.fullmatch(name) is None)
+
 
 def environment(device: str, pass_env: Container[str] = ()) -> dict[str, str]:
     """Build the environment of a server process; what the user has set stays, of what a server may see.
@@ -95,5 +107,5 @@ def environment(device: str, pass_env: Container[str] = ()) -> dict[str, str]:
     }
     if device == "cpu":
         ours["OMP_NUM_THREADS"] = "1"  # threads of one server; a small model is slower with more
-    passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name) or name in pass_env}
+    passed = {name: value for name, value in os.environ.items() if is_passed(name) or name in pass_env}
     return {**ours, **passed}

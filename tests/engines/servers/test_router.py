@@ -1,5 +1,6 @@
 """Routes: sticky by session, groups together, away from crowded servers, else by load."""
 
+import statistics
 import time
 from collections import Counter
 
@@ -8,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agentrl.engines.servers.router import CROWDED, SPARE, NoServer, Router
+from agentrl.engines.servers.router import CROWDED, SLOW, SPARE, NoServer, Router
 
 SERVERS = ["a", "b", "c", "d"]
 
@@ -236,16 +237,20 @@ class Routing(RuleBasedStateMachine):
                 with pytest.raises(NoServer):
                     self.router.route(session)
                 return
-            loads = dict(self.router.loads)
+            loads, slowness = dict(self.router.loads), self.router._slowness
+            weighed = {server: (loads[server] + 1) * slowness.get(server, 1.0) for server in self.serving}
             server = self.router.route(session)
-            least = min(loads[s] for s in self.serving)
+            least, home = min(weighed.values()), self.homes.get(session)
             assert server in self.serving
-            assert loads[server] + 1 <= CROWDED * (least + 1) + SPARE
-            home = self.homes.get(session)
-            if home is not None and loads[home] + 1 <= CROWDED * (least + 1) + SPARE:
+            assert weighed[server] <= CROWDED * least + SPARE or server in slowness
+            if home is not None and home not in slowness and weighed[home] <= CROWDED * least + SPARE:
                 assert server == home
             self.homes[session] = server
             self.in_flight.append((session, server))
+
+    @rule(server=st.sampled_from(SERVERS), tokens=st.integers(0, 50), seconds=st.sampled_from([0.0, 1.0, 5.0, 40.0]))
+    def served(self, server: str, tokens: int, seconds: float) -> None:
+        self.router.served(server, tokens, seconds)
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
@@ -262,6 +267,18 @@ class Routing(RuleBasedStateMachine):
     def loads_are_what_is_in_flight(self) -> None:
         expected = dict.fromkeys(self.serving, 0) | Counter(server for _, server in self.in_flight)
         assert self.router.loads == expected
+
+    @invariant()
+    def the_least_loaded_is_that_of_a_linear_search(self) -> None:
+        router = self.router
+        paces = {server: seconds / tokens for server, (seconds, tokens) in router._paces.items()}
+        usual = statistics.median_low(paces.values()) if len(paces) > 1 else 0.0
+        slow = {server: pace / usual for server, pace in paces.items() if pace > SLOW * usual > 0.0}
+        assert router._slowness == slow
+        if self.serving:
+            sessions = Counter(self.homes.values())
+            keys = [((router.loads[s] + 1) * slow.get(s, 1.0), sessions[s], n) for n, s in enumerate(self.serving)]
+            assert router._first() == self.serving[min(keys)[2]]
 
     @invariant()
     def nothing_is_kept_of_sessions_that_are_over(self) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import EngineError, SamplingParams
@@ -25,7 +27,7 @@ from agentrl.engines.sglang import launch
 from agentrl.engines.sglang.build import server_processes
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.options import ServerArguments, words
-from agentrl.engines.sglang.process import SGLangProcess, environment
+from agentrl.engines.sglang.process import SGLangProcess, environment, is_passed
 from agentrl.errors import ConfigError
 from agentrl.system.http import http_client
 
@@ -68,6 +70,28 @@ def test_a_server_sees_what_it_needs_and_its_key_and_nothing_else(trainers_envir
     assert variables[KEY] == process.key
     assert not any(process.key in argument for argument in arguments), "everyone may read command lines"
     assert process.key not in repr(sorted(environment("cpu").items()))
+
+
+@given(
+    start=st.sampled_from(["NVIDIA_", "SGLANG_", "CUDA_", "HF_", "VLLM_", "NCCL_", "TORCH_", "PYTHON_", "XDG_", "LC_"]),
+    middle=st.sampled_from(["", "ADMIN_", "x_", "API_"]),
+    secret=st.sampled_from(["KEY", "Token", "SECRET", "password", "CREDENTIALS", "KEY_FILE", "SECRET_ID", "AUTH"]),
+)
+def test_no_secret_is_passed_for_how_its_name_begins(start: str, middle: str, secret: str) -> None:
+    name = start + middle + secret
+    assert not is_passed(name)
+    assert is_passed(start + middle + "RATIO")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "HF_TOKEN_PATH", "TOKENIZERS_PARALLELISM", "SGLANG_INIT_NEW_TOKEN_RATIO", "NCCL_IB_PKEY"),
+        *("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "HTTPS_PROXY"),
+    ],
+)
+def test_what_only_sounds_like_a_secret_is_passed(name: str) -> None:
+    assert is_passed(name)
 
 
 def test_each_server_of_a_run_has_a_random_key_and_listens_on_loopback(

@@ -1,0 +1,140 @@
+"""The simulator of asynchronous training: cases worked by hand, and what must hold of each way."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cluster import async_simulation
+from benchmarks.cluster.async_simulation import WAYS, Draw, Seen, Simulation, Way
+from benchmarks.cluster.simulated_servers import Clock, Request, Session, SimulatedServer, Speed
+from benchmarks.cluster.sizing import ModelShape
+from benchmarks.cluster.step_times import Cluster, Plan, Stage, Training
+
+SHAPE = ModelShape(layers=2, hidden=8, heads=4, kv_heads=2, head_dim=2, intermediate=16, vocab=10)
+
+
+class MadeUp(Training):
+    """A token takes a second whatever runs, an update 30, and the weights' way 10."""
+
+    def speed(self) -> Speed:
+        return Speed(prefill=1e12, prefill_fixed=0.0, step_fixed=1.0, step_each=0.0, kv_tokens=10**6)
+
+    def forward(self, name: str, sessions: Sequence[Session], *, head: bool = True) -> Stage:
+        return Stage(name, serial=5.0)
+
+    def update(self, name: str, sessions: Sequence[Session], *, head: bool = True) -> Stage:
+        return Stage(name, serial=25.0)
+
+    def sync(self) -> Stage:
+        return Stage("sync_weights", serial=10.0)
+
+    def save(self) -> Stage:
+        return Stage("save")
+
+
+def prompts(*lengths: int, tool: float = 0.0) -> Draw:
+    """Two trajectories a prompt, of one length, which goes round; with a tool after the first half."""
+
+    def draw(ordinal: int) -> list[Session]:
+        length = lengths[ordinal % len(lengths)]
+        answers = [length // 2, length // 2] if tool else [length]
+        between = len(answers) - 1
+        return [
+            Session(
+                f"train/{ordinal}/{k}", ordinal, 8, answers, [0] * between, [tool] * between, context=8, left=answers[0]
+            )
+            for k in range(2)
+        ]
+
+    return draw
+
+
+def run(way: Way, draw: Draw, *, steps: int = 12, batch: int = 2) -> tuple[Seen, Simulation]:
+    cluster, plan = Cluster(gpus_per_node=4), Plan(prompts=batch, n=2, rollout_gpus=0 if way.shared else 2)
+    simulation = Simulation(MadeUp(cluster, plan, SHAPE), way, draw, steps)
+    simulation.run()
+    return simulation.seen(), simulation
+
+
+def test_in_turn_a_step_is_its_longest_trajectory_and_the_update() -> None:
+    seen, _ = run(Way("in turn"), prompts(50, 100))
+    assert seen.seconds == pytest.approx(100 + 30 + 10)
+    assert (seen.staleness_max, seen.longest, seen.others) == (0, 1.0, 1.0)
+    assert seen.trainer_busy == pytest.approx(30 / 140, rel=0.1)
+
+
+def test_one_step_off_the_shorter_of_both_costs_nothing() -> None:
+    """Two batches are under way at once; one begins when there are new weights."""
+    seen, _ = run(Way("one step off", 1, 1), prompts(200))
+    assert seen.seconds == pytest.approx((200 + 30 + 10) / 2, rel=0.1)
+    seen, _ = run(Way("one step off", 1, 1), prompts(20))
+    assert seen.seconds == pytest.approx(30 + 10, rel=0.05)
+    assert seen.staleness_max == 1
+
+
+def test_shared_gpus_sample_nothing_during_an_update_but_tools_go_on() -> None:
+    seen, _ = run(Way("partial", 1, 1, shared=True), prompts(20, tool=40))
+    assert seen.seconds == pytest.approx((10 + 40 + 10 + 2 * 40) / 2, rel=0.1), "two batches, two updates"
+    slow_tool = [Session("", 0, 8, [10, 10], [0], [tool], context=8, left=10) for tool in (0.0, 200.0)]
+
+    def draw(ordinal: int) -> list[Session]:
+        return [replace(slow_tool[ordinal % 2], name=f"train/{ordinal}/0", group=ordinal)]
+
+    seen, _ = run(Way("partial", 4, 1, shared=True), draw)
+    assert seen.seconds < 0.6 * (10 + 200 + 10 + 40), "the tool's 200 s last over several updates"
+
+
+def test_what_is_discarded_is_the_longest() -> None:
+    seen, _ = run(Way("discarded", discarded=0.5), prompts(10, 10, 10, 90))
+    assert seen.seconds == pytest.approx(10 + 30 + 10)
+    assert seen.longest == 0.0
+    assert seen.others == pytest.approx(13 * 2 / (13 * 4 * 0.9), abs=0.01)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_no_way_passes_its_bound_or_stands_still(way: Way) -> None:
+    seen, simulation = run(way, prompts(7, 300, 20, 3, 55, tool=33.0), batch=5)
+    assert seen.staleness_max <= way.bound
+    assert seen.seconds > 0
+    if not way.discarded:
+        assert all(simulation.trained.values())
+
+
+def test_a_server_that_takes_weights_computes_its_contexts_anew_and_forgets_its_cache() -> None:
+    clock = Clock()
+    speed = Speed(prefill=10.0, prefill_fixed=0.0, step_fixed=1.0, step_each=0.0)
+    server, ends = SimulatedServer("one", clock, speed, 0), list[float]()
+    session = Session("0/0", 0, 100, [20], [], [], context=100, left=20)
+    server.submit(Request(session, 0.0, lambda request: ends.append(clock.now)))
+    held: list[float] = []
+    clock.after(15.0, lambda: held.append(server.take_weights(3.0)))  # prefill 10 s, 5 tokens sampled
+    clock.run(lambda: bool(ends))
+    assert [*held, *ends] == pytest.approx([3 + 105 / 10, 10 + 20 + 3 + 105 / 10])
+
+
+def test_the_command_and_those_of_the_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    small = ["--nodes", "1", "--prompts", "4", "--n", "2", "--mini-batch", "4", "--steps", "4", "--division", "0.5"]
+    monkeypatch.setattr(sys, "argv", ["async_simulation", *small, "--json"])
+    assert async_simulation.main() == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["way"]["name"] for one in told] == [way.name for way in WAYS]
+    monkeypatch.setattr(sys, "argv", ["async_simulation", *small, "--ways", "nothing"])
+    with pytest.raises(SystemExit):
+        async_simulation.main()
+    assert "known: in turn" in capsys.readouterr().err
+    page = Path(__file__).parents[2] / "docs" / "scale.md"
+    lines = re.findall(r"^python -m benchmarks\.cluster\.async_simulation.*$", page.read_text(encoding="utf-8"), re.M)
+    assert lines
+    for line in lines:  # as written, but for the steps and the size
+        monkeypatch.setattr(sys, "argv", [*shlex.split(line)[2:], *small])
+        assert async_simulation.main() == 0
