@@ -1,4 +1,4 @@
-"""Every estimator with the plain loss, and every loss with GRPO, on two tiny tasks: which learns from how much?
+"""Estimators with the plain loss, losses and corrections with GRPO, on two tiny tasks: which learns from how much?
 
     python -m benchmarks.arena --out runs/arena [--only grpo gigpo] [--tasks calls walk] [--seeds 1] [--document]
 

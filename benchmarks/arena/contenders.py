@@ -1,14 +1,16 @@
-"""The algorithms that are compared: a star around GRPO with PPO's clipped loss, its rays estimators and losses."""
+"""The algorithms that are compared: a star around GRPO with PPO's clipped loss. Its rays are estimators, losses and
+corrections of stale tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from agentrl.system.json_value import JSON
 
-Ray = Literal["estimator", "loss"]
+Ray = Literal["estimator", "loss", "correction"]
 ESTIMATOR = "algorithm.adv_estimator"
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
@@ -18,6 +20,23 @@ LOW, HIGH, DUAL = (f"{ACTOR}.clip_ratio_{bound}" for bound in ("low", "high", "c
 UNBOUNDED: Mapping[str, JSON] = {LOW: None, HIGH: None}
 SEVERAL_UPDATES: Mapping[str, JSON] = {f"{ACTOR}.ppo_mini_batch_size": 8}
 """Four updates a step: with one, most losses have the same gradient."""
+
+
+CORRECTIONS: Mapping[str, Mapping[str, JSON]] = {
+    "uncorrected": {"rollout_is": None},
+    "token": {"rollout_is": "token"},
+    "token or 0": {
+        "rollout_is": "token",
+        "rollout_is_lower": 0.5,
+        "rollout_is_threshold": 5.0,
+        "rollout_is_outside": "mask",
+    },
+    "sequence": {"rollout_is": "sequence"},
+    "token, far sequences rejected": {"rollout_is": "token", "reject.seq_mean_k3": 0.01},
+    "ratio to the engine": {"proximal": "rollout", "rollout_is": None},
+    "interpolated": {"proximal": "interpolated", "rollout_is": None},
+}
+"""Keys of algorithm.rollout_correction, by the name of what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +55,17 @@ def _estimator(name: str, /, **keys: JSON) -> Contender:
 
 def _loss(name: str, keys: Mapping[str, JSON] | None = None) -> Contender:
     return Contender("loss", name, {**SEVERAL_UPDATES, LOSS: name, **(keys or {})})
+
+
+def _corrections() -> Iterator[Contender]:
+    """Yield GRPO with batches begun as far ahead as the bound of staleness lets them be, corrected in each way."""
+    for bound in (0, 1, 2, 4):
+        own = {"async_training.max_staleness": bound, "async_training.depth": bound, "trainer.save_freq": 20}
+        stale = own if bound else {}
+        ways = CORRECTIONS if bound else {"uncorrected": CORRECTIONS["uncorrected"]}
+        for name, keys in ways.items():
+            corrected = {f"algorithm.rollout_correction.{key}": value for key, value in keys.items()}
+            yield Contender("correction", f"staleness {bound}, {name}", {**SEVERAL_UPDATES, **stale, **corrected})
 
 
 CONTENDERS = (
@@ -69,4 +99,5 @@ CONTENDERS = (
     _loss("gpg", UNBOUNDED),
     _loss("topr", UNBOUNDED),
     _loss("dro", {**UNBOUNDED, f"{ACTOR}.policy_loss.options.dro_beta": 0.1}),
+    *_corrections(),
 )
