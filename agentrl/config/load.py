@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from agentrl.config.areal import read_areal
 from agentrl.config.checks import ACTOR, CORRECTION, check, remarks
 from agentrl.config.command_line import CommandLine, parse_command_line
 from agentrl.config.hydra_section import (
@@ -212,6 +213,13 @@ def keys_of(
     if schema is Config and values.get(DIALECT) == VERL:
         return translated_keys(tree, schema, typed, faults, deleted)
     mine = {key: value for key, value in flat(own, known).items() if key in values}
+    if schema is Config:
+        try:
+            (values, read), (mine, _) = read_areal(values), read_areal(mine)
+        except ConfigError as error:
+            return Keys({}, (), typed, [*faults, str(error)], tree)
+        for text in read:
+            logger.warning("%s", text)
     idle = [key for key in as_list(values.pop(IDLE, None)) if not is_at(str(key), typed)]
     is_whole = bool(values.pop(EVERY_KEY, False))
     given = set_of(mine, schema, typed).difference(idle) if is_whole else mine.keys()
