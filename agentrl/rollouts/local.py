@@ -35,7 +35,7 @@ from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
 from agentrl.runtime.thread_state import torch_state
-from agentrl.system.loop_thread import LoopThread
+from agentrl.system.loop_thread import DelayWatch, LoopThread
 from agentrl.system.metrics import Metrics
 from agentrl.system.registry import configured
 from agentrl.system.throttle import OncePerKey
@@ -149,6 +149,8 @@ class LocalRollouts:
         self._watch_weights = WeightWatch(0.0 if self._checks is None else self._checks.weights_mb)
         self._going_on: asyncio.Task[object] | None = None
         self._once = OncePerKey()
+        self._delay = DelayWatch()
+        loop.call_soon(self._delay.begin)
 
     @property
     def samples_on(self) -> bool:
@@ -372,6 +374,7 @@ class LocalRollouts:
     async def _take_metrics(self) -> Metrics:
         """See `Rollouts.metrics`; a coroutine, since users' tools and interactions are bound to the loop's thread."""
         metrics, context = Metrics(), self.scheduler.context
+        metrics.max("rollout/loop_delay_seconds", self._delay.take())
         metrics.add((await self.engine.health()).metrics, "engine/")
         metrics.add(context.tools.take_metrics(self._meet))
         for name, interaction in context.interactions.items():

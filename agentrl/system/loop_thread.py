@@ -137,6 +137,40 @@ class LoopThread:
                 self._fail(error)
 
 
+class DelayWatch:
+    """The longest time by which an event loop came late to what was due, for something held it.
+
+    All methods run on the loop's thread.
+    """
+
+    SECONDS = 0.05
+    """Time between two looks."""
+
+    def __init__(self) -> None:
+        self._longest = 0.0
+        self._due: float | None = None
+
+    def begin(self) -> None:
+        """Look from now on, as long as the loop runs."""
+        self._due = None
+        self._look()
+
+    def take(self) -> float:
+        """Return the longest delay since it was last taken, in seconds; one that lasts still counts."""
+        loop = asyncio.get_running_loop()
+        longest = max(self._longest, 0.0 if self._due is None else loop.time() - self._due)
+        self._longest = 0.0
+        return longest
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if self._due is not None:
+            self._longest = max(self._longest, now - self._due)
+        self._due = now + self.SECONDS
+        loop.call_at(self._due, self._look)
+
+
 class _Running(Generic[T_co]):
     """A coroutine on its way, and what the waiting thread is told of it. All methods run on the loop's thread."""
 

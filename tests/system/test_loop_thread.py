@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 
 from agentrl.system import loop_thread
-from agentrl.system.loop_thread import LoopThread
+from agentrl.system.loop_thread import DelayWatch, LoopThread
 
 
 async def here() -> threading.Thread:
@@ -89,6 +89,28 @@ def test_what_ends_a_loop_reaches_who_waits() -> None:
                 time.sleep(0.01)
             loop.run(asyncio.sleep(60))
         assert loop.run(here()).is_alive()
+
+
+def test_the_longest_delay_is_of_what_held_the_loop_since_it_was_last_asked_for() -> None:
+    with LoopThread("delayed") as loop:
+        watch = DelayWatch()
+        loop.call_soon(watch.begin)
+
+        async def held(seconds: float) -> float:
+            await asyncio.sleep(2 * DelayWatch.SECONDS)
+            watch.take()
+            time.sleep(seconds)
+            await asyncio.sleep(2 * DelayWatch.SECONDS)
+            return watch.take()
+
+        async def held_until_now() -> float:
+            watch.take()
+            time.sleep(0.4)
+            return watch.take()
+
+        assert loop.run(held(0.5)) >= 0.5 - DelayWatch.SECONDS
+        assert loop.run(held_until_now()) >= 0.4 - DelayWatch.SECONDS
+        assert loop.run(held(0.0)) < 0.35  # room for a busy machine
 
 
 def test_a_thread_that_cannot_be_set_up_tells_why() -> None:
@@ -186,7 +208,7 @@ def test_a_second_interrupt_ends_at_once_and_what_is_closed_after_it_has_little_
 def test_a_loop_that_was_given_up_keeps_no_process_from_ending() -> None:
     program = (
         "import threading\n"
-        "from agentrl.system.loop_thread import LoopThread\n"
+        "from agentrl.system.loop_thread import DelayWatch, LoopThread\n"
         "async def block():\n"
         "    threading.Event().wait()\n"
         "loop = LoopThread('mine')\n"

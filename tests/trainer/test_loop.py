@@ -197,7 +197,7 @@ def test_filtering_groups_changes_no_weight_and_no_metric(
         assert line["group/groups_equal"] == equal
         assert (line["actor/grad_norm"] > 0) == (equal < 4)
         counted = ("train/filtered_fraction", "train/policy_tokens", "train/loss_weight")
-        measured = ("time/", "perf/", "sync/seconds", "trajectory/", *counted)
+        measured = ("time/", "perf/", "sync/seconds", "rollout/loop_delay_seconds", "trajectory/", *counted)
         metrics[enable] = {name: value for name, value in line.items() if not name.startswith(measured)}
         weights[enable] = load_file(run / "policy" / "model.safetensors")
     assert metrics["true"] == pytest.approx(metrics["false"], rel=1e-4, abs=1e-6)
