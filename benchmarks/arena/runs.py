@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import resource
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +19,7 @@ from agentrl.observe.tracking import read_metrics
 from agentrl.quickstart.assets import make_data, make_policy
 from agentrl.system.json_value import JSON
 from benchmarks.arena.contenders import Contender
+from benchmarks.forked import forked
 from examples.gigpo import walk
 
 Task = Literal["calls", "walk"]
@@ -28,9 +27,6 @@ TASKS: tuple[Task, ...] = get_args(Task)
 UNGROUPED = ("reinforce_plus_plus", "remax", "gae", "bi_level_gae", "decoupled_gae")
 """Estimators that compare no trajectories of a prompt: they see as many, of more prompts."""
 DONE = "done.json"
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["agentrl.trainer.grpo", "agentrl.workers.roles", "agentrl.trainer.run_sft"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ def finish(matches: Sequence[Match], out: Path, processes: int) -> list[Match]:
     """Run what is not finished; returns those that failed."""
     for task, seed in dict.fromkeys((match.task, match.seed) for match in matches):
         log = out / f"{task}-{seed}" / "assets.log"
-        if _forked(partial(_prepare, task, seed, out), log) != 0:
+        if forked(partial(_prepare, task, seed, out), log) != 0:
             raise SystemExit(f"the tasks could not be made, see {log}")
     waiting = [match for match in matches if not (match.folder(out) / DONE).exists()]
     with ThreadPoolExecutor(processes) as threads:
@@ -99,7 +95,7 @@ def finish(matches: Sequence[Match], out: Path, processes: int) -> list[Match]:
 def _run(match: Match, out: Path) -> int:
     folder = match.folder(out)
     shutil.rmtree(folder, ignore_errors=True)  # what was interrupted begins anew
-    status = _forked(partial(_train, match, out), folder.with_suffix(".log"))
+    status = forked(partial(_train, match, out), folder.with_suffix(".log"))
     print(f"{match.label}: {'done' if status == 0 else 'failed'}", flush=True)
     return status
 
@@ -150,20 +146,3 @@ def _train(match: Match, out: Path) -> None:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu = sum(one.ru_utime + one.ru_stime for one in used)
     (match.folder(out) / DONE).write_text(json.dumps({"cpu_seconds": cpu}))
-
-
-def _forked(work: Callable[[], None], log: Path) -> int:
-    """Do the work in a process of its own; returns its exit status."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    process = _context.Process(target=_logged, args=(work, str(log)))
-    process.start()
-    process.join()
-    return process.exitcode or 0
-
-
-def _logged(work: Callable[[], None], log: str) -> None:
-    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    for stream in (1, 2):
-        os.dup2(opened, stream)
-    os.close(opened)
-    work()
