@@ -14,6 +14,7 @@ from agentrl.engines.contract import SamplingParams
 from agentrl.errors import CheckpointError, DataError
 from agentrl.rollouts.contract import Task, training, validation
 from agentrl.trajectory import Trajectory
+from agentrl.trajectory.files import TRAJECTORIES
 from agentrl.trajectory.parquet import from_row, trajectory_files
 
 
@@ -42,7 +43,7 @@ class Recorded:
 
 def find(run: Path, uid: str, config: Config) -> Recorded:
     """Find a trajectory by its name. Raises DataError where the run holds none of that name."""
-    folder = run / "trajectories"
+    folder = run / TRAJECTORIES
     files = trajectory_files(folder)
     if not files:
         raise DataError(f"{folder}: want a run's recorded trajectories, found none")

@@ -42,6 +42,7 @@ from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import collect_numbers
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.collate import from_trajectories
+from agentrl.trajectory.files import TRAJECTORIES
 from agentrl.trajectory.parquet import fill_rewards, write_trajectories
 from agentrl.trajectory.sample import Sample
 
@@ -89,7 +90,7 @@ def open_local_rollouts(
         context.tools.warn = audience.warn
         stack.callback(lambda: loop.run(scheduler.close()))
         reading = reward_model_input(config)
-        yield LocalRollouts(config, scheduler, engine, loop, audience, run_dir / "trajectories", share, reading)
+        yield LocalRollouts(config, scheduler, engine, loop, audience, run_dir / TRAJECTORIES, share, reading)
 
 
 def reward_model_input(config: RolloutsConfig) -> ModelInput | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Collection
 from hashlib import blake2b
@@ -11,8 +10,8 @@ from pathlib import Path
 
 from agentrl.config import Config
 from agentrl.rollouts.contract import Task
+from agentrl.trajectory.files import TRAJECTORIES, UPDATES, FileName
 
-OF_STEP = re.compile(r"train_(\d{6,})[._].*parquet")
 GB = 10**9
 
 
@@ -42,18 +41,20 @@ class Saving:
         return set(order[: math.ceil(wanted)])
 
 
-def remove_oldest(folder: Path, most_gb: float | None, keep: Collection[int]) -> list[int]:
-    """Remove the files of the oldest training steps while all files of `folder` take more than `most_gb` 10^9 bytes.
+def remove_oldest(run: Path, most_gb: float | None, keep: Collection[int]) -> list[int]:
+    """Remove the oldest training steps' trajectories and updates while those of `run` take over `most_gb` 10^9 bytes.
 
     keep: steps whose files stay. Returns the steps whose files were removed. Files that vanish meanwhile are no error.
     """
-    if most_gb is None or not folder.is_dir():
+    if most_gb is None:
         return []
-    sizes = {path: path.stat().st_size for path in folder.glob("*.parquet")}
+    files = [path for folder in (TRAJECTORIES, UPDATES) for path in (run / folder).glob("*.parquet")]
+    sizes = {path: path.stat().st_size for path in files}
     by_step: defaultdict[int, list[Path]] = defaultdict(list)
     for path in sizes:
-        if (match := OF_STEP.fullmatch(path.name)) is not None and int(match[1]) not in keep:
-            by_step[int(match[1])].append(path)
+        name = FileName.read(path.name)
+        if name is not None and name.split == "train" and name.step not in keep:
+            by_step[name.step].append(path)
     removed, total = [], sum(sizes.values())
     for step, paths in sorted(by_step.items()):
         if total <= most_gb * GB:

@@ -247,7 +247,7 @@ class Trainer:
             self.save(self.state())
         self.react()
         remove_oldest(
-            self.dir / "trajectories",
+            self.dir,
             self.config.trainer.trajectories_to_keep_gb,
             {self.step, *self.checkpoints.steps_kept()},
         )

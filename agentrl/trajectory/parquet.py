@@ -1,8 +1,6 @@
 """Trajectories as parquet: one row a trajectory, readable by pandas, and back to `Trajectory` objects.
 
-One file a step and split, `train_000012.parquet`, or of several rollout workers one each, `train_000012.1of2.parquet`,
-and of a step's further generation batches `train_000012_001.parquet`, ...;
-it is there whole or not at all, and a step done again replaces what is there of it.
+A file is there whole or not at all, and a step done again replaces what is there of it; `files` has their names.
 Log-probs are stored as float32, which is what engines compute. Text that is not valid Unicode (lone surrogates) is
 stored with U+FFFD in its place.
 """
@@ -32,6 +30,7 @@ from agentrl.trajectory import (
     Turn,
     VersionSpan,
 )
+from agentrl.trajectory.files import names_of, remove_former
 
 _MESSAGE = pa.struct(
     {
@@ -110,8 +109,6 @@ SCHEMA = pa.schema(
     }
 )
 
-UPDATE = ".update.parquet"
-"""Ending of the file beside a file of trajectories that holds what the update made of them."""
 ROW_GROUP_TOKENS = 1 << 18
 """Tokens that are read together where one trajectory is looked at."""
 ADDED = ("policy", "reward_parts", "baseline", "attempt")
@@ -128,22 +125,21 @@ def write_trajectories(
     share: tuple[int, int] = (1, 1),
     turn_reward_coef: float | None,
 ) -> Path:
-    """Write `dir/<split>_<step><part>.parquet` and return its path.
+    """Write the file of a step's trajectories in `dir` and return its path.
 
     share: (number, count) of this worker among those that each write a file of their own. Without `turn_reward_coef`
     the reward column is null: a reward model has yet to score, and `fill_rewards` comes after it. Files of the same
-    step that another number of workers wrote are removed. Raises TrainingError on a full disk.
+    step that another number of workers wrote are removed, as are those of updates to what was there. Raises
+    TrainingError on a full disk.
     """
-    stem, (number, count) = f"{split}_{step:06d}{part}", share
-    names = [f"{stem}.{one}of{count}.parquet" for one in range(1, count + 1)] if count > 1 else [f"{stem}.parquet"]
+    number, count = share
+    names = names_of(split, step, part, count)
     path = dir / names[number - 1]
     rows = [to_row(trajectory, step, split, turn_reward_coef) for trajectory in trajectories]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     with published(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", row_group_size=rows_together(table))
-    for other in dir.glob(f"{stem}.*parquet"):
-        if other.name not in names:
-            other.unlink(missing_ok=True)
+    remove_former(path, names)
     return path
 
 
@@ -185,8 +181,8 @@ def fill_rewards(path: Path, outlines: Sequence[Outline], turn_reward_coef: floa
 
 
 def trajectory_files(folder: Path | str) -> list[Path]:
-    """List the files of trajectories in a folder, by name; those of updates beside them are left out."""
-    return sorted(path for path in Path(folder).glob("*.parquet") if not path.name.endswith(UPDATE))
+    """List the files of trajectories in a folder, by name."""
+    return sorted(Path(folder).glob("*.parquet"))
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:

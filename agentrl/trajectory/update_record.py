@@ -1,4 +1,4 @@
-"""Records of what an update made of each token: `train_000012.update.parquet` beside `train_000012.parquet`.
+"""Records of what an update made of each token: a file of `updates/` for each file of `trajectories/`.
 
 A row for each row of the trajectories' file, in its order. Each column but `uid` has one list for each transcript, with
 a value for each of its tokens: null where the policy did not sample it, or where the trajectory was not trained on. A
@@ -19,7 +19,8 @@ import torch
 
 from agentrl.system.publish import published
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.trajectory.parquet import UPDATE, rows_together
+from agentrl.trajectory.files import update_file
+from agentrl.trajectory.parquet import rows_together
 
 COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
     "trainer_logprobs": ("old_logprobs", pa.float32()),
@@ -42,15 +43,10 @@ class RecordFile:
     """By uid, the trajectory's number in `RaggedBatch.trajectory`."""
 
 
-def update_file(path: Path) -> Path:
-    """Name the file of the update beside that of the trajectories."""
-    return path.with_name(path.name.removesuffix(".parquet") + UPDATE)
-
-
 def write_updates(
     batch: RaggedBatch, files: Sequence[RecordFile], clipped: torch.Tensor | None = None
 ) -> dict[str, str]:
-    """Write the columns of a batch beside the files of its trajectories; those that are not on this machine are passed.
+    """Write the columns of a batch for the files of its trajectories; those that are not on this machine are passed.
 
     clipped [T] bool: the correction's weight is its bound. Returns by uid how a trajectory's trained tokens differ from
     the recorded ones: nothing of it is written then. Raises TrainingError on a full disk.

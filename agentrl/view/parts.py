@@ -17,13 +17,10 @@ import pyarrow.dataset as ds
 
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON, as_object
+from agentrl.trajectory.files import FileName
 from agentrl.trajectory.parquet import SCHEMA, valid_unicode
 from agentrl.view.folder import Folder, Stamp
 
-RECORDED = re.compile(
-    r"(?P<split>[A-Za-z]\w*?)_(?P<step>\d{6,9})(?P<part>(?:_\w+)?)"
-    r"(?P<update>\.update)?(?P<share>\.\d+of\d+)?(?P<later>\.update)?\.parquet"
-)
 LINES = re.compile(r"(?P<step>\d{1,9})\.jsonl")
 PIECE = re.compile(r"(?P<row>\d{12})\.parquet")
 Row: TypeAlias = dict[str, object]
@@ -47,26 +44,22 @@ class Part:
     row_group: int | None = None
     """Number of a row group of a file that `agentrl.generate` wrote."""
     update: str | None = None
-    """File beside it with what the update computed for each token."""
+    """Place below the folder of the file with what the update computed for each token."""
 
 
-def recorded(files: Mapping[str, Stamp], below: str) -> list[Part]:
-    """Find the parts that a run recorded, from the names of the files in its folder of trajectories."""
-    found, updates = list[Part](), dict[str, str]()
-    for name, stamp in files.items():
-        match = RECORDED.fullmatch(name)
-        if match is None:
-            continue
-        stem = f"{match['split']}_{match['step']}{match['part']}{match['share'] or ''}"
-        if match["update"] or match["later"]:
-            updates[stem] = f"{below}{name}"
-            continue
-        batch = match["part"] if match["part"][1:].isdigit() else ""
-        kind = match["split"] + ("" if batch else match["part"])
-        found.append(Part(stem, kind, int(match["step"]), batch, f"{below}{name}", stamp))
-    return [
-        Part(one.name, one.set, one.step, one.batch, one.file, one.stamp, update=updates.get(one.name)) for one in found
-    ]
+def recorded(files: Mapping[str, Stamp], below: str = "", updates: Mapping[str, str] | None = None) -> list[Part]:
+    """Find the parts that a run recorded, from the names of its files of trajectories.
+
+    below: where they lie. updates: places of the files of updates, by their names.
+    """
+    found = list[Part]()
+    for file, stamp in files.items():
+        if (name := FileName.read(file)) is not None:
+            batch = name.part if name.part[1:].isdigit() else ""
+            kind = name.split + ("" if batch else name.part)
+            update = (updates or {}).get(file)
+            found.append(Part(name.stem, kind, name.step, batch, f"{below}{file}", stamp, update=update))
+    return found
 
 
 def dumped(files: Mapping[str, Stamp]) -> list[Part]:

@@ -16,9 +16,10 @@ import yaml
 
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON, as_object
+from agentrl.trajectory.files import TRAJECTORIES, UPDATES, FileName
 from agentrl.view.folder import Folder, Stamp
 from agentrl.view.json_lines import JsonLines
-from agentrl.view.parts import LINES, PIECE, RECORDED, Part, dumped, generated, recorded
+from agentrl.view.parts import LINES, PIECE, Part, dumped, generated, recorded
 from agentrl.view.tokens import TokenTexts, find_tokens
 
 MOST_CONFIG = 1 << 20
@@ -145,16 +146,24 @@ def open_run(url: str, tokens: TokenTexts | None = None) -> Run:
 
 def _open_folder(url: str, folder: Folder) -> Run:
     files, folders = folder.files(), folder.folders()
-    if "trajectories" in folders or "metrics.jsonl" in files:
-        return Run(url, folder, "run", lambda: recorded(folder.files("trajectories"), "trajectories/"))
-    if any(RECORDED.fullmatch(name) for name in files):
-        return Run(url, folder, "trajectories", lambda: recorded(folder.files(), ""))
+    above, _, name = url.rstrip("/").rpartition("/")
+    if name == TRAJECTORIES and TRAJECTORIES not in folders:
+        return _open_folder(above or ".", Folder(above or "."))  # what belongs to them lies beside them
+
+    def of_run() -> list[Part]:
+        updates = {name: f"{UPDATES}/{name}" for name in folder.files(UPDATES)}
+        return recorded(folder.files(TRAJECTORIES), f"{TRAJECTORIES}/", updates)
+
+    if TRAJECTORIES in folders or "metrics.jsonl" in files:
+        return Run(url, folder, "run", of_run)
+    if any(FileName.read(name) for name in files):
+        return Run(url, folder, "trajectories", lambda: recorded(folder.files()))
     if any(LINES.fullmatch(name) for name in files):
         return Run(url, folder, "dump", lambda: dumped(folder.files()))
     if any(PIECE.fullmatch(name) for name in files):
         return Run(url, folder, "generate", lambda: generated(folder, _only(folder.files(), PIECE.fullmatch)))
     if "config.yaml" in files:
-        return Run(url, folder, "run", lambda: recorded(folder.files("trajectories"), "trajectories/"))
+        return Run(url, folder, "run", of_run)
     some = ", ".join(sorted({*files, *(f"{name}/" for name in folders)})[:6]) or "nothing"
     runs = [name for name in sorted(folders)[:50] if "metrics.jsonl" in folder.files(name)]
     advice = f" In it are runs: {url.rstrip('/')}/{runs[0]}" if runs else ""
@@ -172,7 +181,7 @@ def _open_file(url: str) -> Run:
         return Run(url, folder, "dump", lambda: [Part("lines", "dump", 0, "", name, one) for one in stamp().values()])
     if name.endswith(".parquet"):
         if "ids" in folder.parquet(name).schema_arrow.names:
-            found = recorded(stamp(), "") or [Part("file", "trajectories", 0, "", name, stamp()[name])]
+            found = recorded(stamp()) or [Part("file", "trajectories", 0, "", name, stamp()[name])]
             return Run(url, folder, "trajectories", lambda: found)
         return Run(url, folder, "generate", lambda: generated(folder, stamp()))
     if name.endswith(".json"):

@@ -18,6 +18,7 @@ import agentrl.trainer.grpo as loop
 from agentrl.system.metrics import Numbers
 from agentrl.train import training
 from agentrl.trainer.recording import record_update
+from agentrl.trajectory.files import UPDATES
 
 SMALL = (
     "data.train_batch_size=8",
@@ -54,7 +55,7 @@ def measure(folder: Path, steps: int, keys: list[str]) -> Numbers:
             tokens += metrics["train/policy_tokens"]
         seconds = time.process_time() - begun
     setattr(loop, "record_update", record_update)  # noqa: B010
-    size = sum(path.stat().st_size for path in (folder / "trajectories").glob("*.update.parquet"))
+    size = sum(path.stat().st_size for path in (folder / UPDATES).glob("*.parquet"))
     return {
         "cpu_seconds": seconds,
         "checks": checks,

@@ -26,6 +26,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from agentrl.trajectory import ToolCallRecord, Trajectory, Transcript, Turn
+from agentrl.trajectory.files import update_file
 from agentrl.trajectory.parquet import rows_together, write_trajectories
 from tests.view.served import ARGUMENTS, CHROMIUM, TOKEN, serving
 
@@ -55,7 +56,7 @@ def synthetic(uid: str, group: int, tokens: int, generator: np.random.Generator)
 
 def write_update(path: Path, source: Path, generator: np.random.Generator) -> None:
     """Write trainer's log-probs, entropies, advantages and weights for the tokens of a file of trajectories."""
-    table = pq.read_table(source, columns=["uid", "logprobs"])
+    table = pq.read_table(source, columns=["uid", "mask", "logprobs"])
     lists = table["logprobs"].combine_chunks()
     flat = lists.flatten().flatten().to_numpy()
     inner, outer = lists.flatten().offsets, lists.offsets
@@ -71,7 +72,8 @@ def write_update(path: Path, source: Path, generator: np.random.Generator) -> No
         "advantages": column(np.ones(size)),
         "weights": column(generator.normal(1, 0.01, size)),
     }
-    pq.write_table(pa.table(columns), path, compression="zstd")
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), path, compression="zstd", row_group_size=rows_together(table))
 
 
 def make(folder: Path, steps: int, each: int, tokens: int, long: int) -> None:
@@ -88,7 +90,7 @@ def make(folder: Path, steps: int, each: int, tokens: int, long: int) -> None:
         for number in range(each)
     ]
     base = write_trajectories(records, rows, step=0, split="base", turn_reward_coef=1.0)
-    update = records / "base.update.parquet"
+    update = update_file(base)
     write_update(update, base, generator)
     table, updated = pq.read_table(base), pq.read_table(update)
     group_rows = rows_together(table)
@@ -102,14 +104,15 @@ def make(folder: Path, steps: int, each: int, tokens: int, long: int) -> None:
                 one = one.set_column(one.schema.get_field_index(name), name, values)
             name = f"train_{step:06d}"
             pq.write_table(one, records / f"{name}.parquet", compression="zstd", row_group_size=group_rows)
-            pq.write_table(updated.set_column(0, "uid", uids), records / f"{name}.update.parquet", compression="zstd")
+            other = update_file(records / f"{name}.parquet")
+            pq.write_table(updated.set_column(0, "uid", uids), other, compression="zstd", row_group_size=group_rows)
             metrics = {f"made/{number}": float(value) for number, value in enumerate(generator.random(120))}
             lines.write(json.dumps({"step": step, "reward/mean": step / steps, "time/step": 1.0, **metrics}) + "\n")
     base.unlink()
     update.unlink()
     rows = [synthetic(f"long/0/{number}", number, long, generator) for number in range(64)]
     path = write_trajectories(records, rows, step=steps, split="long", turn_reward_coef=1.0)
-    write_update(path.with_name(path.stem + ".update.parquet"), path, generator)
+    write_update(update_file(path), path, generator)
 
 
 def measure(name: str, ask: Callable[[], object], times: int = 3, before: Callable[[], object] | None = None) -> None:
@@ -127,7 +130,7 @@ def measure(name: str, ask: Callable[[], object], times: int = 3, before: Callab
     print(f"| {name} | {seconds[0]:.2f} | {later[0]:.2f} | {later[1]:.2f} | {memory:.0f} |", flush=True)
 
 
-def in_browser(address: str, steps: int) -> None:
+def in_browser(address: str, steps: int, each: int) -> None:
     """Measure pages until they are drawn."""
     from playwright.sync_api import sync_playwright
 
@@ -155,8 +158,8 @@ def in_browser(address: str, steps: int) -> None:
         measure("first page: the run's curves", opens("/run/0", ".chart canvas"))
         pages = {
             "a step's table and histograms": (f"/run/0/step/train/{steps // 2}", "tbody tr"),
-            "a group side by side": (f"/run/0/group/train_{steps:06d}/3", ".member"),
-            "a trajectory": (f"/run/0/trajectory/train_{steps:06d}/7", ".tokens .t"),
+            "a group side by side": (f"/run/0/group/train_{steps:06d}/{min(3, (each - 1) // GROUP)}", ".member"),
+            "a trajectory": (f"/run/0/trajectory/train_{steps:06d}/{min(7, each - 1)}", ".tokens .t"),
             "a trajectory of 32k tokens": (f"/run/0/trajectory/long_{steps:06d}/40", ".tokens .t"),
         }
         for name, (place, wanted) in pages.items():
@@ -165,7 +168,7 @@ def in_browser(address: str, steps: int) -> None:
         browser.close()
 
 
-def by_http(address: str, steps: int) -> None:
+def by_http(address: str, steps: int, each: int) -> None:
     """Measure the server's answers."""
     with httpx.Client(base_url=address, follow_redirects=True, timeout=120) as client:
         client.get(f"/?token={TOKEN}")
@@ -181,10 +184,10 @@ def by_http(address: str, steps: int) -> None:
             "search all: where, sorted", get(search, where="num_calls > 1 and score = 0", order="-tokens", set="train")
         )
         measure("search all: text that is nowhere", get(search, text="nowhere at all", set="train"))
-        places = [f"0/train_{steps:06d}/{row}" for row in range(64)]
+        places = [f"0/train_{steps:06d}/{row}" for row in range(min(64, each))]
         answer = client.get("/export", params={"m": places})
-        measure("64 trajectories exported", get("/export", m=places))
-        print(f"\n64 trajectories exported: {len(answer.content) / 1e6:.2f} MB")
+        measure(f"{len(places)} trajectories exported", get("/export", m=places))
+        print(f"\n{len(places)} trajectories exported: {len(answer.content) / 1e6:.2f} MB")
 
 
 def main() -> None:
@@ -208,8 +211,8 @@ def main() -> None:
         print("| | first, s | then, s | CPU-s of the server | peak so far, MiB |\n|---|---|---|---|---|")
         with serving(folder) as address:
             if CHROMIUM is not None:
-                in_browser(address, options.steps)
-            by_http(address, options.steps)
+                in_browser(address, options.steps, options.each)
+            by_http(address, options.steps, options.each)
 
 
 if __name__ == "__main__":

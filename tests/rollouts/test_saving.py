@@ -50,15 +50,15 @@ def test_other_values_are_refused(kept: str) -> None:
 
 def test_the_oldest_steps_go_and_what_must_stay_stays(tmp_path: Path) -> None:
     for step in range(1, 6):
-        for name in (f"train_{step:06d}", f"train_{step:06d}.update", f"val_{step:06d}_greedy"):
+        for name in (f"trajectories/train_{step:06d}", f"updates/train_{step:06d}", f"trajectories/val_{step:06d}_x"):
+            (tmp_path / f"{name}.parquet").parent.mkdir(exist_ok=True)
             (tmp_path / f"{name}.parquet").write_bytes(bytes(1000))
     assert remove_oldest(tmp_path, None, {5}) == []
     assert remove_oldest(tmp_path, 1.0, {5}) == []
     assert remove_oldest(tmp_path, 12_000 / 1e9, {1, 5}) == [2, 3]
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert [name for name in left if name.startswith("train")] == [
-        f"train_{step:06d}{kind}.parquet" for step in (1, 4, 5) for kind in ("", ".update")
-    ]
-    assert sum(name.startswith("val") for name in left) == 5
+    for folder in ("trajectories", "updates"):
+        left = sorted(path.name for path in (tmp_path / folder).glob("train*"))
+        assert left == [f"train_{step:06d}.parquet" for step in (1, 4, 5)]
+    assert len(list((tmp_path / "trajectories").glob("val*"))) == 5
     assert remove_oldest(tmp_path, 1e-9, {5}) == [1, 4], "kept steps stay, whatever the bound is"
     assert remove_oldest(tmp_path / "none", 1.0, {}) == []

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.train import main
+from agentrl.trajectory.files import update_file
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
-from agentrl.trajectory.update_record import update_file
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_train import lines
 

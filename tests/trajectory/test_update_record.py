@@ -9,8 +9,9 @@ import torch
 
 from agentrl.trajectory import Status, Trajectory, Transcript, Turn
 from agentrl.trajectory.collate import from_trajectories
-from agentrl.trajectory.parquet import trajectory_files, write_trajectories
-from agentrl.trajectory.update_record import RecordFile, update_file, write_updates
+from agentrl.trajectory.files import update_file
+from agentrl.trajectory.parquet import SCHEMA, write_trajectories
+from agentrl.trajectory.update_record import RecordFile, write_updates
 from tests.trajectory.written import tool_trajectory
 
 
@@ -30,16 +31,18 @@ def windows(uid: str) -> Trajectory:
 def test_values_stand_at_their_tokens(tmp_path: Path) -> None:
     failed = Trajectory("f", 0, transcripts=tool_trajectory().transcripts, status=Status.FAILED, failure="x: y")
     trajectories = [failed, windows("w"), tool_trajectory()]
-    path = write_trajectories(tmp_path, trajectories, step=12, split="train", turn_reward_coef=1.0)
+    path = write_trajectories(tmp_path / "trajectories", trajectories, step=12, split="train", turn_reward_coef=1.0)
     batch = from_trajectories(trajectories, turn_reward_coef=1.0)
     values = torch.arange(batch.num_tokens, dtype=torch.float32)
     batch = batch.with_fields(advantages=values, teacher_scores=torch.stack([values + 0.5, -values], 1))
     numbers = {one.uid: place for place, one in enumerate(trajectories)}
     # A file of another machine is passed, and sequences come in any order.
-    files = [RecordFile(tmp_path / "train_000012.2of2.parquet", {}), RecordFile(path, numbers)]
+    files = [RecordFile(tmp_path / "trajectories" / "train_000012.2of2.parquet", {}), RecordFile(path, numbers)]
     assert write_updates(batch.select([2, 0, 1]), files, batch.select([2, 0, 1]).mask) == {}
-    assert trajectory_files(tmp_path) == [path]
-    rows = pq.read_table(update_file(path)).to_pylist()
+    # Each folder is a table of its own, which readers of parquet open by its name.
+    assert pq.read_table(tmp_path / "trajectories").column_names == SCHEMA.names
+    assert update_file(path) == tmp_path / "updates" / "train_000012.parquet"
+    rows = pq.read_table(tmp_path / "updates").to_pylist()
     assert [row["uid"] for row in rows] == ["f", "w", "train/1/0/0"]
     assert set(rows[0]) == {"uid", "advantages", "teacher_logprobs", "token_rewards", "clipped"}
     assert rows[1]["advantages"] == [[None, None, 2.0, 3.0], [None] * 3, [None, 5.0]]
@@ -52,7 +55,7 @@ def test_values_stand_at_their_tokens(tmp_path: Path) -> None:
 
 
 def test_trained_tokens_that_were_not_recorded_are_told(tmp_path: Path) -> None:
-    path = write_trajectories(tmp_path, [windows("w")], step=1, split="train", turn_reward_coef=1.0)
+    path = write_trajectories(tmp_path / "trajectories", [windows("w")], step=1, split="train", turn_reward_coef=1.0)
     batch = from_trajectories([windows("w")], turn_reward_coef=1.0)
     other = batch.ids.clone()
     other[3] = 77
@@ -63,3 +66,19 @@ def test_trained_tokens_that_were_not_recorded_are_told(tmp_path: Path) -> None:
     shifted = batch.mask.roll(-1)
     assert "mask at token 1" in write_updates(batch.with_fields(mask=shifted), files)["w"]
     assert "1 sequences" in write_updates(batch.select([0]), files)["w"]
+
+
+def test_a_step_done_again_has_no_update_of_the_former_one(tmp_path: Path) -> None:
+    """Neither by another number of workers, nor by the same."""
+
+    def write(number: int, count: int) -> Path:
+        folder = tmp_path / "trajectories"
+        share = number, count
+        return write_trajectories(folder, [windows("w")], step=1, split="train", share=share, turn_reward_coef=1.0)
+
+    batch = from_trajectories([windows("w")], turn_reward_coef=1.0)
+    for shares in ([(1, 1)], [(1, 2), (2, 2)], [(1, 2), (2, 2)], [(1, 1)]):
+        paths = [write(*share) for share in shares]
+        assert not list((tmp_path / "updates").glob("*"))
+        write_updates(batch, [RecordFile(path, {"w": 0}) for path in paths])
+        assert [path.name for path in sorted((tmp_path / "updates").iterdir())] == [path.name for path in paths]

@@ -132,7 +132,7 @@ def make_run(folder: Path, steps: int = 3, groups: int = 2, *, more: Sequence[Tr
         trajectories = [played(step, group, k) for group in range(groups) for k in range(4)]
         write_trajectories(records, [*trajectories, *more], step=step, split="train", turn_reward_coef=1.0)
         if step > 1:
-            write_update(records / f"train_{step:06d}.update.parquet", [*trajectories, *more])
+            write_update(folder / "updates" / f"train_{step:06d}.parquet", [*trajectories, *more])
         add_metrics(folder, step)
     alarm = {"step": 2, "check": "gap", "severity": "warn", "what": "the gap is 0.5", "where": "train/2/0/0"}
     more_of_it = {"why": "it trains on other numbers", "action": "look at it"}
@@ -159,7 +159,8 @@ def add_metrics(folder: Path, step: int, **more: float) -> None:
 
 
 def write_update(path: Path, trajectories: Sequence[Trajectory]) -> None:
-    """Write the file beside a step's trajectories. The gap is 0.5 at the last sampled token of the second row."""
+    """Write the file of the update to a step's trajectories. The gap is 0.5 at the last sampled token of the second row."""
+    path.parent.mkdir(exist_ok=True)
     rows = []
     for number, one in enumerate(trajectories):
         (window,) = one.transcripts

@@ -30,15 +30,14 @@ def test_names_tell_sets_steps_shares_and_further_batches() -> None:
         "train_000012.parquet",
         "train_000013.1of2.parquet",
         "train_000013.2of2.parquet",
-        "train_000013.update.2of2.parquet",
         "train_000012_001.parquet",
-        "train_000012_001.update.parquet",
         "val_000000_sampled.parquet",
         ".train_000014.parquet.partial",
         "notes.txt",
     ]
     stamp = next(iter(Folder(str(Path(__file__).parent)).files().values()))
-    found = {one.name: one for one in recorded(dict.fromkeys(names, stamp), "trajectories/")}
+    updates = {name: f"updates/{name}" for name in ("train_000013.2of2.parquet", "train_000012_001.parquet")}
+    found = {one.name: one for one in recorded(dict.fromkeys(names, stamp), "trajectories/", updates)}
     assert {(one.name, one.set, one.step, one.batch) for one in found.values()} == {
         ("train_000012", "train", 12, ""),
         ("train_000013.1of2", "train", 13, ""),
@@ -46,9 +45,9 @@ def test_names_tell_sets_steps_shares_and_further_batches() -> None:
         ("train_000012_001", "train", 12, "_001"),
         ("val_000000_sampled", "val_sampled", 0, ""),
     }
-    assert found["train_000013.2of2"].update == "trajectories/train_000013.update.2of2.parquet"
+    assert found["train_000013.2of2"].update == "updates/train_000013.2of2.parquet"
     assert found["train_000013.1of2"].update is None
-    assert found["train_000012_001"].update == "trajectories/train_000012_001.update.parquet"
+    assert found["train_000012_001"].update == "updates/train_000012_001.parquet"
 
 
 @pytest.mark.parametrize(
@@ -105,6 +104,15 @@ def test_a_run_that_goes_on_is_seen_to(tmp_path: Path) -> None:
     assert refreshed(run).version > before
     assert [one.step for one in run.parts] == [1, 2]
     assert run.metrics.rows[-1]["step"] == 2
+
+
+def test_its_trajectories_alone_open_with_what_belongs_to_them(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "x", 2)
+    run = open_run(str(folder / "trajectories"))
+    assert (run.kind, run.tokens.is_known) == ("run", True)
+    assert [one.update for one in run.parts] == [None, "updates/train_000002.parquet"]
+    (folder / "trajectories").rename(tmp_path / "some")
+    assert [one.name for one in open_run(str(tmp_path / "some")).parts] == ["train_000001", "train_000002"]
 
 
 def test_files_of_older_runs_open(tmp_path: Path) -> None:

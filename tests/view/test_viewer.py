@@ -52,7 +52,7 @@ def test_rows_that_share_a_uid_take_theirs_in_order(tmp_path: Path) -> None:
     for one in twins:
         one.uid = "the same"
     write_trajectories(folder / "trajectories", twins, step=2, split="train", turn_reward_coef=1.0)
-    write_update(folder / "trajectories" / "train_000002.update.parquet", list(reversed(twins)))
+    write_update(folder / "updates" / "train_000002.parquet", list(reversed(twins)))
     means = [viewer_mean(run, row) for row in range(3)]
     assert means == [1.0, -1.0, 1.0]
 
