@@ -72,3 +72,5 @@ class TokenLoss:
     sums: Mapping[str, Tensor] = field(default_factory=dict)
     """By metric, without `actor/`: scalars without gradient, e.g. counts of tokens. Each is added up over the update
     and divided by the number of policy tokens whose advantage is not 0."""
+    clipped: Tensor | None = None
+    """[T] bool: a bound holds the token's ratio or its weight; None: the loss has no bounds. It is recorded."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.algorithms.columns import LossColumns, TokenLoss
 from agentrl.algorithms.policy_losses.ratio import log_ratio
 from agentrl.algorithms.ragged import masked_sum
-from agentrl.algorithms.rollout_correction import correct, interpolated, tally
+from agentrl.algorithms.rollout_correction import Corrected, correct, interpolated, tally
 from agentrl.config.declaration import Declaration, declaration_of
 from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 OPTIONS = "actor_rollout_ref.actor.policy_loss.options"
 
 
+def loss_columns(correction: RolloutCorrectionConfig) -> tuple[str, ...]:
+    """Name the columns of a batch that its loss makes, beside its gradient.
+
+    They are the ratio to the proximal policy and the tokens that a bound holds, and, where the correction is the loss's
+    own, its weight and the tokens whose weight is its bound.
+    """
+    return ("ratio", "clipped") if correction.needs_pass else ("ratio", "clipped", "correction", "correction_clipped")
+
+
 @dataclass(frozen=True, slots=True)
 class MicroLoss:
     """The policy loss of a micro-batch."""
@@ -39,6 +48,8 @@ class MicroLoss:
     """Scalars over these tokens: those of `TokenLoss`, and ppo_kl, the sum of old - new log-prob."""
     correction: dict[str, Tensor]
     """Sums of `tally`, where the correction is the loss's own; else empty."""
+    columns: dict[str, Tensor]
+    """[T] without gradient, those of `loss_columns` that the loss has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +87,21 @@ class PolicyLoss:
         self._check(found.by_token, columns.mask, "by_token")
         with torch.no_grad():
             taught = columns.mask & (columns.advantages != 0)
-            sums = {"ppo_kl": -masked_sum(log_ratio(columns), taught), **found.sums}
+            change = log_ratio(columns)
+            sums = {"ppo_kl": -masked_sum(change, taught), **found.sums}
+            seen: dict[str, Tensor] = {"ratio": change.exp()}
+            if found.clipped is not None:
+                self._check(found.clipped, columns.mask, "clipped")
+                seen["clipped"] = found.clipped
         by_token = found.by_token
         correction: dict[str, Tensor] = {}
         if not self.correction.needs_pass:
-            weight, correction = self._correct(columns, micro)
-            by_token = by_token * weight
+            corrected, correction = self._correct(columns, micro)
+            by_token = by_token * corrected.weight
+            seen |= {"correction": corrected.weight, "correction_clipped": corrected.clipped}
         elif micro.correction is not None:
             by_token = by_token * micro.correction
-        return MicroLoss(by_token, taught.sum(), sums, correction)
+        return MicroLoss(by_token, taught.sum(), sums, correction, seen)
 
     @torch.no_grad()
     def select(self, batch: RaggedBatch, logprobs: Tensor, seed: int) -> Tensor:
@@ -106,14 +123,14 @@ class PolicyLoss:
             )
 
     @torch.no_grad()
-    def _correct(self, columns: LossColumns, micro: RaggedBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return ([T] float: factor of the loss, sums of `tally`) where the proximal policy is not recomputed."""
+    def _correct(self, columns: LossColumns, micro: RaggedBatch) -> tuple[Corrected, dict[str, Tensor]]:
+        """Return (factors of the loss, sums of `tally`) where the proximal policy is not recomputed."""
         assert micro.staleness is not None, "estimate gives it"
         gap = columns.logprobs - columns.rollout_logprobs
         # The engine as the proximal policy leaves nothing between the two, so the policy that is trained is compared.
         compared = gap if self.correction.proximal == "rollout" else columns.old_logprobs - columns.rollout_logprobs
         found = correct(compared, columns.mask, columns.offsets, self.correction)
-        return found.weight, tally(gap, found, columns.mask, micro.staleness)
+        return found, tally(gap, found, columns.mask, micro.staleness)
 
     def _proximal(self, micro: RaggedBatch, logprobs: Tensor) -> Tensor:
         """Return the proximal policy's log-probs, [T] float without gradient."""

@@ -23,7 +23,7 @@ import torch
 
 from agentrl.engines.weights import Weights
 from agentrl.system.metrics import Numbers
-from agentrl.trajectory.batch import RaggedBatch, Sequences
+from agentrl.trajectory.batch import RaggedBatch, Sequences, token_places
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,6 +33,15 @@ Batch = TypeVar("Batch", bound=Sequences)
 
 Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards", "entropy", "squared_probs", "teacher_scores"]
 """Columns of a `RaggedBatch` that workers compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Token columns of some sequences, which a rank's worker kept from an earlier call."""
+
+    rows: torch.Tensor  # [n] int64: `RaggedBatch.row` of the sequences
+    offsets: torch.Tensor  # [n + 1] int64
+    values: torch.Tensor  # [tokens, F] float32 on the CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,13 @@ class Ranks(Protocol[Worker_co]):
 
         method: (values for the T tokens of its share, [T, ...] for one field, [T, F] for F fields; metrics over the
         shares of all ranks).
+        """
+        ...
+
+    def kept_columns(self, fields: Sequence[str], method: Callable[[Worker_co], Kept], batch: Batch) -> Batch:
+        """Add the F columns [T] that the ranks kept of the sequences of `batch`, NaN for those of which none did.
+
+        `batch` is the one that the ranks' workers were given.
         """
         ...
 
@@ -115,6 +131,13 @@ class LocalRanks(Generic[Worker]):
         columns = (values,) if len(fields) == 1 else values.unbind(1)
         found = {field: column.contiguous() for field, column in zip(fields, columns, strict=True)}
         return batch.with_fields(**found), metrics
+
+    def kept_columns(self, fields: Sequence[str], method: Callable[[Worker], Kept], batch: Batch) -> Batch:
+        [kept] = self.every(method)
+        columns = torch.full((batch.num_tokens, len(fields)), math.nan)
+        starts = batch.lengths.cumsum(0) - batch.lengths
+        columns[token_places(starts[kept.rows], kept.offsets.diff())] = kept.values
+        return batch.with_fields(**{name: columns[:, place].contiguous() for place, name in enumerate(fields)})
 
     def metrics(self, method: Callable[Concatenate[Worker, P], Numbers], *args: P.args, **kwargs: P.kwargs) -> Numbers:
         return self.every(method, *args, **kwargs)[0]

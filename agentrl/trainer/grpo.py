@@ -345,10 +345,6 @@ class Trainer:
         with self.timed("advantages"):
             batch, found = self.estimate(batch, outlines)
         metrics |= found.metrics
-        with self.timed("record"):
-            self.checks.add_record(
-                record_update(self.config, workers.executor, self.step, batch, found.trajectory, rollout, outlines)
-            )
         defer(self.config.trainer.preemption_seconds)
         self.ended, updated = None, False
         batch, parts = self.parts(batch, found, outlines)
@@ -357,10 +353,17 @@ class Trainer:
         learnt = metrics["train/sequences"] > 0 or self.config.distillation.in_loss
         self.troubles.add(sampled, of_source, learnt=learnt)
         if len(batch):
-            updated, update_metrics = self.update(batch, parts, entropy.get("actor/entropy"))
+            updated, update_metrics = self.update(batch, parts, entropy.get("actor/entropy"), bool(rollout.files))
             metrics |= update_metrics
             without = int(batch.select(parts.zero_advantage).policy_tokens.sum())
             self.checks.check_update(metrics, int(batch.policy_tokens.sum()), without)
+        with self.timed("record"):
+            if updated and rollout.files:
+                batch = workers.policy.of_update(batch, algorithm.rollout_correction)
+            different = record_update(
+                self.config, workers.executor, self.step, batch, parts.trajectory, rollout, outlines
+            )
+            self.checks.add_record(different)
         self.version += updated
         if updated or self.source.needs_weights:
             metrics |= self.publish()
@@ -456,10 +459,10 @@ class Trainer:
         threshold = self.config.reward_model.success_threshold
         return {number for number, one in enumerate(outlines) if one.score is not None and one.score >= threshold}
 
-    def update(self, batch: Sequences, parts: Parts, entropy: float | None) -> tuple[bool, Numbers]:
+    def update(self, batch: Sequences, parts: Parts, entropy: float | None, by_token: bool) -> tuple[bool, Numbers]:
         """Update critic, and policy after the critic's warm-up. Returns (the policy has new weights, metrics).
 
-        entropy: the policy's before the update, nats a token, where it is known.
+        entropy: the policy's before the update, nats a token, where it is known. by_token: keep what becomes of each.
         """
         filtered = self.config.algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
         workers = self.workers
@@ -485,6 +488,7 @@ class Trainer:
                     expert=expert,
                     expert_coef=self.config.expert.coef,
                     entropy_coeff=bonus,
+                    by_token=by_token,
                 )
         return updated, metrics
 

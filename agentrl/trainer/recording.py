@@ -51,8 +51,8 @@ def recorded_columns(
     batch: RaggedBatch, files: Sequence[RecordFile], correction: RolloutCorrectionConfig
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Write the record of a batch [T], where its tokens are; returns (no columns, what `write_updates` returns)."""
-    clipped = None
-    if correction.rollout_is is not None and batch.old_logprobs is not None:
+    if correction.rollout_is is not None and correction.needs_pass and batch.old_logprobs is not None:
         gap = torch.where(batch.mask, batch.old_logprobs - batch.rollout_logprobs, 0.0)
         clipped = correct(gap, batch.mask, batch.offsets, correction).clipped
-    return {}, write_updates(batch, files, clipped)
+        batch = batch.with_fields(correction_clipped=clipped.float())
+    return {}, write_updates(batch, files)

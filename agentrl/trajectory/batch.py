@@ -107,6 +107,10 @@ class RaggedBatch:
     teacher: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int32, index; -1 where there is none
     teacher_scores: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T, 1 + X] float32, a teacher's
     greedy_rewards: torch.Tensor | None = field(default=None, metadata=_SEQUENCE)  # [N] float32, NaN: unknown
+    ratio: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, NaN: unknown
+    clipped: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, 1: by the loss
+    correction_clipped: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, likewise
+    row: torch.Tensor | None = field(default=None, metadata=_SEQUENCE)  # [N] int64, in the batch of the whole step
     images: Images | None = None
     """The images of all sequences; None where there are none."""
 

@@ -30,8 +30,15 @@ COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
     "reference_logprobs": ("ref_logprobs", pa.float32()),
     "teacher_logprobs": ("teacher_scores", pa.float32()),
     "token_rewards": ("rewards", pa.float32()),
+    "ratio": ("ratio", pa.float32()),
+    "clipped": ("clipped", pa.bool_()),
+    "weights_clipped": ("correction_clipped", pa.bool_()),
 }
-"""By name, the column of `RaggedBatch` and the type; `clipped` (bool) is computed."""
+"""By name, the column of `RaggedBatch` and the type."""
+MAY_BE_UNKNOWN = ("ratio", "clipped", "weights", "weights_clipped")
+"""Columns that are NaN where the update made nothing; elsewhere a NaN is a fault, and recorded as it is."""
+RATIO_DECIMALS = 4
+"""Digits of a ratio that are kept: most are 1 but for rounding, and take no room then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +50,19 @@ class RecordFile:
     """By uid, the trajectory's number in `RaggedBatch.trajectory`."""
 
 
-def write_updates(
-    batch: RaggedBatch, files: Sequence[RecordFile], clipped: torch.Tensor | None = None
-) -> dict[str, str]:
+def write_updates(batch: RaggedBatch, files: Sequence[RecordFile]) -> dict[str, str]:
     """Write the columns of a batch for the files of its trajectories; those that are not on this machine are passed.
 
-    clipped [T] bool: the correction's weight is its bound. Returns by uid how a trajectory's trained tokens differ from
-    the recorded ones: nothing of it is written then. Raises TrainingError on a full disk.
+    Returns by uid how a trajectory's trained tokens differ from the recorded ones: nothing of it is written then.
+    Raises TrainingError on a full disk.
     """
     found: dict[str, npt.NDArray[np.float32]] = {}
     for name, (field, _) in COLUMNS.items():
         column: torch.Tensor | None = getattr(batch, field)
         if column is not None:
             found[name] = (column[:, 0] if column.ndim > 1 else column).numpy()
-    if clipped is not None:
-        found["clipped"] = clipped.float().numpy()
+    if "ratio" in found:
+        found["ratio"] = found["ratio"].round(RATIO_DECIMALS)
     rows: dict[int, list[int]] = {}
     for row, owner in enumerate(batch.trajectory.tolist()):
         rows.setdefault(owner, []).append(row)
@@ -102,10 +107,12 @@ def _write(
     arrays = {"uid": table["uid"].combine_chunks()}
     for name, values in columns.items():
         by_token = values[source] if len(values) else np.zeros(len(source), np.float32)
-        if name in COLUMNS:
-            arrays[name] = tokens.with_values(pa.array(by_token, COLUMNS[name][1], mask=~known))
-        else:
-            arrays[name] = tokens.with_values(pa.array(by_token != 0, pa.bool_(), mask=~known))
+        there = known & ~np.isnan(by_token) if name in MAY_BE_UNKNOWN else known
+        if name in MAY_BE_UNKNOWN and np.isnan(values).all():
+            continue
+        kind = COLUMNS[name][1]
+        by_token = by_token != 0 if kind == pa.bool_() else by_token
+        arrays[name] = tokens.with_values(pa.array(by_token, kind, mask=~there))
     with published(update_file(file.path)) as temporary:
         pq.write_table(pa.table(arrays), temporary, compression="zstd", row_group_size=rows_together(table))
     return differences

@@ -28,6 +28,7 @@ NUMBERS = (
     "weights",
     "ratio",
     "clipped",
+    "weights_clipped",
     "reference_logprobs",
     "teacher_logprobs",
     "token_rewards",

@@ -10,9 +10,11 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from agentrl.algorithms.policy_loss import loss_columns
 from agentrl.checkpoint.manager import Finish
 from agentrl.checkpoint.state import all_seen
 from agentrl.config.declaration import Score
+from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.engines.weights import Weights
 from agentrl.runtime.ranks import Batch, Ranks
 from agentrl.system.metrics import Numbers
@@ -73,6 +75,7 @@ class PolicyGroup(TrainableGroup):
         expert: Sequences | None = None,
         expert_coef: float = 0.0,
         entropy_coeff: float | None = None,
+        by_token: bool = False,
     ) -> Numbers:
         """Take the optimizer steps of training step `step` (see `PolicyWorker.update`)."""
         return self._ranks.metrics(
@@ -84,7 +87,12 @@ class PolicyGroup(TrainableGroup):
             expert=expert,
             expert_coef=expert_coef,
             entropy_coeff=entropy_coeff,
+            by_token=by_token,
         )
+
+    def of_update(self, batch: Batch, correction: RolloutCorrectionConfig) -> Batch:
+        """Add to the batch of the last `update`, which was called with `by_token`, the columns of its loss."""
+        return self._ranks.kept_columns(loss_columns(correction), PolicyWorker.of_update, batch)
 
     def weights(self) -> Weights:
         """Return the weights as they are when they are read."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.algorithms.distillation import TeacherLoss
 from agentrl.algorithms.kl import kl_loss
-from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss
+from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss, loss_columns
 from agentrl.algorithms.ragged import masked_sum
 from agentrl.algorithms.rollout_correction import correction_metrics
 from agentrl.config.declaration import Score
@@ -21,7 +22,7 @@ from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.config.sections.distillation import DistillationConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.model.scores import TokenScores
-from agentrl.runtime.ranks import RankWeights
+from agentrl.runtime.ranks import Kept, RankWeights
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
@@ -82,6 +83,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self.seed = seed
         self._critic_warmup = critic_warmup
         self._max_response_length = max_response_length
+        self._kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        """Rows [n], offsets [n + 1] and columns [T, F] of the last update's micro-batches."""
         settings = PolicySettings(
             model=model_config,
             optim=actor_config.optim,
@@ -133,6 +136,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         expert: Sequences | None = None,
         expert_coef: float = 0.0,
         entropy_coeff: float | None = None,
+        by_token: bool = False,
     ) -> dict[str, float]:
         """Update the weights in mini-batches of whole prompts; `step` is the training step, counted from 1.
 
@@ -153,6 +157,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
 
         entropy_coeff: weight of the entropy bonus; None: the config's.
 
+        by_token: keep for `of_update` what the loss makes of each token.
+
         Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
         clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll,
         actor/teacher_loss and actor/expert_loss (see `agentrl.trainer.grpo`); train/filtered_fraction, the part of the
@@ -164,6 +170,9 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
         """
         config = self.config
+        self._kept = []
+        if isinstance(batch, RaggedBatch):
+            batch = batch.with_fields(row=torch.arange(len(batch)))
         rows = with_policy_tokens(batch)
         imitated = set(successes) if config.success_nll_coef else set()
         left_out = set(zero_advantage) - imitated if self._leaves_out else set()
@@ -174,7 +183,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self._check(batch, len(plan))
         successful = batch.policy_tokens * torch.tensor([row in imitated for row in rows])
         bonus = config.entropy_coeff if entropy_coeff is None else entropy_coeff
-        minis = self._minis(batch, plan, computed, successful, f"step {step}, ", expert, expert_coef, bonus)
+        minis = self._minis(batch, plan, computed, successful, f"step {step}, ", expert, expert_coef, bonus, by_token)
         report = self._learn(minis, step=step - self._critic_warmup)
         length = int(batch.lengths[torch.tensor(computed)].sum())
         return self._metrics(report, with_expert=expert is not None) | {
@@ -182,6 +191,28 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             "train/filtered_fraction": 1 - sum(computed) / len(computed),
             "perf/update_tokens": float(length * config.ppo_epochs),
         }
+
+    def of_update(self) -> Kept:
+        """Return the loss's columns of this rank's sequences in the last epoch of the last update, and forget them."""
+        kept, self._kept = self._kept, []
+        fields = loss_columns(self._policy_loss.correction)
+        rows, ends, values = [], [torch.zeros(1, dtype=torch.int64)], [torch.zeros(0, len(fields))]
+        end = 0
+        for of_rows, offsets, columns in kept:
+            rows.append(of_rows.cpu())
+            ends.append(offsets[1:].cpu() + end)
+            values.append(columns.cpu())
+            end += len(columns)
+        found = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.int64)
+        return Kept(found, torch.cat(ends), torch.cat(values))
+
+    def _keep(self, micro: RaggedBatch, columns: Mapping[str, torch.Tensor]) -> None:
+        """Keep the columns of a micro-batch."""
+        assert micro.row is not None, "update has numbered them"
+        absent = torch.full((micro.num_tokens,), math.nan, device=micro.ids.device)
+        names = loss_columns(self._policy_loss.correction)
+        values = torch.stack([columns.get(name, absent).float() for name in names], dim=1)
+        self._kept.append((micro.row, micro.offsets, values.masked_fill(~micro.mask[:, None], math.nan)))
 
     def weights(self) -> RankWeights:
         """Return the weights for an engine."""
@@ -201,6 +232,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         expert: Sequences | None,
         expert_coef: float,
         entropy_coeff: float,
+        by_token: bool,
     ) -> Iterator[MiniBatch[TokenScores]]:
         """Yield the mini-batches of a plan, which count all of their sequences and hold those that are `computed`.
 
@@ -208,12 +240,13 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         """
         tokens, needs, teacher = batch.policy_tokens, self._loss_needs(), self._teacher_loss
         compare = teacher.compare if teacher is not None and teacher.reads_distributions else None
+        last = len(plan) - len(plan) // self.config.ppo_epochs
         for place, (name, members) in enumerate(plan):
             scale = LossScale.of(tokens[members], self.config.loss_agg_mode, self._max_response_length)
             yield MiniBatch(
                 f"{where}{name} of the policy",
                 batch.select([row for row in members if computed[row]]),
-                self._loss(scale, int(successful[members].sum()), entropy_coeff),
+                self._loss(scale, int(successful[members].sum()), entropy_coeff, keeps=by_token and place >= last),
                 needs,
                 compare,
                 None if expert is None else expert_batch(expert, place, len(plan), expert_coef),
@@ -274,14 +307,19 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         needs = frozenset(self._policy_loss.declaration.scores)
         return needs | ENTROPY if self.config.has_entropy_bonus else needs
 
-    def _loss(self, scale: LossScale, successful: int, entropy_coeff: float) -> Loss[TokenScores]:
-        """Make the loss of a mini-batch, divided by the denominators of `scale`; of `success_nll` by `successful`."""
+    def _loss(self, scale: LossScale, successful: int, entropy_coeff: float, *, keeps: bool) -> Loss[TokenScores]:
+        """Make the loss of a mini-batch, divided by the denominators of `scale`; of `success_nll` by `successful`.
+
+        keeps: it keeps its columns for `of_update`.
+        """
         config = self.config
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
             lost = self._policy_loss(micro, found.logprobs, found.entropy, found.squared_probs)
             by_token = lost.by_token
+            if keeps and micro.mask.any():  # without policy tokens it only keeps step with other ranks
+                self._keep(micro, lost.columns)
             kl = None
             with torch.no_grad():
                 weight = aggregate(torch.ones_like(by_token), micro.mask, micro.offsets, scale)

@@ -53,6 +53,7 @@ def test_vanilla(ratio: float, advantage: float, loss: float, gradient: float, c
     assert (found.tokens.item(), found.sums["clip_frac"].item()) == (1, clipped)
     assert found.sums["clip_frac_lower"].item() == dual_clipped
     assert found.sums["ppo_kl"].item() == pytest.approx(-math.log(ratio))
+    assert found.columns["clipped"].item() == bool(clipped or dual_clipped)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,9 @@ def test_a_loss_of_one_token(
     counts = {"clip_frac": clipped, "clip_frac_lower": lower}
     expected = {name: count for name, count in counts.items() if count is not None}
     assert {name: found.sums[name].item() for name in found.sums if name != "ppo_kl"} == expected
+    assert found.columns["ratio"].item() == pytest.approx(ratio)
+    marked = found.columns.get("clipped")
+    assert (None if marked is None else marked.item()) == (any(expected.values()) if expected else None)
 
 
 def test_dppo_bounds_a_tokens_weight() -> None:

@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.config import Config
+from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.config.sections.trainer import RayInitConfig
 from agentrl.errors import ConfigError, TrainingError, WorkerDied
 from agentrl.runtime.ranks import RankWeights
@@ -89,7 +90,7 @@ def with_returns(batch: RaggedBatch) -> RaggedBatch:
 
 
 def trained(workers: Workers, batch: RaggedBatch, steps: int = STEPS, first: int = 1) -> list[dict[str, float]]:
-    """The steps of PPO on one batch; its metrics."""
+    """The steps of PPO on one batch; its metrics, and by token what the loss made in the last step."""
     policy, reference, critic = workers.policy, workers.reference, workers.critic
     assert reference is not None and critic is not None
     metrics, kept = [], workers.executor.keep(batch)
@@ -97,7 +98,12 @@ def trained(workers: Workers, batch: RaggedBatch, steps: int = STEPS, first: int
         known, seen = policy.log_probs(kept)
         known = critic.values(reference.log_probs(known))
         seen |= critic.update(known, step=step)
-        metrics.append(seen | policy.update(known, step=step, zero_advantage=[]))
+        metrics.append(seen | policy.update(known, step=step, zero_advantage=[], by_token=True))
+        made = policy.of_update(known, RolloutCorrectionConfig()).load()
+        assert made.ratio is not None and made.clipped is not None
+        by_token = {f"ratio of token {place}": float(value) for place, value in enumerate(made.ratio) if value == value}
+        assert len(by_token) == int(made.clipped.isfinite().sum()) == int(made.mask.sum())
+        metrics[-1] |= by_token
     return metrics
 
 
@@ -167,6 +173,10 @@ def test_a_stored_batch_is_what_was_put_down(cluster: None, make_batch: BatchMak
     loaded = later.load().returns
     assert loaded is not None and torch.equal(loaded, without_first.returns)
     assert len(later.select([]).load()) == 0, "of a column in which the first row is not"
+    some = stored.with_fields(returns=stored.column([(ref, [1, 5])])).select([0, 1]).load().returns
+    assert some is not None and torch.equal(some.isnan(), plain.select([0, 1]).sequence_ids() == 0), "no piece has it"
+    nothing = stored.with_fields(returns=stored.column([])).load().returns
+    assert nothing is not None and nothing.isnan().all()
     for name, dtype in NOT_FLOATS.items():
         marked = plain.with_fields(**{name: torch.rand(plain.num_tokens).round().to(dtype)})
         ref = put_column(getattr(marked, name), marked)
@@ -179,7 +189,8 @@ def test_a_stored_batch_is_what_was_put_down(cluster: None, make_batch: BatchMak
 
 
 def same(one: RaggedBatch, other: RaggedBatch) -> bool:
-    pairs = [(getattr(one, item.name), getattr(other, item.name)) for item in fields(RaggedBatch)]
+    names = [item.name for item in fields(RaggedBatch) if item.name != "row"]
+    pairs = [(getattr(one, name), getattr(other, name)) for name in names]
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 

@@ -37,8 +37,8 @@ def test_what_the_update_made_of_each_token_is_recorded(small_run: Overrides, tm
         gaps = []
         for row, trajectory in zip(rows, written, strict=True):
             assert set(row) == {
-                *("uid", "trainer_logprobs", "entropy", "advantages", "weights", "clipped", "reference_logprobs"),
-                "token_rewards",
+                *("uid", "trainer_logprobs", "entropy", "advantages", "weights", "weights_clipped", "ratio", "clipped"),
+                *("token_rewards", "reference_logprobs"),
             }
             for place, transcript in enumerate(trajectory.transcripts):
                 for name in set(row) - {"uid"}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -34,21 +35,30 @@ def test_values_stand_at_their_tokens(tmp_path: Path) -> None:
     path = write_trajectories(tmp_path / "trajectories", trajectories, step=12, split="train", turn_reward_coef=1.0)
     batch = from_trajectories(trajectories, turn_reward_coef=1.0)
     values = torch.arange(batch.num_tokens, dtype=torch.float32)
-    batch = batch.with_fields(advantages=values, teacher_scores=torch.stack([values + 0.5, -values], 1))
+    ratio = torch.where(batch.trajectory == 1, 1.00001, 0.8)[batch.sequence_ids()]
+    ratio[3] = math.nan  # nothing was made of it
+    batch = batch.with_fields(
+        advantages=values,
+        teacher_scores=torch.stack([values + 0.5, -values], 1),
+        ratio=ratio,
+        clipped=batch.mask.float(),
+        correction_clipped=torch.full_like(ratio, math.nan),
+    )
     numbers = {one.uid: place for place, one in enumerate(trajectories)}
     # A file of another machine is passed, and sequences come in any order.
     files = [RecordFile(tmp_path / "trajectories" / "train_000012.2of2.parquet", {}), RecordFile(path, numbers)]
-    assert write_updates(batch.select([2, 0, 1]), files, batch.select([2, 0, 1]).mask) == {}
+    assert write_updates(batch.select([2, 0, 1]), files) == {}
     # Each folder is a table of its own, which readers of parquet open by its name.
     assert pq.read_table(tmp_path / "trajectories").column_names == SCHEMA.names
     assert update_file(path) == tmp_path / "updates" / "train_000012.parquet"
     rows = pq.read_table(tmp_path / "updates").to_pylist()
     assert [row["uid"] for row in rows] == ["f", "w", "train/1/0/0"]
-    assert set(rows[0]) == {"uid", "advantages", "teacher_logprobs", "token_rewards", "clipped"}
+    assert set(rows[0]) == {"uid", "advantages", "teacher_logprobs", "token_rewards", "ratio", "clipped"}
     assert rows[1]["advantages"] == [[None, None, 2.0, 3.0], [None] * 3, [None, 5.0]]
     assert rows[1]["teacher_logprobs"][2] == [None, 5.5]
     assert rows[1]["token_rewards"] == [[None, None, 0.0, 0.0], [None] * 3, [None, 1.0]]
     assert rows[1]["clipped"][0] == [None, None, True, True]
+    assert rows[1]["ratio"] == [[None, None, 1.0, None], [None] * 3, [None, 1.0]]
     assert rows[0]["advantages"] == [[None] * len(failed.transcripts[0])]
     (tool,) = rows[2]["advantages"]
     assert [value is not None for value in tool] == [bool(one) for one in trajectories[2].transcripts[0].mask]

@@ -159,7 +159,7 @@ def add_metrics(folder: Path, step: int, **more: float) -> None:
 
 
 def write_update(path: Path, trajectories: Sequence[Trajectory]) -> None:
-    """Write the file of the update to a step's trajectories. The gap is 0.5 at the last sampled token of the second row."""
+    """Write the file of the update. The gap is 0.5 at the last sampled token of the second row, where it is clipped."""
     path.parent.mkdir(exist_ok=True)
     rows = []
     for number, one in enumerate(trajectories):
@@ -177,9 +177,10 @@ def write_update(path: Path, trajectories: Sequence[Trajectory]) -> None:
             "weights": [1.25 if mask else None for _, mask, _ in on],
             "ratio": [math.exp(0.01) if mask else None for _, mask, _ in on],
             "clipped": [place == last if mask else None for place, mask, _ in on],
+            "weights_clipped": [place != last if mask else None for place, mask, _ in on],
             "teacher_logprobs": [logprob - 0.25 if mask else None for _, mask, logprob in on],
         }
         rows.append({"uid": one.uid, **{name: [column] for name, column in values.items()}})
-    numbers = {name: pa.list_(pa.list_(pa.float32())) for name in rows[0] if name not in ("uid", "clipped")}
-    schema = pa.schema({"uid": pa.string(), **numbers, "clipped": pa.list_(pa.list_(pa.bool_()))})
+    kinds = {name: pa.bool_() if "clipped" in name else pa.float32() for name in rows[0] if name != "uid"}
+    schema = pa.schema({"uid": pa.string(), **{name: pa.list_(pa.list_(kind)) for name, kind in kinds.items()}})
     pq.write_table(pa.Table.from_pylist(list(reversed(rows)), schema=schema), path)

@@ -94,6 +94,11 @@ def test_from_a_run_to_a_token(watched: Watched, address: str) -> None:
     expect(page.locator(".inspector")).to_contain_text("gap0.5")
     expect(page.locator(".inspector")).to_contain_text("bytes3c 7c 69 6d 5f 65 6e 64 7c 3e")
     assert "color=gap" in page.url
+    page.get_by_role("button", name="policy ratio").click()
+    expect(page.locator(".tokens .clipped")).to_have_count(1)
+    page.get_by_role("button", name="importance weight").click()
+    expect(page.locator(".tokens .clipped").nth(5)).to_be_attached()
+    page.get_by_role("button", name="engine–trainer gap").click()
     page.reload()
     expect(page.locator(".tokens .p9")).to_have_count(1)
     expect(page.locator(".tokens .bytes")).to_have_text(["\\xc3", "\\xa9"])

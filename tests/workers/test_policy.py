@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.sections.actor import ActorConfig
-from agentrl.config.sections.algorithm import PolicyLossConfig
+from agentrl.config.sections.algorithm import PolicyLossConfig, RolloutCorrectionConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import TrainingError
@@ -110,6 +110,31 @@ def test_repeated_updates_on_one_batch_are_held_by_the_clip(make_worker: WorkerM
     assert second["actor/clip_frac"] > 0.1
     assert second["actor/lr"] == pytest.approx(3e-3)
     assert second["perf/update_tokens"] == 8 * batch.num_tokens
+
+
+def test_what_the_loss_made_of_each_token_is_kept(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    """By token it is what the metrics say of all: the first mini-batch's ratios are 1, those of the second are not."""
+    batch = make_batch()
+    assert batch.advantages is not None
+    zero = batch.offsets[2:4]
+    batch.advantages[zero[0] : zero[1]] = 0
+    config = ActorConfig(ppo_mini_batch_size=2, clip_ratio=0.001, grad_clip=1e9, optim=OptimConfig(lr=3e-3))
+    worker = make_worker(config)
+    batch.old_logprobs, _ = worker.compute_log_probs(batch)
+    group = PolicyGroup(LocalRanks(worker))
+    metrics = group.update(batch, step=1, zero_advantage=[2], by_token=True)
+    made = group.of_update(batch, RolloutCorrectionConfig())
+    assert made.ratio is not None and made.clipped is not None
+    known = batch.mask.clone()
+    known[zero[0] : zero[1]] = False
+    assert torch.equal(made.ratio.isfinite(), known) and torch.equal(made.clipped.isfinite(), known)
+    change = made.ratio[known].log()
+    assert float(-change.mean()) == pytest.approx(metrics["actor/ppo_kl"], abs=1e-6)
+    assert float(made.clipped[known].mean()) == pytest.approx(metrics["actor/clip_frac"]) and metrics["actor/clip_frac"]
+    moved = [float(made.ratio[batch.sequence_ids() == row].nan_to_num(1).sub(1).abs().max()) for row in range(12)]
+    assert [max(moved[start : start + 3]) > 1e-3 for start in (0, 3, 6, 9)].count(True) == 2, "two prompts come second"
+    again = group.of_update(batch, RolloutCorrectionConfig()).ratio
+    assert again is not None and again.isnan().all(), "it is told once"
 
 
 @pytest.mark.parametrize(("sign", "bound"), [(1.0, "clip_ratio_high"), (-1.0, "clip_ratio_low")])

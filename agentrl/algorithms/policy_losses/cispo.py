@@ -22,4 +22,4 @@ def cispo(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     ratio = log_ratio(columns).detach().exp()
     weight = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     bounded = (weight != ratio) & (columns.advantages != 0)
-    return TokenLoss(-weight * columns.advantages * columns.logprobs, {"clip_frac": bounded.sum()})
+    return TokenLoss(-weight * columns.advantages * columns.logprobs, {"clip_frac": bounded.sum()}, bounded)

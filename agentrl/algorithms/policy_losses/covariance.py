@@ -83,7 +83,8 @@ def clip_cov(columns: LossColumns, config: ActorConfig, options: ClipCovOptions)
     loss, clipped = clipped_loss(log_ratio(columns).exp(), columns.advantages, config.clip_low, config.clip_high)
     held = columns.selected & ~clipped
     counted = held & (columns.advantages != 0)
-    return TokenLoss(torch.where(held, 0.0, loss), {"clip_frac": clipped.sum(), "cov_frac": counted.sum()})
+    sums = {"clip_frac": clipped.sum(), "cov_frac": counted.sum()}
+    return TokenLoss(torch.where(held, 0.0, loss), sums, clipped)
 
 
 @declare(select=largest)

@@ -52,4 +52,5 @@ def _masked(columns: LossColumns, config: ActorConfig, too_high: Tensor, too_low
     weight = ratio.clamp(max=config.clip_ratio_c)
     loss = torch.where(outside, 0.0, -weight * columns.advantages * columns.logprobs)
     truncated = (ratio > config.clip_ratio_c) & ~outside & (columns.advantages != 0)
-    return TokenLoss(loss, {"clip_frac": outside.sum(), "clip_frac_lower": truncated.sum()})
+    sums = {"clip_frac": outside.sum(), "clip_frac_lower": truncated.sum()}
+    return TokenLoss(loss, sums, outside | truncated)

@@ -34,4 +34,5 @@ def geo_mean(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     by_sequence = mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[segment_ids(columns.offsets)]
     loss = -columns.advantages * (by_sequence + held - held.detach()).exp()
     clipped = held.detach() != change.detach()
-    return TokenLoss(loss, {"clip_frac": (clipped & up).sum(), "clip_frac_lower": (clipped & down).sum()})
+    sums = {"clip_frac": (clipped & up).sum(), "clip_frac_lower": (clipped & down).sum()}
+    return TokenLoss(loss, sums, clipped & (up | down))

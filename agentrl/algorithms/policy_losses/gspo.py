@@ -27,4 +27,5 @@ def gspo(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     by_sequence = mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[segment_ids(columns.offsets)]
     ratio = (by_sequence + log_ratio - log_ratio.detach()).exp()
     loss, clipped = clipped_loss(ratio, columns.advantages, config.clip_low, config.clip_high)
-    return TokenLoss(loss, {"clip_frac": clipped.sum(), "clip_frac_lower": (clipped & False).sum()})
+    sums = {"clip_frac": clipped.sum(), "clip_frac_lower": (clipped & False).sum()}
+    return TokenLoss(loss, sums, clipped)

@@ -46,4 +46,4 @@ def m2po(columns: LossColumns, config: ActorConfig, options: M2poOptions) -> Tok
     change = (columns.logprobs - columns.rollout_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     left_out = columns.selected & (columns.advantages != 0)
     loss = torch.where(columns.selected, 0.0, -columns.advantages * change.exp())
-    return TokenLoss(loss, {"clip_frac": left_out.sum()})
+    return TokenLoss(loss, {"clip_frac": left_out.sum()}, left_out)

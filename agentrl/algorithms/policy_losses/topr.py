@@ -29,4 +29,5 @@ def topr(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     rounding = ROUNDING * segment_sum(columns.mask.to(change.dtype), columns.offsets)[sequence]
     wrong = columns.advantages < 0
     weight = torch.where(wrong, total.clamp(max=0.0).exp(), 1.0)
-    return TokenLoss(-weight * columns.advantages * columns.logprobs, {"clip_frac": (wrong & (total > rounding)).sum()})
+    bounded = wrong & (total > rounding)
+    return TokenLoss(-weight * columns.advantages * columns.logprobs, {"clip_frac": bounded.sum()}, bounded)

@@ -26,4 +26,5 @@ def vanilla(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     bound = -columns.advantages * config.clip_ratio_c
     dual_clipped = (columns.advantages < 0) & (loss > bound)
     loss = torch.where(dual_clipped, bound, loss)
-    return TokenLoss(loss, {"clip_frac": clipped.sum(), "clip_frac_lower": dual_clipped.sum()})
+    sums = {"clip_frac": clipped.sum(), "clip_frac_lower": dual_clipped.sum()}
+    return TokenLoss(loss, sums, clipped | dual_clipped)

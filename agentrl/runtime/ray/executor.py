@@ -15,10 +15,10 @@ import torch
 from agentrl.engines.weights import Weights
 from agentrl.runtime.placement import Pool, Role
 from agentrl.runtime.profiler import Profile
-from agentrl.runtime.ranks import Batch, Field, RankWeights, reduce_metrics, shares
+from agentrl.runtime.ranks import Batch, Field, Kept, RankWeights, reduce_metrics, shares
 from agentrl.runtime.ray.pool import RankPool
 from agentrl.runtime.ray.rank import Rank
-from agentrl.runtime.ray.stored import StoredBatch, put_batch
+from agentrl.runtime.ray.stored import Column, Piece, StoredBatch, put_batch
 from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
@@ -98,6 +98,12 @@ class RayRanks(Generic[Worker]):
         several = len(fields) > 1
         columns = {field: replace(column, place=place if several else None) for place, field in enumerate(fields)}
         return batch.with_fields(**columns), reduce_metrics([metrics for _, metrics in answers])
+
+    def kept_columns(self, fields: Sequence[str], method: Callable[[Worker], Kept], batch: Batch) -> Batch:
+        """See `Ranks.kept_columns`: the values go to the object store, never through the driver."""
+        answers = self._pool.kept(self._role.name, method.__name__)[:: self._role.copies]
+        pieces = tuple(Piece(ref, rows) for ref, rows in answers)
+        return batch.with_fields(**{name: Column(pieces, place) for place, name in enumerate(fields)})
 
     def metrics(self, method: Callable[Concatenate[Worker, P], Numbers], *args: P.args, **kwargs: P.kwargs) -> Numbers:
         return reduce_metrics(self.every(method, *args, **kwargs))

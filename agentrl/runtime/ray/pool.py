@@ -112,6 +112,11 @@ class RankPool:
         ]
         return self.collect(calls, f"{role}.{method}")
 
+    def kept(self, role: str, method: str) -> list[tuple[ray.ObjectRef[ColumnArrays], torch.Tensor]]:
+        """Call a method of the role's worker that answers `Kept` on every rank (see `Rank.kept`)."""
+        calls = [ask(actor, Rank.kept, role, method) for actor in self._actors]
+        return self.collect(calls, f"{role}.{method}")
+
     def weights(self, role: str, method: str) -> Shapes:
         """Have every rank keep its worker's weights for `reader`; return their shapes."""
         calls = [ask(actor, Rank.weights, role, method, self.profile) for actor in self._actors]

@@ -24,7 +24,7 @@ from agentrl.errors import TrainingError, UserError, WorkerDied
 from agentrl.parallel.store import listening_store
 from agentrl.runtime.placement import Role
 from agentrl.runtime.profiler import Profile, nvtx_range, profiled
-from agentrl.runtime.ranks import RankWeights
+from agentrl.runtime.ranks import Kept, RankWeights
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import ColumnArrays, StoredBatch, put_column
 from agentrl.runtime.stall import Position, position_of
@@ -150,6 +150,15 @@ class Rank:
                 return put_column(values, loaded), metrics
         except Exception as error:
             return Failure.of(error)
+
+    def kept(self, role: str, method: str) -> Failure | tuple[ray.ObjectRef[ColumnArrays], torch.Tensor]:
+        """Call a method of the role's worker that answers `Kept`; return its values' reference, and its rows."""
+        found = self.call(role, method, (), {}, None)
+        if isinstance(found, Failure):
+            return found
+        assert isinstance(found, Kept)
+        values = ColumnArrays(values=found.values.numpy(), offsets=found.offsets.numpy())
+        return ray.put(values), found.rows
 
     def weights(self, role: str, method: str, profile: Profile | None) -> Failure | Shapes:
         """Call a method of the role's worker that answers `RankWeights`; keep them for readers, return the shapes."""

@@ -155,7 +155,7 @@ class StoredBatch:
 
     def load(self) -> RaggedBatch:
         """Fetch these sequences; on the machine where a piece lies only they are copied."""
-        return self._fetch().with_fields(policy=self.policy, policies=self.policies)
+        return self._fetch().with_fields(policy=self.policy, policies=self.policies, row=self.rows)
 
     def _empty_columns(self) -> dict[str, torch.Tensor]:
         return {name: torch.zeros(0, dtype=NOT_FLOATS.get(name, torch.float32)) for name in self.columns}
@@ -232,10 +232,11 @@ def _view(arrays: BatchArrays) -> RaggedBatch:
 def _tokens(
     found: list[tuple[ColumnArrays, torch.Tensor, torch.Tensor]], place: int | None, batch: RaggedBatch
 ) -> torch.Tensor:
-    """Put a column [T, ...] into the order of `batch`; see `Column.place`."""
-    first = found[0][0]["values"]
+    """Put a column [T, ...] into the order of `batch`; see `Column.place`. Floats that no piece has are NaN."""
+    first = found[0][0]["values"] if found else np.empty(0, np.float32)
     beside = first.shape[1:] if place is None else ()
-    column = torch.from_numpy(np.empty((batch.num_tokens, *beside), first.dtype))
+    nothing = np.nan if np.issubdtype(first.dtype, np.floating) else 0
+    column = torch.from_numpy(np.full((batch.num_tokens, *beside), nothing, first.dtype))
     for arrays, here, there in found:
         lengths = batch.lengths[there]
         source = token_places(torch.from_numpy(arrays["offsets"].copy())[here], lengths)

@@ -16,8 +16,8 @@ export function colourings(window) {
     { key: "entropy", name: "entropy", shown: has("entropy"), values: () => at("entropy"), help: "of the trainer's distribution" },
     { key: "gap", name: "engine–trainer gap", shown: has("trainer_logprobs", "logprobs"), values: () => difference("trainer_logprobs", "logprobs"), sides: true, root: true, least: 1e-4, help: "trainer's log-prob minus the engine's" },
     { key: "advantage", name: "advantage", shown: has("advantages"), values: () => at("advantages"), sides: true, help: "green: made more likely" },
-    { key: "weight", name: "importance weight", shown: has("weights"), values: () => at("weights").map((value) => (value === null ? null : value - 1)), sides: true, root: true, least: 0.01, clipped: true, help: "of the correction; clipped tokens are underlined" },
-    { key: "ratio", name: "policy ratio", shown: has("ratio"), values: () => at("ratio").map((value) => (value === null ? null : value - 1)), sides: true, root: true, least: 0.01, clipped: true, help: "at the update; clipped tokens are underlined" },
+    { key: "weight", name: "importance weight", shown: has("weights"), values: () => at("weights").map((value) => (value === null ? null : value - 1)), sides: true, root: true, least: 0.01, clipped: "weights_clipped", help: "of the correction; clipped tokens are underlined" },
+    { key: "ratio", name: "policy ratio", shown: has("ratio"), values: () => at("ratio").map((value) => (value === null ? null : value - 1)), sides: true, root: true, least: 0.01, clipped: "clipped", help: "of the policy in the update to the one before it; clipped tokens are underlined" },
     { key: "version", name: "version of the weights", shown: window.versions?.length > 0, versions: true, help: "of the weights that sampled it" },
     { key: "teacher", name: "teacher's gap", shown: has("teacher_logprobs", "logprobs"), values: () => difference("teacher_logprobs", has("trainer_logprobs") ? "trainer_logprobs" : "logprobs"), sides: true, root: true, help: "teacher's log-prob minus the policy's" },
     { key: "reference", name: "reference's gap", shown: has("reference_logprobs", "logprobs"), values: () => difference("reference_logprobs", has("trainer_logprobs") ? "trainer_logprobs" : "logprobs"), sides: true, root: true, help: "reference's log-prob minus the policy's" },
@@ -40,7 +40,7 @@ function painter(window, colouring) {
   const typical = sizes[Math.floor((sizes.length - 1) * (colouring.root ? 1 : 0.99))] ?? 0;
   const top = Math.max(colouring.top ?? typical, colouring.least ?? 1e-9);
   colouring.scale = top;
-  const clipped = colouring.clipped ? window.values.clipped : null;
+  const clipped = window.values[colouring.clipped];
   return (place) => {
     const value = values[place];
     if (value === null || value === undefined) return "";
@@ -123,7 +123,7 @@ export function ribbon({ record, window, query }) {
     ];
     if (spanOf) rows.push(["version", spanOf.version]);
     for (const [name, values] of Object.entries(window.values)) {
-      if (values[place] !== null && values[place] !== undefined) rows.push([name.replaceAll("_", " "), name === "clipped" ? (values[place] ? "yes" : "no") : number(values[place], 5)]);
+      if (values[place] !== null && values[place] !== undefined) rows.push([name.replaceAll("_", " "), name.endsWith("clipped") ? (values[place] ? "yes" : "no") : number(values[place], 5)]);
     }
     const gap = possible.find((one) => one.key === "gap");
     if (gap && window.mask[place]) rows.push(["gap", number(gap.values()[place], 4)]);
