@@ -91,6 +91,7 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_refill(config)
         yield from check_validation(config)
         yield from check_distillation(config)
+        yield from check_reward_servers(config)
     if isinstance(config, Config | SFTConfig):
         yield from check_parallel(config)
     if isinstance(config, GenerateConfig):
@@ -118,10 +119,30 @@ def check_servers(config: RolloutsConfig) -> Iterator[str]:
             f"each needs one at least. Set {ROLLOUT}.nnodes=1, or name more servers"
         )
     if rollout.name == "sglang" and rollout.server_urls is None and not is_installed("sglang"):
+        yield no_sglang(f"{ROLLOUT}.name=sglang", ROLLOUT)
+
+
+def no_sglang(key: str, section: str) -> str:
+    """Say that `key` starts servers that are not there; those that are, `section` names."""
+    return (
+        f"{key} starts SGLang servers, and SGLang is not installed here. On a machine with a GPU: "
+        "pip install 'agentrl[sglang]'; on a CPU: make setup-sglang. Or attach to servers that run already: "
+        f"{section}.server_urls=[http://host:30000]"
+    )
+
+
+def check_reward_servers(config: Config) -> Iterator[str]:
+    """Check that a generative reward model's servers can be started, and reached by those who score."""
+    keys, ray_init = config.reward_model, config.ray_init
+    if not keys.generates or keys.rollout.server_urls is not None:
+        return
+    if not is_installed("sglang"):
+        yield no_sglang("reward_model.model.generative=true", "reward_model.rollout")
+    if not keys.enable_resource_pool and (config.rollout_workers > 1 or ray_init.address is not None):
         yield (
-            f"{ROLLOUT}.name=sglang starts SGLang servers, and SGLang is not installed here. On a machine with a GPU: "
-            "pip install 'agentrl[sglang]'; on a CPU: make setup-sglang. Or attach to servers that run already: "
-            f"{ROLLOUT}.server_urls=[http://host:30000]"
+            "reward_model.model.generative=true starts servers on this machine alone, and several machines score: give "
+            "them devices of their own (reward_model.enable_resource_pool=true, reward_model.nnodes, "
+            "reward_model.n_gpus_per_node), or name servers that run already (reward_model.rollout.server_urls)"
         )
 
 
@@ -271,7 +292,7 @@ def check_refill(config: Config) -> Iterator[str]:
     at = "algorithm.filter_groups.refill=true"
     if n < 2:
         yield f"{at} compares the trajectories of a prompt, and {ROLLOUT}.n={n}: set it to 2 or more, 16 say"
-    if config.reward_model.enable and keys.metric == "reward":
+    if config.reward_model.classifies and keys.metric == "reward":
         yield (
             f"{at} with reward_model.enable=true needs algorithm.filter_groups.metric=score, or another number of the "
             "scorer's: the reward model scores when all prompts are drawn"

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from agentrl.config.registries import REWARD_MANAGERS
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.errors import CodeError
+from agentrl.remote.router import ServerAccess
 from agentrl.reward.scorer import Verdict
 from agentrl.system.metrics import Metrics
 from agentrl.system.registry import configured
@@ -58,6 +59,9 @@ class RewardManager(ABC):
 
     def bind(self, tokenizer: Any) -> None:  # noqa: B027 - most managers read texts
         """Take the policy's tokenizer (Hugging Face's), before the first trajectory; not where texts are scored."""
+
+    def serve(self, servers: ServerAccess) -> None:  # noqa: B027 - most managers ask none
+        """Take the servers of a generative reward model (reward_model.model.generative), before `start`."""
 
     async def start(self, run: str) -> None:  # noqa: B027 - most managers reach nothing
         """Reach what it needs; `run` names the run. Raises ConfigError where a server does not answer."""

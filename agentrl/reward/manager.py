@@ -7,8 +7,16 @@ import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 
 from agentrl.config.registries import SCORERS
-from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig, ScorerConfig
+from agentrl.config.sections.reward import (
+    CustomRewardConfig,
+    RewardConfig,
+    RewardModelConfig,
+    ScoreModelConfig,
+    ScorerConfig,
+)
 from agentrl.errors import ConfigError, DataError
+from agentrl.remote.router import ServerAccess
+from agentrl.reward.asked_model import AskedModel
 from agentrl.reward.code import CodeJudge
 from agentrl.reward.contract import RewardManager
 from agentrl.reward.judge import ModelJudge
@@ -51,16 +59,18 @@ class NaiveRewardManager(RewardManager):
         """
         super().__init__(config or RewardConfig(), custom or CustomRewardConfig(), beside_model=beside_model)
         self._config, self._beside_model = self.config, beside_model
+        self._model: AskedModel | None = None
+        asks_model = generative(self.config) is not None
         self._custom: Scorer | None = None
         if self.custom.path is not None:
             where = f"custom_reward_function: {self.custom.path}: {self.custom.name}"
             if function is not None:
                 raise ConfigError(f"{where}: a reward function is given as an object, too; keep one of them")
             loaded, key = load_function(self.custom.path, self.custom.name), "custom_reward_function.reward_kwargs"
-            self._custom = Scorer.of(loaded, where, self.custom.reward_kwargs, key=key)
+            self._custom = Scorer.of(loaded, where, self.custom.reward_kwargs, key=key, asks_model=asks_model)
         if function is not None:
             where = f"reward {getattr(function, '__name__', function)}"
-            self._custom = Scorer.of(function, where, self.custom.reward_kwargs)
+            self._custom = Scorer.of(function, where, self.custom.reward_kwargs, asks_model=asks_model)
         self._judges: dict[str, CodeJudge | ModelJudge] = {}
         if (sandbox := self._config.sandbox_fusion).url is not None:
             self._judges["code"] = CodeJudge(sandbox)
@@ -80,7 +90,16 @@ class NaiveRewardManager(RewardManager):
         return sorted({*self._own, *SOURCES})
 
     def check(self, data_sources: Iterable[str]) -> None:
-        """Raises DataError for a data source that nothing scores, ConfigError for one that needs a server's URL."""
+        """Raises DataError for a data source that nothing scores, ConfigError for one that needs a server's URL.
+
+        ConfigError, too, for a generative reward model that no scorer asks.
+        """
+        functions = [self._custom] if self._custom is not None else list(self._own.values())
+        if generative(self.config) and not any(isinstance(one, Scorer) and one.asks_model for one in functions):
+            raise ConfigError(
+                "reward_model.model.generative=true serves a model that no scorer asks: give the function of "
+                "custom_reward_function.path, or one in reward_model.scorers, the parameter reward_router_address"
+            )
         if self._custom is not None:
             return
         for source in data_sources:
@@ -107,16 +126,30 @@ class NaiveRewardManager(RewardManager):
 
     def is_tried(self, data_source: str) -> bool:
         """Say so of scorers that ask no server of ours."""
-        return self._custom is not None or self._scorer(data_source) not in self._asking.values()
+        scorer = self._custom or self._scorer(data_source)
+        return scorer not in self._asking.values() and not (isinstance(scorer, Scorer) and scorer.asks_model)
+
+    def serve(self, servers: ServerAccess) -> None:
+        if (model := generative(self.config)) is not None:
+            self._model = AskedModel(model, servers)
+
+    @property
+    def model_arguments(self) -> Mapping[str, object]:
+        """What functions are given of the generative reward model, by name; empty before `start`, or without one."""
+        return {} if self._model is None else self._model.arguments
 
     async def start(self, run: str) -> None:
         """The run named `run` begins, in its event loop. Raises ConfigError when a server does not answer."""
+        if self._model is not None:
+            await self._model.start()
         for judge in self._judges.values():
             await judge.start(run)
 
     def take_metrics(self) -> Metrics:
-        """Return and reset the judge's own numbers."""
+        """Return and reset the numbers of the judge, and of the generative reward model."""
         metrics, judge = Metrics(), self._judges.get("judge")
+        if self._model is not None:
+            metrics.add(self._model.take_metrics(), "reward_model/")
         if isinstance(judge, ModelJudge):
             metrics.add(judge.take_metrics(), "judge/")
         return metrics
@@ -125,6 +158,8 @@ class NaiveRewardManager(RewardManager):
         """Close the connections to servers, if there are any."""
         for judge in self._judges.values():
             await judge.close()
+        if self._model is not None:
+            await self._model.close()
 
     async def score(self, trajectory: Trajectory, sample: Sample) -> Verdict:
         return await self.judge(
@@ -143,7 +178,7 @@ class NaiveRewardManager(RewardManager):
 
     async def judge(self, arguments: Mapping[str, object]) -> Verdict:
         """Score by the scorer of the data source; arguments: what `agentrl.reward.scorer.ARGUMENTS` names."""
-        data_source = str(arguments["data_source"])
+        data_source, arguments = str(arguments["data_source"]), {**arguments, **self.model_arguments}
         scorer = self._custom or self._scorer(data_source)
         if scorer is None and self._beside_model:
             return Verdict(0.0, {})
@@ -185,7 +220,9 @@ class NaiveRewardManager(RewardManager):
         if entry.name not in NEEDED:
             function = SCORERS.get(entry.name, key)
             in_loop = entry.name in INSTANT
-            return Scorer.of(function, f"{key}: {entry.name}", entry.kwargs, key=f"{key}.kwargs", in_loop=in_loop)
+            where, asks_model = f"{key}: {entry.name}", generative(self.config) is not None
+            of_kwargs = f"{key}.kwargs"
+            return Scorer.of(function, where, entry.kwargs, key=of_kwargs, in_loop=in_loop, asks_model=asks_model)
         if entry.kwargs:
             section = {"code": "sandbox_fusion", "judge": "judge"}[entry.name]
             raise ConfigError(f"{key}.kwargs: {entry.name} takes none; its keys are reward_model.{section}.*")
@@ -198,6 +235,11 @@ class NaiveRewardManager(RewardManager):
         most = scorer.max_concurrent
         owner = None if most is None else id(scorer)
         return self._places.setdefault(owner, asyncio.Semaphore(most or self._config.max_concurrent))
+
+
+def generative(config: RewardConfig) -> ScoreModelConfig | None:
+    """Return the section of the reward model that scorers ask; None where there is none."""
+    return config.model if isinstance(config, RewardModelConfig) and config.generates else None
 
 
 def shown_info(trajectory: Trajectory, sample: Sample) -> dict[str, object]:

@@ -16,6 +16,8 @@ from agentrl.system.user_code import contract_error, is_agentrl_code, user_code
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info", "trajectory")
 """Arguments that a function may ask for by name; it is given those that its signature has."""
+MODEL_ARGUMENTS = ("reward_router_address", "reward_model_tokenizer")
+"""Further ones, where there is a generative reward model: its address (host:port) and its tokenizer."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -35,7 +37,7 @@ class Scorer:
     """Names it in messages."""
     function: Callable[..., object]
     accepts: frozenset[str]
-    """Names among ARGUMENTS."""
+    """Names among ARGUMENTS and MODEL_ARGUMENTS."""
     kwargs: Mapping[str, object]
     threads: DaemonThreads | None
     """None: it is async, or takes microseconds and runs in the event loop."""
@@ -52,11 +54,12 @@ class Scorer:
         key: str = "kwargs",
         in_loop: bool = False,
         max_concurrent: int | None = None,
+        asks_model: bool = False,
     ) -> Scorer:
         """`where` names the function in messages, and `key` the config key of `kwargs`.
 
-        A function with a parameter `options`, annotated with a pydantic model, is given kwargs as that. Raises
-        ConfigError when it cannot be called as a scorer.
+        With `asks_model` it may ask for MODEL_ARGUMENTS, too. A function with a parameter `options`, annotated with a
+        pydantic model, is given kwargs as that. Raises ConfigError when it cannot be called as a scorer.
         """
         if callable(function) and options_model(function) is not None:
             kwargs = {"options": read_options(function, kwargs, key)}
@@ -64,7 +67,8 @@ class Scorer:
             getattr(type(function), "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
         threads = None if is_async or in_loop else DaemonThreads(f"scorer {where}")
-        accepts = _accepted(function, where, kwargs, key)
+        names = ARGUMENTS + MODEL_ARGUMENTS if asks_model else ARGUMENTS
+        accepts = _accepted(function, where, kwargs, key, names)
         return Scorer(where, function, accepts, dict(kwargs), threads, is_async, max_concurrent)
 
     async def __call__(self, arguments: Mapping[str, object]) -> Verdict:
@@ -85,6 +89,11 @@ class Scorer:
             if is_agentrl_code(self.function):
                 raise
             raise contract_error(self.where, self.function, str(error)) from error
+
+    @property
+    def asks_model(self) -> bool:
+        """True if it is given the address of the generative reward model."""
+        return not self.accepts.isdisjoint(MODEL_ARGUMENTS)
 
     @property
     def is_instant(self) -> bool:
@@ -118,8 +127,10 @@ def _finite(value: object) -> float:
     return number
 
 
-def _accepted(function: Callable[..., object], where: str, kwargs: Mapping[str, object], key: str) -> frozenset[str]:
-    """Which of ARGUMENTS the function is called with. Raises ConfigError when no call can fit its signature."""
+def _accepted(
+    function: Callable[..., object], where: str, kwargs: Mapping[str, object], key: str, given: Sequence[str]
+) -> frozenset[str]:
+    """Which of `given` the function is called with. Raises ConfigError when no call can fit its signature."""
     if not callable(function) or isinstance(function, type):
         raise ConfigError(f"{where}: expected a function, found {function!r}")
     signature = inspect.signature(function)
@@ -127,30 +138,41 @@ def _accepted(function: Callable[..., object], where: str, kwargs: Mapping[str, 
     parameters = signature.parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
     any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    _check_kwargs(what, kwargs, key, names, any_name=any_name)
-    _check_needed(what, parameters, kwargs, key)
+    _check_kwargs(what, kwargs, key, names, given, any_name=any_name)
+    _check_needed(what, parameters, kwargs, key, given)
     if not any_name and "solution_str" not in names and "trajectory" not in names:
         raise ConfigError(f"{what}: it must have the parameter solution_str (or trajectory)")
     # `trajectory` only where it is asked for by name: functions written for other trainers may print their **kwargs.
-    return frozenset(name for name in ARGUMENTS if name in names or (any_name and name != "trajectory"))
+    return frozenset(name for name in given if name in names or (any_name and name != "trajectory"))
 
 
-def _check_kwargs(what: str, kwargs: Iterable[str], key: str, names: Sequence[str], *, any_name: bool) -> None:
+def _check_kwargs(
+    what: str, kwargs: Iterable[str], key: str, names: Sequence[str], given: Sequence[str], *, any_name: bool
+) -> None:
     for name in kwargs:
-        if name in ARGUMENTS:
+        if name in given:
             raise ConfigError(f"{what}: {key} may not set {name!r}, which every scorer is given")
         if name not in names and not any_name:
             raise ConfigError(f"{what}: {key} sets {name!r}{nearest(name, names)}, which is no parameter of it")
 
 
-def _check_needed(what: str, parameters: Iterable[inspect.Parameter], kwargs: Iterable[str], key: str) -> None:
+def _check_needed(
+    what: str, parameters: Iterable[inspect.Parameter], kwargs: Iterable[str], key: str, given: Sequence[str]
+) -> None:
     for parameter in parameters:
         needed = parameter.default is parameter.empty and parameter.kind in (*_BY_NAME, parameter.POSITIONAL_ONLY)
-        if needed and (parameter.name not in (*ARGUMENTS, *kwargs) or parameter.kind not in _BY_NAME):
+        if not needed or (parameter.name in (*given, *kwargs) and parameter.kind in _BY_NAME):
+            continue
+        if parameter.name in MODEL_ARGUMENTS:
             raise ConfigError(
-                f"{what}: parameter {parameter.name!r}{nearest(parameter.name, ARGUMENTS)}; a scorer is given, by "
-                f"name, {', '.join(ARGUMENTS)}, and what {key} sets"
+                f"{what}: parameter {parameter.name!r} is that of a function which asks a reward model, and none is "
+                "served: a training serves it with reward_model.enable=true reward_model.model.generative=true "
+                "reward_model.model.path=MODEL (docs/rewards.md)"
             )
+        raise ConfigError(
+            f"{what}: parameter {parameter.name!r}{nearest(parameter.name, given)}; a scorer is given, by "
+            f"name, {', '.join(given)}, and what {key} sets"
+        )
 
 
 def load_function(path: str, name: str) -> Callable[..., object]:

@@ -12,9 +12,11 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import Weights
 from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
+from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import RunContext
 from agentrl.rollouts.contract import Rollouts
 from agentrl.rollouts.local import open_local_rollouts
+from agentrl.rollouts.reward_servers import open_reward_servers
 
 
 @contextmanager
@@ -32,19 +34,32 @@ def open_rollouts(
     `nodes`: Ray's nodes for the workers; they are used unless `rollout.nnodes` asks for devices of their own.
     Raises UserError.
     """
-    if not config.uses_ray:
-        with open_local_rollouts(config, device, chat, context, run_dir, display) as rollouts:
-            yield rollouts
-        return
+    with open_reward_servers(config, device, run_dir, display) as servers:
+        if not config.uses_ray:
+            context.serve(servers)
+            with open_local_rollouts(config, device, chat, context, run_dir, display) as rollouts:
+                yield rollouts
+            return
+        yield from _on_ray(config, device, context, run_dir, display, nodes, servers)
+
+
+def _on_ray(
+    config: RolloutsConfig,
+    device: str,
+    context: RunContext,
+    run_dir: Path,
+    display: Display,
+    nodes: Sequence[str],
+    servers: ServerAccess | None,
+) -> Iterator[Rollouts]:
     from agentrl.rollouts.ray import RayRollouts  # Ray is an extra
     from agentrl.rollouts.ray_groups import RayGroups
 
     separate = config.actor_rollout_ref.rollout.nnodes > 0
     overlaps = isinstance(config, Config) and config.async_training.max_staleness > 0
     kind = RayGroups if overlaps else RayRollouts
-    with closing(
-        kind(config, device, run_dir, display, None if separate else nodes, context.objects, context.first)
-    ) as workers:
+    places = None if separate else nodes
+    with closing(kind(config, device, run_dir, display, places, context.objects, context.first, servers)) as workers:
         yield workers
 
 

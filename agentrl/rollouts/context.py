@@ -27,6 +27,7 @@ from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction.recorded import RecordedInteraction
 from agentrl.observe.display import Display
 from agentrl.observe.excerpt import Reading
+from agentrl.remote.router import ServerAccess
 from agentrl.reward import RewardManager, make_reward_manager
 from agentrl.reward.manager import NaiveRewardManager
 from agentrl.rollouts.objects import UserObjects
@@ -78,6 +79,11 @@ class RunContext:
         self.tools.bind(chat.encode, chat.decode, chat.vision.tokens_of if chat.vision is not None else None)
         if self.reward is not None:
             self.reward.bind(chat.tokenizer)
+
+    def serve(self, servers: ServerAccess | None) -> None:
+        """Give the scorers the servers of a generative reward model, where there is one."""
+        if self.reward is not None and servers is not None:
+            self.reward.serve(servers)
 
     async def start(self, run: str) -> None:
         """Reach what tools and interactions need, unless their answers are replayed. Raises ConfigError."""
@@ -197,7 +203,7 @@ def load_reward(config: RolloutsConfig, objects: UserObjects) -> RewardManager:
     if keys.overlong_buffer.max_resp_len is None:
         limit = {"max_resp_len": config.data.max_response_length}
         keys = keys.model_copy(update={"overlong_buffer": keys.overlong_buffer.model_copy(update=limit)})
-    if isinstance(config, Config) and config.reward_model.enable and config.reward_model.model.replaces_scorers:
+    if isinstance(config, Config) and config.reward_model.classifies and config.reward_model.model.replaces_scorers:
         scorers = {"*": ScorerConfig(name="agentrl.reward.scorer:no_score")}
         keys, custom = keys.model_copy(update={"scorers": scorers}), CustomRewardConfig()
     if objects.reward is None:
@@ -212,7 +218,7 @@ def load_reward(config: RolloutsConfig, objects: UserObjects) -> RewardManager:
 
 def uses_reward_model(config: RolloutsConfig) -> bool:
     """Return True if a reward model scores beside the scorers, which only a training has."""
-    return isinstance(config, Config) and config.reward_model.enable
+    return isinstance(config, Config) and config.reward_model.classifies
 
 
 def open_rows(config: RolloutsConfig, files: str | list[str], max_samples: int | None, context: RunContext) -> Dataset:

@@ -22,6 +22,7 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import ConfigError, WorkerDied
 from agentrl.observe.display import Display, Stage
+from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows
 from agentrl.rollouts.contract import Rollout, Task
 from agentrl.rollouts.local import LocalRollouts
@@ -62,6 +63,7 @@ class RayRollouts:
         nodes: the Ray nodes on which a worker each shares the devices with the policy; None: devices of their own, as
             rollout.nnodes and rollout.n_gpus_per_node say.
         first: rows on which the first worker tries scorers and interactions; all workers have the same ones.
+        servers: those of a generative reward model.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class RayRollouts:
         nodes: Sequence[str] | None,
         objects: UserObjects,
         first: FirstRows,
+        servers: ServerAccess | None = None,
     ) -> None:
         """Raises ConfigError when the cluster has no room, and whatever keeps a worker from starting."""
         self.config, self.device, self.run_dir, self.display = config, device, run_dir.absolute(), display
@@ -84,7 +87,7 @@ class RayRollouts:
                 f"cannot be pickled: {type(error).__name__}: {error}\nHave it open what it needs in its start(run), or "
                 "name it in the config, so that each worker makes its own"
             ) from error
-        self._first = first
+        self._first, self._servers = first, servers
         self.needs_weights = False
         """See `Rollouts.needs_weights`."""
         self._restarts = config.trainer.max_worker_restarts
@@ -275,7 +278,8 @@ class RayRollouts:
         part = part_of(self.config, number, count)
         objects = cast(UserObjects, self._objects)  # Ray hands over what the reference refers to
         share, first = (number + 1, count), self._first if number == 0 else FirstRows()
-        return ask(self._actors[number], RolloutWorker.open, part, self.device, self.run_dir, share, objects, first)
+        worker, servers = self._actors[number], self._servers
+        return ask(worker, RolloutWorker.open, part, self.device, self.run_dir, share, objects, first, servers)
 
     def _actor(self, number: int) -> ActorProxy[RolloutWorker]:
         variables = {

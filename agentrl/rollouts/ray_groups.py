@@ -24,6 +24,7 @@ import ray
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.observe.display import Display
+from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows
 from agentrl.rollouts.contract import Rollout, Task
 from agentrl.rollouts.groups import EndedGroup, GroupWork, Packed
@@ -73,6 +74,7 @@ class RayGroups(RayRollouts):
         nodes: Sequence[str] | None,
         objects: UserObjects,
         first: FirstRows,
+        servers: ServerAccess | None = None,
     ) -> None:
         """See `RayRollouts`."""
         self.loop = LoopThread("groups")
@@ -89,7 +91,7 @@ class RayGroups(RayRollouts):
         """By the worker's number: those of which it is known that they died."""
         self._unrecorded: dict[int, ray.ObjectRef[list[Trajectory]]] = {}
         """Trajectories that are not in the journal, by the prompt's ordinal."""
-        super().__init__(config, device, run_dir, display, nodes, objects, first)
+        super().__init__(config, device, run_dir, display, nodes, objects, first, servers)
         self._is_open = True
         self.loop.run(self._ask_all())
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 import ray
 
 from agentrl.config.sections.rollouts import RolloutsConfig
+from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows, load_chat, load_context
 from agentrl.rollouts.contract import Rollout, Task
 from agentrl.rollouts.groups import GroupWork
@@ -92,6 +93,7 @@ class RolloutWorker:
         share: tuple[int, int],
         objects: UserObjects,
         first: FirstRows,
+        servers: ServerAccess | None = None,
     ) -> Failure | None:
         """Start engine and tools, and try scorers and interactions on the rows of `first`."""
         try:
@@ -99,6 +101,7 @@ class RolloutWorker:
             scored = getattr(config.data, "output_scores", True)
             context = replace(load_context(config, objects, scored=scored), first=first)
             context.bind(chat)
+            context.serve(servers)
             opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, share)
             self.rollouts = self.stack.enter_context(opened)
             self.groups = WorkerGroups(self.rollouts)

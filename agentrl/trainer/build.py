@@ -73,7 +73,11 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
         with display.stage("load models", total=None):
             workers = open_workers(config, device, total_steps)
         stack.callback(workers.executor.close)
-        if rollout.name == "sglang" and rollout.server_urls is None:
+        reward = config.reward_model
+        if any(
+            one.server_urls is None and there
+            for one, there in ((rollout, rollout.name == "sglang"), (reward.rollout, reward.generates))
+        ):
             folder.clear()  # the servers' logs are in it
         opened = open_rollouts(config, device, chat, context, run_dir, display, workers.executor.nodes)
         rollouts = stack.enter_context(opened)

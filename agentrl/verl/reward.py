@@ -17,10 +17,12 @@ from pydantic import BaseModel, ConfigDict
 from agentrl.config.registries import REWARD_MANAGERS
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.errors import ConfigError
+from agentrl.remote.router import ServerAccess
 from agentrl.reward import GroupRewardManager, NaiveRewardManager, RewardManager, Verdict
 from agentrl.reward.manager import policy_text, shown_info
 from agentrl.reward.scorer import as_verdict, load_function
 from agentrl.system.deadline import within
+from agentrl.system.metrics import Metrics
 from agentrl.system.numbers import finite
 from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error
@@ -315,8 +317,14 @@ class _Adapted(GroupRewardManager):
     def bind(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
+    def serve(self, servers: ServerAccess) -> None:
+        self._ready.serve(servers)
+
     async def start(self, run: str) -> None:
         await self._ready.start(run)
+
+    def take_metrics(self) -> Metrics:
+        return self._ready.take_metrics()
 
     async def close(self) -> None:
         await self._ready.close()
@@ -342,6 +350,7 @@ class _Adapted(GroupRewardManager):
             "num_examine": 0,
             "compute_score": self._compute_score(loop),
             "reward_fn_key": "data_source",
+            **self._ready.model_arguments,
             **self._options,
         }
 

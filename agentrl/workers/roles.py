@@ -53,7 +53,7 @@ def open_workers(config: Config, device: str, total_steps: int) -> Workers:
     policy = policy_role(config, device, total_steps)
     reference = reference_role(config, device)
     critic = critic_role(config, device, total_steps) if "values" in declared_by_estimator(config).columns else None
-    scoring = reward_model_role(config, device) if config.reward_model.enable else None
+    scoring = reward_model_role(config, device) if config.reward_model.classifies else None
     teacher = teacher_role(config, device)
     roles = [role for role in (policy, reference, critic, scoring, teacher) if role is not None]
     executor = open_executor(pools_of(config, roles), device, on_ray=config.uses_ray)

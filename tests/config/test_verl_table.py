@@ -166,6 +166,9 @@ def test_a_key_of_ours_is_set_aside_only_where_verl_means_something_else() -> No
         "reward_model.enable_resource_pool",
         "reward_model.nnodes",
         "reward_model.n_gpus_per_node",
+        "reward_model.rollout.tensor_model_parallel_size",
+        "reward_model.rollout.gpu_memory_utilization",
+        "reward_model.rollout.engine_kwargs.sglang",
     }
 
 
@@ -826,13 +829,57 @@ def test_search_r1s_retriever_is_the_commands_unless_a_tool_file_says_more(tmp_p
     ],
 )
 def test_a_reward_model_that_scores_by_itself_is_ours(words: list[str], tmp_path: Path) -> None:
-    """verl's reward is the model's score alone then; a function that asks a model is told what is not here."""
+    """verl's reward is the model's score alone then."""
     keys = load_config(words, "ppo_trainer").reward_model
     assert (keys.enable, keys.model.path, keys.model.replaces_scorers) == (True, "/rm", True)
     assert keys.max_length == (77 if "reward_model.max_length=77" in words else None)
-    (tmp_path / "f.py").write_text("def compute_score(solution_str): return 0\n")
-    with pytest.raises(ConfigError, match="has no reward_router_address"):
-        load_config([*words, f"custom_reward_function.path={tmp_path}/f.py"], "ppo_trainer")
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize(
+    "words",
+    [
+        [
+            "reward_model.enable=True",
+            "reward_model.enable_resource_pool=True",
+            "reward_model.n_gpus_per_node=8",
+            "reward_model.nnodes=2",
+            "reward_model.model.path=/rm",
+            "reward_model.rollout.name=vllm",
+            "reward_model.rollout.gpu_memory_utilization=0.95",
+            "reward_model.rollout.tensor_model_parallel_size=1",
+            "reward_model.rollout.free_cache_engine=False",
+            "+reward_model.rollout.engine_kwargs.sglang.attention_backend=fa3",
+        ],
+        [
+            "reward.reward_model.enable=True",
+            "reward.reward_model.enable_resource_pool=True",
+            "reward.reward_model.n_gpus_per_node=8",
+            "reward.reward_model.nnodes=2",
+            "reward.reward_model.model_path=/rm",
+            "reward.reward_model.rollout.name=vllm",
+            "reward.reward_model.rollout.gpu_memory_utilization=0.95",
+            "reward.reward_model.rollout.tensor_model_parallel_size=1",
+            "+reward.reward_model.rollout.engine_kwargs.sglang.attention_backend=fa3",
+        ],
+    ],
+)
+def test_a_reward_model_that_a_function_asks_is_served(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text("def compute_score(solution_str, reward_router_address): return 0\n")
+    words = [*words, f"custom_reward_function.path={tmp_path}/f.py"]
+    keys = load_config(words, "ppo_trainer").reward_model
+    assert keys.generates and not keys.classifies and keys.model.path == "/rm"
+    assert (keys.enable_resource_pool, keys.nnodes, keys.n_gpus_per_node) == (True, 2, 8)
+    assert (keys.rollout.tensor_model_parallel_size, keys.rollout.gpu_memory_utilization) == (1, 0.95)
+    assert keys.rollout.engine_kwargs.sglang == {"attention_backend": "fa3"}
+    assert (keys.timeout, keys.max_concurrent) == (1800, 256), "verl waits as long as it takes"
+    without = [word for word in words if "tensor_model_parallel" not in word and "pool" not in word]
+    keys = load_config([*without, "reward_model.timeout=60"], "ppo_trainer").reward_model
+    assert (keys.rollout.tensor_model_parallel_size, keys.timeout) == (2, 60), "verl's default"
+    keys = load_config([*without, "reward_model.rollout.server_urls=http://rm:30000"], "ppo_trainer").reward_model
+    assert keys.rollout.server_urls == ["http://rm:30000"]
+    with pytest.raises(ConfigError, match="whose weights are quantised"):
+        load_config([*words, "reward.reward_model.rollout.quantization=fp8"], "ppo_trainer")
 
 
 @pytest.mark.usefixtures("with_sglang")

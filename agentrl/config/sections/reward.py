@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from agentrl.config.registries import REWARD_MANAGERS, SCORERS
 from agentrl.config.rules import Names, NamesFile, Needs, OnlyWith, Place, Values
 from agentrl.config.section import Section
+from agentrl.config.sections.rollout import STARTED, EngineKwargs, ServerURLs
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import as_mapping
 from agentrl.system.registry import options_model, read_options
@@ -17,6 +18,8 @@ SANDBOX = OnlyWith("url")
 JUDGE = OnlyWith("base_url")
 ENABLED = OnlyWith("enable=true")
 POOL = OnlyWith("enable_resource_pool=true")
+CLASSIFIES = OnlyWith("model.generative=false", because="the reward function says what a generative model is asked for")
+GENERATES = OnlyWith("model.generative=true")
 OWN = OnlyWith("path")
 
 
@@ -145,24 +148,43 @@ class ScoreModelConfig(Section):
     """`reward_model.model.*`"""
 
     path: str | None = None
-    """A sequence classification model with one label, in Hugging Face format."""
+    """A model in Hugging Face format: a sequence classification model with one label, or with generative any that
+    SGLang serves."""
     trust_remote_code: bool = False
     """Run Python code that lies with the model."""
-    coef: float = 1.0
+    generative: bool = False
+    """The model has no score of its own: it runs on SGLang servers, and scorers ask it that have the parameter
+    reward_router_address (docs/rewards.md)."""
+    coef: Annotated[float, CLASSIFIES] = 1.0
     """Weight of its score beside that of the scorer."""
-    replaces_scorers: bool = False
+    replaces_scorers: Annotated[bool, CLASSIFIES] = False
     """The scorers are not asked, and give 0; false: they score beside it."""
+
+
+class RewardServersConfig(Section):
+    """`reward_model.rollout.*`: the SGLang servers of a generative reward model."""
+
+    server_urls: ServerURLs | None = None
+    """Servers of the model that run already, of any software, e.g. [http://node1:30000]; null: SGLang servers are
+    started, one for each tensor_model_parallel_size of the reward model's devices."""
+    tensor_model_parallel_size: Annotated[int, STARTED] = Field(1, gt=0)
+    """GPUs over which each server splits the model."""
+    gpu_memory_utilization: Annotated[float, STARTED] = Field(0.5, gt=0, le=1)
+    """Part of a GPU's memory that a server takes for weights and KV cache together."""
+    engine_kwargs: Annotated[EngineKwargs, STARTED] = EngineKwargs()
 
 
 class RewardModelConfig(RewardConfig):
     """`reward_model.*` of a training: the scorers, and a reward model beside them."""
 
-    enable: Annotated[bool, Needs("model.path", "a sequence classification model")] = False
-    """Add a reward model's score to that of the scorer, which is 0 where the data source has none."""
+    enable: Annotated[bool, Needs("model.path", "a reward model")] = False
+    """Add a reward model's score to that of the scorer, which is 0 where the data source has none; with
+    model.generative, have scorers ask it."""
     model: Annotated[ScoreModelConfig, ENABLED] = ScoreModelConfig()
-    max_length: Annotated[int | None, ENABLED] = Field(None, gt=0)
+    rollout: Annotated[RewardServersConfig, GENERATES] = RewardServersConfig()
+    max_length: Annotated[int | None, ENABLED, CLASSIFIES] = Field(None, gt=0)
     """Tokens of a conversation for the reward model, of which the last are kept; null: as many as it can read."""
-    forward_max_token_len_per_gpu: Annotated[int, ENABLED] = Field(16384, gt=0)
+    forward_max_token_len_per_gpu: Annotated[int, ENABLED, CLASSIFIES] = Field(16384, gt=0)
     """Tokens of the reward model's micro-batches; changes memory, never the result."""
     enable_resource_pool: Annotated[bool, ENABLED] = False
     """Devices of its own for the reward model; false: those of the trainer."""
@@ -170,6 +192,16 @@ class RewardModelConfig(RewardConfig):
     """Machines of these."""
     n_gpus_per_node: Annotated[int, POOL] = Field(1, gt=0)
     """Devices on each of them."""
+
+    @property
+    def classifies(self) -> bool:
+        """Say whether a sequence classification model scores beside the scorers."""
+        return self.enable and not self.model.generative
+
+    @property
+    def generates(self) -> bool:
+        """Say whether scorers ask a generative reward model."""
+        return self.enable and self.model.generative
 
 
 class CustomRewardConfig(Section):

@@ -611,26 +611,58 @@ def sampler(value: JSON, values: Values) -> dict[str, JSON]:
     return {"data.sampler.name": f"{str(value).removeprefix('pkg://')}:{name}"}
 
 
-OWN_ENGINE = (
-    "a custom reward function that asks a reward model needs an engine of its own for it, which is not part of agentrl "
-    "yet: it has no reward_router_address. Start a server for the model, and ask it by its own address in your "
-    "function, or by reward_model.judge (docs/rewards.md), without reward_model.enable"
-)
+GENERATIVE: dict[str, JSON] = {"reward_model.timeout": 1800.0, "reward_model.max_concurrent": 256}
+"""Ours where a function asks a reward model: verl sets it no deadline, and calls as many at once as there are."""
 
 
 def reward_model(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate a reward model: one that scores conversations by itself is ours, one that a function asks is not."""
+    """Translate a reward model: one that scores conversations by itself, or one that the custom function asks."""
     if not value:
         return {}
-    if any(values.get(f"{section}custom_reward_function.path") for section in ("", "reward.")):
-        raise Refusal(OWN_ENGINE)
-    path = values.get("reward.reward_model.model_path") or values.get("reward_model.model.path")
+    path = values.get("reward_model.model.path") or values.get("reward.reward_model.model_path")
     if path is None:
         raise Refusal("name the model: reward_model.model.path")
-    model: dict[str, JSON] = {"path": str(Path(str(path)).expanduser()), "replaces_scorers": True}
+    found: dict[str, JSON] = {
+        "reward_model.enable": True,
+        "reward_model.model.path": str(Path(str(path)).expanduser()),
+    }
     if values.get("reward_model.model.trust_remote_code"):
-        model["trust_remote_code"] = True
-    return {"reward_model.enable": True, **{f"reward_model.model.{name}": one for name, one in model.items()}}
+        found["reward_model.model.trust_remote_code"] = True
+    if _of_reward_model("enable_resource_pool", values):
+        found["reward_model.enable_resource_pool"] = True
+        for name in ("nnodes", "n_gpus_per_node"):
+            if (number := _of_reward_model(name, values)) is not None:
+                found[f"reward_model.{name}"] = number
+    if any(values.get(f"{section}custom_reward_function.path") for section in ("", "reward.")):
+        return {**found, "reward_model.model.generative": True, **_reward_servers(values)}
+    return {**found, "reward_model.model.replaces_scorers": True}
+
+
+def _of_reward_model(name: str, values: Values) -> JSON:
+    """Find a key of the reward model; as in verl, the older spelling is first."""
+    older = values.get(f"reward_model.{name}")
+    return values.get(f"reward.reward_model.{name}") if older is None else older
+
+
+def _reward_servers(values: Values) -> dict[str, JSON]:
+    """Return the keys of the servers that a function asks. Raises Refusal for quantised ones."""
+    if _of_reward_model("rollout.quantization", values) is not None:
+        raise Refusal("a quantised reward model judges otherwise: name one whose weights are quantised")
+    found = {key: value for key, value in GENERATIVE.items() if key not in values}
+    servers = "reward_model.rollout"
+    if not values.get(f"{servers}.server_urls"):
+        found[f"{servers}.tensor_model_parallel_size"] = (
+            _of_reward_model("rollout.tensor_model_parallel_size", values) or 2
+        )
+        found[f"{servers}.gpu_memory_utilization"] = _of_reward_model("rollout.gpu_memory_utilization", values) or 0.5
+        own: dict[str, JSON] = {}
+        for section in ("reward.reward_model", "reward_model"):
+            at = f"{section}.rollout.engine_kwargs.sglang"
+            own |= as_object(values.get(at))
+            own |= {key.removeprefix(f"{at}."): one for key, one in values.items() if key.startswith(f"{at}.")}
+        if own:
+            found[f"{servers}.engine_kwargs.sglang"] = own
+    return found
 
 
 SEARCH_TOOL = "tools/remote_search.yaml"

@@ -31,6 +31,24 @@ TURBO = "FSDP2 shards all parameters over all ranks"
 OWN_TRAINER = "a recipe's trainer of its own, which is not part of agentrl"
 TEACHER = "teachers are under distillation"
 LOSS, TEACHERS = "distillation.distillation_loss", "distillation.teacher_models"
+REWARD_MODEL = tuple(
+    f"reward_model.{name}"
+    for name in (
+        "enable",
+        "model.path",
+        "model.trust_remote_code",
+        "model.replaces_scorers",
+        "model.generative",
+        "enable_resource_pool",
+        "nnodes",
+        "n_gpus_per_node",
+        "rollout.tensor_model_parallel_size",
+        "rollout.gpu_memory_utilization",
+        "rollout.engine_kwargs.sglang",
+        "timeout",
+        "max_concurrent",
+    )
+)
 DATA = (
     translated(
         "data.truncation",
@@ -694,9 +712,9 @@ REWARD = (
     *(
         translated(
             key,
-            "a sequence classification model scores alone, on the trainer's devices; no custom reward function that "
-            "would ask a model",
-            ("reward_model.enable", "reward_model.model.path", "reward_model.model.replaces_scorers"),
+            "a sequence classification model scores alone, by the trainer's own forward pass; with a custom reward "
+            "function, SGLang's servers of the model are what the function asks, at reward_router_address",
+            REWARD_MODEL,
             rewrites.reward_model,
         )
         for key in ("reward.reward_model.enable", "reward_model.enable")

@@ -1,0 +1,78 @@
+"""SGLang servers of a model that is not trained: started, started again when one ends, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from agentrl.engines.contract import EngineError
+from agentrl.engines.servers.process import status_text
+from agentrl.engines.servers.start import Say, start_all
+from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess
+from agentrl.remote.router import ServerAccess
+from agentrl.system.loop_thread import LoopThread
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at a server's process."""
+LONGEST_PAUSE = 60.0
+"""Seconds before a server that does not come up is started again, at most."""
+
+
+class StandingServers:
+    """Servers on this machine, which end with `close`, or with this process."""
+
+    def __init__(
+        self, arguments: ServerArguments, gpus: Sequence[int], key: str, folder: Path, timeout: float, warn: Say
+    ) -> None:
+        """Prepare them; nothing is started yet.
+
+        Args:
+            gpus: the first GPU of each.
+            key: what callers have to send.
+            folder: for their logs.
+            timeout: seconds until a server must answer after it was started.
+            warn: shows what happens to servers later on; called from another thread.
+        """
+        self._timeout, self._warn = timeout, warn
+        self._key = key
+        self._processes = [
+            SGLangProcess(replace(arguments, base_gpu_id=gpu), None, folder / f"{number}.log", key=self._key)
+            for number, gpu in enumerate(gpus)
+        ]
+        self._thread = LoopThread("servers of the reward model")
+        self._watching: list[asyncio.Task[None]] = []
+
+    def start(self, progress: Say) -> ServerAccess:
+        """Start them and wait until all answer. Raises EngineError with the server's own last error."""
+        self._thread.run(self._start(progress))
+        return ServerAccess(tuple(process.url for process in self._processes), self._key)
+
+    def close(self) -> None:
+        """End them; when this returns no process of theirs is left."""
+        self._thread.close()
+        for process in self._processes:
+            process.stop()
+
+    async def _start(self, progress: Say) -> None:
+        await start_all(self._processes, self._timeout, progress)
+        self._watching = [asyncio.create_task(self._watch(process)) for process in self._processes]
+
+    async def _watch(self, process: SGLangProcess) -> None:
+        pause = LOOK_EVERY
+        while True:
+            await asyncio.sleep(pause)
+            if process.exited is None:
+                pause = LOOK_EVERY
+                continue
+            ended = f"the reward model's server {process.url} ended ({status_text(process.exited)})"
+            self._warn(f"{ended} and is started again; its log: {process.log}")
+            try:
+                await asyncio.to_thread(process.stop)
+                process.start()
+                await process.ready(self._timeout)
+            except EngineError as error:
+                self._warn(f"the reward model's server does not come up: {error}")
+                pause = min(2 * pause, LONGEST_PAUSE)

@@ -1,0 +1,44 @@
+"""A generative reward model that scorers ask: its address, its tokenizer, and how its servers do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from agentrl.config.sections.reward import ScoreModelConfig
+from agentrl.remote.router import ModelRouter, ServerAccess
+from agentrl.system.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+REACHED_WITHIN = 60.0
+"""Seconds in which its servers have to answer when a run begins."""
+
+
+class AskedModel:
+    """What scorers are given of it, from `start` to `close`."""
+
+    def __init__(self, config: ScoreModelConfig, servers: ServerAccess) -> None:
+        """`config.path` names the model of the servers."""
+        self._config = config
+        self._router = ModelRouter(servers, logger.warning)
+        self.arguments: dict[str, object] = {}
+        """By the names of `agentrl.reward.scorer.MODEL_ARGUMENTS`."""
+
+    async def start(self) -> None:
+        """Reach the servers, and load the tokenizer. Raises ConfigError."""
+        await asyncio.to_thread(self._router.start, REACHED_WITHIN)
+        tokenizer = await asyncio.to_thread(self._tokenizer)
+        self.arguments = {"reward_router_address": self._router.address, "reward_model_tokenizer": tokenizer}
+
+    def _tokenizer(self) -> object:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._config.path, trust_remote_code=self._config.trust_remote_code)
+
+    def take_metrics(self) -> Metrics:
+        """Return and reset the router's numbers."""
+        return self._router.take_metrics()
+
+    async def close(self) -> None:
+        """Close the address."""
+        await asyncio.to_thread(self._router.close)

@@ -1,0 +1,96 @@
+"""Servers of the reward model that scorers ask: those that run already, or SGLang servers for the time of a run.
+
+They have devices of their own on Ray's machines, where the config gives the reward model some; else they share this
+machine's GPUs, after those that the trainer has where there are enough.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import torch
+
+from agentrl.config import Config
+from agentrl.config.sections.rollouts import RolloutsConfig
+from agentrl.engines.contract import EngineError
+from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.standing import StandingServers
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.remote.router import ServerAccess
+from agentrl.rollouts.contract import Audience
+
+ENGINE = "reward_model.rollout"
+
+
+@contextmanager
+def open_reward_servers(
+    config: RolloutsConfig, device: str, run_dir: Path, audience: Audience
+) -> Iterator[ServerAccess | None]:
+    """Yield the servers of the generative reward model; None where there is none. Raises UserError."""
+    if not isinstance(config, Config) or not config.reward_model.generates:
+        yield None
+        return
+    keys, folder = config.reward_model, run_dir.absolute() / "reward_servers"
+    if keys.rollout.server_urls is not None:
+        yield ServerAccess(tuple(keys.rollout.server_urls))
+        return
+    if keys.enable_resource_pool:
+        from agentrl.rollouts.ray_reward_servers import RayRewardServers  # Ray is an extra
+
+        with closing(RayRewardServers(config, device, folder)) as on_ray:
+            with audience.stage("start the reward model's servers"):
+                servers = on_ray.start()
+            yield servers
+        return
+    arguments, gpus, key = server_arguments(config, device), shared_gpus(config, device), secrets.token_urlsafe(32)
+    timeout = config.actor_rollout_ref.rollout.server_start_timeout
+    here = StandingServers(arguments, gpus, key, folder, timeout, audience.warn)
+    try:
+        with audience.stage("start the reward model's servers"):
+            try:
+                servers = here.start(audience.note)
+            except EngineError as error:
+                raise TrainingError(f"the reward model: {error}") from error
+        yield servers
+    finally:
+        here.close()
+
+
+def server_arguments(config: Config, device: str, host: str = "127.0.0.1") -> ServerArguments:
+    """Return what each server is started with. Raises ConfigError."""
+    keys = config.reward_model
+    if device == "cpu" and keys.rollout.tensor_model_parallel_size > 1:
+        raise ConfigError(f"{ENGINE}.tensor_model_parallel_size above 1 needs GPUs; on a CPU it must be 1")
+    return ServerArguments(
+        str(keys.model.path),
+        device=device,
+        dtype=config.actor_rollout_ref.model.dtype,
+        tensor_model_parallel_size=keys.rollout.tensor_model_parallel_size,
+        gpu_memory_utilization=keys.rollout.gpu_memory_utilization,
+        trust_remote_code=keys.model.trust_remote_code,
+        host=host,
+        extra=keys.rollout.engine_kwargs.sglang,
+    )
+
+
+def first_gpus(devices: int, size: int) -> list[int]:
+    """Return the first GPU of each server that `devices` GPUs hold. Raises ConfigError where none fits."""
+    if devices < size:
+        raise ConfigError(
+            f"{ENGINE}.tensor_model_parallel_size={size} needs {size} GPUs; the reward model has {devices}"
+        )
+    return [number * size for number in range(devices // size)]
+
+
+def shared_gpus(config: Config, device: str) -> list[int]:
+    """Return the first GPU of each server on this machine: after the trainer's, or among them. Raises ConfigError."""
+    if device == "cpu":
+        return [0]
+    rollout, size = config.actor_rollout_ref.rollout, config.reward_model.rollout.tensor_model_parallel_size
+    taken = max(config.trainer.n_gpus_per_node, rollout.num_servers * rollout.tensor_model_parallel_size)
+    there = torch.cuda.device_count()
+    free = there - taken
+    return [taken + one for one in first_gpus(free, size)] if free >= size else first_gpus(there, size)[:1]
