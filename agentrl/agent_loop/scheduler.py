@@ -183,7 +183,7 @@ class Scheduler:
         """
         sample = request.sample
         trajectory = Trajectory(request.uid, request.group, sample.data_source, sample.agent_name, attempt=attempt)
-        trajectory.baseline = request.baseline
+        trajectory.baseline, trajectory.ground_truth = request.baseline, sample.ground_truth
         trajectory.status = Status.FAILED  # until the loop says how it ended
         episode = Episode(
             context=self.context,

@@ -56,10 +56,16 @@ def some(files: Sequence[Path], decode: Callable[[list[int]], str], count: int) 
 def write_texts(files: Sequence[Path], decode: Callable[[list[int]], str], out: Path) -> None:
     """Write a JSON object a line for each trajectory of the files, whole or not at all.
 
-    The scorer's further numbers stand beside the fields of `Generation`, which keep their names.
+    Beside the fields of `Generation`, which keep their names, stand `gts`, the row's ground truth, and the scorer's
+    further numbers. Where a reward model scored, `score` is the reward, of which it is a part.
     """
     with published(out) as partial, partial.open("w", encoding="utf-8") as lines:
         for file in files:
-            numbers = pq.read_table(file, columns=["score_extra"])["score_extra"].to_pylist(maps_as_pydicts="strict")
-            for one, extra in zip(generations([file], decode), numbers, strict=True):
-                lines.write(json.dumps({**(extra or {}), **asdict(one)}, ensure_ascii=False) + "\n")
+            further = pq.read_table(file, columns=["score_extra", "ground_truth", "model_reward"])
+            rows = further.to_pylist(maps_as_pydicts="strict")
+            for one, more in zip(generations([file], decode), rows, strict=True):
+                truth = None if more["ground_truth"] is None else json.loads(more["ground_truth"])
+                line = {**(more["score_extra"] or {}), **asdict(one), "gts": truth}
+                if more["model_reward"] is not None:
+                    line["score"] = one.reward
+                lines.write(json.dumps(line, ensure_ascii=False) + "\n")

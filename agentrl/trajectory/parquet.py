@@ -106,12 +106,15 @@ SCHEMA = pa.schema(
         "metrics": pa.map_(pa.string(), pa.float64()),
         "baseline": pa.bool_(),  # drawn greedily beside the others, and not trained on
         "attempt": pa.int32(),  # number of the try that this is the record of, from 0
+        "ground_truth": pa.string(),  # JSON of the row's; null where it is longer than LONGEST_TRUTH
     }
 )
 
 ROW_GROUP_TOKENS = 1 << 18
 """Tokens that are read together where one trajectory is looked at."""
-ADDED = ("policy", "reward_parts", "baseline", "attempt")
+LONGEST_TRUTH = 10_000
+"""Characters of a ground truth that is recorded: a program's tests, which may be more than its trajectory, are not."""
+ADDED = ("policy", "reward_parts", "baseline", "attempt", "ground_truth")
 """Columns that files of earlier versions lack."""
 
 
@@ -223,6 +226,7 @@ def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: floa
         "metrics": {valid_unicode(name): value for name, value in trajectory.metrics.items()},
         "baseline": trajectory.baseline,
         "attempt": trajectory.attempt,
+        "ground_truth": _truth(trajectory.ground_truth),
     }
 
 
@@ -317,6 +321,7 @@ def from_row(row: dict[str, Any]) -> Trajectory:
         metrics=row["metrics"],
         baseline=row.get("baseline", False),
         attempt=row.get("attempt", 0),
+        ground_truth=None if row.get("ground_truth") is None else json.loads(row["ground_truth"]),
     )
 
 
@@ -332,6 +337,13 @@ def _message(row: dict[str, Any]) -> Message:
 
 def _json(value: object) -> str:
     return valid_unicode(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _truth(value: object) -> str | None:
+    if value is None or (isinstance(value, str) and len(value) > LONGEST_TRUTH):
+        return None
+    text = _json(value)
+    return text if len(text) <= LONGEST_TRUTH else None
 
 
 def _text(text: str | None) -> str | None:

@@ -127,7 +127,7 @@ def _lines(folder: Folder, part: Part) -> Iterator[Row]:
         )
 
 
-KNOWN = frozenset({"input", "output", "step", "uid", "score", "reward", "status", "data_source", "agent_name"})
+KNOWN = frozenset({"input", "output", "gts", "step", "uid", "score", "reward", "status", "data_source", "agent_name"})
 
 
 def _row(
@@ -165,6 +165,9 @@ def _row(
             if name not in KNOWN and (value := _number(one)) is not None
         },
         "metrics": {},
+        "ground_truth": None
+        if (truth := more.get("gts")) is None
+        else _text(orjson.dumps(truth, default=str).decode()),
     }
 
 

@@ -109,12 +109,17 @@ def steps_of(words: list[str], policy: Path, folder: Path) -> list[dict[str, flo
 
 def test_a_reward_model_that_is_enabled_scores_alone(policy_dir: Path, tmp_path: Path) -> None:  # noqa: F811
     model = make_reward_model(tmp_path / "rm")
-    first, second = steps_of(["reward_model.enable=True", f"reward_model.model.path={model}"], policy_dir, tmp_path)
+    words = ["reward_model.enable=True", f"reward_model.model.path={model}", "trainer.rollout_data_dir=texts"]
+    first, second = steps_of(words, policy_dir, tmp_path)
     for line in (first, second):
         assert line["score/mean"] == 0, "no scorer is asked, GSM8K's neither"
         assert line["reward/mean"] == pytest.approx(line["score/reward_model"]) and line["reward/mean"] != 0
         assert line["critic/rewards/mean"] == line["reward/mean"], "verl's name"
         assert line["actor/grad_norm"] > 0
+    texts = [json.loads(line) for line in (tmp_path / "texts" / "2.jsonl").read_text().splitlines()]
+    assert len(texts) == 16 and all({"input", "output", "gts", "score", "step"} <= one.keys() for one in texts)
+    assert sum(one["score"] for one in texts) / 16 == pytest.approx(second["reward/mean"]), "verl's score is the reward"
+    assert {one["gts"] for one in texts} <= {row(index)["reward_model"]["ground_truth"] for index in range(8)}
 
 
 def test_a_function_asks_the_reward_model_and_sees_none_of_its_faults(

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from agentrl.config import Config
 from agentrl.remote.router import ModelRouter
@@ -15,6 +16,7 @@ from agentrl.rollouts.ray_worker import Relay
 from agentrl.rollouts.reward_servers import open_reward_servers
 
 
+@pytest.mark.timeout(400)  # two starts of a server
 async def test_it_answers_is_started_again_and_ends(model_dir: Path, tmp_path: Path) -> None:
     section = {"enable": True, "model": {"path": str(model_dir), "generative": True}}
     rollout = {"engine_kwargs": {"sglang": {"log_level": "info"}}}

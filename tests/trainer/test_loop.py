@@ -461,6 +461,8 @@ def test_generations_texts_and_profiles_of_rollouts(small_run: Overrides, tmp_pa
     assert [(one["uid"], one["score"], one["reward"]) for one in texts] == [(t.uid, t.score, t.score) for t in written]
     assert all(one["input"].endswith("<|im_start|>assistant\n") and one["output"] for one in texts)
     assert all((one["acc"], one["step"]) == (1.0, 1) for one in texts), "a field keeps its name"
+    truths = [one.ground_truth for one in written]
+    assert [one["gts"] for one in texts] == truths and all(isinstance(one, str) and one for one in truths)
     assert sorted(path.name for path in (tmp_path / "val_texts").iterdir()) == ["0.jsonl", "1.jsonl"]
     profile = run / "profile" / "step_000001"
     assert "aten::" in (profile / "rank0_rollout.txt").read_text(), "the engine's work is in it"

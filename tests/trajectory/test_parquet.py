@@ -34,6 +34,7 @@ def full_trajectory() -> Trajectory:
     ]
     trajectory.score_extra = {"f1": 0.5}
     trajectory.metrics = {"retries": 1.0, "tool_seconds": 0.25}
+    trajectory.ground_truth = {"target": ["Zürich", "2"]}
     return trajectory
 
 
@@ -47,6 +48,13 @@ def test_round_trip(tmp_path: Path) -> None:
         dataclasses.asdict(failed),
     ]
     assert back[1].status is Status.FAILED
+
+
+def test_the_tests_of_a_program_are_not_recorded_with_each_of_its_trajectories(tmp_path: Path) -> None:
+    long, short = tool_trajectory(), tool_trajectory()
+    long.ground_truth, short.ground_truth = ["x" * parquet.LONGEST_TRUTH], "x" * (parquet.LONGEST_TRUTH - 2)
+    path = write_trajectories(tmp_path, [long, short], step=1, split="train", turn_reward_coef=1.0)
+    assert [one.ground_truth for one in read_trajectories(path)] == [None, short.ground_truth]
 
 
 def test_row_groups_are_bounded_in_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
