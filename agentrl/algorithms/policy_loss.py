@@ -140,7 +140,7 @@ class PolicyLoss:
             case "interpolated":
                 assert micro.staleness is not None, "estimate gives it"
                 return interpolated(logprobs, micro.rollout_logprobs, micro.staleness)
-            case "recomputed":
+            case "recomputed" | "published":
                 return logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
 
     def _columns(self, micro: RaggedBatch, logprobs: Tensor, further: Mapping[str, Tensor | None]) -> LossColumns:

@@ -317,6 +317,6 @@ def _reference(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
         if means[row] > expected.gap:
             what = f"before any update its log-probs are {float(means[row]):.3g} nats a token from the policy's"
             yield Finding("reference", what, _uid(batch, row, expected))
-    elif expected.version > 1 and not gap.any():
+    elif expected.version > 1 and expected.algorithm.rollout_correction.proximal == "recomputed" and not gap.any():
         what = f"after {expected.version} updates its log-probs are the policy's own, bit for bit"
         yield Finding("reference", what, "all trajectories of the step")

@@ -87,6 +87,7 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_batches(config)
         yield from check_async(config)
         yield from check_correction(config)
+        yield from check_published(config)
         yield from check_replay(config)
         yield from check_refill(config)
         yield from check_validation(config)
@@ -257,7 +258,7 @@ def check_correction(config: Config) -> Iterator[str]:
             f"engine's log-probs already, and would count twice. Set {ACTOR}.policy_loss.loss_mode=gpg, or leave "
             "rollout_is out"
         )
-    if config.actor_rollout_ref.actor.target_entropy is not None and not keys.needs_pass:
+    if config.actor_rollout_ref.actor.target_entropy is not None and keys.proximal != "recomputed":
         yield (
             f"{ACTOR}.target_entropy needs {CORRECTION}.proximal=recomputed, found {keys.proximal}: the entropy must "
             "be known before the update"
@@ -266,6 +267,23 @@ def check_correction(config: Config) -> Iterator[str]:
         yield (
             f"{CORRECTION}.rollout_is_batch_normalize=true needs proximal=recomputed, found {keys.proximal}: the mean "
             "over the batch must be known before the update"
+        )
+
+
+def check_published(config: Config) -> Iterator[str]:
+    """Check that published weights are not those before the update, and that a resumed run has them again."""
+    keys, every = config.async_training, config.async_training.publish_every
+    if config.algorithm.rollout_correction.proximal != "published":
+        return
+    if keys.max_staleness == 0 or every == 1:
+        yield (
+            f"{CORRECTION}.proximal=published needs async_training.publish_every above 1: otherwise the published "
+            "policy is the one before the update. Set proximal=recomputed"
+        )
+    elif config.trainer.save_freq % every:
+        yield (
+            f"trainer.save_freq={config.trainer.save_freq} conflicts with {CORRECTION}.proximal=published: a run that "
+            f"is continued begins with the weights of a checkpoint. Set a multiple of publish_every={every}"
         )
 
 

@@ -186,6 +186,11 @@ class Overlapping(OnRollouts):
         return SyncReport(0, 0.0)
 
     @property
+    def served(self) -> int:
+        """See `TrajectorySource`."""
+        return self.flow.served
+
+    @property
     def max_staleness(self) -> int:
         """See `TrajectorySource`."""
         return self.flow.settings.max_staleness

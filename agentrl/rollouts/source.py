@@ -40,6 +40,11 @@ class TrajectorySource(Protocol):
         """Versions that a token of a batch may be older than the policy; None: any number."""
         ...
 
+    @property
+    def served(self) -> int:
+        """Version of the policy that the engine has."""
+        ...
+
     def next_batch(self, step: int, *, show: bool = False) -> Rollout:
         """Wait for the trajectories that `step` is trained on; with `show`, one of them whole.
 
@@ -138,6 +143,7 @@ class TakingTurns(OnRollouts):
 
     def __init__(self, config: Config, loader: Loader, rollouts: Rollouts) -> None:
         self.config, self.loader, self.rollouts = config, loader, rollouts
+        self.served = 0
 
     def next_batch(self, step: int, *, show: bool = False) -> Rollout:
         """Run the next prompts of the data, rollout.n trajectories each."""
@@ -152,6 +158,7 @@ class TakingTurns(OnRollouts):
 
     def publish(self, weights: Weights, version: int) -> SyncReport:
         """See `TrajectorySource`."""
+        self.served = version
         return self.rollouts.update_weights(weights, version)
 
     def updated(self, outlines: Sequence[Outline]) -> None:

@@ -19,7 +19,7 @@ correction are those of the tokens of the update:
 | `correction/weight_mean`, `correction/ess` | weights of the policy tokens; their effective sample size, a fraction |
 | `correction/clipped_frac`, `correction/masked_frac` | fraction of these tokens whose weight is truncated, is 0 |
 | `<these>/staleness_<s>` | gap and correction of the tokens that are s versions old; 7: and older |
-| `actor/entropy` | mean over all policy tokens of the policy's entropy before the update, in nats |
+| `actor/entropy` | mean over all policy tokens of the entropy before the update (that of `proximal`), in nats |
 | `actor/reward_kl_penalty`, `actor/reward_kl_penalty_coeff` | KL in the reward: mean over sequences; its coefficient |
 | `actor/entropy_coeff` | weight of the entropy bonus, with `actor.target_entropy` |
 | `actor/pg_loss`, `actor/kl_loss` | that term of the loss, without coefficient: mean over the taken optimizer steps |
@@ -381,6 +381,9 @@ class Trainer:
         workers, metrics = self.workers, Numbers()
         if needs_log_probs(self.config):
             with self.timed("old_log_prob"):
+                published = self.config.algorithm.rollout_correction.proximal == "published"
+                if published and self.source.served == self.version:
+                    workers.policy.keep()
                 batch, metrics = workers.policy.log_probs(batch)
         if workers.reference is not None:
             with self.timed("ref_log_prob"):

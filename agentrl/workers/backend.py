@@ -122,6 +122,14 @@ class PolicyBackend(Backend[TokenScores], Protocol):
         """Compute `log_probs` without adapters: [T] float32. Asked only of models that have adapters."""
         ...
 
+    def keep(self) -> None:
+        """Copy the weights that learn to host memory, for `kept`."""
+        ...
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Hold the weights of the last `keep` in place of the present ones."""
+        ...
+
     def weights(self) -> RankWeights:
         """Return the weights in the dtype that engines compute in, adapters merged, by their names in checkpoints."""
         ...

@@ -61,6 +61,10 @@ class PolicyGroup(TrainableGroup):
         self._ranks = ranks
         self._further_scores = further_scores
 
+    def keep(self) -> None:
+        """Keep the weights as they are, for `log_probs` where the proximal policy is the published one."""
+        self._ranks.every(PolicyWorker.keep)
+
     def log_probs(self, batch: Batch) -> tuple[Batch, Numbers]:
         """Add the columns old_logprobs and `further_scores` [T] float32; the metrics hold actor/entropy in nats."""
         return self._ranks.add_columns(("old_logprobs", *self._further_scores), PolicyWorker.compute_log_probs, batch)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, cast
 
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -65,6 +67,8 @@ class Learner(Generic[Found]):
         """Tokens of a micro-batch, at most."""
         self.offload = Offload(root, self.device, enabled=settings.param_offload)
         self.state = WorkerState(self.params, self.optim)
+        self._root = root
+        self._kept: list[torch.Tensor] = []
 
     @abstractmethod
     def forward(self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None) -> Found:
@@ -76,6 +80,32 @@ class Learner(Generic[Found]):
 
     def at_work(self) -> AbstractContextManager[None]:
         return self.offload
+
+    def keep(self) -> None:
+        self._kept = self._copied()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        with self.offload:
+            present = self._copied()
+            self._put(self._kept)
+            try:
+                yield
+            finally:
+                self._put(present)
+
+    def _copied(self) -> list[torch.Tensor]:
+        """Copy this rank's part of the parameters that learn to host memory."""
+        with self.offload:
+            return [_part(param).to("cpu", copy=True) for param in self.params.values()]
+
+    @torch.no_grad()
+    def _put(self, parts: list[torch.Tensor]) -> None:
+        """Set this rank's part of the parameters that learn; what was gathered of others is forgotten."""
+        if isinstance(self._root, FSDPModule):
+            self._root.reshard()
+        for param, part in zip(self.params.values(), parts, strict=True):
+            _part(param).copy_(part)
 
     def share_of(self, sequences: Sequences) -> RaggedBatch:
         return sequences.select(shares(sequences.lengths.tolist(), self.mesh.data)[self.mesh.data_rank]).load()
@@ -161,6 +191,12 @@ def checkpoint_layers(model: PreTrainedModel, *, offload: bool = False) -> None:
             if offload:
                 layer = cast(_CheckpointingLayer, module)
                 layer._gradient_checkpointing_func = offloading(layer._gradient_checkpointing_func)
+
+
+def _part(param: torch.nn.Parameter) -> torch.Tensor:
+    """Return this rank's part of a parameter, without gradient."""
+    whole = param.detach()
+    return whole.to_local() if isinstance(whole, DTensor) else whole
 
 
 def _matrix_names(root: PolicyModel | ValueModel) -> set[str]:

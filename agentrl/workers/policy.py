@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -105,13 +106,18 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self.backend = configured(make, actor_config.strategy_options, f"{POLICY_BACKENDS.key}_options")(settings)
         super().__init__(self.backend)
 
+    def keep(self) -> None:
+        """Keep the weights as they are, for `compute_log_probs` where the proximal policy is the published one."""
+        self.backend.keep()
+
     def compute_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; the metric actor/entropy).
 
         With k further scores the first is [T, 1 + k]. The entropy is the mean over the policy tokens of all ranks'
-        shares, in nats.
+        shares, in nats. All of it is of the weights of the last `keep` where the proximal policy is the published one.
         """
-        scores = self.backend.log_probs(batch, ENTROPY.union(self._further_scores))
+        with self.backend.kept() if self._reads_published else nullcontext():
+            scores = self.backend.log_probs(batch, ENTROPY.union(self._further_scores))
         assert scores.entropy is not None
         entropy, tokens = self.backend.sum(torch.stack([scores.entropy.double().sum(), batch.mask.sum().double()]))
         known = scores._asdict()
@@ -253,6 +259,11 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             )
 
     @property
+    def _reads_published(self) -> bool:
+        """Say whether the proximal policy is the one that was last published."""
+        return self._policy_loss.correction.proximal == "published"
+
+    @property
     def _leaves_out(self) -> bool:
         """Say whether sequences whose advantages are all 0 have no gradient."""
         config = self.config
@@ -292,10 +303,11 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             raise ValueError("PolicyWorker.update: the batch has no policy token")
         if not batch.has("advantages"):
             raise ValueError("PolicyWorker.update: batch.advantages is missing; compute them first")
-        if not batch.has("old_logprobs") and optimizer_steps != 1 and self._policy_loss.correction.needs_pass:
+        may_lack = not self._policy_loss.correction.needs_pass or (optimizer_steps == 1 and not self._reads_published)
+        if not batch.has("old_logprobs") and not may_lack:
             raise ValueError(
                 f"PolicyWorker.update: {optimizer_steps} optimizer steps need batch.old_logprobs; without them the "
-                "batch must be one mini-batch and one epoch"
+                "batch must be one mini-batch and one epoch, and the proximal policy not the published one"
             )
         if self.config.use_kl_loss and not batch.has("ref_logprobs"):
             raise ValueError("PolicyWorker.update: use_kl_loss needs batch.ref_logprobs, of the reference policy")

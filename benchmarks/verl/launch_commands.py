@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import re
 import warnings
 from collections import Counter
@@ -25,13 +26,14 @@ from agentrl.config import Config
 from agentrl.config.command_line import parse_command_line
 from agentrl.config.keys import flatten, leaf_keys
 from agentrl.config.load import compose_keys, resolve, told_as_config_errors, validate
+from agentrl.config.verl.rewrites import REJECTIONS
 from agentrl.errors import ConfigError
-from agentrl.system.json_value import JSON
+from agentrl.system.json_value import JSON, as_object
 from agentrl.verl.check import Launch, judge, launches
 from agentrl.verl.launch import CONFIGS, DAPO, PPO, SEARCH_R1, arguments
 from benchmarks.verl.composed import TRAINERS, composed
 
-FORK = "Search-R1's fork"
+FORK, ASYNCHRONOUS_MAINS = "Search-R1's fork", "asynchronous mains"
 TRAINS = re.compile(r"(?!.*sft|.*eval|.*generation|.*log_parser|.*preprocess).*(main_|_main|train).*")
 SCRIPTS, BLOCKS = (
     (".sh", ".slurm", ".sbatch"),
@@ -98,7 +100,7 @@ def group_of(launch: Launch) -> str:
     if name == DAPO:
         return "main_dapo"
     if name != PPO or "trainer_mode=" in words:
-        return "asynchronous mains"
+        return ASYNCHRONOUS_MAINS
     if any("--config-name=search_r1" in word for word in arguments(launch.words, PPO)):
         return FORK
     other = re.search(r"megatron|veomni|torchtitan|mindspeed|automodel|mlite", words)
@@ -120,7 +122,7 @@ def outcome_of(faults: list[str]) -> tuple[str, list[str]]:
 
 Reference = Mapping[str, JSON]
 ACTOR, ROLLOUT, VALIDATION = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "rollout.val_kwargs"))
-TURNS = f"{ROLLOUT}.multi_turn"
+CORRECTION = "algorithm.rollout_correction"
 SAME = (
     *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "data.shuffle"),
     *("algorithm.gamma", "algorithm.lam", "algorithm.norm_adv_by_std_in_grpo", "algorithm.use_kl_in_reward"),
@@ -236,6 +238,25 @@ FROM: dict[str, tuple[Callable[[Reference], JSON], Callable[[Reference], JSON]]]
         lambda ours: ours[f"{VALIDATION}.do_sample"] and ours[f"{VALIDATION}.top_p"],
         lambda verls: samples(verls) and verls[f"{VALIDATION}.top_p"],
     ),
+    "staleness and publications": (
+        lambda ours: [ours["async_training.max_staleness"], ours["async_training.publish_every"]],
+        lambda verls: staleness(verls),
+    ),
+    "the ratio's policy": (lambda ours: ours[f"{CORRECTION}.proximal"], lambda verls: proximal_of(verls)),
+    "importance weight": (
+        lambda ours: ours[f"{CORRECTION}.rollout_is"],
+        lambda verls: verls[f"{CORRECTION}.rollout_is"] if weighed(verls) else None,
+    ),
+    "bound of the importance weight": (
+        lambda ours: ours[f"{CORRECTION}.rollout_is"] and ours[f"{CORRECTION}.rollout_is_threshold"],
+        lambda verls: (
+            float(str(verls[f"{CORRECTION}.rollout_is_threshold"]).split("_")[-1]) if weighed(verls) else None
+        ),
+    ),
+    "rejection": (
+        lambda ours: sorted(as_object(ours[f"{CORRECTION}.reject"]).keys() - {"veto"}),
+        lambda verls: rejected(verls),
+    ),
     "rank of adapters": (
         lambda ours: ours["actor_rollout_ref.model.lora_rank"],
         lambda verls: (
@@ -253,13 +274,16 @@ def differences(launch: Launch, verl: Path) -> list[str]:
         config = validate(resolve(compose_keys(command, Config), Config), Config)
     ours = flatten(config.model_dump(mode="json"), leaf_keys(Config))
     name = command.config_name.removesuffix(".yaml")
-    folder = command.config_path if command.config_path is not None else verl / TRAINERS
+    trainers = verl / next((place for start, place in ASYNCHRONOUS.items() if name.startswith(start)), TRAINERS)
+    folder = command.config_path if command.config_path is not None else trainers
     if name.startswith(("dapo", SEARCH_R1)):
         name = "ppo_megatron_trainer" if "megatron" in name else "ppo_trainer"
     overrides = [word if _is_group(word) else f"++{word.lstrip('+')}" for word in command.overrides]
     verls: Reference = composed(verl, folder, name, overrides)
     if SEARCH_R1 in command.config_name:
         verls = as_fork(verls)
+    if "async_training.staleness_threshold" in verls:
+        verls = as_fully_async(verls)
     has = [key for key in SAME if key in verls]  # a fork of an older verl lacks some
     found = [f"{key}: {ours.get(key)!r}, verl {verls[key]!r}" for key in has if not _equal(ours, verls, key)]
     for what, (mine, theirs) in FROM.items():
@@ -278,6 +302,73 @@ def as_fork(verls: Reference) -> Reference:
         "data.shuffle": verls["data.shuffle_train_dataloader"],
         **{key: value for key, value in verls.items() if not key.startswith("data.max_")},
     }
+
+
+ASYNCHRONOUS = {
+    name: Path("verl", "experimental", f"{name}_policy", "config") for name in ("fully_async", "one_step_off")
+}
+"""Folders of the asynchronous mains' own YAML, by the beginnings of its names."""
+
+
+def as_fully_async(verls: Reference) -> Reference:
+    """Say in words of verl's other trainers what the keys of its fully asynchronous one come to.
+
+    Its code reads those (`fully_async_trainer.py`, `fully_async_rollouter.py`): the prompts of an update, those of the
+    run, of which an update needs all of its own, and frequencies in publications.
+    """
+    every, batch, total, tests = (
+        verls["async_training.trigger_parameter_sync_step"],
+        verls["async_training.require_batches"],
+        verls["rollout.total_rollout_steps"],
+        first(verls, "rollout.test_freq", "trainer.test_freq"),
+    )
+    mini = verls[f"{ACTOR}.ppo_mini_batch_size"]
+    assert isinstance(every, int) and isinstance(batch, int) and isinstance(mini, int) and isinstance(tests, int)
+    epochs = first(verls, "rollout.total_epochs", "trainer.total_epochs")
+    steps = max(1, total // (mini * batch)) if isinstance(total, int) else None
+    return {
+        **verls,
+        "data.train_batch_size": mini * batch,
+        "trainer.total_training_steps": steps,
+        "trainer.test_freq": tests * every if tests > 0 else tests,
+        "trainer.total_epochs": epochs,
+    }
+
+
+def staleness(verls: Reference) -> JSON:
+    """Versions that a token may be old in verl's trainer, and those from one publication to the next."""
+    if "async_training.staleness_threshold" not in verls:
+        return [1, 1] if verls.get("actor_rollout_ref.hybrid_engine") is False else [0, 1]
+    every, part = verls["async_training.trigger_parameter_sync_step"], verls["async_training.staleness_threshold"]
+    assert isinstance(every, int) and isinstance(part, int | float)
+    return [math.ceil(round(every * (1 + part), 9)) - 1, every]
+
+
+def proximal_of(verls: Reference) -> JSON:
+    """Policy of the ratio, by the code of verl's trainers.
+
+    0.9 asks bypass_mode alone. Earlier, the fully asynchronous trainer asks two keys of its own, and not bypass_mode.
+    """
+    every = verls.get("async_training.trigger_parameter_sync_step", 1)
+    if "async_training.compute_prox_log_prob" in verls:
+        if not verls["async_training.use_rollout_log_probs"]:
+            return "recomputed"
+        bypass = not verls["async_training.compute_prox_log_prob"]
+    else:
+        bypass = bool(verls.get("algorithm.rollout_correction.bypass_mode"))
+    return "rollout" if bypass else "recomputed" if every == 1 else "published"
+
+
+def weighed(verls: Reference) -> bool:
+    """Say whether importance weights are a factor of the loss; PPO's ratio stands for them in bypass mode."""
+    clips = verls.get(f"{CORRECTION}.loss_type") in (None, "ppo_clip")
+    return bool(verls.get(f"{CORRECTION}.rollout_is")) and not (clips and proximal_of(verls) == "rollout")
+
+
+def rejected(verls: Reference) -> JSON:
+    """Names of the criteria that reject tokens, sorted, ours in verl's words."""
+    names = str(verls.get(f"{CORRECTION}.rollout_rs") or "")
+    return sorted({REJECTIONS.get(name.strip(), name.strip()) for name in names.split(",") if name.strip()})
 
 
 def _equal(ours: Reference, verls: Reference, key: str) -> bool:
@@ -310,7 +401,7 @@ def counted(folders: list[Path], verl: Path) -> dict[str, Count]:
                 seen.add(told)
                 name = group_of(launch)
                 group = groups.setdefault(name, Count())
-                reference = root if name == FORK else verl
+                reference = root if name in (FORK, ASYNCHRONOUS_MAINS) else verl
                 place = f"{path.relative_to(folder.resolve())}:{launch.line}"
                 _judge(launch, place, group, reference)
     return groups

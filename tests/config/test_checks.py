@@ -278,6 +278,11 @@ def test_ranks_that_cannot_be_arranged_so(overrides: list[str], says: str) -> No
             [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.free_cache_engine=true", "trainer.device=cuda"],
             "max_staleness=2 conflicts with .*free_cache_engine=true: .* devices of their own",
         ),
+        (["algorithm.rollout_correction.proximal=published"], "proximal=published needs .*publish_every above 1"),
+        (
+            ["algorithm.rollout_correction.proximal=published", "async_training.publish_every=2"],
+            "save_freq=5 conflicts with .*proximal=published: .* multiple of publish_every=2",
+        ),
     ],
 )
 def test_a_bound_on_staleness_that_cannot_hold(overrides: list[str], says: str) -> None:

@@ -350,7 +350,7 @@ def test_all_that_waits_is_told_in_one_message() -> None:
         load_config(
             [
                 "algorithm.use_pf_ppo=True",
-                "+async_training.use_dynamic_resource_scheduling=true",
+                "+async_flow.kind=x",
                 "+async_resources.pool=2",
                 "trainer.device=npu",
                 f"{ROLLOUT}.quantization=fp8",
@@ -361,10 +361,7 @@ def test_all_that_waits_is_told_in_one_message() -> None:
     message = str(error.value)
     lines = message.splitlines()
     assert any(
-        line.startswith(
-            "async_training.use_dynamic_resource_scheduling=true, async_resources.pool=2 would change the result"
-        )
-        for line in lines
+        line.startswith("async_flow.kind=x, async_resources.pool=2 would change the result") for line in lines
     ), message
     for key in ("algorithm.use_pf_ppo", "trainer.device", "quantization"):
         assert any(key in line and "would change the result" in line for line in lines), key
@@ -392,24 +389,76 @@ def test_verls_asynchronous_trainers_are_settings_of_ours() -> None:
         keys, rollout = config.async_training, config.actor_rollout_ref.rollout
         assert (keys.max_staleness, keys.depth, keys.publish_every) == (bound, bound, every)
         assert (config.data.train_batch_size, config.trainer.total_training_steps) == (128, 1600)
-        assert (config.trainer.test_freq, config.trainer.save_freq) == (5 * every, 50)
+        assert (config.trainer.test_freq, config.trainer.save_freq) == (5 * every, 50 * every)
         assert (rollout.nnodes, rollout.n_gpus_per_node, rollout.free_cache_engine) == (2, 8, False)
         correction = config.algorithm.rollout_correction
         assert (correction.proximal, correction.rollout_is) == ("rollout", None)
     turns = [f"async_training.{name}" for name in ("trigger_parameter_sync_step=1", "staleness_threshold=0")]
     assert load_config([*command, *turns], "fully_async_ppo_trainer").async_training.max_staleness == 0
-    computed = load_config([*command, "async_training.compute_prox_log_prob=true"], "fully_async_ppo_trainer")
-    assert computed.algorithm.rollout_correction.proximal == "recomputed"
     mini = "actor_rollout_ref.actor.ppo_mini_batch_size=64"
     ahead = load_config(["data.train_batch_size=64", mini, "trainer.save_freq=7"], "one_step_off_ppo_trainer")
     keys, rollout = ahead.async_training, ahead.actor_rollout_ref.rollout
     assert (keys.max_staleness, keys.depth, keys.publish_every, rollout.nnodes) == (1, 1, 1, 1)
     assert (ahead.data.train_batch_size, ahead.trainer.save_freq) == (64, 7)
+    assert load_config([], "one_step_off_ppo_trainer").trainer.save_freq == 50
     assert ahead.algorithm.rollout_correction.rollout_is is None, "verl's defaults hold"
     with pytest.raises(ConfigError, match="staleness_threshold, found -1"):
         load_config(["async_training.staleness_threshold=-1"], "fully_async_ppo_trainer")
     with pytest.raises(ConfigError, match=r"async_training\.partial_rollout=false would change the result"):
         load_config(["async_training.partial_rollout=false"], "fully_async_ppo_trainer")
+
+
+ASYNC = ("fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer")
+AHEAD = ("one_step_off_ppo_trainer", "one_step_off_ppo_megatron_trainer")
+DECOUPLED = "algorithm.rollout_correction.bypass_mode=false"
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize(
+    ("trainers", "command", "proximal", "weight"),
+    [
+        (ASYNC, [], "rollout", None),
+        (AHEAD, [], "rollout", None),
+        (ASYNC, ["algorithm.rollout_correction.rollout_is=sequence"], "rollout", None),
+        (ASYNC, [DECOUPLED, "algorithm.rollout_correction.rollout_is=token"], "published", "token"),
+        (ASYNC, [DECOUPLED, "async_training.trigger_parameter_sync_step=1"], "recomputed", None),
+        (AHEAD, [DECOUPLED, "algorithm.rollout_correction.rollout_is=token"], "recomputed", "token"),
+        (
+            ASYNC,
+            ["async_training.compute_prox_log_prob=True", "async_training.use_rollout_log_probs=True"],
+            "published",
+            None,
+        ),
+        (ASYNC, ["async_training.use_rollout_log_probs=False"], "recomputed", None),
+        (("ppo_trainer",), [f"{ACTOR}.use_rollout_log_probs=True"], "recomputed", None),
+    ],
+)
+def test_the_proximal_policy_of_verls_asynchronous_trainers(
+    trainers: tuple[str, ...], command: list[str], proximal: str, weight: str | None
+) -> None:
+    for trainer in trainers:
+        keys = load_config(command, trainer).algorithm.rollout_correction
+        assert (keys.proximal, keys.rollout_is) == (proximal, weight), trainer
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_verls_asynchronous_trainer_counts_publications() -> None:
+    every = ["async_training.trigger_parameter_sync_step=4", "trainer.save_freq=3"]
+    config = load_config([*every, "trainer.test_freq=5"], ASYNC[0])
+    assert (config.trainer.test_freq, config.trainer.save_freq) == (20, 12)
+    config = load_config([*every, "trainer.test_freq=5", "rollout.test_freq=-1"], ASYNC[0])
+    assert config.trainer.test_freq == -1, "the name of earlier releases"
+    config = load_config(["trainer.test_freq=5", "trainer.save_freq=3"], "ppo_trainer")
+    assert (config.trainer.test_freq, config.trainer.save_freq) == (5, 3)
+    mini = ["actor_rollout_ref.actor.ppo_mini_batch_size=32", "rollout.total_rollout_steps=100"]
+    assert load_config(mini, ASYNC[0]).trainer.total_training_steps == 3, "verl leaves the last 4 prompts"
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_the_trainers_devices_do_not_generate(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "agentrl.config"):
+        load_config(["async_training.use_dynamic_resource_scheduling=true"], ASYNC[0])
+    assert "use_dynamic_resource_scheduling: the trainer's devices do not generate between updates" in caplog.text
 
 
 DAPO = [

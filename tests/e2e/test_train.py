@@ -102,6 +102,18 @@ def test_algorithms_run_whole(small_run: Overrides, tmp_path: Path, changes: lis
         assert last["rollout/logprob_gap_max_abs"] < 1e-4
 
 
+def test_the_ratio_may_be_taken_to_the_published_policy(small_run: Overrides, tmp_path: Path) -> None:
+    """Every second version is published: the update between two of them begins where the engine's policy is not."""
+    keys = [f"async_training.{key}" for key in ("max_staleness=1", "publish_every=2")]
+    keys += ["trainer.save_freq=2", "trainer.total_training_steps=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4"]
+    keys += ["data.train_batch_size=4", "data.val_files=null", "algorithm.rollout_correction.proximal=published"]
+    assert main(small_run(*keys)) == 0
+    steps = lines(tmp_path / "run")
+    assert all(step["rollout/logprob_gap_max_abs"] < 1e-4 for step in steps), "engine and proximal policy are one"
+    moved = [abs(step["actor/ppo_kl"]) for step in steps]
+    assert max(moved[0], moved[2]) < 1e-5 < 1e-4 < min(moved[1], moved[3]), moved
+
+
 def test_the_entropys_weight_is_steered_on_also_in_a_continued_run(small_run: Overrides, tmp_path: Path) -> None:
     keys = [f"actor_rollout_ref.actor.{key}" for key in ("target_entropy=50", "entropy_coeff=0.01")]
     for steps in (2, 3):

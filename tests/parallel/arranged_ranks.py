@@ -77,6 +77,8 @@ def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]],
     metrics = []
     steps = STEPS if roles.actor.policy_loss.loss_mode == "vanilla" else 2
     for step in range(1, steps + 1):
+        if config.algorithm.rollout_correction.proximal == "published" and step == 1:
+            run.policy.keep()
         log_probs, _ = scores(run.policy.compute_log_probs, roles.actor.parallel, batch).unbind(1)  # and entropies
         batch = replace(batch, old_logprobs=log_probs)
         if run.critic is not None:

@@ -29,6 +29,7 @@ SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=4, kv_heads=2, intermedi
 CORRECTED = {
     "weighed": {"rollout_is": "sequence", "rollout_is_batch_normalize": True, "reject": {"token": (0.3, 3.0)}},
     "interpolated": {"proximal": "interpolated", "rollout_is": "token", "reject": {"seq_mean_k3": 0.1}},
+    "published": {"proximal": "published"},
 }
 """Kinds of training with a correction of what the engine sampled."""
 LOSS_OPTIONS = {

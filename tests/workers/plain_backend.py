@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -75,6 +75,18 @@ class PlainPolicy:
 
     def reference_log_probs(self, batch: RaggedBatch) -> torch.Tensor:
         raise AssertionError("it has no adapters")
+
+    def keep(self) -> None:
+        self._kept = {name: value.clone() for name, value in self._model.state_dict().items()}
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        present = {name: value.clone() for name, value in self._model.state_dict().items()}
+        self._model.load_state_dict(self._kept)
+        try:
+            yield
+        finally:
+            self._model.load_state_dict(present)
 
     def weights(self) -> RankWeights:
         def read() -> Iterator[tuple[str, torch.Tensor | None]]:

@@ -40,6 +40,27 @@ def test_log_probs_are_those_of_the_model(make_worker: WorkerMaker, make_batch: 
     assert metrics["actor/entropy"] == pytest.approx(float(entropies[batch.mask].mean()), abs=1e-5)
 
 
+def test_published_log_probs_are_those_of_the_weights_kept(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    batch = make_batch()
+    config = ActorConfig(ppo_mini_batch_size=4, optim=ADAMW)
+    worker = make_worker(config, correction=RolloutCorrectionConfig(proximal="published"))
+    with pytest.raises(ValueError, match="the proximal policy not the published one"):
+        worker.update(batch, step=1)
+    worker.keep()
+    first, entropy = worker.compute_log_probs(batch)
+    batch.old_logprobs = first
+    worker.update(batch, step=1)
+    after = weights(worker)
+    again, entropy_again = worker.compute_log_probs(batch)
+    assert torch.equal(again, first) and entropy_again == entropy
+    assert all(torch.equal(tensor, after[name]) for name, tensor in weights(worker).items()), (
+        "the present ones are back"
+    )
+    worker.keep()
+    moved, _ = worker.compute_log_probs(batch)
+    assert (moved - first).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 def test_micro_batches_change_nothing(make_worker: WorkerMaker, make_batch: BatchMaker, mode: str) -> None:
     batch = make_batch(prompts=4, n=3)

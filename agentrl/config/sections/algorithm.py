@@ -89,10 +89,11 @@ WEIGHED = OnlyWith("rollout_is=token or sequence or geometric")
 class RolloutCorrectionConfig(Section):
     """`algorithm.rollout_correction.*`"""
 
-    proximal: Literal["recomputed", "rollout", "interpolated"] = "recomputed"
+    proximal: Literal["recomputed", "published", "rollout", "interpolated"] = "recomputed"
     """The policy that the loss's ratio is taken to. recomputed: the one before the update, by a pass over the batch;
-    rollout: the one that sampled, by the engine's log-probs, without that pass; interpolated: between that one and the
-    policy that is trained, the nearer to the latter the older a token is, without that pass."""
+    published: the one that was last published (async_training.publish_every above 1), likewise; rollout: the one that
+    sampled, by the engine's log-probs, without that pass; interpolated: between that one and the policy that is
+    trained, the nearer to the latter the older a token is, without that pass."""
     rollout_is: Literal["token", "sequence", "geometric"] | None = None
     """Weigh each token's loss by its importance, the ratio of the proximal policy to the engine (with proximal=rollout,
     of the policy that is trained): of the token; of all policy tokens of its sequence; or their geometric mean. null:
@@ -105,7 +106,8 @@ class RolloutCorrectionConfig(Section):
     rollout_is_outside: Annotated[Literal["truncate", "mask"], WEIGHED] = "truncate"
     """Treatment of a weight out of bounds. truncate: the bound (TIS); mask: 0 (IcePop, arXiv:2510.18855)."""
     rollout_is_batch_normalize: Annotated[bool, WEIGHED] = False
-    """Divide the weights by their mean over the batch (by sequence: over sequences). With proximal=recomputed alone."""
+    """Divide the weights by their mean over the batch (by sequence: over sequences). With proximal=recomputed
+    or published."""
     reject: dict[Criterion, float | tuple[float, float]] = Field(default_factory=dict)
     """Bounds; tokens outside weigh 0 in the loss, and stay in its denominators. token=[0.5,2], sequence and geometric:
     of the ratio, as of rollout_is; veto=1e-4: the least ratio that no token of a sequence may be under. token_k3=0.01,
@@ -130,8 +132,8 @@ class RolloutCorrectionConfig(Section):
 
     @property
     def needs_pass(self) -> bool:
-        """Say whether log-probs of the policy before the update are read."""
-        return self.proximal == "recomputed"
+        """Say whether a pass over the batch gives the proximal policy's log-probs."""
+        return self.proximal in ("recomputed", "published")
 
     @property
     def changes_loss(self) -> bool:
@@ -140,7 +142,7 @@ class RolloutCorrectionConfig(Section):
 
     def text(self) -> str:
         """Write what is on, as the keys say it; "none" where nothing is."""
-        on = [] if self.needs_pass else [f"proximal={self.proximal}"]
+        on = [] if self.proximal == "recomputed" else [f"proximal={self.proximal}"]
         if self.rollout_is is not None:
             lower = "" if self.rollout_is_lower is None else f"{self.rollout_is_lower:g} to "
             on.append(

@@ -19,6 +19,10 @@ CORRECTION = "algorithm.rollout_correction"
 REF, TURNS = "actor_rollout_ref.ref", f"{ROLLOUT}.multi_turn"
 WAITS_FOR_ALGORITHMS = "this algorithm is not part of agentrl yet"
 ASYNCHRONOUS = "it is a part of verl's asynchronous trainers that is not part of agentrl (docs/async.md says what is)"
+PROXIMAL = (
+    "true takes the ratio to the engine's log-probs (loss_type=reinforce is loss_mode=gpg). With false the fully "
+    "asynchronous trainer takes it to the weights of the last publication, all others to those before the update"
+)
 FULLY_ASYNC = (
     "max_staleness = ceil(trigger_parameter_sync_step * (1 + staleness_threshold)) - 1, as is depth; a step trains on "
     "ppo_mini_batch_size * require_batches prompts, and every trigger_parameter_sync_step-th version is published"
@@ -59,7 +63,7 @@ estimator = named(
 def policy_loss(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the loss; verl's bypass mode has two of its own, whichever is named."""
     key = f"{ACTOR}.policy_loss.loss_mode"
-    if not values.get(f"{CORRECTION}.bypass_mode"):
+    if not is_bypassed(values):
         return named(POLICY_LOSSES, key, {"clip-cov": "clip_cov", "kl-cov": "kl_cov"})(value, values)
     if value not in (None, "vanilla", "bypass_mode"):
         raise Refusal(f"with {CORRECTION}.bypass_mode verl takes the loss of its loss_type; leave loss_mode out")
@@ -68,7 +72,7 @@ def policy_loss(value: JSON, values: Values) -> dict[str, JSON]:
 
 def is_weighed(values: Values) -> bool:
     """Say whether verl multiplies the loss by importance weights: PPO's ratio stands for them in bypass mode."""
-    bypass = values.get(f"{CORRECTION}.bypass_mode") and values.get(f"{CORRECTION}.loss_type") != "reinforce"
+    bypass = is_bypassed(values) and values.get(f"{CORRECTION}.loss_type") != "reinforce"
     return bool(values.get(f"{CORRECTION}.rollout_is")) and not bypass
 
 
@@ -94,7 +98,7 @@ def importance_mean(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the division by the mean weight, where the weights of the batch are known beforehand."""
     if not value or not is_weighed(values):
         return {}
-    if values.get(f"{CORRECTION}.bypass_mode"):
+    if is_bypassed(values):
         raise Refusal("in bypass mode verl divides by the mean of each micro-batch, so that their size would count")
     return {f"{CORRECTION}.rollout_is_batch_normalize": value}
 
@@ -203,29 +207,34 @@ def is_fully_async(values: Values) -> bool:
     return "async_training.staleness_threshold" in values
 
 
-def overlapping(bound: int, every: int, values: Values) -> dict[str, JSON]:
+def overlapping(bound: int, every: int) -> dict[str, JSON]:
     """Return our keys of asynchronous training, with engines on devices of their own."""
     if bound == 0:
         return {}
-    found: dict[str, JSON] = {
+    return {
         "async_training.max_staleness": bound,
         "async_training.depth": bound,
         "async_training.publish_every": every,
         f"{ROLLOUT}.free_cache_engine": False,
     }
-    if number(values, "trainer.save_freq", -1) < 1:
-        found["trainer.save_freq"] = SAVES
-    return found
+
+
+def staleness_of(values: Values) -> int:
+    """Return how many versions old a token may be in verl's fully asynchronous trainer. Raises Refusal."""
+    threshold = values.get("async_training.staleness_threshold", 0.1)
+    if not isinstance(threshold, int | float) or isinstance(threshold, bool) or threshold < 0:
+        raise Refusal(f"expected a number of at least 0 for async_training.staleness_threshold, found {threshold!r}")
+    return math.ceil(round(period_of(values) * (1 + threshold), 9)) - 1
 
 
 def fully_async(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate what bounds staleness in verl's fully asynchronous trainer, which counts in parts of a publication."""
-    threshold = values.get("async_training.staleness_threshold", 0.1)
-    if not isinstance(threshold, int | float) or isinstance(threshold, bool) or threshold < 0:
-        raise Refusal(f"expected a number of at least 0 for async_training.staleness_threshold, found {threshold!r}")
-    every = number(values, "async_training.trigger_parameter_sync_step", 4)
-    bound = math.ceil(round(every * (1 + threshold), 9)) - 1
-    return {"data.train_batch_size": batch_of(values), **overlapping(bound, every, values)}
+    return {"data.train_batch_size": batch_of(values), **overlapping(staleness_of(values), period_of(values))}
+
+
+def period_of(values: Values) -> int:
+    """Return the steps from one publication to the next: those of verl's fully asynchronous trainer, else 1."""
+    return number(values, "async_training.trigger_parameter_sync_step", 4) if is_fully_async(values) else 1
 
 
 def batch_of(values: Values) -> int:
@@ -236,27 +245,50 @@ def batch_of(values: Values) -> int:
 
 def separate_engine(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate an engine apart from the policy: without keys of the fully asynchronous trainer it is one step off."""
-    return {} if value is not False or is_fully_async(values) else overlapping(1, 1, values)
+    return {} if value is not False or is_fully_async(values) else overlapping(1, 1)
 
 
 def rollout_steps(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the prompts of a whole run into steps."""
+    """Translate the prompts of a whole run into steps; those that are too few for another one are left."""
     if value is None or not isinstance(value, int) or not is_fully_async(values):
         return {}
-    return {"trainer.total_training_steps": -(-value // batch_of(values))}
+    return {"trainer.total_training_steps": max(1, value // batch_of(values))}
 
 
-def validation_frequency(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate a number of publications into steps."""
-    if not isinstance(value, int) or value < 1 or not is_fully_async(values):
-        return {}
-    return {"trainer.test_freq": value * number(values, "async_training.trigger_parameter_sync_step", 4)}
+def validations(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate a number of publications into steps; the earlier name of the key holds where it is given, too."""
+    other = values.get("rollout.test_freq")
+    every = other if is_fully_async(values) and isinstance(other, int) else value
+    return {"trainer.test_freq": every * period_of(values) if isinstance(every, int) and every > 0 else every}
 
 
-def rollout_log_probs(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the ratio to the engine's log-probs, unless the policy's own are computed, too."""
-    is_on = value is True and values.get("async_training.compute_prox_log_prob") is not True
-    return {f"{CORRECTION}.proximal": "rollout"} if is_on else {}
+def checkpoints(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate a number of publications into steps; trajectories that go on over an update need checkpoints."""
+    goes_on = staleness_of(values) if is_fully_async(values) else values.get("actor_rollout_ref.hybrid_engine") is False
+    every = SAVES if goes_on and number(values, "trainer.save_freq", -1) < 1 else value
+    return {"trainer.save_freq": every * period_of(values) if isinstance(every, int) and every > 0 else every}
+
+
+def is_bypassed(values: Values) -> bool:
+    """Say whether verl takes the engine's log-probs for those before the update.
+
+    Earlier releases of its fully asynchronous trainer say by two keys of `async_training` that it does not.
+    """
+    computes = values.get("async_training.compute_prox_log_prob") is True
+    computes = computes or values.get("async_training.use_rollout_log_probs") is False
+    return bool(values.get(f"{CORRECTION}.bypass_mode")) and not computes
+
+
+def proximal(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the policy that the ratio is taken to.
+
+    Where it is not the engine, the fully asynchronous trainer takes the weights of the last publication at each of its
+    steps; those before the update, where use_rollout_log_probs=false says so.
+    """
+    if is_bypassed(values):
+        return {f"{CORRECTION}.proximal": "rollout"}
+    is_old = period_of(values) > 1 and values.get("async_training.use_rollout_log_probs") is not False
+    return {f"{CORRECTION}.proximal": "published"} if is_old else {}
 
 
 def router_replay(value: JSON, values: Values) -> dict[str, JSON]:

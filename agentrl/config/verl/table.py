@@ -400,12 +400,7 @@ TRAINING = (
         tuple(f"{CORRECTION}.{name}" for name in ("rollout_is", "rollout_is_threshold")),
         rewrites.truncated_weights,
     ),
-    translated(
-        f"{ACTOR}.use_rollout_log_probs",
-        "the ratio is to the engine's log-probs",
-        (f"{CORRECTION}.proximal",),
-        rewrites.rollout_log_probs,
-    ),
+    noted(f"{ACTOR}.use_rollout_log_probs", f"{CORRECTION}.bypass_mode says what the ratio is taken to"),
     alias(f"{REF}.model.path", f"{REF}.path"),
     noted("*.checkpoint.*contents", SAME_CHECKPOINT),
     noted("*.checkpoint.strict", SAME_CHECKPOINT),
@@ -826,12 +821,7 @@ ALGORITHM = (
         (f"{CORRECTION}.reject",),
         lambda value, _: {} if value is None else {f"{CORRECTION}.reject": {"veto": value}},
     ),
-    translated(
-        f"{CORRECTION}.bypass_mode",
-        "the engine's log-probs are the proximal policy's; loss_type=reinforce is loss_mode=gpg",
-        (f"{CORRECTION}.proximal",),
-        lambda value, _: {f"{CORRECTION}.proximal": "rollout"} if value else {},
-    ),
+    translated(f"{CORRECTION}.bypass_mode", rewrites.PROXIMAL, (f"{CORRECTION}.proximal",), rewrites.proximal),
     only(f"{CORRECTION}.loss_type", "bypass mode has ppo_clip and reinforce", "ppo_clip", "reinforce", None),
     only("algorithm.rollout_is*", f"keys of an earlier release: use {CORRECTION}.rollout_is and rollout_rs", *OFF),
     only("algorithm.no_think_rl", "every sampled token is trained on", *OFF),
@@ -956,14 +946,14 @@ ASYNC = (
     translated(
         "actor_rollout_ref.hybrid_engine",
         "false: the engine has devices of its own, and without staleness_threshold rollouts are one step ahead",
-        (*BOUND, f"{ROLLOUT}.free_cache_engine", "trainer.save_freq"),
+        (*BOUND, f"{ROLLOUT}.free_cache_engine"),
         rewrites.separate_engine,
     ),
     *(
         translated(
             f"async_training.{name}",
             rewrites.FULLY_ASYNC,
-            ("data.train_batch_size", *BOUND, f"{ROLLOUT}.free_cache_engine", "trainer.save_freq"),
+            ("data.train_batch_size", *BOUND, f"{ROLLOUT}.free_cache_engine"),
             rewrites.fully_async,
         )
         for name in ("staleness_threshold", "trigger_parameter_sync_step", "require_batches")
@@ -974,33 +964,47 @@ ASYNC = (
         True,
         None,
     ),
-    translated(
-        "async_training.use_rollout_log_probs",
-        "the ratio is to the engine's log-probs, unless compute_prox_log_prob=true",
-        (f"{CORRECTION}.proximal",),
-        rewrites.rollout_log_probs,
+    *(
+        translated(
+            f"async_training.{name}",
+            f"{value} is an earlier release's {CORRECTION}.bypass_mode=false",
+            (f"{CORRECTION}.proximal",),
+            rewrites.proximal,
+        )
+        for name, value in (("use_rollout_log_probs", "false"), ("compute_prox_log_prob", "true"))
     ),
-    noted("async_training.compute_prox_log_prob", "with true the policy's log-probs are computed before the update"),
     noted("async_training.use_trainer_do_validate", "rollout workers validate, by the step's own weights"),
     noted("async_training.checkpoint_engine.*", "weights travel by rollout.update_weights_transport"),
     noted("async_training.concurrent_samples_per_replica", "rollout.agent.max_concurrent bounds what runs at once"),
     noted("async_training.partial_rollout_resume", "trajectories always go on"),
-    only("async_training.use_dynamic_resource_scheduling", ASYNCHRONOUS, *OFF),
+    arranged(
+        "async_training.use_dynamic_resource_scheduling", "the trainer's devices do not generate between updates", *OFF
+    ),
     noted("async_training.dynamic_schedule_*", "read with use_dynamic_resource_scheduling alone"),
     alias("rollout.nnodes", f"{ROLLOUT}.nnodes"),
     alias("rollout.n_gpus_per_node", f"{ROLLOUT}.n_gpus_per_node"),
     alias("rollout.total_epochs", "trainer.total_epochs"),
     translated(
         "rollout.total_rollout_steps",
-        "prompts of the whole run, in steps of ppo_mini_batch_size * require_batches",
+        "prompts of the whole run, in whole steps of ppo_mini_batch_size * require_batches",
         ("trainer.total_training_steps",),
         rewrites.rollout_steps,
     ),
+    *(
+        translated(
+            key,
+            "the same; with async_training.staleness_threshold in publications, each of trigger_parameter_sync_step "
+            "steps",
+            ("trainer.test_freq",),
+            rewrites.validations,
+        )
+        for key in ("trainer.test_freq", "rollout.test_freq")
+    ),
     translated(
-        "rollout.test_freq",
-        "in publications, each of trigger_parameter_sync_step steps",
-        ("trainer.test_freq",),
-        rewrites.validation_frequency,
+        "trainer.save_freq",
+        "likewise; -1 is 50 where trajectories go on over updates",
+        ("trainer.save_freq",),
+        rewrites.checkpoints,
     ),
     noted("rollout.n", "actor_rollout_ref.rollout.n is how many trajectories a prompt has"),
     *(refused(name, ASYNCHRONOUS) for name in ("async_resources.*", "async_flow.*", "rollout.*")),
