@@ -54,8 +54,8 @@ def sampled_logprobs(batch: RaggedBatch) -> Tensor:
 def with_teacher_advantages(batch: RaggedBatch, config: DistillationConfig) -> tuple[RaggedBatch, dict[str, float]]:
     """Mix the teacher into the advantages, where the config asks for that. Returns the batch and metrics.
 
-    A = policy_loss_coef * A - coef * k(log p_S - log p_T), where k is the estimator; with k1 it is the advantage of
-    MiMo-V2-Flash (arXiv:2601.02780): each token answers for its own log-ratio alone. Metrics: distill/kl, the k1
+    A = policy_loss_coef * A - coef * k(log p_S - log p_T), where k is the estimator, cut off at max_divergence; with k1
+    it is the advantage of MiMo-V2-Flash (arXiv:2601.02780): each token answers for its own log-ratio alone. Metrics: distill/kl, the k1
     estimate of KL(policy || teacher) by token, and distill/taught_fraction, the part of the policy tokens that have a
     teacher.
     """
@@ -69,7 +69,7 @@ def with_teacher_advantages(batch: RaggedBatch, config: DistillationConfig) -> t
     }
     if config.in_loss:
         return batch, metrics
-    penalty = torch.where(told, kl_penalty(ratio, torch.zeros_like(ratio), config.estimator), 0.0)
+    penalty = torch.where(told, bounded(kl_penalty(ratio, torch.zeros_like(ratio), config.estimator), config), 0.0)
     return replace(batch, advantages=config.policy_loss_coef * batch.advantages - config.coef * penalty), metrics
 
 
@@ -154,13 +154,20 @@ class TeacherLoss:
         """
         told = taught(micro)
         if self.function is None:
-            return kl_penalty(torch.where(told, logprobs, 0.0), sampled_logprobs(micro), self.config.estimator)
+            found = kl_penalty(torch.where(told, logprobs, 0.0), sampled_logprobs(micro), self.config.estimator)
+            return bounded(found, self.config)
         if divergence is None:
             raise TrainingError(
                 f"distillation.scope={self.config.scope}: this strategy gives no divergences of distributions; take "
                 "distillation.scope=sampled, or actor_rollout_ref.actor.strategy=fsdp2"
             )
-        return torch.where(told, divergence, 0.0)
+        return torch.where(told, bounded(divergence, self.config), 0.0)
+
+
+def bounded(divergences: Tensor, config: DistillationConfig) -> Tensor:
+    """Cut off what is further from 0 than `max_divergence`: [T]."""
+    most = config.max_divergence
+    return divergences if most is None else divergences.clamp(-most, most)
 
 
 def with_rest(logprobs: Tensor) -> Tensor:

@@ -105,6 +105,22 @@ def test_the_teacher_as_an_advantage(estimator: str, expected: list[float]) -> N
     assert metrics == pytest.approx({"distill/kl": -1 / 3, "distill/taught_fraction": 1.0})
 
 
+@pytest.mark.parametrize("use", ["advantage", "loss"])
+def test_estimates_are_bounded_on_both_sides(use: str) -> None:
+    config = config_of(estimator="k1" if use == "advantage" else "k2", use=use, max_divergence=0.75)
+    batch = batch_of([[0.0], [-2.0], [0.0], [0.0], [-1.0], [-3.0]], [0.0, -1.0, 0.0, 0.0, -3.0, -3.0])
+    if use == "advantage":
+        found, _ = with_teacher_advantages(replace(batch, advantages=torch.zeros(6)), config)
+        assert found.advantages is not None and found.advantages[batch.mask].tolist() == [-0.75, 0.75, 0]
+        return
+    term = TeacherLoss.of(config)
+    assert term is not None
+    logprobs = torch.tensor([0.0, -1.0, 0.0, 0.0, -3.0, -3.0], requires_grad=True)
+    lost = term.by_token(batch, logprobs, None)
+    (gradient,) = torch.autograd.grad(lost.sum(), logprobs)
+    assert lost[batch.mask].tolist() == [0.5, 0.75, 0] and gradient[batch.mask].tolist() == [1, 0, 0]
+
+
 def test_rows_without_a_teacher_learn_from_rewards_alone() -> None:
     batch = batch_of([[0.0], [-2.0], [0.0], [0.0], [0.0], [0.0]], [0, -1.0, 0, 0, -3.0, -3.0], teacher=-1)
     found, metrics = with_teacher_advantages(batch, config_of())

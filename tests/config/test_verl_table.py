@@ -404,8 +404,10 @@ def test_verls_asynchronous_trainers_are_settings_of_ours() -> None:
     assert ahead.algorithm.rollout_correction.rollout_is is None, "verl's defaults hold"
     with pytest.raises(ConfigError, match="staleness_threshold, found -1"):
         load_config(["async_training.staleness_threshold=-1"], "fully_async_ppo_trainer")
+    whole = ["async_training.partial_rollout=false"]
     with pytest.raises(ConfigError, match=r"async_training\.partial_rollout=false would change the result"):
-        load_config(["async_training.partial_rollout=false"], "fully_async_ppo_trainer")
+        load_config(whole, "fully_async_ppo_trainer")
+    load_config([*whole, "async_training.staleness_threshold=0"], "fully_async_ppo_trainer")
 
 
 ASYNC = ("fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer")
@@ -459,6 +461,31 @@ def test_the_trainers_devices_do_not_generate(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING, "agentrl.config"):
         load_config(["async_training.use_dynamic_resource_scheduling=true"], ASYNC[0])
     assert "use_dynamic_resource_scheduling: the trainer's devices do not generate between updates" in caplog.text
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_further_tokens_are_refused_where_all_layers_would_learn_by_them(caplog: pytest.LogCaptureFixture) -> None:
+    keys = [
+        f"+actor_rollout_ref.model.mtp.{key}" for key in ("enable=true", "enable_train=true", "enable_rollout=true")
+    ]
+    with pytest.raises(ConfigError, match=r"mtp\.enable_train=true would change the result"):
+        load_config(keys, "ppo_trainer")
+    with caplog.at_level(logging.WARNING, "agentrl.config"):
+        load_config([*keys, "+actor_rollout_ref.model.mtp.detach_encoder=true"], "ppo_trainer")
+    assert "mtp.enable_train: layers that predict further tokens stay as they are" in caplog.text
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [
+        ("transfer_queue_ppo_trainer", "ppo_trainer"),
+        ("transfer_queue_ppo_megatron_trainer", "ppo_megatron_trainer"),
+        ("dapo_transfer_queue_trainer", "dapo_megatron_trainer"),
+    ],
+)
+def test_trainers_with_a_queue_of_batches_are_those_without(name: str, like: str) -> None:
+    assert load_config([], name) == load_config([], like)
 
 
 DAPO = [
@@ -971,8 +998,16 @@ DISTIL, LOSS, TEACHERS = "distillation.", "distillation.distillation_loss.", "di
                 f"{LOSS}use_policy_gradient": True,
                 f"{LOSS}use_task_rewards": False,
                 f"{LOSS}distillation_loss_coef": 0.5,
+                f"{LOSS}loss_max_clamp": 10.0,
+                f"{LOSS}log_prob_min_clamp": -10.0,
             },
-            {"teacher.path": "t", "estimator": "k1", "use": "advantage", "policy_loss_coef": 0.0},
+            {
+                "teacher.path": "t",
+                "estimator": "k1",
+                "use": "advantage",
+                "policy_loss_coef": 0.0,
+                "max_divergence": 10.0,
+            },
         ),
         (
             {
@@ -1006,7 +1041,7 @@ def test_a_distillation_of_verls_is_one_of_ours(given: dict[str, JSON], ours: di
     "given",
     [
         {f"{LOSS}loss_mode": "entropy"},
-        {f"{LOSS}loss_max_clamp": 10.0},
+        {f"{LOSS}loss_mode": "forward_kl_topk", f"{LOSS}log_prob_min_clamp": -10.0},
         {"distillation.teacher_key": "task"},
         {f"{LOSS}loss_mode": "forward_kl_topk", f"{LOSS}use_policy_gradient": True},
     ],

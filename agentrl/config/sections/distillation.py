@@ -100,6 +100,9 @@ class DistillationConfig(Section):
     """Options of a divergence that takes some: beta of js, or those of one of yours."""
     top_k: Annotated[int, TAUGHT, OnlyWith("scope=top_k")] = Field(64, gt=0)
     """Tokens that are compared one by one."""
+    max_divergence: Annotated[float | None, TAUGHT] = Field(None, gt=0)
+    """Bound of a token's estimate or divergence, on both sides: further off, it counts as much, and as a term of the
+    loss it has no gradient. null: none."""
     coef: Annotated[float, TAUGHT] = Field(1.0, ge=0)
     """Weight of the teacher."""
     policy_loss_coef: Annotated[float, TAUGHT] = Field(1.0, ge=0)

@@ -248,6 +248,16 @@ def separate_engine(value: JSON, values: Values) -> dict[str, JSON]:
     return {} if value is not False or is_fully_async(values) else overlapping(1, 1)
 
 
+def partial_rollout(value: JSON, values: Values) -> dict[str, JSON]:
+    """Note whether trajectories go on under the next weights, which with a threshold of 0 none does."""
+    if value is False and is_fully_async(values) and staleness_of(values) >= period_of(values):
+        raise Refusal(
+            "trajectories that a publication meets go on under the next weights, and are not waited for; "
+            "async_training.staleness_threshold=0 lets it meet none"
+        )
+    return {}
+
+
 def rollout_steps(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the prompts of a whole run into steps; those that are too few for another one are left."""
     if value is None or not isinstance(value, int) or not is_fully_async(values):
@@ -602,6 +612,13 @@ def critic_shuffle(value: JSON, values: Values) -> dict[str, JSON]:
     return {}
 
 
+def further_tokens(value: JSON, values: Values) -> dict[str, JSON]:
+    """Note the training of layers that predict further tokens, where nothing else learns by it."""
+    if value and values.get(f"{MODEL}.mtp.enable") and not values.get(f"{MODEL}.mtp.detach_encoder"):
+        raise Refusal("further tokens are not predicted in training, by which all layers would learn")
+    return {}
+
+
 def adapter_layers(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate Megatron's names of the layers that get adapters."""
     if not number(values, f"{MODEL}.lora.rank", 0):
@@ -777,10 +794,10 @@ def distillation_coef(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 @when_distilled
-def no_clamp(value: JSON, _: Values) -> dict[str, JSON]:
-    """Note that nothing is clamped; refuse a clamp."""
-    if value is not None:
-        raise Refusal("nothing is clamped here (null)")
+def least_log_prob(value: JSON, values: Values) -> dict[str, JSON]:
+    """Note the bound of log-probs of distributions where sampled tokens are compared, which do not read it."""
+    if value is not None and values.get(f"{DISTILLATION_LOSS}.loss_mode") == "forward_kl_topk":
+        raise Refusal("log-probs of distributions are not clamped; distillation_loss.loss_max_clamp bounds the loss")
     return {}
 
 

@@ -176,8 +176,16 @@ MODELS = (
     noted("*.use_fused_kernels", "log-probs are computed in chunks already"),
     noted("*.fused_kernel_options.*", "log-probs are computed in chunks already"),
     noted("*.tiled_mlp.*", "micro-batches go by tokens"),
-    only("*.mtp.enable*", "further tokens are not predicted in training", *OFF),
-    noted("*.mtp*", "read with mtp.enable alone"),
+    VerlKey(
+        "*.mtp.enable_train",
+        "layers that predict further tokens stay as they are, and do not count in the gradient's norm; with "
+        "detach_encoder=false, by which they would change all others, it is refused",
+        translate=rewrites.further_tokens,
+        is_loud=True,
+        asks=bool,
+    ),
+    noted("*.mtp.enable_rollout", "drafts change the speed alone"),
+    noted("*.mtp*", "read with mtp.enable_train alone"),
     noted(f"{MODEL}.torch_dtype", "parameters that learn are float32; the forward pass is of model.dtype"),
     translated(f"{MODEL}.path", "~ is the home directory", (f"{MODEL}.path",), rewrites.model_path(f"{MODEL}.path")),
     translated("critic.model.path", "it is critic.path here", ("critic.path",), rewrites.model_path("critic.path")),
@@ -862,8 +870,18 @@ ALGORITHM = (
         ("distillation.coef",),
         rewrites.when_distilled(rewrites.distillation_coef),
     ),
-    translated(f"{LOSS}.loss_max_clamp", "divergences are not clamped", (), rewrites.no_clamp),
-    translated(f"{LOSS}.log_prob_min_clamp", "log-probs are not clamped", (), rewrites.no_clamp),
+    translated(
+        f"{LOSS}.loss_max_clamp",
+        "it is distillation.max_divergence here",
+        ("distillation.max_divergence",),
+        rewrites.when_distilled(lambda value, _: {} if value is None else {"distillation.max_divergence": value}),
+    ),
+    translated(
+        f"{LOSS}.log_prob_min_clamp",
+        "read with loss_mode=forward_kl_topk alone, where it is refused: log-probs are not clamped",
+        (),
+        rewrites.least_log_prob,
+    ),
     noted(f"{LOSS}.*", "the policy loss is the actor's, with its clip"),
     translated(
         f"{TEACHERS}.*.model_path",
@@ -958,11 +976,12 @@ ASYNC = (
         )
         for name in ("staleness_threshold", "trigger_parameter_sync_step", "require_batches")
     ),
-    only(
+    translated(
         "async_training.partial_rollout",
-        "trajectories that an update meets always go on under the next weights (async_training.max_staleness above 0)",
-        True,
-        None,
+        "trajectories that a publication meets always go on under the next weights; with staleness_threshold=0 it "
+        "meets none, and false is the same",
+        (),
+        rewrites.partial_rollout,
     ),
     *(
         translated(
