@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import math
 import re
 import warnings
@@ -42,30 +43,40 @@ SCRIPTS, BLOCKS = (
         ".rst": re.compile(r"code(?:-block)?:: *(?:bash|shell|sh|console)[^\n]*\n((?:[ \t]+[^\n]*\n|\n)+)"),
     },
 )
-WAITS = {
-    "asynchronous training": (
-        r"asynchronous train|rollouts and updates take turns|one step off|trajectories that an update"
+WRONG = {
+    "a placeholder, or a slip of the shell's": r"this is no override|TO_BE_FILLED|base_dir/recipe",
+    "a file that is not there": r"no such file|no such folder",
+    "a key, a value or a size that verl refuses, too": (
+        r"must divide|data.train_batch_size: expected greater than 0|valid boolean|unknown key train_batch_size|"
+        r"data.truncation: expected .* found 'center'"
     ),
-    "dynamic sampling": r"data.gen_batch_size|dynamic sampling",
-    "algorithms not yet here": r"algorithm is not part of agentrl yet|divides by the mean of each micro-batch",
-    "distillation": r"distillation from a teacher|nothing is clamped here",
+}
+"""Reasons why verl itself would not run a command as it stands, by what the messages of its refusal say."""
+OWN_CODE = {
+    "the recipe's own code": r"recipe's own|agent_loop_manager_class|reward_kwargs\.|=collabllm|custom_cls.path",
+    "code of another project": r"mlite_actor",
+}
+RIGHT = {
+    "another device (trainer.device=npu)": r"trainer.device=npu",
+    "quantised training or rollouts": r"quantised|fp8_recipe",
+    "float16": r"float32 or bfloat16",
+    "a loss that verl itself does not take (bypass_mode)": r"whatever loss_mode says",
+    "weights divided by the mean of each micro-batch, whose size would count": r"the mean of each micro-batch",
+    "steps that generate nothing": r"every step generates",
+    "another warm-up": r"optim.lr_warmup_init=|ignore_eos|data.min_response_length",
+}
+"""Reasons for a refusal that stays."""
+WAITS = {
+    "auxiliary losses of experts": r"auxiliary loss of experts",
+    "further tokens, by which all layers learn": r"further tokens are not",
+    "routing replayed of experts that SGLang or the trainer chose": r"asks? SGLang's servers for them|R2 replays",
+    "trainer.v1's asynchronous modes": r"asynchronous train|data.gen_batch_size",
     "reward models that a function asks": r"has no reward_router_address|name the model: reward_model",
 }
-"""Parts of agentrl that a command waits for, by what the messages of its refusal say."""
-REASONS = WAITS | {
-    "device": r"trainer.device=npu",
-    "quantisation": r"quantised|fp8_recipe",
-    "steps without rollouts": r"every step generates",
-    "another warm-up, or turns that never end": r"optim.lr_warmup_init=|ignore_eos|data.min_response_length",
-    "a backend's own": r"experts are chosen anew|auxiliary loss of experts|further tokens are not|float32 or bfloat16",
-    "the recipe's own code": r"recipe's own|agent_loop_manager_class|reward_kwargs\.|=collabllm|custom_cls.path",
-    "wrong in itself": (
-        r"cannot be put together|this is no override|no such file|no such folder|must divide|"
-        r"data.train_batch_size: expected greater than 0|valid boolean|unknown key train_batch_size|TO_BE_FILLED"
-    ),
-    "keys that no release of verl has": r"unknown key |data.truncation: expected .* found 'center'",
-}
-"""Reasons for a refusal by what its messages say. What none of them explains is to be mended."""
+"""Parts of agentrl that a command waits for."""
+REASONS = WRONG | OWN_CODE | RIGHT | WAITS
+"""What explains a refusal, first the reason that counts where there are several. Others are to be mended."""
+KINDS = {"wrong": WRONG, "own code": OWN_CODE, "rightly refused": RIGHT, "waits": WAITS}
 
 
 @dataclass(slots=True)
@@ -117,7 +128,8 @@ def outcome_of(faults: list[str]) -> tuple[str, list[str]]:
     if unexplained:
         return "not explained", unexplained
     first = min((reason for reason in reasons if reason is not None), key=list(REASONS).index)
-    return (f"waits for {first}" if first in WAITS else f"refused: {first}"), []
+    kind = next(kind for kind, reasons in KINDS.items() if first in reasons)
+    return f"{kind}: {first}", []
 
 
 Reference = Mapping[str, JSON]
@@ -274,14 +286,15 @@ def differences(launch: Launch, verl: Path) -> list[str]:
         config = validate(resolve(compose_keys(command, Config), Config), Config)
     ours = flatten(config.model_dump(mode="json"), leaf_keys(Config))
     name = command.config_name.removesuffix(".yaml")
-    trainers = verl / next((place for start, place in ASYNCHRONOUS.items() if name.startswith(start)), TRAINERS)
-    folder = command.config_path if command.config_path is not None else trainers
-    if name.startswith(("dapo", SEARCH_R1)):
-        name = "ppo_megatron_trainer" if "megatron" in name else "ppo_trainer"
+    if name.startswith(SEARCH_R1):
+        name = "ppo_trainer"
+    folder = command.config_path if command.config_path is not None else folder_of(name, verl)
     overrides = [word if _is_group(word) else f"++{word.lstrip('+')}" for word in command.overrides]
     verls: Reference = composed(verl, folder, name, overrides)
     if SEARCH_R1 in command.config_name:
         verls = as_fork(verls)
+    if name.startswith("dapo") and not verls["algorithm.filter_groups.enable"]:  # `batch = new_batch` of its trainer
+        verls = {**verls, "data.train_batch_size": verls["data.gen_batch_size"]}
     if "async_training.staleness_threshold" in verls:
         verls = as_fully_async(verls)
     has = [key for key in SAME if key in verls]  # a fork of an older verl lacks some
@@ -304,10 +317,11 @@ def as_fork(verls: Reference) -> Reference:
     }
 
 
-ASYNCHRONOUS = {
-    name: Path("verl", "experimental", f"{name}_policy", "config") for name in ("fully_async", "one_step_off")
-}
-"""Folders of the asynchronous mains' own YAML, by the beginnings of its names."""
+@functools.cache
+def folder_of(name: str, clone: Path) -> Path:
+    """Find the folder of a clone with the YAML that a trainer starts from: the trainers' own, or a recipe's."""
+    found = [clone / TRAINERS / f"{name}.yaml", *sorted(clone.rglob(f"config/{name}.yaml"))]
+    return next((path.parent for path in found if path.is_file()), clone / TRAINERS)
 
 
 def as_fully_async(verls: Reference) -> Reference:
@@ -401,7 +415,8 @@ def counted(folders: list[Path], verl: Path) -> dict[str, Count]:
                 seen.add(told)
                 name = group_of(launch)
                 group = groups.setdefault(name, Count())
-                reference = root if name in (FORK, ASYNCHRONOUS_MAINS) else verl
+                is_own = name in (FORK, ASYNCHRONOUS_MAINS) or "transfer_queue" in " ".join(launch.words)
+                reference = root if is_own else verl
                 place = f"{path.relative_to(folder.resolve())}:{launch.line}"
                 _judge(launch, place, group, reference)
     return groups
@@ -416,7 +431,7 @@ def _judge(launch: Launch, place: str, group: Count, verl: Path) -> None:
     outcome, unexplained = outcome_of(faults)
     group.outcomes[outcome] += 1
     group.unexplained += [f"{place}: {line}" for line in unexplained]
-    group.wrong += [f"{place}: {faults[0]}"] if outcome.endswith("wrong in itself") else []
+    group.wrong += [f"{place}: {faults[0]}"] if outcome.startswith("wrong") else []
     if outcome == "accepted":
         try:
             different = differences(launch, verl)
@@ -426,6 +441,26 @@ def _judge(launch: Launch, place: str, group: Count, verl: Path) -> None:
         group.different += [f"{place}: {line}" for line in different]
 
 
+def tables(groups: Mapping[str, Count]) -> str:
+    """Write the two tables of docs/verl.md: the commands by group, and the refusals by reason."""
+    columns = ["accepted", *reversed(KINDS)]
+    lines = [f"| | commands | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    reasons: Counter[str] = Counter()
+    for name, group in sorted(groups.items()):
+        kinds: Counter[str] = Counter()
+        for outcome, number in group.outcomes.items():
+            kinds[outcome.partition(":")[0]] += number
+            reasons[outcome] += number if ":" in outcome else 0
+        numbers = [sum(kinds.values()), *(kinds[column] for column in columns)]
+        lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
+    lines += ["", "| refused for | | commands |", "|---|---|---|"]
+    for kind in reversed(KINDS):
+        lines += [
+            f"| {reason} | {kind} | {number} |" for reason in KINDS[kind] if (number := reasons[f"{kind}: {reason}"])
+        ]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verl", type=Path, required=True, help="the clone whose YAML is the reference")
@@ -433,12 +468,13 @@ def main() -> None:
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     groups = counted([folder.resolve() for folder in given.folders], given.verl.resolve())
+    print(tables(groups))
     for name, group in sorted(groups.items()):
         print(f"{name}: {sum(group.outcomes.values())} commands")
         for outcome, number in group.outcomes.most_common():
             print(f"  {number:4d} {outcome}")
         for line in group.wrong:
-            print(f"       wrong in itself: {line[:300]}")
+            print(f"       wrong: {line[:300]}")
         for line in group.unexplained:
             print(f"       not explained: {line[:300]}")
         if group.compared:

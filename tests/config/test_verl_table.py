@@ -450,6 +450,8 @@ def test_verls_asynchronous_trainer_counts_publications() -> None:
     assert (config.trainer.test_freq, config.trainer.save_freq) == (20, 12)
     config = load_config([*every, "trainer.test_freq=5", "rollout.test_freq=-1"], ASYNC[0])
     assert config.trainer.test_freq == -1, "the name of earlier releases"
+    config = load_config([*every, "trainer.test_freq=5", "async_training.use_rollout_log_probs=true"], ASYNC[0])
+    assert config.trainer.test_freq == 4, "earlier releases do not read trainer.test_freq here"
     config = load_config(["trainer.test_freq=5", "trainer.save_freq=3"], "ppo_trainer")
     assert (config.trainer.test_freq, config.trainer.save_freq) == (5, 3)
     mini = ["actor_rollout_ref.actor.ppo_mini_batch_size=32", "rollout.total_rollout_steps=100"]
@@ -461,6 +463,14 @@ def test_the_trainers_devices_do_not_generate(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING, "agentrl.config"):
         load_config(["async_training.use_dynamic_resource_scheduling=true"], ASYNC[0])
     assert "use_dynamic_resource_scheduling: the trainer's devices do not generate between updates" in caplog.text
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_without_dynamic_sampling_dapos_recipe_trains_on_the_generation_batch() -> None:
+    sizes = ["data.train_batch_size=16", "data.gen_batch_size=48", f"{ACTOR}.ppo_mini_batch_size=16"]
+    assert load_config(sizes, "dapo_trainer").data.train_batch_size == 48
+    with pytest.raises(ConfigError, match="data.gen_batch_size=48 would change the result"):
+        load_config(sizes, "ppo_trainer")
 
 
 @pytest.mark.usefixtures("with_sglang")

@@ -66,7 +66,10 @@ def policy_loss(value: JSON, values: Values) -> dict[str, JSON]:
     if not is_bypassed(values):
         return named(POLICY_LOSSES, key, {"clip-cov": "clip_cov", "kl-cov": "kl_cov"})(value, values)
     if value not in (None, "vanilla", "bypass_mode"):
-        raise Refusal(f"with {CORRECTION}.bypass_mode verl takes the loss of its loss_type; leave loss_mode out")
+        raise Refusal(
+            f"with {CORRECTION}.bypass_mode, the default of its asynchronous trainers, verl takes the loss of its "
+            "loss_type whatever loss_mode says; leave loss_mode out, or set bypass_mode=false"
+        )
     return {key: "gpg" if values.get(f"{CORRECTION}.loss_type") == "reinforce" else "vanilla"}
 
 
@@ -267,7 +270,8 @@ def rollout_steps(value: JSON, values: Values) -> dict[str, JSON]:
 
 def validations(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate a number of publications into steps; the earlier name of the key holds where it is given, too."""
-    other = values.get("rollout.test_freq")
+    is_early = "async_training.use_rollout_log_probs" in values  # of releases that read rollout.test_freq alone
+    other = values.get("rollout.test_freq", 1 if is_early else None)
     every = other if is_fully_async(values) and isinstance(other, int) else value
     return {"trainer.test_freq": every * period_of(values) if isinstance(every, int) and every > 0 else every}
 
@@ -320,13 +324,19 @@ def told_experts(value: JSON, values: Values) -> dict[str, JSON]:
     return {}
 
 
+DAPOS_OWN = "reward_model.overlong_buffer.enable"
+"""A key that the YAML of DAPO's recipe alone has."""
+
+
 def generation_batch(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the size of a generation batch, which without dynamic sampling is that of the training batch."""
+    """Translate the size of a generation batch; without dynamic sampling DAPO's recipe trains on all of it."""
     if is_fully_async(values):
         return {}  # prompts are drawn one by one
     if value in (None, values.get("data.train_batch_size")):
         return {}
     if not values.get("algorithm.filter_groups.enable"):
+        if DAPOS_OWN in values:
+            return {"data.train_batch_size": value}
         raise Refusal("without algorithm.filter_groups.enable a step trains on data.train_batch_size prompts")
     return {"data.gen_batch_size": value}
 

@@ -59,8 +59,9 @@ DATA = (
     ),
     translated(
         "data.gen_batch_size",
-        "with algorithm.filter_groups.enable, as here; else it must be data.train_batch_size",
-        ("data.gen_batch_size",),
+        "with algorithm.filter_groups.enable, as here; else it must be data.train_batch_size, in whose place DAPO's "
+        "recipe takes it",
+        ("data.gen_batch_size", "data.train_batch_size"),
         rewrites.generation_batch,
     ),
     alias("data.train_max_samples", "data.train_max_samples", "-1 means all, which is null here", off=(-1, None)),
