@@ -8,7 +8,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.config.sections.rollout import AgentConfig, MultiTurnConfig, RolloutConfig, ValKwargs
-from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.sft import PreferencesConfig, SFTConfig, TuningConfig
 from agentrl.config.sections.trainer import QuickstartConfig, TrainerConfig
 from agentrl.config.sections.training import Config
 
@@ -24,12 +24,14 @@ __all__ = [
     "ModelConfig",
     "MultiTurnConfig",
     "OptimConfig",
+    "PreferencesConfig",
     "QuickstartConfig",
     "RefConfig",
     "RewardConfig",
     "RolloutConfig",
     "SFTConfig",
     "TrainerConfig",
+    "TuningConfig",
     "ValKwargs",
     "config_to_dict",
     "load_config",

@@ -13,7 +13,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.sft import PreferencesConfig, TuningConfig
 from agentrl.config.sections.training import Config
 from agentrl.errors import ConfigError
 
@@ -90,10 +90,11 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_published(config)
         yield from check_replay(config)
         yield from check_refill(config)
+        yield from check_pairs(config)
         yield from check_validation(config)
         yield from check_distillation(config)
         yield from check_reward_servers(config)
-    if isinstance(config, Config | SFTConfig):
+    if isinstance(config, Config | TuningConfig):
         yield from check_parallel(config)
     if isinstance(config, GenerateConfig):
         yield from check_greedy(config)
@@ -302,6 +303,16 @@ def check_replay(config: Config) -> Iterator[str]:
         yield f"{ACTOR}.router_replay.mode=R3 conflicts with use_torch_compile=true: compiled routers cannot be steered"
 
 
+def check_pairs(config: Config) -> Iterator[str]:
+    """Check that a prompt has trajectories to make a pair of."""
+    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    if estimator == "online_dpo" and n < 2:
+        yield (
+            f"algorithm.adv_estimator={estimator} compares the trajectories of a prompt, and {ROLLOUT}.n={n}: set it "
+            "to 2 or more"
+        )
+
+
 def check_refill(config: Config) -> Iterator[str]:
     """Check that groups can differ, and that how they do is known while prompts are drawn."""
     keys, n = config.algorithm.filter_groups, config.actor_rollout_ref.rollout.n
@@ -353,12 +364,17 @@ def check_distillation(config: Config) -> Iterator[str]:
         yield "distillation.coef=0 lets the teacher teach nothing: raise it, or leave out distillation.teacher"
 
 
-def check_parallel(config: Config | SFTConfig) -> Iterator[str]:
+def check_parallel(config: Config | TuningConfig) -> Iterator[str]:
     """Check that the ranks of each role can be arranged as its keys say, with adapters and compiled layers."""
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    if isinstance(config, SFTConfig):
+    if isinstance(config, TuningConfig):
         yield from config.parallel.faults(ranks, "", "model.fsdp_config")
         yield from check_adapters(config.model, "model", config.parallel, "model.fsdp_config")
+        if isinstance(config, PreferencesConfig) and config.trains == "reward_model" and config.model.lora_rank:
+            yield (
+                f"model.lora_rank={config.model.lora_rank} conflicts with trains=reward_model, which trains the whole "
+                "model: leave it out"
+            )
         return
     roles = config.actor_rollout_ref
     yield from roles.actor.parallel.faults(ranks, f"{ACTOR}.")

@@ -12,7 +12,7 @@ from pathlib import Path
 from agentrl.config.keys import leaf_keys
 from agentrl.config.section import Section
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
-from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.sft import PreferencesConfig, SFTConfig
 from agentrl.config.sections.training import Config
 
 TRAIN_HELP = """\
@@ -31,6 +31,14 @@ SFT_HELP = """\
 Fine-tune a policy on multi-turn transcripts with tools; the loss is on assistant tokens only.
 
   python -m agentrl.sft data.train_files=transcripts.parquet model.path=Qwen/Qwen3-0.6B
+"""
+
+PREFERENCES_HELP = """\
+Train a policy, or a reward model, on pairs of conversations of which one is preferred; the loss is on the assistant's
+tokens after what both begin with.
+
+  python -m agentrl.preferences data.train_files=pairs.parquet model.path=Qwen/Qwen3-0.6B
+  python -m agentrl.preferences data.train_files=pairs.parquet model.path=Qwen/Qwen3-0.6B trains=reward_model
 """
 
 GENERATE_HELP = """\
@@ -55,6 +63,7 @@ Score the responses in a parquet file, and print a table by data source.
 HELP: dict[type[Section], str] = {
     Config: TRAIN_HELP,
     SFTConfig: SFT_HELP,
+    PreferencesConfig: PREFERENCES_HELP,
     GenerateConfig: GENERATE_HELP,
     EvaluateConfig: EVALUATE_HELP,
 }

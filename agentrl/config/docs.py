@@ -11,7 +11,7 @@ from agentrl.config.keys import MISSING, Key, all_keys, defaults, flatten, leaf_
 from agentrl.config.rules import Place, shown
 from agentrl.config.section import Section
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
-from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.sft import PreferencesConfig, SFTConfig
 from agentrl.config.sections.training import Config
 from agentrl.system.json_value import JSON
 
@@ -27,9 +27,9 @@ other than the default do.
 
 The command line is Hydra's: `key=value`, `+key=value`, `~key`, `group=choice`, `--config-path`, `--config-name`,
 `--config-dir` (a folder that is searched, too, behind those), `--cfg job`, `--package SECTION`, `--info`.
-`--multirun` (`-m`), for `agentrl.train` and `agentrl.sft`, runs a job for each combination of the values that keys
-list, one after another, and ends with a table; a job that fails does not keep the next from running, and without
-lists there is one job:
+`--multirun` (`-m`), for `agentrl.train`, `agentrl.sft` and `agentrl.preferences`, runs a job for each combination of
+the values that keys list, one after another, and ends with a table; a job that fails does not keep the next from
+running, and without lists there is one job:
 
     python -m agentrl.train --multirun trainer.seed=1,2,3 algorithm=grpo,ppo 'data.seed=range(1,4)'
 
@@ -58,6 +58,7 @@ def page() -> str:
     tables = [
         _table("python -m agentrl.train", Config, training),
         _table("python -m agentrl.sft", SFTConfig, all_keys(SFTConfig)),
+        _table("python -m agentrl.preferences", PreferencesConfig, all_keys(PreferencesConfig)),
         _table(
             "python -m agentrl.generate",
             GenerateConfig,

@@ -37,7 +37,7 @@ from agentrl.config.keys import MISSING, all_keys, defaults, flatten, leaf_keys,
 from agentrl.config.rules import NamesFile
 from agentrl.config.section import Section
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
-from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.sft import PreferencesConfig, SFTConfig, TuningConfig
 from agentrl.config.sections.training import Config
 from agentrl.config.verl.dialect import DIALECT, VERL, differences, differing, idle_keys, without_effect
 from agentrl.config.verl.translation import (
@@ -56,7 +56,7 @@ from agentrl.system.publish import published
 
 logger = logging.getLogger(__name__)
 
-SchemaT = TypeVar("SchemaT", Config, SFTConfig, GenerateConfig, EvaluateConfig)
+SchemaT = TypeVar("SchemaT", Config, SFTConfig, PreferencesConfig, GenerateConfig, EvaluateConfig)
 
 RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_ref.model.path"}
 """Config groups that hold only while their key says `quickstart`: what suits the tiny policy suits no other."""
@@ -82,7 +82,8 @@ def load_config(
     command = parse_command_line(argv, config_name, schema)
     if command.multirun:
         raise ConfigError(
-            "--multirun: several jobs are run by the commands agentrl.train and agentrl.sft, from the command line only"
+            "--multirun: several jobs are run by the commands agentrl.train, agentrl.sft and agentrl.preferences, from "
+            "the command line only"
         )
     return load_command(command, schema)
 
@@ -460,7 +461,7 @@ def tell(config: Section, keys: Keys, translation: Translation) -> None:
     """Log what is allowed and seldom meant, and what became of verl's keys."""
     for remark in remarks(config):
         logger.warning("%s", remark)
-    every = isinstance(config, Config | SFTConfig) and config.trainer.show_verl_notes
+    every = isinstance(config, Config | TuningConfig) and config.trainer.show_verl_notes
     typed = None if keys.translation is None else keys.typed
     for text in summary(translation, typed, every=every):
         logger.warning("%s", text)

@@ -80,6 +80,7 @@ ADVANTAGE_ESTIMATORS: Registry[Callable[..., Advantages]] = Registry(
         "grpo_passk": f"{_ESTIMATORS}.grpo_passk:grpo_passk",
         "grpo_turn": f"{_ESTIMATORS}.grpo_turn:grpo_turn",
         "maxrl": f"{_ESTIMATORS}.maxrl:maxrl",
+        "online_dpo": f"{_ESTIMATORS}.online_dpo:online_dpo",
         "opo": f"{_ESTIMATORS}.opo:opo",
         "optimal_token_baseline": f"{_ESTIMATORS}.optimal_token_baseline:optimal_token_baseline",
         "reinforce_plus_plus": f"{_ESTIMATORS}.reinforce_plus_plus:reinforce_plus_plus",
@@ -114,6 +115,14 @@ POLICY_LOSSES: Registry[Callable[..., TokenLoss]] = Registry(
     needing_options=("dro",),
 )
 """Functions from `LossColumns` to `TokenLoss`, which declare likewise."""
+PAIR_LOSSES: Registry[Callable[..., Tensor]] = Registry(
+    "loss of pairs",
+    "loss",
+    {name: f"agentrl.algorithms.pair_losses:{name}" for name in ("ipo", "sigmoid", "sppo")},
+    functions=True,
+)
+"""Functions of `Pairs` that return the loss of each pair [P]; chosen by `python -m agentrl.preferences` and online_dpo.
+"""
 _DIVERGENCES = "agentrl.algorithms.divergences"
 DIVERGENCES: Registry[Callable[..., Tensor]] = Registry(
     "divergence",

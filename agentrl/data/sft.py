@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import pyarrow as pa
 from agentrl.chat import Chat
 from agentrl.chat.check import training_check
 from agentrl.chat.message import content_text, parse_json
-from agentrl.config.sections.sft import SFTDataConfig
+from agentrl.config.sections.sft import SFTDataConfig, TuningDataConfig
 from agentrl.data.columns import check_names, unreadable
 from agentrl.data.json_lines import read_rows
 from agentrl.data.messages import Unfit, calls_in_text, has_images, read_messages, short, without_nulls
@@ -29,6 +29,8 @@ from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
 _BATCH_ROWS = 1024
+Row = dict[str, object]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +66,15 @@ def load_transcripts(
     that is longer than data.max_length tokens; and when no transcript is left. Raises ConfigError when the chat format
     would not show, or not learn, what transcripts like the first without and the first with tool calls say.
     """
-    reader = _Tokenizer(config, chat)
-    samples, rows = [], 0
-    for file in expand(files):
-        for number, row in _rows(file, config):
-            sample = reader.sample(row, _place(file, number))
-            rows += 1
-            if sample is not None:
-                samples.append(sample)
-            progress(1)
-    too_long = rows - len(samples)
-    if not samples:
-        raise _none_in(files, rows, config)
-    return Transcripts(samples, too_long, dict(reader.unlearnt))
+    reader, tokenizer = RowReader(config), Tokenizer(config, chat)
+
+    def read(row: Row, where: str) -> SFTSample | None:
+        """Tokenise a row."""
+        messages = reader.messages(row, config.messages_key, where)
+        return tokenizer.sample(messages, reader.tools(row, where), where)
+
+    samples, too_long = read_files(files, config, (config.messages_key,), read, progress)
+    return Transcripts(samples, too_long, dict(tokenizer.unlearnt))
 
 
 def check_transcripts(
@@ -86,18 +84,42 @@ def check_transcripts(
 
     Raises DataError, naming file, row and column, for a row that is no transcript, and when there are no rows.
     """
-    reader, rows = _RowReader(config), 0
+    reader = RowReader(config)
+
+    def read(row: Row, where: str) -> bool:
+        """Check a row."""
+        reader.messages(row, config.messages_key, where)
+        reader.tools(row, where)
+        return True
+
+    return len(read_files(files, config, (config.messages_key,), read, progress)[0])
+
+
+def read_files(
+    files: str | Sequence[str],
+    config: TuningDataConfig,
+    columns: Sequence[str],
+    read: Callable[[Row, str], Made | None],
+    progress: Callable[[int], object],
+) -> tuple[list[Made], int]:
+    """Return (what `read` makes of each row and its place, number of rows of which it makes nothing, too long ones).
+
+    columns: those that must be there. Raises DataError when nothing is left.
+    """
+    made, rows = [], 0
     for file in expand(files):
-        for number, row in _rows(file, config):
-            reader.read(row, _place(file, number))
+        for number, row in _rows(file, config, columns):
+            one = read(row, _place(file, number))
             rows += 1
+            if one is not None:
+                made.append(one)
             progress(1)
-    if not rows:
+    if not made:
         raise _none_in(files, rows, config)
-    return rows
+    return made, rows - len(made)
 
 
-def _none_in(files: str | Sequence[str], rows: int, config: SFTDataConfig) -> DataError:
+def _none_in(files: str | Sequence[str], rows: int, config: TuningDataConfig) -> DataError:
     why = f"all {rows} are longer than max_length={config.max_length}" if rows else "there are no rows"
     return DataError(f"no transcript in {files}: {why}")
 
@@ -106,18 +128,16 @@ def _place(file: str, number: int) -> str:
     return f"{file}, row {number} (the first is 0)"
 
 
-def _rows(file: str, config: SFTDataConfig) -> Iterator[tuple[int, dict[str, object]]]:
+def _rows(file: str, config: TuningDataConfig, needed: Sequence[str]) -> Iterator[tuple[int, Row]]:
     """Iterate over row numbers and rows, read a batch at a time."""
-    keys = (config.messages_key, config.tools_key)
+    keys = (*needed, config.tools_key)
     if is_json(file):
         for number, row in read_rows(file):
-            if config.messages_key not in row:
-                raise DataError(f"{_place(file, number)}: {_no_column(config, list(row))}")
+            _check_columns(_place(file, number), needed, list(row))
             yield number, {key: row.get(key) for key in keys}
         return
     table = open_table(file)
-    if config.messages_key not in table.schema.names:
-        raise DataError(f"{file}: {_no_column(config, table.schema.names)}")
+    _check_columns(file, needed, table.schema.names)
     columns = [name for name in keys if name in table.schema.names]
     check_names(table.schema, columns, file)
     number = 0
@@ -133,28 +153,29 @@ def _rows(file: str, config: SFTDataConfig) -> Iterator[tuple[int, dict[str, obj
         raise DataError(f"{file}: it is damaged after row {number}: {error}") from error
 
 
-def _no_column(config: SFTDataConfig, names: Sequence[str]) -> str:
-    return (
-        f"there is no column {config.messages_key!r} with the transcripts; its columns are {', '.join(names)}. Name "
-        "the right one with data.messages_key"
-    )
+def _check_columns(where: str, needed: Sequence[str], found: Sequence[str]) -> None:
+    for name in needed:
+        if name not in found:
+            raise DataError(
+                f"{where}: there is no column {name!r} with messages; its columns are {', '.join(found)}. Name the "
+                "right one with data.messages_key, or for pairs data.chosen_key, data.rejected_key and data.prompt_key"
+            )
 
 
-class _Tokenizer:
-    """Converter of rows to samples."""
+class Tokenizer:
+    """Converter of messages to samples."""
 
-    def __init__(self, config: SFTDataConfig, chat: Chat) -> None:
+    def __init__(self, config: TuningDataConfig, chat: Chat) -> None:
         self._config = config
         self._chat = chat
-        self._reader = _RowReader(config)
         self.unlearnt: Counter[str] = Counter()
         """See `Transcripts`."""
         self._checked: set[bool] = set()
         """Kinds of transcripts that the chat format is known to write well: without calls (False), and with (True)."""
 
-    def sample(self, row: dict[str, object], where: str) -> SFTSample | None:
-        """Tokenise a row; None for a transcript that is too long and may be skipped."""
-        messages, tools = self._reader.read(row, where)
+    def sample(self, messages: list[Message], tools: list[ToolSchema] | None, where: str) -> SFTSample | None:
+        """Tokenise a transcript; None for one that is too long and may be skipped. Raises DataError that names the
+        place."""
         calls = any(message.get("tool_calls") for message in messages)
         if calls not in self._checked:
             training_check(self._chat, tools, calls=calls)
@@ -174,27 +195,27 @@ class _Tokenizer:
         return SFTSample(np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=np.bool_))
 
 
-class _RowReader:
+class RowReader:
     """Converter of rows to messages and tools; equal tool lists are parsed once."""
 
-    def __init__(self, config: SFTDataConfig) -> None:
+    def __init__(self, config: TuningDataConfig) -> None:
         self._config = config
         self._tools: dict[str, list[ToolSchema]] = {}
 
-    def read(self, row: dict[str, object], where: str) -> tuple[list[Message], list[ToolSchema] | None]:
-        """Check a row. Raises DataError."""
-        messages = self._messages(row[self._config.messages_key], f"{where}, column {self._config.messages_key}")
-        return messages, self._tools_of(row.get(self._config.tools_key), f"{where}, column {self._config.tools_key}")
-
-    def _messages(self, value: object, where: str) -> list[Message]:
+    def messages(self, row: Row, column: str, where: str) -> list[Message]:
+        """Read a column of messages. Raises DataError."""
         try:
-            messages = read_messages(value)
+            messages = read_messages(row[column])
             if has_images(messages):
-                raise Unfit("", "messages without images: supervised training is on text only", value)
+                raise Unfit("", "messages without images: supervised training is on text only", row[column])
         except Unfit as bad:
-            place = f"{where}, {bad.place}".removesuffix(", ")
+            place = f"{where}, column {column}, {bad.place}".removesuffix(", ")
             raise DataError(f"{place}: expected {bad.expected}, found {bad.found}") from None
         return messages
+
+    def tools(self, row: Row, where: str) -> list[ToolSchema] | None:
+        """Read the row's tools. Raises DataError."""
+        return self._tools_of(row.get(self._config.tools_key), f"{where}, column {self._config.tools_key}")
 
     def _tools_of(self, value: object, where: str) -> list[ToolSchema] | None:
         if value is None:

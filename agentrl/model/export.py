@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from agentrl.model.heads import Params, PolicyModel
-from agentrl.parallel.collectives import rank
+from agentrl.model.heads import Params, PolicyModel, ScoreModel, classifier_class
+from agentrl.parallel.collectives import full, rank
 
 ADAPTER = "adapter"
 """Name of the adapters' folder within the model's."""
@@ -34,18 +34,46 @@ def export_model(
         model.lora.write(directory / ADAPTER, params)
 
 
+def export_score_model(
+    model: ScoreModel, params: Params, dtype: torch.dtype, directory: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Write a reward model with all its parameters `params` in `dtype`, as a sequence classifier of one label, and the
+    tokenizer. Every rank must call it."""
+    tensors = {name: full(param.detach()).to(dtype).cpu() for name, param in params.items()}
+    if rank() == 0:
+        config = copy.deepcopy(model.base.config)
+        config.num_labels = 1
+        kind = classifier_class(model.base)
+        head, prefix = "score.weight", f"{kind.base_model_prefix}."
+        named = {name if name == head else prefix + name: tensor for name, tensor in tensors.items()}
+        buffers = {prefix + name: buffer for name, buffer in model.base.named_buffers()}
+        _filled(kind, config, named, buffers, dtype).save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+
+
 def _write(model: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype, directory: Path) -> None:
-    config = copy.deepcopy(model.config)
+    shell = _filled(type(model), copy.deepcopy(model.config), tensors, dict(model.named_buffers()), dtype)
+    shell.generation_config = copy.deepcopy(model.generation_config)
+    shell.save_pretrained(directory)
+
+
+def _filled(
+    kind: type[PreTrainedModel],
+    config: PretrainedConfig,
+    tensors: dict[str, torch.Tensor],
+    buffers: dict[str, torch.Tensor],
+    dtype: torch.dtype,
+) -> PreTrainedModel:
+    """Make a model of class `kind` with all of its weights. `config` is changed."""
     config._attn_implementation = "eager"
     with torch.device("meta"):
-        shell: PreTrainedModel = type(model)(config)
+        shell = kind(config)
     nn.Module.to(shell, dtype)
     kept = shell.state_dict().keys()
-    buffers = {name: buffer.detach().cpu() for name, buffer in model.named_buffers() if name in kept}
-    shell.load_state_dict(tensors | buffers, strict=False, assign=True)
+    own = {name: buffer.detach().cpu() for name, buffer in buffers.items() if name in kept}
+    shell.load_state_dict(tensors | own, strict=False, assign=True)
     shell.tie_weights()
     left = [name for name, param in shell.named_parameters() if param.is_meta]
     if left:
         raise ValueError(f"export_model: no tensor was given for {left[0]}")
-    shell.generation_config = copy.deepcopy(model.generation_config)
-    shell.save_pretrained(directory)
+    return shell

@@ -1,4 +1,4 @@
-"""Policy and value models: Hugging Face models from packed sequences to log-probs, or to values."""
+"""Policy, value and score models: Hugging Face models from packed sequences to log-probs, values, or scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedModel
 
 from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import ConfigError
@@ -211,3 +211,58 @@ class ValueModel(nn.Module):
         """See `PolicyModel.check_attention`."""
         with torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.autocast):
             check_packed_attention(self.base)
+
+
+class ScoreModel(nn.Module):
+    """A reward model: the backbone of a language model, and a linear head that scores whole conversations."""
+
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        score: nn.Linear,
+        *,
+        autocast: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """base: the backbone; the others as of `PolicyModel`."""
+        super().__init__()
+        self.base, self.score, self.autocast, self._group = base, score, autocast, group
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """Score ids [T] int64, offsets [N + 1] int64: [T] float32, the score at each sequence's last token, else 0."""
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
+            hidden, layout, part = stored_hidden_states(self.base, ids, offsets, None, self._group)
+        found = part.spread(self.score(hidden.to(self.score.weight.dtype))[:, 0].float())[layout.expand]
+        last = torch.zeros_like(ids, dtype=torch.bool)
+        last[offsets[1:] - 1] = True
+        return torch.where(last, found, 0.0)
+
+    def check_attention(self) -> None:
+        """See `PolicyModel.check_attention`."""
+        with torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.autocast):
+            check_packed_attention(self.base)
+
+
+def make_score_model(base: PreTrainedModel, *, autocast: bool, group: dist.ProcessGroup | None) -> ScoreModel:
+    """Put a head on the backbone of a causal language model. It starts at zero, so the first scores are 0.
+
+    Raises ConfigError when transformers has no class that such a model could be read by.
+    """
+    classifier_class(base)
+    backbone = base.base_model
+    assert isinstance(backbone, PreTrainedModel)
+    device = None if base.device.type == "meta" else base.device  # no checkpoint has such a head to read
+    score = nn.Linear(base.config.get_text_config().hidden_size, 1, bias=False, device=device)
+    nn.init.zeros_(score.weight)
+    return ScoreModel(backbone, score, autocast=autocast, group=group)
+
+
+def classifier_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """Find the class of sequence classifiers that the model's config belongs to. Raises ConfigError."""
+    found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(model.config), None)
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        raise ConfigError(
+            f"model.path={model.config.name_or_path}: transformers has no sequence classifier for "
+            f"{type(model.config).__name__}, as which a reward model is read. Take another model"
+        )
+    return found

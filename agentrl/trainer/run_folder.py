@@ -12,7 +12,7 @@ from pathlib import Path
 from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.manifest import STATE_FILE
 from agentrl.checkpoint.remote import ObjectStore
-from agentrl.config import Config, SFTConfig, write_config
+from agentrl.config import Config, TuningConfig, write_config
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
@@ -22,7 +22,7 @@ from agentrl.system.publish import is_disk_full
 class RunFolder:
     """`trainer.default_local_dir` (with val_only `val_only/` in it), and the run's folder in an object store."""
 
-    def __init__(self, config: Config | SFTConfig, store: ObjectStore | None, display: Display) -> None:
+    def __init__(self, config: Config | TuningConfig, store: ObjectStore | None, display: Display) -> None:
         """Raises ConfigError where nothing can be written, CheckpointError when resume_from_path is no checkpoint."""
         self.path = Path(config.trainer.default_local_dir)
         if isinstance(config, Config) and config.trainer.val_only:

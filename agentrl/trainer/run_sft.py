@@ -1,27 +1,79 @@
-"""A whole run of supervised training: read, check, build, train. The data's order follows from the config alone."""
+"""A whole run of training on files, transcripts or pairs: read, check, build, train. The data's order follows from the
+config alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from agentrl.chat import Chat
-from agentrl.config import SFTConfig
+from agentrl.config import PreferencesConfig, SFTConfig, TuningConfig
+from agentrl.data.pairs import Pair, check_pairs, load_pairs, load_scored_pairs
 from agentrl.data.sft import SFTSample, check_transcripts, load_transcripts
 from agentrl.model.folder import check_folder
 from agentrl.observe.display import Display
+from agentrl.system.metrics import Numbers
+
+if TYPE_CHECKING:
+    from agentrl.runtime.executor import Executor
+    from agentrl.trainer.sft import Sample
+    from agentrl.trajectory.batch import RaggedBatch
+    from agentrl.workers.groups import PreferenceGroup, TuningGroup
+
+SampleT = TypeVar("SampleT", bound="Sample")
+Group = TypeVar("Group", bound="TuningGroup")
 
 
-def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
+class Job(Protocol[SampleT, Group]):
+    """The difference between supervised training and training on preferences."""
+
+    def check(self, files: str | list[str], progress: Callable[[int], object]) -> int:
+        """Check the rows without a tokenizer, and count them. Raises DataError."""
+        ...
+
+    def read(self, files: str | list[str], chat: Chat, display: Display, rows: int) -> list[SampleT]:
+        """Tokenise so many rows, and say what is left out. Raises DataError."""
+        ...
+
+    def open(self, device: str, total: int) -> tuple[Executor, Group]:
+        """Make the workers."""
+        ...
+
+    def to_batch(self, samples: Sequence[SampleT]) -> RaggedBatch:
+        """Make a batch of rows."""
+        ...
+
+    def prepare(self, executor: Executor, group: Group, samples: Sequence[SampleT], display: Display) -> None:
+        """Compute what the model that the run starts from says of the rows, before it learns."""
+        ...
+
+
+def train_sft(config: SFTConfig, display: Display) -> Numbers:
+    """Train on transcripts; see `train_on_files`."""
+    return train_on_files(config, SupervisedJob(config), display)
+
+
+def train_preferences(config: PreferencesConfig, display: Display) -> Numbers:
+    """Train on pairs; see `train_on_files`."""
+    return train_on_files(config, PreferencesJob(config), display)
+
+
+def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Display) -> Numbers:
     """Read, train, validate, and write `<trainer.default_local_dir>/policy` in Hugging Face format.
 
     An older run in that directory is gone on with if it left checkpoints, and replaced if not. Returns the metrics of
-    the last step (sft/..., and val/loss with validation data). Raises UserError.
+    the last step, and val/loss with validation data. Raises UserError.
     """
     trainer, out = config.trainer, Path(config.trainer.default_local_dir)
     check_folder("model.path", config.model.path)
     # The rows are read twice: a mistake in the last one waits neither for torch nor for tokenising all before it.
-    train_rows, val_rows = (check(files, config, display) for files in (config.data.train_files, config.data.val_files))
+    rows = {}
+    for files in (config.data.train_files, config.data.val_files):
+        if files is not None:
+            with display.stage("check transcripts") as stage:
+                rows[str(files)] = job.check(files, stage.advance)
     from agentrl.observe.tracking import Tracker
     from agentrl.runtime.device import resolve_device
     from agentrl.runtime.profiler import check_profile_steps
@@ -29,14 +81,14 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
     from agentrl.trainer.build import open_store
     from agentrl.trainer.run_folder import RunFolder
     from agentrl.trainer.sft import SupervisedTrainer, build_checkpoints, find_beginning, steps_per_epoch
-    from agentrl.workers.roles import open_sft_workers, processes
+    from agentrl.workers.roles import processes
 
     device = resolve_device(trainer.device, display.warn)
     chat = Chat.of_model(config.model, config.format)
-    train = read(config.data.train_files, train_rows, config, chat, display)
+    train = job.read(config.data.train_files, chat, display, rows[str(config.data.train_files)])
     validation = None
     if config.data.val_files is not None:
-        validation = read(config.data.val_files, val_rows, config, chat, display)
+        validation = job.read(config.data.val_files, chat, display, rows[str(config.data.val_files)])
     total = trainer.total_training_steps or trainer.total_epochs * steps_per_epoch(config, train)
     check_profile_steps(trainer, total)
     store = open_store(trainer, display)
@@ -49,32 +101,107 @@ def train_sft(config: SFTConfig, display: Display) -> dict[str, float]:
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load model"):
-            workers = open_sft_workers(config, device, total)
-        stack.callback(workers.executor.close)
+            executor, group = job.open(device, total)
+        stack.callback(executor.close)
+        job.prepare(executor, group, [*train, *(validation or [])], display)
         trained = SupervisedTrainer(
-            config, workers, chat, train, validation, total, folder, tracker, checkpoints, begun_from, display
+            config,
+            executor,
+            group,
+            job.to_batch,
+            chat,
+            train,
+            validation,
+            total,
+            folder,
+            tracker,
+            checkpoints,
+            begun_from,
+            display,
         )
         metrics = trained.fit()
     display.note(f"{out / 'policy'}: trained on {len(train)} transcripts in {total} steps")
     return metrics
 
 
-def check(files: str | list[str] | None, config: SFTConfig, display: Display) -> int:
-    """Check the rows of `files`; return their number, 0 without files."""
-    if files is None:
-        return 0
-    with display.stage("check transcripts") as stage:
-        return check_transcripts(files, config.data, stage.advance)
+class SupervisedJob:
+    """Training on transcripts. Implements `Job`."""
+
+    def __init__(self, config: SFTConfig) -> None:
+        self._config = config
+
+    def check(self, files: str | list[str], progress: Callable[[int], object]) -> int:
+        return check_transcripts(files, self._config.data, progress)
+
+    def read(self, files: str | list[str], chat: Chat, display: Display, rows: int) -> list[SFTSample]:
+        data = self._config.data
+        with display.stage("read transcripts", total=rows) as stage:
+            transcripts = load_transcripts(files, data, chat, stage.advance)
+        if transcripts.too_long:
+            display.warn(
+                f"{transcripts.too_long} transcripts are longer than data.max_length={data.max_length} and left out"
+            )
+        for what, count in sorted(transcripts.unlearnt.items()):
+            display.warn(f"{count} of {len(transcripts.samples)} transcripts of {files} have {what}")
+        return transcripts.samples
+
+    def open(self, device: str, total: int) -> tuple[Executor, TuningGroup]:
+        from agentrl.workers.roles import open_sft_workers
+
+        return open_sft_workers(self._config, device, total)
+
+    def to_batch(self, samples: Sequence[SFTSample]) -> RaggedBatch:
+        from agentrl.workers.sft import to_batch
+
+        return to_batch(samples)
+
+    def prepare(self, executor: Executor, group: TuningGroup, samples: Sequence[SFTSample], display: Display) -> None:
+        pass
 
 
-def read(files: str | list[str], rows: int, config: SFTConfig, chat: Chat, display: Display) -> list[SFTSample]:
-    """Read the transcripts of `files`; say how many were too long, and how many are learnt in part."""
-    with display.stage("read transcripts", total=rows) as stage:
-        transcripts = load_transcripts(files, config.data, chat, stage.advance)
-    if transcripts.too_long:
-        display.warn(
-            f"{transcripts.too_long} transcripts are longer than data.max_length={config.data.max_length} and left out"
-        )
-    for what, count in sorted(transcripts.unlearnt.items()):
-        display.warn(f"{count} of {len(transcripts.samples)} transcripts of {files} have {what}")
-    return transcripts.samples
+class PreferencesJob:
+    """Training on pairs. Implements `Job`."""
+
+    def __init__(self, config: PreferencesConfig) -> None:
+        self._config = config
+
+    def check(self, files: str | list[str], progress: Callable[[int], object]) -> int:
+        return check_pairs(files, self._config.data, progress)
+
+    def read(self, files: str | list[str], chat: Chat, display: Display, rows: int) -> list[Pair]:
+        data, model = self._config.data, self._config.model
+        with display.stage("read pairs", total=rows) as stage:
+            if self._config.trains == "policy":
+                pairs, too_long = load_pairs(files, data, chat, stage.advance)
+            else:
+                from agentrl.reward.model_input import ModelInput
+
+                reading = ModelInput(model.path, None, trust_remote_code=model.trust_remote_code)
+                pairs, too_long = load_scored_pairs(files, data, reading.ids, stage.advance)
+        if too_long:
+            display.warn(f"{too_long} pairs are longer than data.max_length={data.max_length} and left out")
+        return pairs
+
+    def open(self, device: str, total: int) -> tuple[Executor, PreferenceGroup]:
+        from agentrl.workers.roles import open_preference_workers
+
+        return open_preference_workers(self._config, device, total)
+
+    def to_batch(self, samples: Sequence[Pair]) -> RaggedBatch:
+        from agentrl.workers.preferences import to_batch
+
+        return to_batch(samples)
+
+    def prepare(self, executor: Executor, group: PreferenceGroup, samples: Sequence[Pair], display: Display) -> None:
+        """Compute the log-probs under the reference: of the model as it is loaded, before any checkpoint is."""
+        if self._config.trains != "policy":
+            return
+        with display.stage("reference", total=len(samples)) as stage:
+            size = self._config.data.train_batch_size
+            for chunk in (samples[start : start + size] for start in range(0, len(samples), size)):
+                batch = group.scores(executor.keep(self.to_batch(chunk))).load()
+                assert batch.ref_logprobs is not None
+                ends = batch.offsets[2::2].tolist()
+                for pair, begin, end in zip(chunk, [0, *ends], ends, strict=False):
+                    pair.reference = batch.ref_logprobs[begin:end].numpy().copy()
+                stage.advance(len(chunk))

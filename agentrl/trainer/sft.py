@@ -1,4 +1,4 @@
-"""The loop of supervised training: steps, validation, checkpoints, the policy at the end.
+"""The loop of training on files, transcripts or pairs: steps, validation, checkpoints, the policy at the end.
 
 The order of the data follows from (data.seed, epoch), so a checkpoint's step says which batch comes next. A run that
 would order them otherwise does not go on from it.
@@ -10,43 +10,66 @@ import itertools
 import random
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from agentrl.chat import Chat
 from agentrl.checkpoint.export import export_policy
 from agentrl.checkpoint.manager import CheckpointManager, step_in
 from agentrl.checkpoint.recovery import Continuation, check_same_form, choose_checkpoint
 from agentrl.checkpoint.remote import ObjectStore
-from agentrl.config import SFTConfig, config_to_dict
-from agentrl.data.sft import SFTSample
+from agentrl.config import TuningConfig, config_to_dict
 from agentrl.errors import WorkerDied
 from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
+from agentrl.runtime.executor import Executor
 from agentrl.runtime.profiler import profile_of
 from agentrl.system.json_value import JSON
 from agentrl.system.metrics import Numbers
 from agentrl.trainer.best import best_by
 from agentrl.trainer.grpo import due
 from agentrl.trainer.run_folder import RunFolder
-from agentrl.workers.roles import SFTWorkers
-from agentrl.workers.sft import to_batch
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.workers.groups import TuningGroup
 
 CHECKPOINTS, POLICY = "checkpoints", "policy"
 
 
-class SupervisedTrainer:
-    """Trains `workers` for `total` steps, from the newest checkpoint or from the start."""
+class Sample(Protocol):
+    """A row that is learnt."""
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """Token ids, [T]."""
+        ...
+
+    @property
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """Marks the tokens that are learnt, [T]."""
+        ...
+
+
+SampleT = TypeVar("SampleT", bound=Sample)
+
+
+class SupervisedTrainer(Generic[SampleT]):
+    """Trains the model of `group` for `total` steps, from the newest checkpoint or from the start."""
 
     def __init__(
         self,
-        config: SFTConfig,
-        workers: SFTWorkers,
+        config: TuningConfig,
+        executor: Executor,
+        group: TuningGroup,
+        to_batch: Callable[[Sequence[SampleT]], RaggedBatch],
         chat: Chat,
-        train: Sequence[SFTSample],
-        validation: Sequence[SFTSample] | None,
+        train: Sequence[SampleT],
+        validation: Sequence[SampleT] | None,
         total: int,
         folder: RunFolder,
         tracker: Tracker,
@@ -58,7 +81,7 @@ class SupervisedTrainer:
         self.train, self.validation, self.total = train, validation, total
         self.batches = batches(config, train)
         self.folder, self.dir = folder, folder.path
-        self.executor, self.policy = workers.executor, workers.sft
+        self.executor, self.policy, self.to_batch = executor, group, to_batch
         self.checkpoints = checkpoints
         self.step = 0
         self.continuation = Continuation(config.trainer, self.executor.restart, checkpoints, begun_from)
@@ -77,7 +100,7 @@ class SupervisedTrainer:
     def _fit(self) -> Numbers:
         self.resume()
         metrics: Numbers = {}
-        with self.display.stage("sft", total=self.total, done=self.step) as stage:
+        with self.display.stage("train", total=self.total, done=self.step) as stage:
             while True:
                 done = self.step
                 try:
@@ -86,8 +109,8 @@ class SupervisedTrainer:
                         self.export()
                         return metrics
                     metrics = self.train_step()
-                    shown = {name: metrics[f"sft/{name}"] for name in ("loss", "lr") if f"sft/{name}" in metrics}
-                    stage.advance(1, **shown)
+                    last = {name.partition("/")[2]: value for name, value in metrics.items() if "val/" not in name}
+                    stage.advance(1, **{name: last[name] for name in ("loss", "lr") if name in last})
                 except WorkerDied as death:
                     self.go_back(death)
                     stage.advance(self.step - done)
@@ -99,7 +122,7 @@ class SupervisedTrainer:
     def train_step(self) -> Numbers:
         """Take the next step: an update, and validation and a checkpoint where they are due."""
         began = time.perf_counter()
-        batch = to_batch(next(self.batches))
+        batch = self.to_batch(next(self.batches))
         self.step += 1
         trainer = self.config.trainer
         self.executor.profile_with(profile_of(trainer, self.dir, self.step, "update"))
@@ -110,7 +133,7 @@ class SupervisedTrainer:
         seconds = time.perf_counter() - began
         metrics |= {"time/step": seconds, "perf/tokens_per_second": batch.num_tokens / seconds}
         if self.validation is not None and due(trainer.test_freq, self.step, self.total):
-            metrics |= self.policy.mean_loss(self.executor.keep(to_batch(self.validation)))
+            metrics |= self.policy.mean_loss(self.executor.keep(self.to_batch(self.validation)))
             self.display.validation(self.step, metrics)
         self.tracker.log(metrics, self.step)
         self.checkpoints.settle(wait=False)
@@ -152,7 +175,7 @@ class SupervisedTrainer:
 
 
 def build_checkpoints(
-    config: SFTConfig, train: Sequence[SFTSample], store: ObjectStore | None, display: Display, *, validates: bool
+    config: TuningConfig, train: Sequence[Sample], store: ObjectStore | None, display: Display, *, validates: bool
 ) -> CheckpointManager:
     """Make the manager of the run's checkpoints, in its folder and, with a `store`, there."""
     return CheckpointManager(
@@ -166,7 +189,7 @@ def build_checkpoints(
     )
 
 
-def find_beginning(config: SFTConfig, checkpoints: CheckpointManager, total: int, display: Display) -> Path | None:
+def find_beginning(config: TuningConfig, checkpoints: CheckpointManager, total: int, display: Display) -> Path | None:
     """Choose the checkpoint to go on from, if there is one, and check as much of it as needs no model.
 
     Raises UserError: nothing is left to train, or the checkpoint is of other data or of a model of another form.
@@ -180,7 +203,7 @@ def find_beginning(config: SFTConfig, checkpoints: CheckpointManager, total: int
     return path
 
 
-def order_of(config: SFTConfig, samples: Sequence[SFTSample]) -> dict[str, JSON]:
+def order_of(config: TuningConfig, samples: Sequence[Sample]) -> dict[str, JSON]:
     """Fingerprint of the order of the data: what decides which transcripts each step takes, by the config's keys."""
     checksum = 0
     for sample in samples:
@@ -193,12 +216,12 @@ def order_of(config: SFTConfig, samples: Sequence[SFTSample]) -> dict[str, JSON]
     }
 
 
-def steps_per_epoch(config: SFTConfig, samples: Sequence[SFTSample]) -> int:
+def steps_per_epoch(config: TuningConfig, samples: Sequence[Sample]) -> int:
     """Count the batches of an epoch; the last may be smaller, so that no transcript is left out."""
     return -(-len(samples) // config.data.train_batch_size)
 
 
-def batches(config: SFTConfig, samples: Sequence[SFTSample], done: int = 0) -> Iterator[list[SFTSample]]:
+def batches(config: TuningConfig, samples: Sequence[SampleT], done: int = 0) -> Iterator[list[SampleT]]:
     """Yield the batches after the first `done`, epoch after epoch.
 
     Each epoch is shuffled anew by (data.seed, epoch), or all are in the order of the files.

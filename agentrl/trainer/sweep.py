@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from agentrl.config import Config, SFTConfig
+from agentrl.config import Config, PreferencesConfig, SFTConfig
 from agentrl.config.sweep import Job
 from agentrl.errors import NothingLeft, UserError, first_line
 
-ConfigT = TypeVar("ConfigT", Config, SFTConfig)
+ConfigT = TypeVar("ConfigT", Config, SFTConfig, PreferencesConfig)
 
 SHOWN = (
     "val/success_sampled",
@@ -20,7 +20,9 @@ SHOWN = (
     "val/score_sampled",
     "val/score_greedy",
     "sft/loss",
+    "preferences/loss",
     "val/loss",
+    "val/accuracy",
 )
 """Metrics in the table, where jobs have them."""
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.model.export import export_model
-from agentrl.model.heads import ValueModel, freeze_vision, load_policy
+from agentrl.model.export import export_model, export_score_model
+from agentrl.model.heads import ValueModel, freeze_vision, load_policy, make_score_model
 from agentrl.model.scores import Compare, TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.parallel.collectives import rank
@@ -132,6 +132,39 @@ class FSDPCritic(Learner[torch.Tensor]):
         """Return [T] float32 on the CPU; see `CriticBackend`."""
         with self.offload:
             return forward_tokens(lambda micro: self.forward(micro, frozenset()), batch, self.max_tokens, self.device)
+
+
+class FSDPScores(Learner[torch.Tensor]):
+    """A reward model that learns: the backbone of a causal language model and a head that scores conversations."""
+
+    def __init__(self, settings: Settings) -> None:
+        config = settings.model
+        mesh = Mesh(settings.parallel, settings.device)
+        base = open_model(
+            config.path,
+            dtype="float32",
+            device=settings.device,
+            trust_remote_code=config.trust_remote_code,
+            override=config.override_config,
+        )
+        self.model = make_score_model(base, autocast=config.dtype == "bfloat16", group=mesh.sequence)
+        super().__init__(self.model, settings, mesh)
+        self._dtype: torch.dtype = getattr(torch, config.dtype)
+
+    def forward(self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None) -> torch.Tensor:
+        """Return scores [T] float32 with gradient; see `ScoreModel.forward`."""
+        scores: torch.Tensor = self.model(micro.ids, micro.offsets)
+        return scores
+
+    def scores(self, batch: RaggedBatch) -> torch.Tensor:
+        """Return [T] float32 on the CPU, without gradient: each sequence's score at its last token, 0 elsewhere."""
+        with self.offload:
+            return forward_tokens(lambda micro: self.forward(micro, frozenset()), batch, self.max_tokens, self.device)
+
+    def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write the model as a sequence classifier with one label; every rank must call it."""
+        with self.offload:
+            export_score_model(self.model, self.tensors, self._dtype, dir, tokenizer)
 
 
 # Nothing else compares them with the interfaces: the one is made by its name, the other is used as its own class.

@@ -21,9 +21,10 @@ from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.critic import CriticWorker
 from agentrl.workers.policy import PolicyWorker
+from agentrl.workers.preferences import PairWorker
 from agentrl.workers.reference import ReferenceWorker
 from agentrl.workers.reward_model import RewardModelWorker
-from agentrl.workers.sft import SupervisedWorker
+from agentrl.workers.sft import TuningWorker
 from agentrl.workers.teacher import TeacherWorker
 from agentrl.workers.trainable import TrainableWorker
 
@@ -172,21 +173,33 @@ class RewardModelGroup:
         return self._ranks.add_columns(("rewards",), RewardModelWorker.compute_scores, conversations)[0]
 
 
-class SFTGroup(TrainableGroup):
-    """The policy of supervised training."""
+class TuningGroup(TrainableGroup):
+    """The model of supervised training, or of training on preferences."""
 
-    def __init__(self, ranks: Ranks[SupervisedWorker]) -> None:
+    def __init__(self, ranks: Ranks[TuningWorker[object]]) -> None:
         super().__init__(ranks)
         self._ranks = ranks
 
     def update(self, batch: Sequences, *, step: int) -> Numbers:
-        """Take one optimizer step (see `SupervisedWorker.update`)."""
-        return self._ranks.metrics(SupervisedWorker.update, batch, step=step)
+        """Take one optimizer step (see `TuningWorker.update`)."""
+        return self._ranks.metrics(TuningWorker.update, batch, step=step)
 
     def mean_loss(self, batch: Sequences) -> Numbers:
         """Return val/loss, without learning."""
-        return self._ranks.metrics(SupervisedWorker.mean_loss, batch)
+        return self._ranks.metrics(TuningWorker.mean_loss, batch)
 
     def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Write the policy and its tokenizer into `dir` in Hugging Face format."""
-        self._ranks.every(SupervisedWorker.export, dir, tokenizer)
+        """Write model and tokenizer into `dir` in Hugging Face format."""
+        self._ranks.every(TuningWorker.export, dir, tokenizer)
+
+
+class PreferenceGroup(TuningGroup):
+    """The model of training on preferences."""
+
+    def __init__(self, ranks: Ranks[PairWorker[object]]) -> None:
+        super().__init__(ranks)
+        self._pair_ranks = ranks
+
+    def scores(self, batch: Batch) -> Batch:
+        """Add the column ref_logprobs [T] float32, by the model as it is now."""
+        return self._pair_ranks.add_columns(("ref_logprobs",), PairWorker.compute_scores, batch)[0]

@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.checkpoint.state import WorkerState
 from agentrl.model.compiled import compile_layers, text_layers
-from agentrl.model.heads import PolicyModel, ValueModel
+from agentrl.model.heads import PolicyModel, ScoreModel, ValueModel
 from agentrl.model.scores import Compare
 from agentrl.model.sharded_load import read_weights
 from agentrl.optim.optimizer import Optim
@@ -43,7 +43,7 @@ Found = TypeVar("Found")
 class Learner(Generic[Found]):
     """A module that learns, sharded by FSDP2, and its optimizer: what backends of policies and critics share."""
 
-    def __init__(self, root: PolicyModel | ValueModel, settings: Settings, mesh: Mesh) -> None:
+    def __init__(self, root: PolicyModel | ValueModel | ScoreModel, settings: Settings, mesh: Mesh) -> None:
         """Shard `root` in place, and read its weights where it has none. Raises ConfigError."""
         base = root.base
         matrices = _matrix_names(root)
@@ -199,7 +199,7 @@ def _part(param: torch.nn.Parameter) -> torch.Tensor:
     return whole.to_local() if isinstance(whole, DTensor) else whole
 
 
-def _matrix_names(root: PolicyModel | ValueModel) -> set[str]:
+def _matrix_names(root: PolicyModel | ValueModel | ScoreModel) -> set[str]:
     """Names of the two-dimensional weights of the decoder layers, the parameters that Muon is for."""
     matrices = {id(p) for layer in decoder_layers(root.base) for p in layer.parameters() if p.ndim == 2}
     # The biases of all experts are one parameter of two dimensions.

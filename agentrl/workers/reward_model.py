@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from agentrl.config.sections.parallel import Parallel
 from agentrl.config.sections.reward import RewardModelConfig, ScoreModelConfig
 from agentrl.errors import ConfigError
-from agentrl.model.packed import check_packed_attention, hidden_states, use_packed_attention
+from agentrl.model.heads import ScoreModel
+from agentrl.model.packed import use_packed_attention
 from agentrl.model.sharded_load import read_weights
 from agentrl.parallel.collectives import world_size
 from agentrl.parallel.mesh import Mesh
@@ -19,35 +20,15 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.forward import forward_tokens
 
 
-class ScoreModel(nn.Module):
-    """A sequence classifier of transformers with one label: its backbone and its head `score`."""
-
-    def __init__(self, classifier: PreTrainedModel) -> None:
-        super().__init__()
-        backbone = classifier.base_model
-        assert isinstance(backbone, PreTrainedModel) and isinstance(classifier.score, nn.Linear)
-        self.base = backbone
-        self.score = classifier.score
-
-    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Score ids [T] int64, offsets [N + 1] int64: [T] float32, the score at each sequence's last token, else 0."""
-        last = offsets[1:].to(ids.device) - 1
-        hidden = hidden_states(self.base, ids, offsets)
-        scores = self.score(hidden.index_select(0, last))[:, 0].float()
-        return torch.zeros(len(ids), device=ids.device).index_copy(0, last, scores)
-
-    def check_attention(self) -> None:
-        """Raises ConfigError when the packed forward does not compute what the model's own does."""
-        check_packed_attention(self.base)
-
-
 class RewardModelWorker:
     """Scores by the model of `reward_model.model.path`; its sequences are those of `agentrl.reward.model_input`."""
 
     def __init__(self, config: RewardModelConfig, *, dtype: str, device: str | torch.device) -> None:
         """Raises ConfigError when there is no such model, or it is no classifier with one label."""
         classifier = open_classifier(config.model, dtype, device).requires_grad_(False)
-        self.model = ScoreModel(classifier)
+        backbone, score = classifier.base_model, classifier.score
+        assert isinstance(backbone, PreTrainedModel) and isinstance(score, nn.Linear)
+        self.model = ScoreModel(backbone, score)
         shard(self.model, self.model.base, Mesh(Parallel(), device))
         read_weights(self.model, classifier)
         self.device = torch.device(device)

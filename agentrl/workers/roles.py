@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from agentrl.algorithms.declared import declared_by_estimator, declared_by_loss, needs_reference
-from agentrl.config import Config, SFTConfig
+from agentrl.config import Config, PreferencesConfig, SFTConfig, TuningConfig
 from agentrl.config.declaration import Score
 from agentrl.config.registries import CRITIC_BACKENDS, POLICY_BACKENDS
 from agentrl.runtime.executor import Executor, open_executor
@@ -16,12 +16,14 @@ from agentrl.workers.critic import CriticWorker
 from agentrl.workers.groups import (
     CriticGroup,
     PolicyGroup,
+    PreferenceGroup,
     ReferenceGroup,
     RewardModelGroup,
-    SFTGroup,
     TeacherGroup,
+    TuningGroup,
 )
 from agentrl.workers.policy import PolicyWorker
+from agentrl.workers.preferences import PairWorker, PolicyPairWorker, RewardPairWorker
 from agentrl.workers.reference import ReferenceWorker
 from agentrl.workers.reward_model import RewardModelWorker
 from agentrl.workers.sft import SupervisedWorker
@@ -38,14 +40,6 @@ class Workers:
     critic: CriticGroup | None
     reward_model: RewardModelGroup | None
     teacher: TeacherGroup | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SFTWorkers:
-    """The workers of supervised training."""
-
-    executor: Executor
-    sft: SFTGroup
 
 
 def open_workers(config: Config, device: str, total_steps: int) -> Workers:
@@ -71,13 +65,27 @@ def open_workers(config: Config, device: str, total_steps: int) -> Workers:
     )
 
 
-def open_sft_workers(config: SFTConfig, device: str, total_steps: int) -> SFTWorkers:
+def open_sft_workers(config: SFTConfig, device: str, total_steps: int) -> tuple[Executor, TuningGroup]:
     """Make the workers of supervised training, as `open_workers` does."""
     role = sft_role(config, device, total_steps)
+    executor = open_alone(role, config, device)
+    return executor, TuningGroup(executor.ranks(role))
+
+
+def open_preference_workers(
+    config: PreferencesConfig, device: str, total_steps: int
+) -> tuple[Executor, PreferenceGroup]:
+    """Make the workers of training on preferences, likewise."""
+    role = preference_role(config, device, total_steps)
+    executor = open_alone(role, config, device)
+    return executor, PreferenceGroup(executor.ranks(role))
+
+
+def open_alone(role: Role[object], config: TuningConfig, device: str) -> Executor:
+    """Make the executor of a training with one role."""
     trainer = config.trainer
     pool = Pool(trainer.nnodes, trainer.n_gpus_per_node, (role,), "trainer")
-    executor = open_executor([pool], device, on_ray=config.uses_ray)
-    return SFTWorkers(executor, SFTGroup(executor.ranks(role)))
+    return open_executor([pool], device, on_ray=config.uses_ray)
 
 
 def pools_of(config: Config, roles: Sequence[Role[object]]) -> list[Pool]:
@@ -91,10 +99,10 @@ def pools_of(config: Config, roles: Sequence[Role[object]]) -> list[Pool]:
     return pools
 
 
-def processes(config: Config | SFTConfig) -> int:
+def processes(config: Config | TuningConfig) -> int:
     """Count the ranks and rollout workers that a run has at once."""
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    if isinstance(config, SFTConfig):
+    if isinstance(config, TuningConfig):
         return ranks
     scoring = config.reward_model
     if scoring.enable_resource_pool:
@@ -212,3 +220,11 @@ def sft_role(config: SFTConfig, device: str, total_steps: int) -> Role[Supervise
     """The policy of supervised training. Making it raises ConfigError."""
     make = partial(SupervisedWorker, config, device=device, total_steps=total_steps)
     return Role("sft", make, config.parallel.copies)
+
+
+def preference_role(config: PreferencesConfig, device: str, total_steps: int) -> Role[PairWorker[object]]:
+    """The model that learns from pairs. Making it raises ConfigError."""
+    make: Callable[[], PairWorker[object]] = partial(PolicyPairWorker, config, device=device, total_steps=total_steps)
+    if config.trains == "reward_model":
+        make = partial(RewardPairWorker, config, device=device, total_steps=total_steps)
+    return Role("preferences", make, config.parallel.copies)

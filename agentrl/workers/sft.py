@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,33 +11,38 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.aggregate import LossScale, aggregate
-from agentrl.config.sections.sft import SFTConfig
+from agentrl.config.sections.sft import SFTConfig, TuningConfig
 from agentrl.data.sft import SFTSample
 from agentrl.model.scores import TokenScores
 from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import MiniBatch, PolicySettings
 from agentrl.workers.fsdp import FSDPPolicy
-from agentrl.workers.trainable import TrainableWorker
+from agentrl.workers.trainable import Found_co, TrainableWorker
 
 
-class SupervisedWorker(TrainableWorker[TokenScores]):
+class TuningWorker(TrainableWorker[Found_co]):
+    """One rank's part of a model that learns from files."""
+
+    @abstractmethod
+    def update(self, batch: Sequences, step: int) -> Numbers:
+        """Take one optimizer step; `step` counts from 1. Returns <name>/loss, /grad_norm, /lr and /skipped_updates."""
+
+    @abstractmethod
+    def mean_loss(self, batch: Sequences) -> Numbers:
+        """Return val/loss over all of `batch`, without learning."""
+
+    @abstractmethod
+    def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write model and tokenizer in Hugging Face format."""
+
+
+class SupervisedWorker(TuningWorker[TokenScores]):
     """A policy that learns what the assistant says: mean negative log-likelihood over an optimizer step's tokens."""
 
     def __init__(self, config: SFTConfig, *, device: str | torch.device, total_steps: int) -> None:
         """Sharded over the ranks of the process group, if there is one. Raises ConfigError."""
-        settings = PolicySettings(
-            model=config.model,
-            optim=config.optim,
-            parallel=config.parallel,
-            device=device,
-            total_steps=total_steps,
-            grad_clip=config.grad_clip,
-            max_tokens=config.data.max_token_len_per_gpu,
-            param_offload=config.model.fsdp_config.param_offload,
-            seed=config.data.seed,
-        )
-        self.backend = FSDPPolicy(settings)
+        self.backend = FSDPPolicy(policy_settings(config, device, total_steps))
         super().__init__(self.backend)
 
     def update(self, batch: Sequences, step: int) -> Numbers:
@@ -64,6 +70,21 @@ class SupervisedWorker(TrainableWorker[TokenScores]):
     def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the policy and its tokenizer in Hugging Face format, in the configured dtype."""
         self.backend.export(Path(dir), tokenizer)
+
+
+def policy_settings(config: TuningConfig, device: str | torch.device, total_steps: int) -> PolicySettings:
+    """Say how a model learns from transcripts."""
+    return PolicySettings(
+        model=config.model,
+        optim=config.optim,
+        parallel=config.parallel,
+        device=device,
+        total_steps=total_steps,
+        grad_clip=config.grad_clip,
+        max_tokens=config.data.max_token_len_per_gpu,
+        param_offload=config.model.fsdp_config.param_offload,
+        seed=config.data.seed,
+    )
 
 
 def to_batch(samples: Sequence[SFTSample]) -> RaggedBatch:

@@ -75,6 +75,7 @@ CONTENDERS = (
     _estimator("opo"),
     _estimator("gpg"),
     _estimator("grpo_passk"),
+    _estimator("online_dpo"),
     _estimator("maxrl"),
     _estimator("grpo_turn"),
     _estimator("gigpo"),

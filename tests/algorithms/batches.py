@@ -54,6 +54,7 @@ def batch_of(*rows: Row) -> RaggedBatch:
         values=torch.tensor([value for row in rows for value in row.values or [0.0] * len(row.mask)]),
         squared_probs=torch.full((total,), 0.5),
         greedy_rewards=torch.zeros(len(rows)),
+        ref_logprobs=torch.zeros(total),
     )
 
 

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from agentrl.algorithms.declared import declared_by_loss
 from agentrl.algorithms.estimate import estimate
 from agentrl.algorithms.policy_loss import select_tokens
-from agentrl.config import Config, SFTConfig
+from agentrl.config import Config, PreferencesConfig, SFTConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.model.heads import PolicyModel
 from agentrl.model.packed import token_logprobs, use_packed_attention
@@ -32,8 +32,9 @@ from agentrl.parallel.shard import shard
 from agentrl.runtime.ranks import join_tokens, shares
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
+from agentrl.workers.fsdp import FSDPScores
 from agentrl.workers.groups import HasReference
-from agentrl.workers.roles import critic_role, policy_role, reference_role, sft_role
+from agentrl.workers.roles import critic_role, policy_role, preference_role, reference_role, sft_role
 from tests.model.families import batch, make_model, one_by_one
 from tests.vision import test_model as vision
 from tests.vision import tiny
@@ -101,6 +102,19 @@ def supervised(config: SFTConfig, batch: RaggedBatch) -> tuple[list[dict[str, fl
     return [worker.update(batch, step=step) | worker.mean_loss(batch) for step in range(1, STEPS + 1)], worker
 
 
+def preferring(config: PreferencesConfig, batch: RaggedBatch) -> tuple[list[dict[str, float]], Any]:
+    """STEPS steps on a batch whose sequences are pairs, and the loss after each; their metrics, and the worker."""
+    worker = preference_role(config, "cpu", 10).make()
+    batch = batch.with_fields(trajectory=torch.arange(len(batch)))
+    if config.trains == "policy":
+        batch.ref_logprobs = scores(worker.compute_scores, config.parallel, batch)
+    else:
+        last = torch.zeros_like(batch.mask)
+        last[batch.offsets[1:] - 1] = True
+        batch.mask = last
+    return [worker.update(batch, step=step) | worker.mean_loss(batch) for step in range(1, STEPS + 1)], worker
+
+
 def train(name: str, trees: dict[str, Any], work: Path) -> None:
     """Train by each of an arrangement's configs, and write down what came of it."""
     batch = RaggedBatch(**torch.load(work / "batch.pt", weights_only=True))
@@ -109,11 +123,13 @@ def train(name: str, trees: dict[str, Any], work: Path) -> None:
         counters.clear()
         if kind == "sft":
             metrics, policy = supervised(SFTConfig.model_validate(tree), batch)
+        elif "trains" in tree:
+            metrics, policy = preferring(PreferencesConfig.model_validate(tree), batch)
         else:
             metrics, run = trained(Config.model_validate(tree), batch)
             policy = run.policy
         assert (counters["stats"]["unique_graphs"] > 0) == (kind == "compiled")
-        weights = {key: tensor.clone() for key, tensor in policy.backend.model.named_tensors(policy.backend.tensors)}
+        weights = weights_of(policy.backend)
         if rank() == 0:
             (work / f"{name}-{kind}.json").write_text(json.dumps(metrics))
             save_file(weights, work / f"{name}-{kind}.safetensors")
@@ -126,6 +142,14 @@ def train(name: str, trees: dict[str, Any], work: Path) -> None:
                     expected = load_file(work / f"{saved}.safetensors")
                     for key, tensor in policy.backend.model.named_tensors(policy.backend.tensors):
                         assert torch.equal(tensor, expected[key]), (saved, key)
+
+
+def weights_of(backend: Any) -> dict[str, torch.Tensor]:
+    """All weights, whole, by their names in checkpoints; a reward model's head is left out, which no start has."""
+    if isinstance(backend, FSDPScores):
+        named = ((f"model.{name}", full(param.detach())) for name, param in backend.tensors.items())
+        return {name: tensor.clone() for name, tensor in named if name != "model.score.weight"}
+    return {key: tensor.clone() for key, tensor in backend.model.named_tensors(backend.tensors)}
 
 
 SPLIT = {

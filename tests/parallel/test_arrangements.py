@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agentrl.config import Config, SFTConfig
+from agentrl.config import Config, PreferencesConfig, TuningConfig
 from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.sections.parallel import Parallel
+from agentrl.config.sections.sft import SFTConfig
 from agentrl.errors import ConfigError
 from agentrl.parallel.tensor_parallel import split_layers
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
@@ -41,10 +42,12 @@ LOSSES = tuple(name for name in POLICY_LOSSES.names() if name != "vanilla")
 """Kinds of training with another loss than the others', two steps each; some choose tokens by the whole batch."""
 REPLAYED = "replay"
 """Training of a mixture of experts through given experts."""
+PAIRS = ("dpo", "reward_model")
+"""Trainings on pairs."""
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
-    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", REPLAYED, *CORRECTED, *LOSSES), {}),
-    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", REPLAYED, *CORRECTED, *LOSSES), {"budget": 60}),
-    "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", REPLAYED, *CORRECTED), {"sequence": 2}),
+    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", REPLAYED, *PAIRS, *CORRECTED, *LOSSES), {}),
+    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", REPLAYED, *PAIRS, *CORRECTED, *LOSSES), {"budget": 60}),
+    "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", REPLAYED, *PAIRS, *CORRECTED), {"sequence": 2}),
     "tensor 2": (2, ("grpo", "ppo", "sft"), {"tensor": 2}),
     "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),
     "data 2 x sequence 2": (4, ("grpo", "ppo", "sft"), {"sequence": 2, "budget": 30}),
@@ -54,7 +57,7 @@ ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
 
 def config_of(
     policy: Path, kind: str, *, sequence: int = 1, tensor: int = 1, shards: int = -1, budget: int
-) -> Config | SFTConfig:
+) -> Config | TuningConfig:
     """Muon and AdamW, one optimizer step an update or two, KL and entropy in the loss, with and without recomputing."""
     ppo = kind == "ppo"
     optim: dict[str, Any] = {"lr": 3e-4} if ppo else {"name": "muon", "lr": 1e-2, "adamw_lr": 1e-3}
@@ -64,6 +67,12 @@ def config_of(
         data = {"train_files": "none", "max_token_len_per_gpu": budget}
         sharded = {"path": str(policy), "fsdp_config": sharding}
         return SFTConfig.model_validate({"data": data, "model": sharded, "optim": optim, **parallel})
+    if kind in PAIRS:
+        data = {"train_files": "none", "max_token_len_per_gpu": budget}
+        learning = {"path": str(policy), "fsdp_config": sharding}
+        trains = "policy" if kind == "dpo" else kind
+        tree: dict[str, Any] = {"data": data, "model": learning, "optim": optim, "trains": trains, **parallel}
+        return PreferencesConfig.model_validate(tree)
     actor = {
         "ppo_mini_batch_size": 2 if ppo or kind in CORRECTED or kind in LOSSES else 4,
         "ppo_max_token_len_per_gpu": budget,

@@ -162,6 +162,7 @@ class ActorRolloutRefConfig(PolicyConfig):
             (ADVANTAGE_ESTIMATORS, POLICY_LOSSES),
             "actor.use_kl_loss=true",
             "algorithm.use_kl_in_reward=true",
+            "algorithm.adv_estimator=online_dpo",
             declares=lambda declared: "ref_logprobs" in declared.columns,
         ),
     ] = RefConfig()

@@ -48,7 +48,7 @@ class FilterGroupsConfig(Section):
         bool,
         ReadBy(
             (ADVANTAGE_ESTIMATORS,),
-            "algorithm.adv_estimator=grpo or grpo_turn or grpo_passk or rloo or opo or gpg or maxrl",
+            "algorithm.adv_estimator=grpo or grpo_turn or grpo_passk or rloo or opo or gpg or maxrl or online_dpo",
             declares=lambda declared: declared.compares_group,
         ),
     ] = True
@@ -158,8 +158,8 @@ class AlgorithmConfig(Section):
     adv_estimator: Annotated[str, Names(ADVANTAGE_ESTIMATORS, options="adv_options")] = "grpo"
     """Estimator of the advantages; docs/algorithms.md compares all."""
     adv_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of an estimator that takes some: gigpo, gdpo, bi_level_gae, decoupled_gae, optimal_token_baseline, or one
-    of yours."""
+    """Options of an estimator that takes some: gigpo, gdpo, bi_level_gae, decoupled_gae, online_dpo,
+    optimal_token_baseline, or one of yours."""
     gamma: Annotated[
         float,
         ReadBy(

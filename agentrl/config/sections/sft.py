@@ -1,12 +1,13 @@
-"""The whole config of `python -m agentrl.sft`."""
+"""The whole configs of `python -m agentrl.sft` and, in the same keys but for a few, `python -m agentrl.preferences`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl.config.rules import OnlyWith
+from agentrl.config.registries import PAIR_LOSSES
+from agentrl.config.rules import Names, OnlyWith
 from agentrl.config.section import Section
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
@@ -17,20 +18,18 @@ from agentrl.config.sections.trainer import RAY, CheckpointConfig, RayInitConfig
 SAVED = OnlyWith("save_freq above 0")
 
 
-class SFTDataConfig(Section):
-    """`data.*` of `python -m agentrl.sft`."""
+class TuningDataConfig(Section):
+    """`data.*` of what learns from transcripts in files."""
 
     train_files: str | list[str]
     """Parquet files, JSON lines, folders, glob patterns or Hugging Face data sets (hf:owner/name:split; see
     docs/data.md)."""
     val_files: str | list[str] | None = None
     """The same for validation; null: no validation."""
-    messages_key: str = "messages"
-    """Column with the messages of a transcript, as a list or in JSON text."""
     tools_key: str = "tools"
     """Column with the tools of a transcript, as a list of OpenAI schemas or in JSON text; may be absent."""
     train_batch_size: int = Field(32, gt=0)
-    """Transcripts an optimizer step."""
+    """Rows an optimizer step: transcripts, or pairs."""
     max_length: int = Field(2048, gt=0)
     """Tokens of a transcript."""
     truncation: Literal["error", "skip"] = "error"
@@ -39,19 +38,37 @@ class SFTDataConfig(Section):
     """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
     result."""
     shuffle: bool = True
-    """Draw the transcripts in a shuffled order; false: as in the files."""
+    """Draw the rows in a shuffled order; false: as in the files."""
     seed: int = Field(1, ge=0)
     """Seed of the data order."""
 
 
+class SFTDataConfig(TuningDataConfig):
+    """`data.*` of `python -m agentrl.sft`."""
+
+    messages_key: str = "messages"
+    """Column with the messages of a transcript, as a list or in JSON text."""
+
+
+class PairDataConfig(TuningDataConfig):
+    """`data.*` of `python -m agentrl.preferences`."""
+
+    chosen_key: str = "chosen"
+    """Column with the messages of the preferred conversation, as a list or in JSON text."""
+    rejected_key: str = "rejected"
+    """Column with the messages of the other one."""
+    prompt_key: str | None = None
+    """Column with the messages that both begin with; null: chosen and rejected are whole conversations."""
+
+
 class SFTModelConfig(ModelConfig):
-    """`model.*` of `python -m agentrl.sft`."""
+    """`model.*` of `python -m agentrl.sft` and `agentrl.preferences`."""
 
     fsdp_config: ActorFSDPConfig = ActorFSDPConfig()
 
 
 class SFTTrainerConfig(RunConfig):
-    """`trainer.*` of `python -m agentrl.sft`."""
+    """`trainer.*` of `python -m agentrl.sft` and `agentrl.preferences`."""
 
     experiment_name: str = "sft"
     """Name of the run in wandb, and its folder unless default_local_dir says another."""
@@ -63,10 +80,17 @@ class SFTTrainerConfig(RunConfig):
     checkpoint: Annotated[CheckpointConfig, SAVED] = CheckpointConfig()
 
 
-class SFTConfig(Section):
-    """The whole config of `python -m agentrl.sft`."""
+class PreferencesTrainerConfig(SFTTrainerConfig):
+    """`trainer.*` of `python -m agentrl.preferences`."""
 
-    data: SFTDataConfig
+    experiment_name: str = "preferences"
+    """Name of the run in wandb, and its folder unless default_local_dir says another."""
+
+
+class TuningConfig(Section):
+    """The keys that `python -m agentrl.sft` and `agentrl.preferences` have in common."""
+
+    data: TuningDataConfig
     model: SFTModelConfig = SFTModelConfig()
     format: Annotated[str, NAMES_FORMAT] = "auto"
     """Same as `actor_rollout_ref.rollout.multi_turn.format`."""
@@ -87,3 +111,28 @@ class SFTConfig(Section):
     def uses_ray(self) -> bool:
         """Say whether more than this process is asked for."""
         return self.trainer.nnodes * self.trainer.n_gpus_per_node > 1
+
+
+class SFTConfig(TuningConfig):
+    """The whole config of `python -m agentrl.sft`."""
+
+    data: SFTDataConfig
+
+
+OF_POLICY = OnlyWith("trains=policy", because="a reward model has the Bradley-Terry loss")
+
+
+class PreferencesConfig(TuningConfig):
+    """The whole config of `python -m agentrl.preferences`."""
+
+    data: PairDataConfig
+    trains: Literal["policy", "reward_model"] = "policy"
+    """policy: by `loss`, against the model that it starts from; reward_model: a head on model.path that scores whole
+    conversations, by the Bradley-Terry loss -log sigmoid(score(chosen) - score(rejected)), for reward_model.model.path
+    of a training."""
+    optim: OptimConfig = OptimConfig(lr=1e-6)
+    loss: Annotated[str, Names(PAIR_LOSSES, options="loss_options"), OF_POLICY] = "sigmoid"
+    """Loss of a pair. sigmoid: DPO (arXiv:2305.18290); ipo (arXiv:2310.12036); sppo (arXiv:2405.00675)."""
+    loss_options: Annotated[dict[str, Any], OF_POLICY] = Field(default_factory=dict)
+    """Its options: beta (sigmoid and ipo 0.1, sppo 0.001), label_smoothing (sigmoid: 0), or those of one of yours."""
+    trainer: PreferencesTrainerConfig = PreferencesTrainerConfig()
