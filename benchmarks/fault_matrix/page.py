@@ -1,0 +1,42 @@
+"""The matrix as a table, and in the documents."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.fault_matrix.assets import LOOPS
+from benchmarks.fault_matrix.cells import BOUNDS, Cell, Result, outcome
+from benchmarks.fault_matrix.faults import FAULTS
+
+MARKS = ("<!-- fault matrix -->", "<!-- end of fault matrix -->")
+SHORT = {"does not apply": "-", "not run": "not run", "failed": "FAILED"}
+
+
+def table(out: Path) -> list[str]:
+    """Return the table's lines: a row a fault, a column a loop; seconds to recover, synchronous / asynchronous."""
+    lines = [f"| fault | {' | '.join(LOOPS)} | left out |", f"|---|{'---|' * (len(LOOPS) + 1)}"]
+    counts: Counter[str] = Counter()
+    for fault in FAULTS:
+        left_out, entries = 0, []
+        for loop in LOOPS:
+            found = [outcome(Cell(fault, loop, mode), out) for mode in BOUNDS]
+            counts.update(one.state for one in found)
+            left_out += sum(one.left_out for one in found)
+            words = [entry(one) for one in found]
+            entries.append(words[0] if len(set(words)) == 1 and words[0] in SHORT.values() else " / ".join(words))
+        lines.append(f"| {fault.name} | {' | '.join(entries)} | {left_out or ''} |")
+    total = ", ".join(f"{counts[state]} {state}" for state in ("passed", "failed", "does not apply", "not run"))
+    return [*lines, "", f"{counts.total()} cells: {total}."]
+
+
+def entry(found: Result) -> str:
+    return SHORT.get(found.state, f"{found.recovery:.1f}")
+
+
+def document(out: Path, page: Path) -> None:
+    """Write the table between its marks."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    text = "\n".join(table(out))
+    page.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}", encoding="utf-8")

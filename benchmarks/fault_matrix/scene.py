@@ -1,0 +1,214 @@
+"""One cell as it is played: the servers of the fault, the training, its end by the fault, and its continuation.
+
+All of it happens in processes forked from the one that calls `play`, which has imported torch and has one thread.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import httpx
+
+from agentrl.train import main
+from benchmarks.fault_matrix.assets import AGENT, PROMPTS, SCORER, STEPS, Loop, N, make_policy
+from benchmarks.fault_matrix.mark import mark, marked
+from benchmarks.fault_matrix.recompute import RATE
+
+PROJECT = Path(__file__).resolve().parents[2]
+LOOK_EVERY = 0.01
+START_SECONDS = 60.0
+_context = multiprocessing.get_context("fork")
+
+
+class CellFailed(Exception):
+    """The run did not end as it has to."""
+
+
+@dataclass
+class Scene:
+    """A cell's folder, words and processes."""
+
+    loop: Loop
+    bound: int
+    """Versions that a token may be older than the policy; 0: rollouts and updates take turns."""
+    folder: Path
+    assets: Path
+    tool: str = "search"
+    """Name of the tool that the policy calls."""
+    words: list[str] = field(default_factory=list)
+    """The fault's own words of the command."""
+    scorer: str = SCORER
+    agent_tool: str | None = None
+    """Address of the tool that openai_proxy's agent asks."""
+    inject: Callable[[Path], None] | None = None
+    """Called in the training's first process, with `folder`."""
+    watch: Callable[[Scene], None] = lambda scene: None
+    """Called again and again while the training runs."""
+    seen: list[tuple[float, int]] = field(default_factory=list)
+    """When how many steps were logged."""
+    processes: list[BaseProcess] = field(default_factory=list)
+    training: BaseProcess | None = None
+    starts: int = 0
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def policy(self) -> Path:
+        return make_policy(self.assets, self.loop, self.tool)
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def command(self) -> list[str]:
+        """Return the words of the training's command."""
+        rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+        scorer = self.write("scorer.py", self.scorer)
+        agent = self.write("agent.py", f"TOOL = {self.agent_tool!r}\n{AGENT}")
+        return [
+            f"data.train_files={self.assets}/rows.parquet",
+            "data.val_files=null",
+            "data.shuffle=false",
+            f"data.train_batch_size={PROMPTS}",
+            "data.max_prompt_length=600",
+            "data.max_response_length=200",
+            f"actor_rollout_ref.model.path={self.policy}",
+            f"{actor}.ppo_mini_batch_size={PROMPTS}",
+            f"{actor}.optim.lr={RATE}",
+            f"{rollout}.n={N}",
+            f"{rollout}.max_num_seqs=16",
+            f"{rollout}.agent.default_agent_loop={self.loop}",
+            f"{rollout}.agent.trajectory_timeout=30",
+            f"{rollout}.multi_turn.max_assistant_turns=2",
+            f"{rollout}.multi_turn.max_tokens_per_turn=48",
+            *([] if any("tool_config_path" in word for word in self.words) else [TOOLLESS]),
+            *([f"{rollout}.agent.openai_proxy.target={agent}:solve"] if self.loop == "openai_proxy" else []),
+            *([] if any("judge" in word for word in self.words) else [f"custom_reward_function.path={scorer}"]),
+            "algorithm.filter_groups.enable=false",
+            f"async_training.max_staleness={self.bound}",
+            "trainer.device=cpu",
+            "trainer.logger=[jsonl]",
+            "trainer.save_trajectories=all",
+            "trainer.save_freq=1",
+            f"trainer.total_training_steps={STEPS}",
+            f"trainer.default_local_dir={self.run}",
+            *self.words,
+        ]
+
+    # Processes
+
+    def fork(self, work: Callable[[], object], log: str) -> BaseProcess:
+        """Begin a process; it is ended with the cell."""
+        process = _context.Process(target=_logged, args=(work, str(self.folder / log)))
+        process.start()
+        self.processes.append(process)
+        return process
+
+    def serve(self, work: Callable[[], object], url: str, log: str) -> BaseProcess:
+        """Begin a server and wait until it answers anything at `url`."""
+        process = self.fork(work, log)
+        self.reach(url)
+        return process
+
+    def reach(self, url: str) -> None:
+        end = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                httpx.get(url, timeout=5.0, trust_env=False)
+                return
+            except httpx.TransportError as error:
+                if time.monotonic() > end:
+                    raise CellFailed(f"{url} does not answer") from error
+                time.sleep(LOOK_EVERY)
+
+    @contextmanager
+    def program(self, words: list[str], url: str, log: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Begin a Python program that is a server."""
+        with (self.folder / log).open("ab") as file:
+            process = subprocess.Popen([sys.executable, *words], cwd=PROJECT, stdout=file, stderr=file)
+        try:
+            self.reach(url)
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        """End what is left of the cell's processes."""
+        for process in self.processes:
+            process.kill()  # a stopped one, too
+            process.join()
+
+    # The play
+
+    def train(self, *, injected: bool) -> tuple[int, str]:
+        """Run the training to its end; returns (exit status, what it said)."""
+        self.starts += 1
+        log, words = f"training-{self.starts}.log", self.command()
+        inject = self.inject if injected else None
+        self.training = self.fork(lambda: _train(words, inject, self.folder), log)
+        while self.training.is_alive():
+            self.look()
+            self.watch(self)
+            time.sleep(LOOK_EVERY)
+        self.look()
+        self.training.join()
+        assert self.training.exitcode is not None
+        return self.training.exitcode, (self.folder / log).read_text(errors="replace")
+
+    def look(self) -> None:
+        """Note how many steps are logged."""
+        steps = steps_logged(self.run)
+        if not self.seen or self.seen[-1][1] != steps:
+            self.seen.append((time.monotonic(), steps))
+
+    def recovery(self) -> float | None:
+        """Count the seconds from the fault to the next step that was logged; None: the fault did not happen."""
+        at = marked(self.folder)
+        if at is None:
+            return None
+        before = max((steps for when, steps in self.seen if when <= at), default=0)
+        return next((when - at for when, steps in self.seen if when > at and steps > before), 0.0)
+
+    def kill_training(self) -> None:
+        assert self.training is not None and self.training.pid is not None
+        if mark(self.folder):
+            os.kill(self.training.pid, signal.SIGKILL)
+
+
+TOOLLESS = "actor_rollout_ref.rollout.multi_turn.tool_config_path=null"
+
+
+def steps_logged(run: Path) -> int:
+    """Count the steps of metrics.jsonl."""
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def _train(words: list[str], inject: Callable[[Path], None] | None, folder: Path) -> int:
+    if inject is not None:
+        inject(folder)
+    return main(words)
+
+
+def _logged(work: Callable[[], object], log: str) -> None:
+    opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(opened, stream)
+    os.close(opened)
+    status = work()
+    sys.stdout.flush()
+    os._exit(status if isinstance(status, int) else 0)
