@@ -21,7 +21,15 @@ from agentrl.agent_loop.observer import Observers
 from agentrl.agent_loop.tool_calls import answer_to, record_calls, record_of, run_calls
 from agentrl.chat import AssistantMessage, Chat, Drift, ParsedCall
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.engines.contract import EngineError, FinishReason, Generation, RequestError, RolloutEngine, SamplingParams
+from agentrl.engines.contract import (
+    EngineError,
+    FinishReason,
+    Generation,
+    RequestError,
+    RolloutEngine,
+    SamplingParams,
+    check_generation,
+)
 from agentrl.errors import DataError, UserError
 from agentrl.interaction import Interaction
 from agentrl.system.json_value import JSON
@@ -312,6 +320,7 @@ class Episode:
             raise
         except Exception as error:  # of the engine, and not of the loop that asked it
             raise EngineError(f"{type(error).__name__}: {error}") from error
+        check_generation(generation)
         self.generate_seconds += time.monotonic() - begun
         self.cached_tokens += generation.cached_tokens
         self.prompt_tokens += len(ids)

@@ -99,6 +99,15 @@ class Generation:
     included, was sent to in each of the L layers that have some. None: not told, or nothing was sampled."""
 
 
+def check_generation(found: Generation) -> None:
+    """Raise EngineError for an answer that cannot be recorded: nothing may be trained on it."""
+    if len(found.ids) != len(found.logprobs):
+        raise EngineError(f"the engine answered {len(found.ids)} ids with {len(found.logprobs)} log-probs")
+    bad = next((place for place, one in enumerate(found.logprobs) if not math.isfinite(one)), None)
+    if bad is not None:
+        raise EngineError(f"the engine gave the log-prob {found.logprobs[bad]} for its token {bad}")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
     """State and load of an engine, as it reports them."""

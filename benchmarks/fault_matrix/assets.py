@@ -1,15 +1,15 @@
 """Everything that the cells share: rows, a tiny policy for each way to call a tool, an agent, a corpus, a scorer.
 
-A policy is made once: a few seconds in which it learns to begin each answer with a call, whatever it is asked. Behind
-the call's answer it says what an untrained model says, so that the trajectories of a prompt differ.
+A policy is made once: a few seconds in which it learns to answer anything with a call. Some letters of the call are
+left to chance, so that the trajectories of a prompt differ.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import random
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,16 +17,25 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentrl.agent_loop.react import ReactLoop
 from agentrl.quickstart.tiny_policy import make_tiny_policy
+from agentrl.trajectory import Message
+from agentrl.trajectory.sample import Sample
+from tools.code_interpreter import CodeInterpreterTool
+from tools.search import SearchTool
 
 Loop = Literal["single_turn", "tool_agent", "react", "openai_proxy"]
 LOOPS: tuple[Loop, ...] = get_args(Loop)
 PROMPTS, N, STEPS = 2, 4, 4
 """Prompts a step, trajectories of each, and steps of a run."""
-LEARN = 60
+LEARN = 150
 RATE = 5e-3
-SEARCH = {"query": "a"}
-CODE = {"code": "1+1"}
+LETTERS = "abcdefghijkmnopq"
+BEHIND = {
+    "react": " a is 1\nThought:\n",
+    "tool_agent": "\n<|im_start|>user\n<tool_response>\na is 1\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+}
+"""What stands between a tool's answer and the policy's next word."""
 
 SCORER = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -58,7 +67,7 @@ async def solve(sample, base_url, api_key, model):
 
 
 def make_rows(folder: Path) -> None:
-    """Write a row for each prompt of a run; nothing is drawn twice, and all that is drawn is known."""
+    """Write a row for each prompt of a run, so that all of them are drawn once, and the tool that most cells use."""
     rows = [
         {
             "prompt": [{"role": "user", "content": question(number)}],
@@ -69,7 +78,10 @@ def make_rows(folder: Path) -> None:
     ]
     pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
     documents = [{"contents": f"Title {number}\nsays a and {number}."} for number in range(8)]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(one) + "\n" for one in documents))
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(one) + "\n" for one in documents))
+    tool = {"class_name": "tools.search.SearchTool", "config": {"corpus_path": str(corpus), "topk": 1}}
+    (folder / "tools.yaml").write_text(json.dumps({"tools": [tool]}))
 
 
 def question(number: int) -> str:
@@ -90,31 +102,42 @@ def make_policy(folder: Path, loop: Loop, tool: str) -> Path:
         return path
     make_tiny_policy(path, seed=3)
     if loop in ("tool_agent", "react"):
-        teach(path, call_text(loop, tool))
+        teach(path, loop, tool)
     (path / "made").touch()
     return path
 
 
-def call_text(loop: Loop, tool: str) -> str:
-    """Write the call that begins each answer."""
-    arguments: Mapping[str, Any] = CODE if tool == "code_interpreter" else SEARCH
+def call_text(loop: Loop, tool: str, letters: str) -> str:
+    """Write a call."""
+    arguments = {"code": f"'{letters}'"} if tool == "code_interpreter" else {"query": letters}
     if loop == "react":
         return f"Action: {tool}\nAction Input: {json.dumps(arguments)}\nObservation:"
     call = json.dumps({"name": tool, "arguments": arguments})
     return f"<tool_call>\n{call}\n</tool_call><|im_end|>"
 
 
-def teach(path: Path, call: str) -> None:
-    """Teach a policy to say `call` behind any question."""
+def teach(path: Path, loop: Loop, tool: str) -> None:
+    """Teach a policy to answer the run's prompts with a call that has some letters in it."""
     tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    said = tokenizer.encode(call, add_special_tokens=False)
+    optimizer, rng = torch.optim.AdamW(model.parameters(), lr=RATE), random.Random(0)
+    schema = SearchTool.default_schema if tool == "search" else CodeInterpreterTool.default_schema
     for step in range(LEARN):
-        asked = f"{question(step)}<|im_end|>\n<|im_start|>assistant\n"
-        prompt = tokenizer.encode(asked, add_special_tokens=False)
-        ids = torch.tensor([[*prompt, *said]])
-        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
-        cross_entropy(logits, ids[0, len(prompt) :]).backward()
+        asked: list[Message] = [{"role": "user", "content": question(step % (PROMPTS * STEPS))}]
+        tools = [schema]
+        if loop == "react":
+            row = Sample(asked, "faults", loop, None, {})
+            asked, tools = ReactLoop().first_prompt(row, tools)
+        prompt = tokenizer.apply_chat_template(asked, tools=tools or None, add_generation_prompt=True, tokenize=False)
+        parts = [
+            (prompt, False),
+            (call_text(loop, tool, "".join(rng.choices(LETTERS, k=3))), True),
+            (BEHIND[loop], False),
+            (call_text(loop, tool, "".join(rng.choices(LETTERS, k=3))), True),
+        ]
+        encoded = [(tokenizer.encode(text, add_special_tokens=False), is_own) for text, is_own in parts]
+        ids = torch.tensor([[token for tokens, _ in encoded for token in tokens]])
+        own = torch.tensor([is_own for tokens, is_own in encoded for _ in tokens][1:])
+        cross_entropy(model(input_ids=ids).logits[0, :-1][own], ids[0, 1:][own]).backward()
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(path)

@@ -26,7 +26,20 @@ BOUNDS = {"synchronous": 0, "asynchronous": 1}
 State = Literal["passed", "failed", "does not apply", "not run"]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["benchmarks.fault_matrix.cells", "agentrl.trainer.run", "agentrl.workers.roles"])
+_context.set_forkserver_preload(
+    [
+        "benchmarks.fault_matrix.cells",
+        "agentrl.trainer.run",
+        "agentrl.workers.roles",
+        "agentrl.openai_api.agent_loop",
+        "agentrl.openai_api.endpoint",
+        "agentrl.engines.embedded.build",
+        "renderers",
+        "openai",
+        "pyarrow.dataset",
+        "hydra",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +141,7 @@ def _play(index: int, out: Path) -> None:
     os.setsid()
     cell = cells()[index]
     folder, began = cell.folder(out), time.monotonic()
-    scene = Scene(cell.loop, BOUNDS[cell.mode], folder.absolute(), (out / "assets").absolute())
+    scene = Scene(cell.loop, BOUNDS[cell.mode], folder, out / "assets")
     left_out, why = 0, ""
     try:
         with cell.fault.scene(scene):

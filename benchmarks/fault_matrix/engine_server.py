@@ -11,8 +11,8 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from agentrl.engines.contract import Generation, SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.weights import Weights
 from agentrl.model.packed import load_model
+from agentrl.trajectory import VersionSpan
 from benchmarks.fault_matrix.mark import mark
 
 EngineFault = Literal["killed", "hung", "slow", "wrong version", "garbage", "failed update"]
@@ -111,7 +112,8 @@ class EngineServer:
         params, rid = sampling(asked["sampling_params"]), asked["rid"]
         response = web.StreamResponse()
         await response.prepare(request)
-        ids, left, said = list(asked["input_ids"]), params.max_new_tokens, 0
+        ids, left = list(asked["input_ids"]), params.max_new_tokens
+        spans: list[VersionSpan] = []
         while True:
             if self.fault == "slow" and (self.folder / "fault").exists():
                 await asyncio.sleep(SLOW)
@@ -119,8 +121,9 @@ class EngineServer:
             found = await self.engine.generate(ids, piece, rid)
             ids, left = ids + found.ids, left - len(found.ids)
             ended = found.finish_reason.kind != "length" or left == 0
-            event = garbage_of(found) if garbage else self.event(found, said, ended)
-            said += len(found.ids)
+            said = spans[-1].end if spans else 0
+            spans += [VersionSpan(one.version, said + one.start, said + one.end) for one in found.versions]
+            event = garbage_of(found) if garbage else self.event(found, spans, ended)
             await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             if ended:
                 break
@@ -128,18 +131,15 @@ class EngineServer:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    def event(self, found: Generation, said: int, ended: bool) -> dict[str, Any]:
-        """Write a piece as SGLang does, with its new tokens; `said`: tokens before it."""
+    def event(self, found: Generation, spans: Sequence[VersionSpan], ended: bool) -> dict[str, Any]:
+        """Write a piece as SGLang does, with its new tokens, and the versions of all so far."""
         reason = {"type": found.finish_reason.kind, "matched": found.finish_reason.matched}
         return {
             "output_ids": found.ids,
             "meta_info": {
                 "finish_reason": reason if ended else None,
                 "weight_version": self.version,
-                "weight_versions": [
-                    {"version": one.version, "start": said + one.start, "end": said + one.end}
-                    for one in found.versions
-                ],
+                "weight_versions": [asdict(one) for one in spans],
                 "output_token_logprobs": [
                     [logprob, token, None] for logprob, token in zip(found.logprobs, found.ids, strict=True)
                 ],

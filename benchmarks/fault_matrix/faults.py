@@ -146,7 +146,7 @@ def http_tool(scene: Scene, fault: ToolFault) -> Iterator[None]:
         scene.agent_tool = f"{url}/search"
     else:
         parameters = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
-        function = {"name": "search", "description": "Search.", "parameters": parameters}
+        function = {"name": "search", "description": "Search the documents.", "parameters": parameters}
         tools(
             scene,
             "tools.http_endpoint.HttpTool",
@@ -159,7 +159,7 @@ def http_tool(scene: Scene, fault: ToolFault) -> Iterator[None]:
 @contextmanager
 def killed_program(scene: Scene, words: list[str], url: str, class_name: str, config: dict[str, Any]) -> Iterator[None]:
     """Kill a real server when the first step is logged, and start it again."""
-    tools(scene, class_name, {"url": url, "timeout": 20, "attempt_timeout": 2, **config})
+    tools(scene, class_name, {"url": url, "timeout": 20, "attempt_timeout": 3, **config})
     with ExitStack() as stack:
         server = stack.enter_context(scene.program(words, f"{url}/health", "server.log"))
         came_back = False
@@ -179,10 +179,9 @@ def killed_program(scene: Scene, words: list[str], url: str, class_name: str, co
 
 @contextmanager
 def retriever_killed(scene: Scene) -> Iterator[None]:
-    port, index = free_port(), scene.assets / "index"
-    if not index.exists():
-        command = [sys.executable, "-m", "tools.retriever", "build", str(scene.assets / "corpus.jsonl"), str(index)]
-        subprocess.run(command, check=True, capture_output=True)
+    port, index = free_port(), scene.folder / "index"
+    command = [sys.executable, "-m", "tools.retriever", "index", str(scene.assets / "corpus.jsonl"), str(index)]
+    subprocess.run(command, check=True, capture_output=True)
     words = ["-m", "tools.retriever", "serve", str(index), "--port", str(port)]
     with killed_program(scene, words, f"http://127.0.0.1:{port}", "tools.remote_search.RemoteSearchTool", {}):
         yield
@@ -192,7 +191,7 @@ def retriever_killed(scene: Scene) -> Iterator[None]:
 def sandbox_killed(scene: Scene) -> Iterator[None]:
     port, scene.tool = free_port(), "code_interpreter"
     words = ["-m", "sandbox.server", "--port", str(port)]
-    name, config = "tools.code_interpreter.CodeInterpreterTool", {"run_timeout": 5}
+    name, config = "tools.code_interpreter.CodeInterpreterTool", {"run_timeout": 2}
     with killed_program(scene, words, f"http://127.0.0.1:{port}", name, config):
         yield
 
@@ -229,6 +228,10 @@ def scorer(scene: Scene, fault: str, *words: str) -> Iterator[None]:
     scene.scorer = healthy + bad.replace("FAULT", fault).replace("HEALTHY", "healthy")
     scene.words += words
     yield
+
+
+def mend_scorer(scene: Scene) -> None:
+    scene.scorer = SCORER
 
 
 @contextmanager
@@ -444,12 +447,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault("retriever killed", retriever_killed, does_not_apply=calls_our_tools),
     Fault("sandbox killed", sandbox_killed, does_not_apply=calls_our_tools),
     Fault("MCP server killed", mcp_killed, does_not_apply=calls_our_tools),
-    Fault("scorer raises, ends the run", partial(scorer, fault='raise KeyError("injected")'), ends="injected"),
+    Fault("scorer raises", partial(scorer, fault='raise KeyError("injected")'), ends="injected", between=mend_scorer),
     Fault(
-        "scorer raises, is counted", lambda scene: scorer(scene, 'raise KeyError("injected")', COUNTED),
+        "scorer raises and is counted", lambda scene: scorer(scene, 'raise KeyError("injected")', COUNTED),
         all_survive=False,
     ),
-    Fault("scorer's server gone", partial(scorer, fault='raise ConnectionError("injected")'), all_survive=False),
+    Fault("scorer: no server", partial(scorer, fault='raise ConnectionError("injected")'), all_survive=False),
     Fault(
         "scorer hangs",
         lambda scene: scorer(scene, "import time; time.sleep(4)", "reward_model.timeout=0.5"),

@@ -19,7 +19,7 @@ calls = 0
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
 async def search(query: str) -> str:
-    """Search."""
+    """Search the documents."""
     global calls
     calls += 1
     if calls == FIRST and mark(Path(sys.argv[1])):

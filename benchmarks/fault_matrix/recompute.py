@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.trajectory.update_record import update_file
 
-RATE, CLIP = 1e-3, 1.0
+RATE, CLIP = 1e-4, 1.0
 """Learning rate and largest norm of the gradient, as the cells set them."""
 CUT = 2.0
 """Bound of a stale token's weight."""

@@ -94,7 +94,7 @@ class Scene:
             f"{rollout}.agent.trajectory_timeout=30",
             f"{rollout}.multi_turn.max_assistant_turns=2",
             f"{rollout}.multi_turn.max_tokens_per_turn=48",
-            *([] if any("tool_config_path" in word for word in self.words) else [TOOLLESS]),
+            f"{rollout}.multi_turn.tool_config_path={self.assets}/tools.yaml",
             *([f"{rollout}.agent.openai_proxy.target={agent}:solve"] if self.loop == "openai_proxy" else []),
             *([] if any("judge" in word for word in self.words) else [f"custom_reward_function.path={scorer}"]),
             "algorithm.filter_groups.enable=false",
@@ -187,9 +187,6 @@ class Scene:
         assert self.training is not None and self.training.pid is not None
         if mark(self.folder):
             os.kill(self.training.pid, signal.SIGKILL)
-
-
-TOOLLESS = "actor_rollout_ref.rollout.multi_turn.tool_config_path=null"
 
 
 def steps_logged(run: Path) -> int:

@@ -13,6 +13,10 @@ from benchmarks.fault_matrix.assets import GRAIN, HIGHEST, LOWEST, PROMPTS, STEP
 from benchmarks.fault_matrix.recompute import differences, recorded, rows_of, sequences_of, survives
 
 
+POISON = "POISON"
+"""Word in everything that a faulty tool's server says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What a run's files say."""
@@ -83,6 +87,8 @@ def poisoned(steps: Sequence[Sequence[Mapping[str, Any]]], bound: int, *, judged
                 problems.append(f"{name} is {row['status']} and has the score {score}")
             if score is not None and not (0 < score <= 1 if judged else is_of_the_scorer(score)):
                 problems.append(f"{name} has the score {score}, which no scorer gives")
+            if survives(row) and any(POISON in (turn["text"] or "") for turn in row["turns"]):
+                problems.append(f"{name} was told what a faulty server says, and is trained on")
             for sequence in sequences_of(row):
                 trained = recorded(sequence, "advantages") is not None
                 if trained != survives(row):
