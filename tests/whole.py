@@ -27,6 +27,7 @@ PAGE = PROJECT / "docs" / "performance.md"
 MARKS = ("<!-- make test-all -->", "<!-- end of make test-all -->")
 
 SOAKS = {
+    "fault-matrix": ["-m", "benchmarks.fault_matrix", "--slow"],
     "faulty-tools": ["-m", "benchmarks.tools.faulty_tools"],
     "sandbox-soak": ["-m", "benchmarks.tools.sandbox_latency", "--runs", "0", "--soak", "5000"],
     "slow-connections": ["-m", "benchmarks.tools.slow_connections"],

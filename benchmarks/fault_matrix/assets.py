@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -118,14 +118,15 @@ def call_text(loop: Loop, tool: str, letters: str) -> str:
 
 def teach(path: Path, loop: Loop, tool: str) -> None:
     """Teach a policy to answer the run's prompts with a call that has some letters in it."""
-    tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path)
     optimizer, rng = torch.optim.AdamW(model.parameters(), lr=RATE), random.Random(0)
     schema = SearchTool.default_schema if tool == "search" else CodeInterpreterTool.default_schema
     for step in range(LEARN):
         asked: list[Message] = [{"role": "user", "content": question(step % (PROMPTS * STEPS))}]
         tools = [schema]
         if loop == "react":
-            row = Sample(asked, "faults", loop, None, {})
+            row = Sample(asked, "faults", loop)
             asked, tools = ReactLoop().first_prompt(row, tools)
         prompt = tokenizer.apply_chat_template(asked, tools=tools or None, add_generation_prompt=True, tokenize=False)
         parts = [

@@ -7,8 +7,9 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -94,18 +95,18 @@ def run(chosen: Sequence[Cell], out: Path, processes: int) -> None:
         return
     assets = out / "assets"
     assets.mkdir(parents=True, exist_ok=True)
-    if _ended(_context.Process(target=_prepare, args=(assets,)), LIMIT) != 0:
+    policies = {(one.loop, one.fault.tool) for one in waiting}
+    if _ended(_context.Process(target=_prepare, args=(assets, policies)), LIMIT) != 0:
         raise SystemExit("the policies could not be made")
     with ThreadPoolExecutor(processes) as threads:
         list(threads.map(lambda cell: _run(cell, out), waiting))
 
 
-def _prepare(assets: Path) -> None:
+def _prepare(assets: Path, policies: Collection[tuple[Loop, str]]) -> None:
     os.setsid()
     make_rows(assets)
-    for loop in LOOPS:
-        make_policy(assets, loop, "search")
-        make_policy(assets, loop, "code_interpreter")
+    for loop, tool in sorted(policies):
+        make_policy(assets, loop, tool)
 
 
 def _run(cell: Cell, out: Path) -> None:
@@ -115,6 +116,8 @@ def _run(cell: Cell, out: Path) -> None:
     limit = SLOW_LIMIT if cell.fault.slow else LIMIT
     index = cells().index(cell)
     status = _ended(_context.Process(target=_play, args=(index, out)), limit)
+    if os.path.ismount(folder / "run"):  # of a cell that was ended
+        subprocess.run(["umount", "-l", str(folder / "run")], check=True)
     if not (folder / RESULT).exists():
         text = f"it takes more than {limit:g} s" if status is None else f"its process ended with status {status}"
         _write(folder, Result("failed", text, limit if status is None else 0.0))
@@ -141,7 +144,7 @@ def _play(index: int, out: Path) -> None:
     os.setsid()
     cell = cells()[index]
     folder, began = cell.folder(out), time.monotonic()
-    scene = Scene(cell.loop, BOUNDS[cell.mode], folder, out / "assets")
+    scene = Scene(cell.loop, BOUNDS[cell.mode], folder, out / "assets", cell.fault.tool)
     left_out, why = 0, ""
     try:
         with cell.fault.scene(scene):

@@ -16,15 +16,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import agentrl.engines.sglang.build
 import agentrl.workers.policy
 from agentrl.agent_loop.scheduler import Scheduler
+from agentrl.engines.contract import EngineError
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.servers.fleet import Timings
 from agentrl.trainer.grpo import Trainer
 from benchmarks.fault_matrix import engine_server, tool_server
-from benchmarks.fault_matrix.assets import N, PROMPTS, SCORER, Loop
+from benchmarks.fault_matrix.assets import PROMPTS, SCORER, Loop, N
 from benchmarks.fault_matrix.engine_server import EngineFault
 from benchmarks.fault_matrix.mark import mark, marked
 from benchmarks.fault_matrix.scene import CellFailed, Scene, steps_logged
@@ -57,6 +59,8 @@ class Fault:
     needs_root: bool = False
     slow: bool = False
     """Starts Ray: most of a minute."""
+    tool: str = "search"
+    """Name of the tool that the policy calls."""
     judged: bool = False
     """A model scores."""
     does_not_apply: Callable[[Loop], str | None] = lambda loop: None
@@ -123,9 +127,8 @@ def two_engines(scene: Scene, fault: EngineFault) -> Iterator[None]:
 
 def quick_checks(folder: Path) -> None:
     """Have servers given up within seconds, not half a minute: what is waited for is the same."""
-    agentrl.engines.sglang.build.Timings = partial(  # type: ignore[assignment,misc]
-        Timings, check_timeout=1.0, recheck_interval=0.2, backoff=0.2, update_timeout=20.0
-    )
+    quick = partial(Timings, check_timeout=1.0, recheck_interval=0.2, backoff=0.2, update_timeout=20.0)
+    patch.object(agentrl.engines.sglang.build, "Timings", quick).start()
 
 
 # Tools and their servers
@@ -189,7 +192,7 @@ def retriever_killed(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def sandbox_killed(scene: Scene) -> Iterator[None]:
-    port, scene.tool = free_port(), "code_interpreter"
+    port = free_port()
     words = ["-m", "sandbox.server", "--port", str(port)]
     name, config = "tools.code_interpreter.CodeInterpreterTool", {"run_timeout": 2}
     with killed_program(scene, words, f"http://127.0.0.1:{port}", name, config):
@@ -264,21 +267,21 @@ def die(folder: Path, number: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), number)
 
 
-def killed_in(stage: str, when: Literal["begins", "ends"], folder: Path, number: int = signal.SIGKILL) -> None:
-    """Have the process killed where a stage of the step begins, or has ended."""
+def killed_in(stage: str, when: Literal["begins", "ends"], step: int, folder: Path) -> None:
+    """Have the process killed where a stage of a step begins, or has ended."""
     healthy = Trainer.timed
 
     @contextmanager
     def timed(trainer: Trainer, name: str, *, shown: bool = True) -> Iterator[None]:
-        hit = name == stage and trainer.step == STEP
+        hit = name == stage and trainer.step == step
         if hit and when == "begins":
-            die(folder, number)
+            die(folder)
         with healthy(trainer, name, shown=shown):
             yield
         if hit and when == "ends":
-            die(folder, number)
+            die(folder)
 
-    Trainer.timed = timed  # type: ignore[method-assign]
+    patch.object(Trainer, "timed", timed).start()
 
 
 def killed_while_sampling(folder: Path, number: int = signal.SIGKILL) -> None:
@@ -292,7 +295,7 @@ def killed_while_sampling(folder: Path, number: int = signal.SIGKILL) -> None:
             die(folder, number)
         await healthy(scheduler, *args)
 
-    Scheduler._score = score  # type: ignore[method-assign,assignment]
+    patch.object(Scheduler, "_score", score).start()
 
 
 def clock_jumps(folder: Path) -> None:
@@ -305,14 +308,13 @@ def clock_jumps(folder: Path) -> None:
             mark(folder)
         return healthy(trainer)
 
-    Trainer.train_step = train_step  # type: ignore[method-assign]
+    patch.object(Trainer, "train_step", train_step).start()
     time.time = lambda: now() + (0 if step[0] < STEP else 3600 if step[0] == STEP else -86400)
 
 
 def nan_gradient(folder: Path) -> None:
     """Have one loss of the policy be no number."""
-    healthy = agentrl.workers.policy.aggregate
-    calls = 0
+    healthy, calls = agentrl.workers.policy.aggregate, 0  # type: ignore[attr-defined]
 
     def aggregate(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
@@ -320,7 +322,7 @@ def nan_gradient(folder: Path) -> None:
         loss = healthy(*args, **kwargs)
         return loss * float("nan") if calls == STEP and mark(folder) else loss
 
-    agentrl.workers.policy.aggregate = aggregate  # type: ignore[assignment]
+    patch.object(agentrl.workers.policy, "aggregate", aggregate).start()
 
 
 def nan_log_prob(folder: Path) -> None:
@@ -336,7 +338,7 @@ def nan_log_prob(folder: Path) -> None:
             return replace(found, logprobs=[float("nan"), *found.logprobs[1:]])
         return found
 
-    EmbeddedEngine.generate = generate  # type: ignore[method-assign]
+    patch.object(EmbeddedEngine, "generate", generate).start()
 
 
 def failed_update(folder: Path) -> None:
@@ -345,10 +347,10 @@ def failed_update(folder: Path) -> None:
 
     async def update(engine: EmbeddedEngine, weights: Any, version: int) -> Any:
         if version == STEP and mark(folder):
-            raise agentrl.engines.contract.EngineError("injected: the weights are not taken")
+            raise EngineError("injected: the weights are not taken")
         return await healthy(engine, weights, version)
 
-    EmbeddedEngine.update_weights = update  # type: ignore[method-assign]
+    patch.object(EmbeddedEngine, "update_weights", update).start()
 
 
 def tear_checkpoint(scene: Scene) -> None:
@@ -420,12 +422,8 @@ def ray_process_killed(scene: Scene, kind: str) -> Iterator[None]:
 
 
 def _stage(name: str, stage: str, when: Literal["begins", "ends"], *words: str) -> Fault:
-    inject = partial(_killed, stage, when)
+    inject = partial(killed_in, stage, when, STEP)
     return Fault(f"driver killed: {name}", lambda scene: injected(scene, inject, *words), ends="")
-
-
-def _killed(stage: str, when: Literal["begins", "ends"], folder: Path) -> None:
-    killed_in(stage, when, folder)
 
 
 COUNTED = f"{ROLLOUT}.agent.on_code_error=count"
@@ -445,11 +443,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault("engine: refused update", lambda scene: injected(scene, failed_update), ends="injected"),
     *(Fault(f"tool: {one}", partial(http_tool, fault=one), does_not_apply=why) for one, why in TOOL.items()),
     Fault("retriever killed", retriever_killed, does_not_apply=calls_our_tools),
-    Fault("sandbox killed", sandbox_killed, does_not_apply=calls_our_tools),
+    Fault("sandbox killed", sandbox_killed, tool="code_interpreter", does_not_apply=calls_our_tools),
     Fault("MCP server killed", mcp_killed, does_not_apply=calls_our_tools),
     Fault("scorer raises", partial(scorer, fault='raise KeyError("injected")'), ends="injected", between=mend_scorer),
     Fault(
-        "scorer raises and is counted", lambda scene: scorer(scene, 'raise KeyError("injected")', COUNTED),
+        "scorer raises and is counted",
+        lambda scene: scorer(scene, 'raise KeyError("injected")', COUNTED),
         all_survive=False,
     ),
     Fault("scorer: no server", partial(scorer, fault='raise ConnectionError("injected")'), all_survive=False),
@@ -473,7 +472,12 @@ FAULTS: tuple[Fault, ...] = (
         lambda scene: injected(scene, partial(killed_while_sampling, number=signal.SIGTERM)),
         ends="",
     ),
-    Fault("checkpoint torn", lambda scene: injected(scene, partial(_killed, "rollout", "begins")), "", tear_checkpoint),
+    Fault(
+        "checkpoint torn",
+        lambda scene: injected(scene, partial(killed_in, "rollout", "begins", STEP + 1)),
+        ends="",
+        between=tear_checkpoint,
+    ),
     Fault("disk full", disk_full, ends="full", between=empty_disk, needs_root=True),
     Fault("clock jumps", lambda scene: injected(scene, clock_jumps)),
     Fault("NaN gradient", lambda scene: injected(scene, nan_gradient)),

@@ -35,7 +35,7 @@ otherwise or doubled is ten times as much."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence1:
+class TrainedSequence:
     """One transcript that is trained on."""
 
     uid: str
@@ -66,7 +66,7 @@ def survives(row: Mapping[str, Any]) -> bool:
     return row["status"] != "failed" and row["score"] is not None and any(any(mask) for mask in row["mask"])
 
 
-def sequences_of(row: Mapping[str, Any]) -> list[Sequence1]:
+def sequences_of(row: Mapping[str, Any]) -> list[TrainedSequence]:
     found = []
     for number, mask in enumerate(row["mask"]):
         if any(mask):
@@ -74,7 +74,7 @@ def sequences_of(row: Mapping[str, Any]) -> list[Sequence1]:
             versions = [span["version"] for span in spans for _ in range(span["start"], span["end"])]
             columns = {name: column[number] for name, column in row["update"].items() if name != "uid"}
             found.append(
-                Sequence1(
+                TrainedSequence(
                     row["uid"],
                     torch.tensor(row["ids"][number]),
                     torch.tensor(mask, dtype=torch.bool),
@@ -86,7 +86,7 @@ def sequences_of(row: Mapping[str, Any]) -> list[Sequence1]:
     return found
 
 
-def log_probs(model: PreTrainedModel, sequence: Sequence1) -> torch.Tensor:
+def log_probs(model: PreTrainedModel, sequence: TrainedSequence) -> torch.Tensor:
     """Compute the log-probs of the sampled tokens of one sequence [sampled tokens]."""
     logits = model(input_ids=sequence.ids[None]).logits[0, :-1].log_softmax(-1)
     chosen = logits.gather(1, sequence.ids[1:, None])[:, 0]
@@ -104,15 +104,15 @@ def advantages_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         centred = rewards - rewards.mean()
         scale = rewards.std() + 1e-6 if len(members) > 1 else torch.tensor(1.0)
         equal = bool((rewards == rewards[0]).all())
-        found |= {
-            row["uid"]: 0.0 if equal else float(one) for row, one in zip(members, centred / scale, strict=True)
-        }
+        found |= {row["uid"]: 0.0 if equal else float(one) for row, one in zip(members, centred / scale, strict=True)}
     return found
 
 
-def recorded(sequence: Sequence1, name: str) -> torch.Tensor | None:
+def recorded(sequence: TrainedSequence, name: str) -> torch.Tensor | None:
     """Read a column of the record at the sampled tokens; None where a sampled token has none."""
-    values = [one for one, is_sampled in zip(sequence.recorded[name], sequence.mask.tolist(), strict=True) if is_sampled]
+    values = [
+        one for one, is_sampled in zip(sequence.recorded[name], sequence.mask.tolist(), strict=True) if is_sampled
+    ]
     return None if any(one is None for one in values) else torch.tensor(values, dtype=torch.float32)
 
 

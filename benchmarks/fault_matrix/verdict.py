@@ -12,7 +12,6 @@ from typing import Any
 from benchmarks.fault_matrix.assets import GRAIN, HIGHEST, LOWEST, PROMPTS, STEPS, N, question
 from benchmarks.fault_matrix.recompute import differences, recorded, rows_of, sequences_of, survives
 
-
 POISON = "POISON"
 """Word in everything that a faulty tool's server says."""
 

@@ -1,0 +1,179 @@
+"""The matrix of faults: some cells, drawn by the slice's seed; and its verdict, of runs that were tampered with."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file, save_file
+
+from agentrl.train import main
+from agentrl.trajectory.parquet import SCHEMA
+from benchmarks.fault_matrix.assets import LOOPS, make_rows
+from benchmarks.fault_matrix.cells import BOUNDS, RESULT, Result, cells, outcome, run
+from benchmarks.fault_matrix.faults import FAULTS
+from benchmarks.fault_matrix.page import MARKS, document, table
+from benchmarks.fault_matrix.scene import Scene
+from benchmarks.fault_matrix.verdict import judge
+
+BOUND = 1
+
+
+def test_there_are_at_least_twenty_faults_each_met_by_a_loop() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 20
+    for fault in FAULTS:
+        assert any(fault.does_not_apply(loop) is None for loop in LOOPS), fault.name
+    assert len(cells()) == len(FAULTS) * len(LOOPS) * len(BOUNDS)
+
+
+@pytest.mark.timeout(300)
+def test_some_cells(tmp_path: Path, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> None:
+    """Single turns, whose policy takes no time to be made."""
+    rng = random.Random(request.config.getoption("slice_seed"))
+    chosen = rng.sample([one for one in cells() if one.loop == "single_turn" and is_cheap(one.fault.name)], 2)
+    run(chosen, tmp_path, 1)
+    found = {one.name: outcome(one, tmp_path) for one in chosen}
+    assert {one.state for one in found.values()} == {"passed"}, (found, capfd.readouterr().out)
+    stamps = [one.folder(tmp_path).joinpath(RESULT).stat().st_mtime_ns for one in chosen]
+    run(chosen, tmp_path, 1)
+    assert [one.folder(tmp_path).joinpath(RESULT).stat().st_mtime_ns for one in chosen] == stamps
+
+
+def is_cheap(name: str) -> bool:
+    return name.startswith(("engine: ", "scorer", "driver", "judge", "NaN", "clock", "checkpoint"))
+
+
+def test_a_table_says_what_failed_and_what_was_not_run(tmp_path: Path) -> None:
+    fault = next(one for one in FAULTS if one.name == "NaN gradient")
+    for mode in BOUNDS:
+        cell = replace(cells()[0], fault=fault, loop="react", mode=mode)
+        cell.folder(tmp_path).mkdir(parents=True)
+        state = "passed" if mode == "synchronous" else "failed"
+        found = {"state": state, "why": "", "seconds": 3.0, "recovery": 1.25, "left_out": 2}
+        (cell.folder(tmp_path) / RESULT).write_text(json.dumps(found))
+        assert outcome(cell, tmp_path) == Result(**found)  # type: ignore[arg-type]
+    lines = table(tmp_path)
+    assert "| NaN gradient | not run | not run | 1.2 / FAILED | not run | 4 |" in lines
+    assert "| tool: flood | - | not run | not run | - |  |" in lines
+    assert "1 passed, 1 failed" in lines[-1]
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
+    document(tmp_path, page)
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text and lines[0] in text
+
+
+# The verdict
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """A run of four steps that nothing has happened to, whose policy has learnt."""
+    folder = tmp_path_factory.mktemp("finished")
+    (assets := folder / "assets").mkdir()
+    make_rows(assets)
+    scene = Scene("single_turn", BOUND, folder, assets)
+    assert main(scene.command()) == 0
+    return scene
+
+
+def test_nothing_is_found_in_a_sound_run(finished: Scene) -> None:
+    assert judge(finished.run, finished.policy, BOUND, judged=False).problems == []
+
+
+def rows_changed(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> Callable[[Path], None]:
+    """Change the second step's trajectories."""
+
+    def tamper(run: Path) -> None:
+        path = run / "trajectories" / "train_000002.parquet"
+        rows = change(pq.read_table(path).to_pylist(maps_as_pydicts="strict"))
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+
+    return tamper
+
+
+def first_is(**values: object) -> Callable[[Path], None]:
+    return rows_changed(lambda rows: [rows[0] | values, *rows[1:]])
+
+
+def other_ids(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Have the first trajectory's last token be another one."""
+    rows[0]["ids"][0][-1] = (rows[0]["ids"][0][-1] + 1) % 200
+    return rows
+
+
+def other_weights(run: Path) -> None:
+    """Have one matrix of the exported policy miss a tenth of what it is."""
+    path = run / "policy" / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if "mlp" in name)
+    save_file(weights | {name: weights[name] * 1.01}, path)
+
+
+def other_update(column: str) -> Callable[[Path], None]:
+    """Have a column of the update's record be another one."""
+
+    def tamper(run: Path) -> None:
+        path = run / "trajectories" / "train_000002.update.parquet"
+        rows = pq.read_table(path).to_pylist()
+        for row in rows:
+            row[column] = [[None if one is None else one + 0.1 for one in tokens] for tokens in row[column]]
+        pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(path)), path)
+
+    return tamper
+
+
+def ledger_without_a_prompt(run: Path) -> None:
+    path = run / "ledger.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[2]["trained"] = [[first, first + 1] for first, _ in lines[2]["trained"]][:1]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def metrics_twice(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text() + path.read_text().splitlines()[-1] + "\n")
+
+
+TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a trajectory is lost": (rows_changed(lambda rows: rows[1:]), "expected 2 prompts, 4 trajectories each"),
+    "a trajectory is there twice": (rows_changed(lambda rows: [*rows[:-1], rows[0]]), "two trajectories of one name"),
+    "a zero": (first_is(score=0.0), "which no scorer gives"),
+    "a failure that is scored": (first_is(status="failed"), "is failed and has the score"),
+    "a failure that is trained on": (first_is(status="failed", score=None), "trained on: True"),
+    "another score": (first_is(score=0.6875), "advantages is not what its record gives"),
+    "another token": (rows_changed(other_ids), "trainer_logprobs is not what its record gives"),
+    "what a faulty tool said": (
+        rows_changed(lambda rows: [rows[0] | {"turns": [{**rows[0]["turns"][0], "text": "POISON"}]}, *rows[1:]]),
+        "was told what a faulty server says",
+    ),
+    "other advantages": (other_update("advantages"), "advantages is not what its record gives"),
+    "other weights of stale tokens": (other_update("weights"), "weights is not what its record gives"),
+    "another policy": (other_weights, "from the one that the records give"),
+    "a prompt without a fate": (ledger_without_a_prompt, "expected one for each of 8 prompts"),
+    "a step that is logged twice": (metrics_twice, "metrics.jsonl has the steps"),
+}
+
+
+@pytest.mark.parametrize("what", TAMPERED)
+def test_what_was_tampered_with_is_told(finished: Scene, tmp_path: Path, what: str) -> None:
+    tamper, told = TAMPERED[what]
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished.run, run_dir, ignore=shutil.ignore_patterns("checkpoints"))
+    tamper(run_dir)
+    problems = judge(run_dir, finished.policy, BOUND, judged=False).problems
+    assert any(told in one for one in problems), problems
+
+
+def test_stale_tokens_are_told(finished: Scene) -> None:
+    """The run is asynchronous: by the rule of a synchronous one it trained on tokens that are too old."""
+    problems = judge(finished.run, finished.policy, 0, judged=False).problems
+    assert any("has tokens of version" in one for one in problems), problems
