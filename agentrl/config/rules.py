@@ -214,7 +214,7 @@ class Needs(Rule):
 
 
 class ConflictsWith(Rule):
-    """The key and the others must not be set at once; `why` says so, and what to do."""
+    """The key and the others must not be set at once; `why` says so, and what to do. A switch that is off is not set."""
 
     def __init__(self, *others: str, why: str) -> None:
         self.others, self.why = others, why
@@ -224,8 +224,9 @@ class ConflictsWith(Rule):
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         others = [other for other in map(place.find, self.others) if other is not None]
-        given = [f"{other}={shown(values.all[other])}" for other in others if values.all[other] is not None]
-        if values.all[key] is None or not given:
+        unset = (None, False)
+        given = [f"{other}={shown(values.all[other])}" for other in others if values.all[other] not in unset]
+        if values.all[key] in unset or not given:
             return []
         return [f"{key}={shown(values.all[key])} conflicts with {' and '.join(given)}: {self.why}"]
 

@@ -38,8 +38,8 @@ class EngineSetting:
     """cuda or cpu: where the policy is."""
     max_model_len: int
     """Longest context in tokens, prompt and response together."""
-    run_dir: Path
-    """The run's folder, for logs and weights in files."""
+    folder: Path
+    """Folder of this engine alone, for logs and weights in files: the run's, or one in it for each rollout worker."""
     decode: Callable[[list[int]], str]
     """Ids to text, for stop strings."""
     audience: BuildAudience

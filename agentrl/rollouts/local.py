@@ -66,7 +66,8 @@ def open_local_rollouts(
         loop = stack.enter_context(LoopThread("rollouts", torch_state()))
         limits = LoopLimits.from_config(config)
         observers = Observers.load(agent.observers, run_dir, agent.observer_options)
-        setting = EngineSetting(config, device, limits.max_model_len, run_dir, chat.decode, audience)
+        folder = engine_folder(run_dir, share)
+        setting = EngineSetting(config, device, limits.max_model_len, folder, chat.decode, audience)
         rollout = config.actor_rollout_ref.rollout
         build = configured(ENGINES.get(rollout.name), rollout.engine_options, ENGINE_OPTIONS)
         engine = build(setting, loop)
@@ -91,6 +92,12 @@ def open_local_rollouts(
         stack.callback(lambda: loop.run(scheduler.close()))
         reading = reward_model_input(config)
         yield LocalRollouts(config, scheduler, engine, loop, audience, run_dir / TRAJECTORIES, share, reading)
+
+
+def engine_folder(run_dir: Path, share: tuple[int, int]) -> Path:
+    """Return the folder of an engine's files: workers that have the run's folder in common must not mix theirs."""
+    number, count = share
+    return run_dir if count == 1 else run_dir / f"worker_{number}of{count}"
 
 
 def reward_model_input(config: RolloutsConfig) -> ModelInput | None:

@@ -359,6 +359,9 @@ def test_stale_tokens_are_corrected_unless_that_was_chosen_otherwise(tmp_path: P
 def test_a_cluster_that_runs_has_its_cpus() -> None:
     with pytest.raises(ConfigError, match=r"ray_init\.num_cpus=2 conflicts with ray_init\.address=auto"):
         load("trainer.n_gpus_per_node=2", "ray_init.num_cpus=2", "ray_init.address=auto")
+    with pytest.raises(ConfigError, match=r"ray_init\.include_dashboard=true conflicts with ray_init\.address=auto"):
+        load("trainer.n_gpus_per_node=2", "ray_init.include_dashboard=true", "ray_init.address=auto")
+    load("trainer.n_gpus_per_node=2", "ray_init.address=auto")  # include_dashboard is false by itself
 
 
 def test_a_clip_ratio_that_is_the_bound_is_remarked_on(caplog: pytest.LogCaptureFixture) -> None:

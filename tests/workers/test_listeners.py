@@ -8,6 +8,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from agentrl.config import Config
 from agentrl.config.sections.trainer import RayInitConfig
+from agentrl.engines.servers.sync import distributed
 from agentrl.parallel.store import listening_store
 from agentrl.workers.roles import open_workers
 
@@ -54,6 +56,29 @@ def test_the_store_and_the_connections_of_a_group_are_where_they_are_told_to_be(
 
     with ThreadPoolExecutor(2) as threads:
         assert [float(summed) for summed in threads.map(join, range(2))] == [2.0, 2.0]
+
+
+def test_gloo_announces_the_address_that_servers_see_whatever_the_machines_own_name_resolves_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(distributed, "address_towards", lambda url: "127.0.0.9")
+    process = psutil.Process(os.getpid())
+    before = {one.laddr for one in process.net_connections("tcp")}
+    group = distributed._Group([SimpleNamespace(url="http://server:1")], [("http://server:1", 0)], "gloo", 30.0)  # type: ignore[list-item]
+    group.join()
+    listening = {one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+    group.abort()
+    assert {laddr.ip for laddr in listening - before} == {"127.0.0.9"}
+    assert len(listening - before) == 2, "the store and gloo"
+
+
+def test_the_interface_of_an_address_of_this_machine() -> None:
+    pytest.importorskip("ray")
+    from agentrl.runtime.ray.network import interface_of
+
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.7") is None, "an address of nobody (RFC 5737)"
 
 
 @pytest.mark.slice(0, "cluster")

@@ -67,7 +67,7 @@ async def reach(client: ServerClient, timeout: float, progress: Say = lambda _: 
 
 
 def weight_sender(
-    config: RolloutsConfig, device: str, urls: Sequence[str], run_dir: Path, checksums: Callable[[], ExpectedChecksums]
+    config: RolloutsConfig, device: str, urls: Sequence[str], folder: Path, checksums: Callable[[], ExpectedChecksums]
 ) -> WeightSender:
     """Build the sender that update_weights_transport asks for. Raises ConfigError.
 
@@ -91,7 +91,7 @@ def weight_sender(
         return TensorSender(dtype, size, device, checksums=expected)
     if transport == "distributed":
         return DistributedSender(dtype, size, "nccl" if device == "cuda" else "gloo", checksums=expected)
-    return DiskSender(dtype, size, run_dir / "weights", checksums=expected)
+    return DiskSender(dtype, size, folder / "weights", checksums=expected)
 
 
 def is_this_machine(url: str) -> bool:

@@ -42,7 +42,7 @@ def build(setting: EngineSetting, loop: LoopThread) -> SGLangEngine:
             config,
             setting.device,
             setting.max_model_len,
-            setting.run_dir,
+            setting.folder,
             notify=audience.warn,
             progress=audience.note,
         )
@@ -53,11 +53,11 @@ def build(setting: EngineSetting, loop: LoopThread) -> SGLangEngine:
 
 
 async def start_engine(
-    config: RolloutsConfig, device: str, max_model_len: int, run_dir: Path, *, notify: Say, progress: Say
+    config: RolloutsConfig, device: str, max_model_len: int, folder: Path, *, notify: Say, progress: Say
 ) -> SGLangEngine:
     """Start `num_servers` servers, or attach to `server_urls`, and wait until all of them answer.
 
-    Started servers write their logs to `run_dir`/servers/. Servers that are attached to have some weights of the model;
+    Started servers write their logs to `folder`/servers/. Servers that are attached to have some weights of the model;
     they must be sent the policy's before they generate. `progress` shows the stages of the start, `notify` what happens
     to servers later on. Raises ConfigError or EngineError with the server's own last error; no process is left then.
     """
@@ -73,7 +73,7 @@ async def start_engine(
     processes: list[SGLangProcess] = []
     try:
         if rollout.server_urls is None:
-            processes = server_processes(config, device, max_model_len, run_dir)
+            processes = server_processes(config, device, max_model_len, folder)
             try:
                 await start_all(processes, rollout.server_start_timeout, progress)
             except EngineError as error:
@@ -94,7 +94,7 @@ async def start_engine(
             servers,
             http,
             facts,
-            weight_sender(config, device, [server.url for server in servers], run_dir, Expectation),
+            weight_sender(config, device, [server.url for server in servers], folder, Expectation),
             max_model_len=max_model_len,
             deterministic=all(info.deterministic for info in infos),
             free_weights=rollout.free_cache_engine,
@@ -108,7 +108,7 @@ async def start_engine(
         raise
 
 
-def server_processes(config: RolloutsConfig, device: str, max_model_len: int, run_dir: Path) -> list[SGLangProcess]:
+def server_processes(config: RolloutsConfig, device: str, max_model_len: int, folder: Path) -> list[SGLangProcess]:
     """Prepare the servers; each has the next tensor_model_parallel_size GPUs of this machine. Raises ConfigError."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     ranks = rollout.tensor_model_parallel_size
@@ -140,7 +140,7 @@ def server_processes(config: RolloutsConfig, device: str, max_model_len: int, ru
                 extra=rollout.engine_kwargs.sglang,
             ),
             None,
-            run_dir / "servers" / f"{number}.log",
+            folder / "servers" / f"{number}.log",
             key=secrets.token_urlsafe(32),
             pass_env=rollout.server_pass_env,
         )

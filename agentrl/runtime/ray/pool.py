@@ -22,6 +22,7 @@ from agentrl import errors
 from agentrl.errors import ConfigError, TrainingError, UserError, WorkerDied
 from agentrl.runtime.placement import Pool
 from agentrl.runtime.profiler import Profile
+from agentrl.runtime.ray.network import GLOO
 from agentrl.runtime.ray.rank import Failure, Place, Rank, Shapes
 from agentrl.runtime.ray.session import Surroundings, death_of
 from agentrl.runtime.ray.stored import ColumnArrays, StoredBatch
@@ -295,7 +296,7 @@ def _environment(nodes: int, per_node: int) -> dict[str, str]:
     """Environment of a rank's process: its share of the cores; loopback where all ranks are on one machine."""
     variables = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // per_node)), "OMP_WAIT_POLICY": "PASSIVE"}
     if nodes == 1:
-        variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        variables |= {GLOO: "lo", "NCCL_SOCKET_IFNAME": "lo"}
     return variables
 
 

@@ -25,6 +25,7 @@ from agentrl.parallel.store import listening_store
 from agentrl.runtime.placement import Role
 from agentrl.runtime.profiler import Profile, nvtx_range, profiled
 from agentrl.runtime.ranks import Kept, RankWeights
+from agentrl.runtime.ray.network import use_cluster_network
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import ColumnArrays, StoredBatch, put_column
 from agentrl.runtime.stall import Position, position_of
@@ -99,6 +100,7 @@ class Rank:
     def connect(self, address: tuple[str, int], timeout: float, surroundings: Surroundings) -> Failure | Place:
         """Join the process group, in which a collective call may take `timeout` seconds."""
         surroundings.enter()
+        use_cluster_network()
         self._thread = threading.get_ident()  # in which Ray runs every method but `where`
         try:
             if self.device == "cuda":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -235,11 +236,21 @@ class _Group:
         named = PrefixStore(f"{self.name}/", PrefixStore(self.name, self._store))
         store = PrefixStore(f"{device}/", named)
         if self._backend == "gloo":
-            self._peers = cast(_Peers, dist.ProcessGroupGloo(store, 0, self._world, timeout=self._timeout))
+            self._peers = cast(_Peers, dist.ProcessGroupGloo(store, 0, self._world, self._gloo_options()))
             return
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         self._peers = cast(_Peers, dist.ProcessGroupNCCL(store, 0, self._world, options))
+
+    def _gloo_options(self) -> dist.ProcessGroupGloo._Options:
+        """Have gloo announce this host as the servers see it: its own name may resolve to an address of loopback."""
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = self._timeout
+        named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+        seen = sorted(self._addresses.values(), key=lambda one: ipaddress.ip_address(one).is_loopback)
+        where = {"interface": named} if named else {"hostname": seen[0]}
+        options._devices = [dist.ProcessGroupGloo.create_device(**where)]
+        return options
 
     def broadcast(self, data: torch.Tensor) -> None:
         """Broadcast `data` [bytes] uint8 and block until it is sent. Raises RuntimeError on failure or timeout."""
