@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.trajectory.update_record import update_file
+from agentrl.trajectory.files import update_file
 
 RATE, CLIP = 1e-4, 1.0
 """Learning rate and largest norm of the gradient, as the cells set them."""
