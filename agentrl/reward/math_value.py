@@ -51,6 +51,9 @@ if not hasattr(PSParser.AtomContext, "FUNC_GAMMA"):
 _COMMAND = re.compile(r"\\(?:begin|end)\s*\{\w+\}|\\[a-zA-Z]+|\\\||[!|]")
 """Signs that may compute something: a command, a factorial, a bar."""
 _TEXT = re.compile(r"\\(?:text|mbox)\s*\{[^{}]*\}|_\s*\{[^{}]*\}")
+_UPRIGHT = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:bf|rm|sf)|mbox|operatorname)\s*\{([^{}]*)\}")
+_LONGEST_PRODUCT = 3
+"""Letters that may be a product of variables, as in `abc`; more are a word, whose letters have an order."""
 _EQUALS = re.compile(r"(?<![\\<>!])=")
 _DIVISION = re.compile(r"\\frac|\\div|[/:]")
 _DEGREES = re.compile(r"\^\s*\{?\s*(?:\\circ|\\degree|°)")
@@ -113,11 +116,22 @@ def is_right(solution: str, gold: Formula, *, expressions: bool = False) -> bool
     With `expressions` any equal formula will do.
     """
     answer = _last_formula(solution, [LatexExtractionConfig(), ExprExtractionConfig()])
+    if answer is not None and (words := _words(gold.last)):
+        if words == _words(answer.last):
+            return True
+        if len(words) > _LONGEST_PRODUCT:
+            return False
     # Without math-verify's own deadlines, which count wall time, so that verdicts would depend on what else the machine
     # does.
     if answer is None or not verify([gold.tree, gold.last], [answer.tree, answer.last], timeout_seconds=None):
         return False
     return expressions or answer.last == gold.last or left_to_do(answer, gold) <= left_to_do(gold, gold)
+
+
+def _words(text: str) -> str:
+    """Return the words that a formula consists of, without commands for upright text; empty where it is none."""
+    plain = " ".join(_UPRIGHT.sub(r"\1", text).casefold().split())
+    return plain if plain.replace(" ", "").isalpha() else ""
 
 
 def _last_formula(text: str, ways: list[ExtractionTarget]) -> Formula | None:
