@@ -6,7 +6,8 @@ how many each scorer judges wrongly, and every answer on which the two differ.
     pip install --no-deps --target /tmp/verl verl==0.9.1 pylatexenc==2.10
     python -m benchmarks.verl.numina --verl /tmp/verl
 
-verl's scorer evaluates texts of the policy as Python: it is given the answers below and no others.
+verl's scorer evaluates texts of the policy as Python: it is given the answers below and no others. Its parser of LaTeX
+needs another ANTLR than hydra-core, and so is out of use here as it is beside verl.
 """
 
 from __future__ import annotations

@@ -82,13 +82,17 @@ A run's `config.yaml` is in our own words, and metrics have verl's names beside 
 - **Optimizers, the position in the data, and steps** are not taken over: training goes on from the weights, as a run of
   its own. `trainer.resume_mode=auto` looks for agentrl's checkpoints alone.
 - **LoRA adapters** in peft's format are `actor_rollout_ref.model.lora_adapter_path`.
-- **Dumps**: `trainer.rollout_data_dir` and `validation_data_dir` write STEP.jsonl with verl's `input`, `output`,
-  `score`, `step` and the scorer's numbers, special tokens included; there is no `gts`, and `uid` names the row.
+- **Dumps**: `trainer.rollout_data_dir` and `validation_data_dir` write STEP.jsonl with verl's `input`, `output`, `gts`,
+  `score`, `step` and the scorer's numbers. Here the texts have their special tokens, `gts` of more than 10,000
+  characters (tests of programs) is null, texts that a scorer returns are left out, and `acc` is there only where it is
+  returned; `uid`, `status`, `reward` and others stand beside them.
 
 ## What differs
 
 - Scores: those of verl, but for numina and geometry3k (math-verify) and programs (the share of all tests);
   [verl_classes.md](verl_classes.md#rewards).
+- Faults of a reward model's servers cost a trajectory time, and at last its score, never a reward of zero; in verl they
+  are the reward function's to catch.
 - Warm-up over w steps rises from 1 / (w + 1) in the first step; verl's first step has the rate 0.
 - Validation samples where `val_kwargs.temperature` is above 0, as in verl; `val_kwargs.do_sample` says nothing there.
 - `clip_ratio` alone changes nothing in verl, whose `clip_ratio_low` and `clip_ratio_high` are 0.2 unless set; so here.
