@@ -55,9 +55,9 @@ def with_teacher_advantages(batch: RaggedBatch, config: DistillationConfig) -> t
     """Mix the teacher into the advantages, where the config asks for that. Returns the batch and metrics.
 
     A = policy_loss_coef * A - coef * k(log p_S - log p_T), where k is the estimator, cut off at max_divergence; with k1
-    it is the advantage of MiMo-V2-Flash (arXiv:2601.02780): each token answers for its own log-ratio alone. Metrics: distill/kl, the k1
-    estimate of KL(policy || teacher) by token, and distill/taught_fraction, the part of the policy tokens that have a
-    teacher.
+    it is the advantage of MiMo-V2-Flash (arXiv:2601.02780): each token answers for its own log-ratio alone. Metrics:
+    distill/kl, the k1 estimate of KL(policy || teacher) by token, and distill/taught_fraction, the part of the policy
+    tokens that have a teacher.
     """
     assert batch.advantages is not None, "advantages come first"
     told = taught(batch)

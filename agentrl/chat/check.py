@@ -50,6 +50,8 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
             f"{where} renders a prompt without the tools {missing}: its template ignores tools. Use another "
             f"multi_turn.format, a model.chat_template that writes tools, or agent_name react"
         )
+    if isinstance(chat.format, TemplateFormat) and not chat.format.writes_calls:
+        return text
     turns = [_round_trip(chat, tool, arguments, tools, where) for tool in tools for arguments in sample_arguments(tool)]
     sampled, call = turns[0]
     _check_answer(chat, sampled, [QUESTION, call, _answer_to(call)], tools, where)

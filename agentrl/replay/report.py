@@ -12,6 +12,8 @@ import torch
 from agentrl.agent_loop.limits import LoopLimits
 from agentrl.chat import Chat
 from agentrl.config import Config, load_config
+from agentrl.config.formats import unknown_format
+from agentrl.config.registries import CALL_FORMATS
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.errors import ConfigError, DataError
 from agentrl.model.packed import load_model
@@ -38,6 +40,8 @@ def run_replay(
         raise DataError(f"{uid}: it has images, whose pixels are not recorded")
     text = read_edit(tool_answer, message)
     weights = checkpoint or checkpoint_of(run, recorded.version)
+    if unknown_format(config.actor_rollout_ref.rollout.multi_turn.format, CALL_FORMATS.names()) is not None:
+        load_context(config, scored=False)  # a file of the run's tools or loops registers it
     chat = load_chat(config)
     engine = open_engine(config, chat, weights)
     print(f"{uid}, of {run}: sampled again by {weights or config.actor_rollout_ref.model.path}")

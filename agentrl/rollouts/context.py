@@ -146,7 +146,10 @@ def run_name(config: RolloutsConfig) -> str:
 
 
 def load_chat(config: RolloutsConfig) -> Chat:
-    """Load tokenizer, template and parser of the model. Raises ConfigError."""
+    """Load tokenizer, template and parser of the model; after `load_context`, whose files may register the parser.
+
+    Raises ConfigError.
+    """
     return Chat.of_model(config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.multi_turn.format)
 
 

@@ -97,9 +97,9 @@ class RolloutWorker:
     ) -> Failure | None:
         """Start engine and tools, and try scorers and interactions on the rows of `first`."""
         try:
-            chat = load_chat(config)
             scored = getattr(config.data, "output_scores", True)
             context = replace(load_context(config, objects, scored=scored), first=first)
+            chat = load_chat(config)
             context.bind(chat)
             context.serve(servers)
             opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, share)

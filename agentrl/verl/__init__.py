@@ -26,7 +26,8 @@ from agentrl.verl.reward import AbstractRewardManager, DataProto, RewardManagerB
 from agentrl.verl.reward_score import default_compute_score, gsm8k, math_dapo, math_reward, search_r1_like_qa_em
 from agentrl.verl.sampler import AbstractCurriculumSampler, AbstractSampler
 from agentrl.verl.sandbox import SandboxFusionTool
-from agentrl.verl.tool_agent_loop import AgentState, ToolAgentLoop, ToolParser
+from agentrl.verl.tool_agent_loop import AgentState, ToolAgentLoop
+from agentrl.verl.tool_parser import ToolParser
 from agentrl.verl.tools import (
     AgentData,
     BaseTool,

@@ -10,21 +10,19 @@ import asyncio
 import json
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any
 
-from agentrl.agent_loop.base import CURRENT_EPISODE, AgentLoop, Episode
+from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.dialogue import Dialogue
-from agentrl.chat import Chat
 from agentrl.interaction import ask
 from agentrl.system.json_value import JSON
 from agentrl.system.user_code import contract_error
-from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 from agentrl.verl.agent_loop import AdaptedLoop, AgentLoopBase, AgentLoopOutput, DictConfigWrap, ServerManager
 from agentrl.verl.calling import call, stand_in
+from agentrl.verl.tool_parser import ToolParser
 from agentrl.verl.tools import LOOPS_DATA, AgentData, FunctionCall, ToolResponse, as_response
 
 NO_HISTORY = "an interaction that writes the history anew has no place in a loop of verl's contract"
@@ -38,56 +36,6 @@ class AgentState(Enum):
     PROCESSING_TOOLS = "processing_tools"
     INTERACTING = "interacting"
     TERMINATED = "terminated"
-
-
-class ToolParser(ABC):
-    """Base class of a parser of tool calls, as verl's. A loop's own is its `tool_parser`."""
-
-    _registry: ClassVar[dict[str, type[ToolParser]]] = {}
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-    @abstractmethod
-    async def extract_tool_calls(self, responses_ids: list[int]) -> tuple[str, list[FunctionCall]]:
-        """Return the text of an answer's tokens without its calls, and the calls."""
-
-    @classmethod
-    def get_tool_parser(cls, name: str, tokenizer: Any) -> ToolParser:
-        """Make the parser that is registered as `name`, else the run's own, of the format `multi_turn.format`."""
-        if name in cls._registry:
-            return cls._registry[name](tokenizer)
-        episode = CURRENT_EPISODE.get(None)
-        if episode is None:
-            raise ValueError(f"no tool parser is registered as {name!r}, and no run is there whose own it could be")
-        return RunsParser(tokenizer, episode.context.chat, episode.context.tools.schemas)
-
-    @classmethod
-    def register(cls, name: str) -> Callable[[type[ToolParser]], type[ToolParser]]:
-        """Register a parser (class decorator), for `get_tool_parser`."""
-
-        def decorate(subclass: type[ToolParser]) -> type[ToolParser]:
-            cls._registry[name] = subclass
-            return subclass
-
-        return decorate
-
-
-class RunsParser(ToolParser):
-    """The parser of the run's chat format. Malformed calls are left out, as verl's parsers do."""
-
-    def __init__(self, tokenizer: Any, chat: Chat, tools: list[ToolSchema]) -> None:
-        super().__init__(tokenizer)
-        self._chat, self._tools = chat, tools
-
-    async def extract_tool_calls(self, responses_ids: list[int]) -> tuple[str, list[FunctionCall]]:
-        message = await self._chat.read(responses_ids, self._tools or None)
-        calls = [
-            FunctionCall(name=one.name, arguments=json.dumps(one.arguments, ensure_ascii=False))
-            for one in message.calls
-            if one.error is None
-        ]
-        return message.text, calls
 
 
 class RunsTool:

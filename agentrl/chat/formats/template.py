@@ -49,6 +49,9 @@ RESERVED = ("messages", "tools", "add_generation_prompt", "tokenize", "chat_temp
 class TemplateFormat:
     """A tokenizer's own template behind the `Format` protocol."""
 
+    writes_calls = True
+    """The template writes calls as the parser reads them."""
+
     def __init__(
         self, codec: Codec, template_kwargs: Mapping[str, JSON], calls: CallFormat | None = None, name: str = "none"
     ) -> None:

@@ -13,6 +13,7 @@ from agentrl.config.rules import ConflictsWith, Names, NamesEach, NamesFile, Not
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
 from agentrl.config.sglang_arguments import SET_BY, plain_name
+from agentrl.system.config_files import configs_dir
 from agentrl.system.targets import is_target
 
 TOOLS = OnlyWith("tool_config_path")
@@ -55,7 +56,10 @@ ServerURLs = Annotated[
 
 
 class NamesFormat(Names):
-    """The value names a chat format. Whether the tokenizer fits it is judged with the tokenizer, later."""
+    """The value names a chat format. Whether the tokenizer fits it is judged with the tokenizer, later.
+
+    So is a name that no format of ours has, where files of the user's may register it.
+    """
 
     def text(self, place: Place) -> str:
         return ""
@@ -64,8 +68,21 @@ class NamesFormat(Names):
         name = str(values.all[key])
         if is_target(target := name.removeprefix("template:")):
             return self.faults_of(target, key)
+        paths = (values.all.get(f"actor_rollout_ref.rollout.{name}") for name in REGISTERING)
+        if any(isinstance(path, str) and not is_ours(path) for path in paths):
+            return []
         fault = unknown_format(name, CALL_FORMATS.names())
         return [] if fault is None else [fault]
+
+
+REGISTERING = ("multi_turn.tool_config_path", "multi_turn.interaction_config_path", "agent.agent_loop_config_path")
+"""YAML whose files may register a format; they are loaded before the tokenizer is."""
+
+
+def is_ours(path: str) -> bool:
+    """Say whether a YAML file is one of this package's."""
+    found = configs_dir() / path
+    return found.is_relative_to(configs_dir()) and found.is_file()
 
 
 NAMES_FORMAT = NamesFormat(CALL_FORMATS)
@@ -83,7 +100,8 @@ class MultiTurnConfig(Section):
     format: Annotated[str, NAMES_FORMAT] = "auto"
     """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, tool calls for the
     tokenizer's own template (hermes, qwen3_coder, glm, harmony, deepseek_v3, deepseek_v4, gemma, hy3, inkling, kimi,
-    minimax, mistral, llama3_json, none), or a format of your own as package.module:object or path/to/file.py:object."""
+    minimax, mistral, llama3_json, none), or a format of your own as package.module:object, path/to/file.py:object, or
+    by the name that a file of your tools, interactions or loops registers."""
     max_assistant_turns: int = Field(8, gt=0)
     """Assistant turns after which a trajectory ends."""
     max_user_turns: Annotated[int, OnlyWith("interaction_config_path")] = Field(8, ge=0)
