@@ -21,9 +21,8 @@ def check_folder(key: str, name: str) -> None:
         raise ConfigError(f"{key}: the folder {name} holds no model: it has no config.json{hint}")
     if folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.parent.glob(SHARDS)):
         raise ConfigError(
-            f"{key}: {name} holds no weights; those beside it ({SHARDS}) are pickles, which are not read. Where verl "
-            f"is installed, `python -m verl.model_merger merge --backend fsdp --local_dir {folder.parent} --target_dir "
-            "DIR` writes them as a model"
+            f"{key}: {name} holds no weights; those beside it ({SHARDS}) are pickles, which are not read. verl's own "
+            f"tool verl.model_merger makes a model of {folder.parent}; name the folder that it writes"
         )
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ConfigError(f"{key}: there is no folder {name} (working directory {Path.cwd()})")

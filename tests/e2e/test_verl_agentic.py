@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
-from tests.e2e.conftest import PROJECT
 from tests.e2e.taught import teach
+from tests.e2e.verl_command import ACTOR, ROLLOUT, train
 from tests.sandbox.servers import Server, running
 from tests.verl.users import changed_imports
 
@@ -27,7 +22,6 @@ pytest.importorskip("tantivy", reason="the extra `retriever` is not installed")
 from tests.tools.retriever_process import RetrieverProcess
 from tools.retriever.build import create
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FACTS = [
     {"id": "0", "contents": '"Zed"\nThe code of Zed is 412.'},
     {"id": "1", "contents": '"Bo"\nThe code of Bo is 77.'},
@@ -304,36 +298,7 @@ def trains(folder: Path, row: dict[str, Any], arguments: list[str]) -> list[Traj
     """Run a command of verl's on rows like this one, two steps; return the trajectories that were written."""
     info = {"split": "train", "need_tools_kwargs": False}
     rows = [{**row, "extra_info": {"index": index, **info, **row.get("extra_info", {})}} for index in range(8)]
-    for file, count in (("train.parquet", 8), ("test.parquet", 2)):
-        pq.write_table(pa.Table.from_pylist(rows[:count]), folder / file)
-    common = [
-        "data.train_files=train.parquet",
-        "data.val_files=test.parquet",
-        "data.train_batch_size=4",
-        f"{ACTOR}.ppo_mini_batch_size=2",
-        f"{ACTOR}.optim.lr=1e-6",
-        "actor_rollout_ref.model.path=policy",
-        f"{ROLLOUT}.name=embedded",
-        f"{ROLLOUT}.tensor_model_parallel_size=1",
-        "trainer.n_gpus_per_node=1",
-        "trainer.nnodes=1",
-        "trainer.logger=console",
-        "trainer.save_freq=-1",
-        "trainer.test_freq=2",
-        "trainer.total_training_steps=2",
-        "trainer.default_local_dir=run",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "agentrl.verl.main_ppo", *arguments, *common],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{PROJECT}:{folder}", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len([line for line in lines if "actor/grad_norm" in line]) == 2
+    train(folder, "agentrl.verl.main_ppo", arguments, rows)
     files = trajectory_files(folder / "run" / "trajectories")
     written = [one for file in files for one in read_trajectories(file)]
     assert not any(one.failure for one in written)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from tests.e2e.conftest import PROJECT
 from tests.e2e.test_verl_classes import GSM8K_TOOL, row
-
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+from tests.e2e.verl_command import ACTOR, ROLLOUT, train
 
 MULTI_TURN = """
 hydra:
@@ -174,40 +166,7 @@ def test_a_command_of_verls_trains_two_steps(name: str, policy_dir: Path, tmp_pa
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
     (tmp_path / "policy").symlink_to(policy_dir)
-    for file in ("train.parquet", "test.parquet"):
-        pq.write_table(pa.Table.from_pylist(case.rows if file[1] == "r" else case.rows[:2]), tmp_path / file)
-    arguments = [
-        *case.arguments,
-        "data.train_files=train.parquet",
-        "data.val_files=test.parquet",
-        "data.train_batch_size=4",
-        "data.max_prompt_length=400",
-        "data.max_response_length=60",
-        f"{ACTOR}.ppo_mini_batch_size=2",
-        f"{ACTOR}.optim.lr=1e-6",
-        "actor_rollout_ref.model.path=policy",
-        f"{ROLLOUT}.name=embedded",
-        f"{ROLLOUT}.tensor_model_parallel_size=1",
-        "trainer.n_gpus_per_node=1",
-        "trainer.nnodes=1",
-        "trainer.logger=console",
-        "trainer.save_freq=-1",
-        "trainer.test_freq=2",
-        "trainer.total_training_steps=2",
-        "trainer.default_local_dir=run",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", case.module, *arguments],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "actor/grad_norm" in line]
-    assert len(steps) == 2
+    lengths = ["data.max_prompt_length=400", "data.max_response_length=60"]
+    steps = train(tmp_path, case.module, [*case.arguments, *lengths], case.rows)
     assert all("actor/pg_loss" in line for line in steps), "verl's names of the metrics"
     assert ("critic/vf_loss" in steps[0]) == (name == "ppo")

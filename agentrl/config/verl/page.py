@@ -77,8 +77,7 @@ A run's `config.yaml` is in our own words, and metrics have verl's names beside 
 - **Its policy** is a model for `actor_rollout_ref.model.path` once it is in Hugging Face's format: the folder
   `global_step_N/actor/huggingface`, where `actor.checkpoint.save_contents` had `hf_model`. The shards of FSDP
   (`model_world_size_*_rank_*.pt`) and of Megatron (`dist_ckpt/`) are pickles, in part or whole, and are not read here;
-  verl makes a model of them: `python -m verl.model_merger merge --backend fsdp --local_dir global_step_N/actor
-  --target_dir DIR` (or `--backend megatron`). A critic's is made likewise, for `critic.path`.
+  verl's own tool `verl.model_merger` makes a model of them, a critic's for `critic.path`, too.
 - **Optimizers, the position in the data, and steps** are not taken over: training goes on from the weights, as a run of
   its own. `trainer.resume_mode=auto` looks for agentrl's checkpoints alone.
 - **LoRA adapters** in peft's format are `actor_rollout_ref.model.lora_adapter_path`.
