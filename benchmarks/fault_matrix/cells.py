@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -132,10 +133,8 @@ def _ended(process: multiprocessing.process.BaseProcess, limit: float) -> int | 
     process.join(limit)
     status = process.exitcode
     assert process.pid is not None
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.join()
     return status
 

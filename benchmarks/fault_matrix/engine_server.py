@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from aiohttp import web
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from agentrl.engines.contract import Generation, SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
@@ -30,8 +31,8 @@ from benchmarks.fault_matrix.mark import mark
 EngineFault = Literal["killed", "hung", "slow", "wrong version", "garbage", "failed update"]
 PIECE = 8
 """Tokens of a streamed piece."""
-FIRST = 20
-"""The request for tokens that meets the fault, counted from 1."""
+FIRST = 3
+"""The request for tokens that meets the fault, counted from 1 since the server has the first step's weights."""
 SLOW = 0.05
 """Seconds that a slow server adds to each piece."""
 CONTEXT = 4096
@@ -42,7 +43,13 @@ class EngineServer:
 
     def __init__(self, policy: Path, folder: Path, fault: EngineFault | None) -> None:
         self.policy, self.folder, self.fault = policy, folder, fault
-        self.engine = EmbeddedEngine(load_model(str(policy), device="cpu"), max_num_seqs=32, max_model_len=CONTEXT)
+        tokenizer = AutoTokenizer.from_pretrained(policy)
+        self.engine = EmbeddedEngine(
+            load_model(str(policy), device="cpu"),
+            max_num_seqs=32,
+            max_model_len=CONTEXT,
+            stop_decode=lambda ids: str(tokenizer.decode(ids)),
+        )
         self.requests, self.updates, self.version = 0, 0, "0"
         self.sessions: dict[str, set[str]] = {}
 
@@ -95,7 +102,7 @@ class EngineServer:
 
     def begin_fault(self) -> None:
         """Meet the fault of a request for tokens, once."""
-        self.requests += 1
+        self.requests += self.version != "0"
         if self.requests < FIRST or self.fault not in ("killed", "hung", "slow", "garbage") or not mark(self.folder):
             return
         if self.fault == "killed":
@@ -114,10 +121,11 @@ class EngineServer:
         await response.prepare(request)
         ids, left = list(asked["input_ids"]), params.max_new_tokens
         spans: list[VersionSpan] = []
+        most = left if params.stop else PIECE  # a stop string may lie across two pieces
         while True:
             if self.fault == "slow" and (self.folder / "fault").exists():
                 await asyncio.sleep(SLOW)
-            piece = replace(params, max_new_tokens=min(PIECE, left), seed=(params.seed or 0) + left)
+            piece = replace(params, max_new_tokens=min(most, left), seed=(params.seed or 0) + left)
             found = await self.engine.generate(ids, piece, rid)
             ids, left = ids + found.ids, left - len(found.ids)
             ended = found.finish_reason.kind != "length" or left == 0

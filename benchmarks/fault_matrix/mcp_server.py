@@ -1,4 +1,4 @@
-"""An MCP server on stdio that kills itself in its twelfth call, once: `python mcp_server.py FOLDER`."""
+"""An MCP server on stdio that kills itself in its fifth call, once: `python mcp_server.py FOLDER`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations
+from pydantic import Field
 
 from benchmarks.fault_matrix.mark import mark
 
-FIRST = 12
+FIRST = 5
 server = MCPServer("search")
 calls = 0
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
-async def search(query: str) -> str:
+async def search(query: Annotated[str, Field(description="What to look for, in a few words.")]) -> str:
     """Search the documents."""
     global calls
     calls += 1

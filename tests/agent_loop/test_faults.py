@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,11 @@ import pytest
 from agentrl.agent_loop import AgentLoop, Episode, Reply, Request
 from agentrl.agent_loop.react import parse_action
 from agentrl.chat import AssistantMessage
-from agentrl.engines.contract import FinishReason, RequestError, SamplingParams
+from agentrl.engines.contract import FinishReason, Generation, RequestError, SamplingParams
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.tool import Schema, Tool, ToolResponse
-from agentrl.trajectory import Message, Status
+from agentrl.trajectory import Message, Status, VersionSpan
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.agent_loop.test_tool_agent import add
 
@@ -42,6 +43,37 @@ async def test_a_fault_that_would_come_again_fails_its_trajectory_only(bench: Ma
     assert second.score is None
     assert second.failure == f"{type(fault).__name__}: {fault}"
     assert second.metrics["retries"] == 0
+
+
+@pytest.mark.parametrize("agent_name", ["tool_agent", "react", "single_turn"])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"logprobs": [float("nan"), -0.25]}, "the engine gave the log-prob nan for its token 0"),
+        ({"logprobs": [-0.25, float("-inf")]}, "the engine gave the log-prob -inf for its token 1"),
+        ({"logprobs": [-0.25]}, "the engine answered 2 ids with 1 log-probs"),
+    ],
+)
+async def test_an_answer_of_the_engine_that_cannot_be_recorded_is_asked_for_again(
+    bench: MakeBench, agent_name: str, change: dict[str, Any], told: str
+) -> None:
+    b = bench(lambda session, turn: "#### 5", max_retries=1)
+    healthy, asked = b.engine.generate, 0
+
+    async def generate(*args: Any) -> Generation:
+        nonlocal asked
+        asked += 1
+        found = await healthy(*args)
+        if asked in (1, 3, 4):
+            return replace(found, ids=found.ids[:2], versions=[VersionSpan(3, 0, 2)], **change)
+        return found
+
+    b.engine.generate = generate  # type: ignore[method-assign,assignment]
+    (t,) = await b.run(sample(agent_name))
+    assert (t.status, t.score, t.metrics["retries/EngineError"]) == (Status.COMPLETED, 1.0, 1.0)
+    (t,) = await b.run(sample(agent_name))
+    assert (t.status, t.score, t.failure) == (Status.FAILED, None, f"EngineError: {told}")
+    assert t.num_sampled == 0
 
 
 class BadEnd(Tool):
