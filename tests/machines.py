@@ -19,6 +19,7 @@ SHARED = Path("/mnt")
 """Where each machine has the folder that all of them share."""
 HOME = Path("/tmp/home")
 """Home and working folder on each machine, which is not shared."""
+# The machine's own name is on loopback, as on Debian.
 BEGIN = """
 set -e
 {mounts}
@@ -26,12 +27,13 @@ mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /dev/shm
 mkdir -m 1777 -p {home}
 hostname {name}
-printf "127.0.0.1 localhost\\n127.0.1.1 {name}\\n" > /tmp/hosts  # as Debian has it: the machine's own name is on loopback
+printf "127.0.0.1 localhost\\n127.0.1.1 {name}\\n" > /tmp/hosts
 mount --bind /tmp/hosts /etc/hosts
 ip link set lo up
 touch {home}/.up
 while :; do sleep 1000 & wait; done
 """
+UNSHARE = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
 UP_WITHIN = 20.0
 """Seconds in which a machine has started."""
 
@@ -41,8 +43,7 @@ def why_not() -> str | None:
     if os.geteuid() != 0:
         return "namespaces and virtual network devices need root"
     tried = subprocess.run(
-        ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        + ["sh", "-c", "mount -t tmpfs tmpfs /mnt && ip link add name x type veth peer name y && ip link add name z type bridge"],
+        [*UNSHARE, "sh", "-c", "ip link add name x type veth peer name y && ip link add name z type bridge"],
         capture_output=True,
         text=True,
     )
@@ -57,8 +58,7 @@ class Machine:
         self.name = name
         mounts = f"mount --bind {shared} {SHARED}" if shared is not None else ""
         self._outer = subprocess.Popen(
-            ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
-            + ["bash", "-c", BEGIN.format(mounts=mounts, home=HOME, name=name)],
+            [*UNSHARE, "bash", "-c", BEGIN.format(mounts=mounts, home=HOME, name=name)],
             preexec_fn=_end_with_parent,
         )
         self.pid = self._first_process()
@@ -78,7 +78,7 @@ class Machine:
         """Start a command on it, in its home."""
         begun = ["nsenter", f"--target={self.pid}", "--all", "sh", "-c", f'cd {HOME} && exec "$@"', "sh", *words]
         environment = {**os.environ, "HOME": str(HOME), **env}
-        return subprocess.Popen(begun, env=environment, text=True, **options)  # type: ignore[call-overload, no-any-return]
+        return subprocess.Popen(begun, env=environment, text=True, **options)  # type: ignore[call-overload]
 
     def run(self, words: Sequence[str], env: Mapping[str, str] = {}, timeout: float = 120) -> str:
         """Run a command on it. Returns what it said. Raises AssertionError where it fails."""

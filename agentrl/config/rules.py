@@ -214,7 +214,8 @@ class Needs(Rule):
 
 
 class ConflictsWith(Rule):
-    """The key and the others must not be set at once; `why` says so, and what to do. A switch that is off is not set."""
+    """The key and the others must not be set at once; `why` says so, and what to do. A switch that is off counts as
+    unset."""
 
     def __init__(self, *others: str, why: str) -> None:
         self.others, self.why = others, why

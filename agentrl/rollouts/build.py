@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -27,11 +27,11 @@ def open_rollouts(
     context: RunContext,
     run_dir: Path,
     display: Display,
-    nodes: Sequence[str] = (),
+    nodes: Callable[[], Sequence[str]] = tuple,
 ) -> Iterator[Rollouts]:
     """Open rollouts in this process, or under Ray, which must be up, in workers of their own; close them at the end.
 
-    `nodes`: Ray's nodes for the workers; they are used unless `rollout.nnodes` asks for devices of their own.
+    `nodes`: names Ray's nodes for the workers; they are used unless `rollout.nnodes` asks for devices of their own.
     Raises UserError.
     """
     with open_reward_servers(config, device, run_dir, display) as servers:

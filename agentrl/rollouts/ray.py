@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
@@ -28,7 +29,8 @@ from agentrl.rollouts.contract import Rollout, Task
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.ray_worker import News, RolloutPart, RolloutWorker, Work, run_part
-from agentrl.runtime.ray.pool import WeightReader, ask, end, placed, raised
+from agentrl.runtime.ray.network import is_gone
+from agentrl.runtime.ray.pool import ROOM_WITHIN, WeightReader, ask, end, placed, raised
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings, death_of
 from agentrl.runtime.ray.stored import StoredBatch
@@ -46,6 +48,8 @@ Placing = dict[str, float | NodeAffinitySchedulingStrategy | PlacementGroupSched
 """Options of an actor that say where it runs."""
 LOOK_EVERY = 0.25
 """Seconds between two looks at how far the workers are."""
+ROOM_TOLD = 20.0
+"""Seconds after which is told that a worker waits for a machine: a process starts sooner."""
 CLOSED_WITHIN = 30.0
 """Seconds that a worker has to end its rollouts, or its servers and tools."""
 
@@ -60,8 +64,8 @@ class RayRollouts:
     """`Rollouts` over all workers.
 
     Args:
-        nodes: the Ray nodes on which a worker each shares the devices with the policy; None: devices of their own, as
-            rollout.nnodes and rollout.n_gpus_per_node say.
+        nodes: names the Ray nodes on which a worker each shares the devices with the policy, which change where ranks
+            begin anew on other machines; None: devices of their own, as rollout.nnodes and rollout.n_gpus_per_node say.
         first: rows on which the first worker tries scorers and interactions; all workers have the same ones.
         servers: those of a generative reward model.
     """
@@ -72,7 +76,7 @@ class RayRollouts:
         device: str,
         run_dir: Path,
         display: Display,
-        nodes: Sequence[str] | None,
+        nodes: Callable[[], Sequence[str]] | None,
         objects: UserObjects,
         first: FirstRows,
         servers: ServerAccess | None = None,
@@ -91,15 +95,18 @@ class RayRollouts:
         self.needs_weights = False
         """See `Rollouts.needs_weights`."""
         self._restarts = config.trainer.max_worker_restarts
-        self._groups: list[PlacementGroup] = []
-        self._places = self._placed(nodes)
+        self._nodes = nodes
+        self._groups = [] if nodes is not None else self._placed()
+        self._count = len(self._groups) if nodes is None else len(nodes())
+        self._node_of: dict[int, str] = {}
+        """Ids of the nodes on which the workers are, by their numbers."""
         self._weights: tuple[Weights, int] | None = None
         self._actors: list[ActorProxy[RolloutWorker]] = []
-        self._done = [0] * len(self._places)
+        self._done = [0] * self._count
         self._asked_news: dict[ray.ObjectRef[News], int] = {}
         """Calls that are not answered yet: a worker takes its news out when it answers, so none may be dropped."""
         try:
-            self._actors = [self._actor(number) for number in range(len(self._places))]
+            self._actors = [self._actor(number) for number in range(self._count)]
             with display.stage("start rollout workers"):
                 self._open()
         except BaseException:
@@ -245,20 +252,40 @@ class RayRollouts:
         self._restarts -= 1
         if self._weights is not None and isinstance(self._weights[0].read, WeightReader):
             self._weights[0].read.check()
+        node = self._node_of.pop(number, None)
+        if node is not None and is_gone(node):
+            death = f"{death}, and its machine is gone"
+            if self._nodes is not None and node in self._nodes():  # so are the ranks that were there
+                raise WorkerDied(death)
         self.display.warn(f"{death}; a new one takes its place")
         end(self._actors[number])  # an answer that is lost with its machine does not say that the process is dead
         self._actors[number], self._done[number] = self._actor(number), 0
         self._asked_news = {call: other for call, other in self._asked_news.items() if other != number}
-        opened = [self._opened(number)]
-        if self._weights is not None:
-            weights, version = self._weights
-            update = partial(LocalRollouts.update_weights, weights=weights, version=version)
-            opened.append(ask(self._actors[number], RolloutWorker.call, update))
         try:
-            for call in opened:
+            self._find_room(number)
+            answer_of(self._opened(number), f"rollout worker {number + 1}, its start")
+            if self._weights is not None:
+                weights, version = self._weights
+                update = partial(LocalRollouts.update_weights, weights=weights, version=version)
+                call = ask(self._actors[number], RolloutWorker.call, update)
                 answer_of(call, f"rollout worker {number + 1}, its start")
         except GONE as error:
             self._replace(number, f"rollout worker {number + 1} died at its start: {death_of(error)}")
+
+    def _find_room(self, number: int) -> None:
+        """Wait until a worker that takes another's place runs. Raises WorkerDied where no machine has room."""
+        node = self._actors[number].node.remote()
+        begun, is_told = time.monotonic(), False
+        while not ray.wait([node], timeout=ROOM_TOLD)[0]:
+            if time.monotonic() - begun > ROOM_WITHIN:
+                raise WorkerDied(f"rollout worker {number + 1}: the cluster had no room for it in {ROOM_WITHIN:g} s")
+            if not is_told:
+                is_told = True
+                self.display.warn(
+                    f"no machine of the cluster has room for rollout worker {number + 1}: the run goes on when one "
+                    f"joins (ray start --address=...), and ends after {ROOM_WITHIN:g} s without one"
+                )
+        self._node_of[number] = ray.get(node)
 
     def _open(self) -> None:
         """Start all workers' engines and tools at once."""
@@ -268,13 +295,14 @@ class RayRollouts:
                 number = running.pop(call)
                 try:
                     answer_of(call, f"rollout worker {number + 1} of {len(self._actors)}, its start")
+                    self._node_of[number] = ray.get(self._actors[number].node.remote())
                 except GONE as error:
                     self._replace(number, f"rollout worker {number + 1} died in its start: {death_of(error)}")
             self._tell(None)
 
     def _opened(self, number: int) -> ray.ObjectRef[object]:
         """Ask a worker to start its engine and tools; the call."""
-        count = len(self._places)
+        count = self._count
         part = part_of(self.config, number, count)
         objects = cast(UserObjects, self._objects)  # Ray hands over what the reference refers to
         share, first = (number + 1, count), self._first if number == 0 else FirstRows()
@@ -288,33 +316,35 @@ class RayRollouts:
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without GPUs of its own it sees all of the machine
         }
         kind = ray.remote(concurrency_groups={"news": 1, "groups": 1})(RolloutWorker)  # type: ignore[call-overload]
-        options = kind.options(runtime_env={"env_vars": variables}, **self._places[number])
+        options = kind.options(runtime_env={"env_vars": variables}, **self._placing(number))
         actor: ActorProxy[RolloutWorker] = options.remote(Surroundings.here())
         return actor
 
-    def _placed(self, nodes: Sequence[str] | None) -> list[Placing]:
-        """Return Ray's placement options for each worker. Raises ConfigError when the cluster has no room."""
-        if nodes is not None:
+    def _placing(self, number: int) -> Placing:
+        """Return Ray's placement options for a worker."""
+        if self._nodes is not None:
             # Where the ranks have all CPUs of a machine, a worker that asks for one would be waited for for ever.
-            return [
-                {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
-                for node in nodes
-            ]
+            return {
+                "num_cpus": 0,
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(self._nodes()[number], soft=False),
+            }
+        return {
+            "num_cpus": 1,
+            "num_gpus": float(self.config.actor_rollout_ref.rollout.n_gpus_per_node) if self.device == "cuda" else 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._groups[number], placement_group_bundle_index=0
+            ),
+        }
+
+    def _placed(self) -> list[PlacementGroup]:
+        """Find room for workers with devices of their own. Raises ConfigError when the cluster has none."""
         rollout = self.config.actor_rollout_ref.rollout
         gpus = {"GPU": float(rollout.n_gpus_per_node)} if self.device == "cuda" else {}
-        self._groups = placed(
+        return placed(
             [[{"CPU": 1.0, **gpus}]] * rollout.nnodes,
             f"actor_rollout_ref.rollout.nnodes={rollout.nnodes} rollout workers"
             + (f" with {rollout.n_gpus_per_node} GPUs each" if gpus else ""),
         )
-        return [
-            {
-                "num_cpus": 1,
-                "num_gpus": gpus.get("GPU", 0),
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-            }
-            for group in self._groups
-        ]
 
 
 def answer_of(call: ray.ObjectRef[T | Failure], worker: str) -> T:

@@ -71,7 +71,7 @@ class RayGroups(RayRollouts):
         device: str,
         run_dir: Path,
         display: Display,
-        nodes: Sequence[str] | None,
+        nodes: Callable[[], Sequence[str]] | None,
         objects: UserObjects,
         first: FirstRows,
         servers: ServerAccess | None = None,

@@ -117,6 +117,12 @@ class RolloutWorker:
             return Failure.of(error)
 
     @ray.method(concurrency_group="news")
+    def node(self) -> str:
+        """Return the id of the Ray node that the process is on."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
+
+    @ray.method(concurrency_group="news")
     def news(self) -> News:
         """Take what there is to tell since the last call."""
         return self.relay.take()

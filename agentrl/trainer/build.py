@@ -79,7 +79,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
             for one, there in ((rollout, rollout.name == "sglang"), (reward.rollout, reward.generates))
         ):
             folder.clear()  # the servers' logs are in it
-        opened = open_rollouts(config, device, chat, context, run_dir, display, workers.executor.nodes)
+        opened = open_rollouts(config, device, chat, context, run_dir, display, lambda: workers.executor.nodes)
         rollouts = stack.enter_context(opened)
         if rollout.server_urls is not None or model.lora_adapter_path is not None:
             send_first_weights(config, rollouts, workers.policy.weights(), display)

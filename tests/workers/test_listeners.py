@@ -65,7 +65,7 @@ def test_gloo_announces_the_address_that_servers_see_whatever_the_machines_own_n
     monkeypatch.setattr(distributed, "address_towards", lambda url: "127.0.0.9")
     process = psutil.Process(os.getpid())
     before = {one.laddr for one in process.net_connections("tcp")}
-    group = distributed._Group([SimpleNamespace(url="http://server:1")], [("http://server:1", 0)], "gloo", 30.0)  # type: ignore[list-item]
+    group = distributed._Group([SimpleNamespace(url="http://server:1")], [("http://server:1", 0)], "gloo", 30.0)
     group.join()
     listening = {one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
     group.abort()

@@ -6,6 +6,7 @@ call has no other end.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
@@ -22,7 +23,7 @@ from agentrl import errors
 from agentrl.errors import ConfigError, TrainingError, UserError, WorkerDied
 from agentrl.runtime.placement import Pool
 from agentrl.runtime.profiler import Profile
-from agentrl.runtime.ray.network import GLOO
+from agentrl.runtime.ray.network import GLOO, is_gone
 from agentrl.runtime.ray.rank import Failure, Place, Rank, Shapes
 from agentrl.runtime.ray.session import Surroundings, death_of
 from agentrl.runtime.ray.stored import ColumnArrays, StoredBatch
@@ -32,6 +33,7 @@ from agentrl.system.metrics import Numbers
 if TYPE_CHECKING:
     from ray.actor import ActorHandle, ActorProxy
 
+logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 Actor = TypeVar("Actor")
@@ -39,6 +41,8 @@ Worker = TypeVar("Worker")
 
 PLACED_WITHIN = 60.0
 """Seconds in which a cluster has to find room."""
+ROOM_WITHIN = 1800.0
+"""Seconds that a machine that is gone may take to come back, or another to join."""
 GRACE = 5.0
 """Seconds that the other ranks have after one failed: mostly they fail alike."""
 READ_ELEMENTS = 128 << 20
@@ -65,7 +69,7 @@ class RankPool:
         self._groups: list[PlacementGroup] = []
         self._actors: list[ActorProxy[Rank]] = []
         try:
-            self._start()
+            self._start(PLACED_WITHIN)
         except BaseException:
             self.stop()
             raise
@@ -76,7 +80,8 @@ class RankPool:
 
     def restart(self) -> None:
         self.stop()
-        self._start()
+        gone = [node for node in {place.node for place in self.places} if is_gone(node)]
+        self._start(ROOM_WITHIN if gone else PLACED_WITHIN)
 
     def stop(self) -> None:
         for actor in self._actors:
@@ -132,7 +137,7 @@ class RankPool:
         watch = CallWatch(what, self._actors[: len(calls)], self.places, self.patience)
         return collect(calls, what, watch, abandon=self.stop)
 
-    def _start(self) -> None:
+    def _start(self, within: float) -> None:
         pool = self.pool
         self.places = []
         needs = {"CPU": 1.0, **({"GPU": 1.0} if self.device == "cuda" else {})}
@@ -140,6 +145,7 @@ class RankPool:
             [[needs] * pool.n_gpus_per_node] * pool.nnodes,
             f"{pool.keys}.nnodes={pool.nnodes} x "
             f"{pool.keys}.n_gpus_per_node={pool.n_gpus_per_node} ranks on {self.device}",
+            within,
         )
         actor = ray.remote(concurrency_groups={"watch": 1})(Rank)  # type: ignore[call-overload]  # not in Ray's types
         for rank in range(self.ranks):
@@ -271,11 +277,22 @@ class WeightReader:
         return collect(calls, f"{self.role}.weights")
 
 
-def placed(nodes: Sequence[list[dict[str, float]]], what: str) -> list[PlacementGroup]:
-    """Room for the bundles of each node, each on one machine. Raises ConfigError when the cluster has not got it."""
+def placed(nodes: Sequence[list[dict[str, float]]], what: str, within: float = PLACED_WITHIN) -> list[PlacementGroup]:
+    """Room for the bundles of each node, each on one machine.
+
+    Raises ConfigError when the cluster has not got it within so many seconds.
+    """
     groups = [placement_group(bundles, strategy="STRICT_PACK") for bundles in nodes]
     ready = [group.ready() for group in groups]
-    _, missing = ray.wait(ready, num_returns=len(ready), timeout=PLACED_WITHIN)
+    _, missing = ray.wait(ready, num_returns=len(ready), timeout=min(within, PLACED_WITHIN))
+    if missing and within > PLACED_WITHIN:
+        logger.warning(
+            "the cluster has no room for %s: the run goes on when machines join it (ray start --address=...), and ends "
+            "after %g s without",
+            what,
+            within,
+        )
+        _, missing = ray.wait(ready, num_returns=len(ready), timeout=within)
     if missing:
         for group in groups:
             remove_placement_group(group)

@@ -236,21 +236,15 @@ class _Group:
         named = PrefixStore(f"{self.name}/", PrefixStore(self.name, self._store))
         store = PrefixStore(f"{device}/", named)
         if self._backend == "gloo":
-            self._peers = cast(_Peers, dist.ProcessGroupGloo(store, 0, self._world, self._gloo_options()))
+            self._peers = cast(_Peers, _gloo_at(self._seen_as(), store, self._world, self._timeout))
             return
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         self._peers = cast(_Peers, dist.ProcessGroupNCCL(store, 0, self._world, options))
 
-    def _gloo_options(self) -> dist.ProcessGroupGloo._Options:
-        """Have gloo announce this host as the servers see it: its own name may resolve to an address of loopback."""
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = self._timeout
-        named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-        seen = sorted(self._addresses.values(), key=lambda one: ipaddress.ip_address(one).is_loopback)
-        where = {"interface": named} if named else {"hostname": seen[0]}
-        options._devices = [dist.ProcessGroupGloo.create_device(**where)]
-        return options
+    def _seen_as(self) -> str:
+        """Return the address under which the servers see this host: of several the first that is not on loopback."""
+        return min(self._addresses.values(), key=lambda one: (ipaddress.ip_address(one).is_loopback, one))
 
     def broadcast(self, data: torch.Tensor) -> None:
         """Broadcast `data` [bytes] uint8 and block until it is sent. Raises RuntimeError on failure or timeout."""
@@ -267,6 +261,18 @@ class _Group:
         peers, self._peers, self._store = self._peers, None, None
         if peers is not None:
             peers.abort()
+
+
+def _gloo_at(host: str, store: PrefixStore, ranks: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+    """Join as rank 0, and announce this machine to the others as `host`, unless a user names an interface.
+
+    By itself gloo announces what the machine's own name resolves to, which may be loopback.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return dist.ProcessGroupGloo(store, 0, ranks, timeout=timeout)
+    options = vars(dist.ProcessGroupGloo)["_Options"]()  # torch does not declare it
+    options._timeout, options._devices = timeout, [dist.ProcessGroupGloo.create_device(hostname=host)]
+    return dist.ProcessGroupGloo(store, 0, ranks, options)
 
 
 def _first_error(done: Iterable[asyncio.Future[None]]) -> BaseException | None:
