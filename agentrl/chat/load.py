@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from agentrl.chat.codec import Codec
@@ -16,6 +15,7 @@ from agentrl.config.sections.model import JINJA
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 from agentrl.system.targets import is_target
+from agentrl.system.texts import read_text
 
 NO_CALLS = "none"
 """The format of models that call no tools."""
@@ -37,7 +37,7 @@ def load_tokenizer(path: str, chat_template: str | None, *, trust_remote_code: b
     if chat_template is not None:
         try:
             is_text = any(tag in chat_template for tag in JINJA)
-            tokenizer.chat_template = chat_template if is_text else Path(chat_template).read_text(encoding="utf-8")
+            tokenizer.chat_template = chat_template if is_text else read_text(chat_template)
         except (OSError, UnicodeDecodeError) as fault:
             raise ConfigError(f"model.chat_template: expected a Jinja file, {chat_template!r}: {fault}") from fault
     return tokenizer

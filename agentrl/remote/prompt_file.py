@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import jinja2
 import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.errors import ConfigError
+from agentrl.system.texts import read_text
 
 
 def load_prompt(path: str | None, default: str, key: str, names: Iterable[str]) -> jinja2.Template:
@@ -19,7 +19,7 @@ def load_prompt(path: str | None, default: str, key: str, names: Iterable[str]) 
     """
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True)
     try:
-        text = Path(path).read_text(encoding="utf-8") if path is not None else default
+        text = read_text(path) if path is not None else default
         strange = jinja2.meta.find_undeclared_variables(environment.parse(text)) - set(names)
         if strange:
             raise ConfigError(f"{key}: {path} uses {', '.join(sorted(strange))}; known are {', '.join(names)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.errors import ConfigError
+from agentrl.system.texts import is_there
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -18,6 +19,6 @@ def configs_dir() -> Path:
 def find_file(key: str, name: str) -> str:
     """Find a file in the working directory, else in `configs/`. Raises ConfigError where it is in neither."""
     for folder in (Path(), configs_dir()):
-        if (folder / Path(name).expanduser()).is_file():
+        if is_there(folder / Path(name).expanduser()):
             return str(folder / Path(name).expanduser())
     raise ConfigError(f"{key}: there is no file {name} in the working directory {Path.cwd()} or in {configs_dir()}")

@@ -16,6 +16,7 @@ from agentrl.errors import ConfigError
 from agentrl.system.config_files import find_file
 from agentrl.system.plugin import Base, adapted, check_base, import_object, nearest
 from agentrl.system.targets import is_target, load_target
+from agentrl.system.texts import read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def read_entries(path: str | Path, key: str, *, bare: bool = False) -> list[Entr
     """
     file = Path(find_file(key, str(path)))
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+        content = yaml.load(read_text(file), Loader=_UniqueKeys)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
     except yaml.YAMLError as error:

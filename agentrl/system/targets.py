@@ -6,19 +6,17 @@ import hashlib
 import linecache
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
 from agentrl.errors import ConfigError
 from agentrl.system.plugin import import_module, nearest
+from agentrl.system.texts import read_text
 
 _TARGET = re.compile(r"(\w+(?:\.\w+)*|[^:]+\.py):([^\W\d][\w.]*)")
 _USERS = re.compile(r"^agentrl_user_(\w+)_[0-9a-f]{8}(?=\.|$)")
 MOST_LISTED = 20
 """Names of a module that a message lists."""
-_sources: dict[str, str] = {}
-"""Source texts of the files that were loaded, or are to be, by the path that was given."""
 
 
 def is_target(name: str) -> bool:
@@ -69,11 +67,8 @@ def load_file(path: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     file = str(Path(given).absolute())
-    if given in _sources:
-        source = _sources[given]
-        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for error messages
-    else:
-        source = _read(file)
+    source = _source(given)
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for error messages
     module = ModuleType(name)
     module.__file__ = file
     sys.modules[name] = module  # dataclasses look their module up there
@@ -84,15 +79,15 @@ def load_file(path: str) -> ModuleType:
         if not isinstance(error, (Exception, SystemExit)):
             raise
         raise ConfigError(f"running {file} failed: {type(error).__name__}: {error}") from error
-    _sources[given] = source
     return module
 
 
-def _read(file: str) -> str:
-    if not file.endswith(".py"):
+def _source(given: str) -> str:
+    file = Path(given).absolute()
+    if not given.endswith(".py"):
         raise ConfigError(f"{file} is no Python file (its name must end in .py)")
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return read_text(given)
     except FileNotFoundError:
         raise ConfigError(f"no such file: {file}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -102,13 +97,3 @@ def _read(file: str) -> str:
 def plain_name(module: str) -> str:
     """A module's name for messages: that of a user's file is its stem."""
     return _USERS.sub(r"\1", module)
-
-
-def loaded_files() -> dict[str, str]:
-    """Source texts of all files that were loaded, by the paths that configs give: for `take_files` elsewhere."""
-    return dict(_sources)
-
-
-def take_files(sources: Mapping[str, str]) -> None:
-    """Load these texts where a config names their paths, on a machine that may not have the files."""
-    _sources.update(sources)

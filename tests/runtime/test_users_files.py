@@ -1,4 +1,4 @@
-"""The user's Python files reach Ray's processes, which may run on machines that do not have them."""
+"""The files that a config names reach Ray's processes, which may run on machines that do not have them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Actor:
 
 
 @pytest.mark.timeout(120)
-def test_a_worker_without_the_file_runs_the_drivers_text(ray_elsewhere: Path) -> None:
+def test_a_worker_without_the_files_has_the_drivers_texts(ray_elsewhere: Path) -> None:
     file = ray_elsewhere / "mine.py"
     file.write_text(SCORER)
     NaiveRewardManager(custom=CustomRewardConfig(path="mine.py", name="half"))  # the driver loads what the config names
@@ -78,6 +78,7 @@ def test_a_worker_without_the_file_runs_the_drivers_text(ray_elsewhere: Path) ->
     ToolSet.from_yaml(yaml)
     surroundings = Surroundings.here()
     file.unlink()
+    yaml.unlink()
     gone = Surroundings(str(ray_elsewhere / "not on that machine"), surroundings.files)
     actor = ray.remote(num_cpus=1)(Actor).remote()
     folder, score, failure = ray.get(actor.scored.remote(gone, "half"))

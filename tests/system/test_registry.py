@@ -11,7 +11,8 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.system.registry import Registry, configured, options_model, read_options
-from agentrl.system.targets import load_file, load_target, loaded_files, take_files
+from agentrl.system.targets import load_file, load_target
+from agentrl.system.texts import loaded_files, take_files
 
 
 class Options(pydantic.BaseModel):
@@ -139,7 +140,8 @@ def test_a_file_goes_to_a_machine_that_does_not_have_it(tmp_path: Path) -> None:
     source = loaded_files()[str(file)]
     file.unlink()
     program = (
-        "import traceback, sys\nfrom agentrl.system.targets import load_target, take_files\n"
+        "import traceback, sys\nfrom agentrl.system.targets import load_target\n"
+        "from agentrl.system.texts import take_files\n"
         f"take_files({{{str(file)!r}: {source!r}}})\n"
         f"try:\n    load_target({f'{file}:f'!r}, 'k')()\nexcept ValueError:\n    traceback.print_exc(file=sys.stdout)\n"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError, first_line
-from agentrl.system.targets import loaded_files, take_files
+from agentrl.system.texts import loaded_files, take_files
 
 if TYPE_CHECKING:
     from agentrl.config.sections.trainer import RayInitConfig
@@ -152,7 +152,7 @@ class Surroundings:
     folder: str
     """Working directory, for relative paths of the config."""
     files: Mapping[str, str]
-    """Texts of the user's Python files, which another machine may not have; see `agentrl.system.targets`."""
+    """Texts of the files that the config names (Python, YAML, templates), which another machine may not have."""
 
     @staticmethod
     def here() -> Surroundings:
