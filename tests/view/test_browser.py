@@ -109,6 +109,22 @@ def test_from_a_run_to_a_token(watched: Watched, address: str) -> None:
     assert {url.split("/")[2] for url in watched.asked if not url.startswith("data:")} == {address.split("/")[2]}
 
 
+def test_curves_against_the_time_that_the_run_worked(watched: Watched, address: str) -> None:
+    page = watched.open(address)
+    button = page.get_by_role("button", name="over minutes")
+    expect(button).to_have_attribute("aria-pressed", "false")
+    across = "() => [...document.querySelector('.plot').chart.data[0]]"
+    steps = page.evaluate(across)
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    assert "over=minutes" in page.url
+    minutes = page.evaluate(across)
+    assert minutes == pytest.approx([2.0 * (place + 1) / 60 for place in range(len(steps))])
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "false")
+    assert page.evaluate(across) == steps
+
+
 def test_search_and_the_same_prompt_at_two_steps(watched: Watched, address: str) -> None:
     page = watched.open(address, "/run/0/search")
     page.get_by_role("link", name="Malformed calls").click()

@@ -50,7 +50,7 @@ async function draw({ quiet = false } = {}) {
 function choose(overview, path, query) {
   const [kind, number, what] = path;
   if (kind === "side") return side(overview, [], query);
-  if (kind !== "run") return overview.runs.length === 1 && !path.length ? run(overview, [String(overview.runs[0].number)], query, () => draw({ quiet: true })) : runs(overview);
+  if (kind !== "run") return overview.runs.length === 1 && !path.length ? run(overview, [String(overview.runs[0].number)], query, () => draw({ quiet: true })) : runs(overview, query, () => draw({ quiet: true }));
   const rest = path.slice(1);
   if (what === "step") return step(overview, rest, query);
   if (what === "group") return side(overview, rest, query);

@@ -44,8 +44,8 @@ export function redraw() {
 }
 
 /**
- * Lines over steps. lines: [{name, values, color?}]; range: [first, last] or null; zoomed(range) after brushing;
- * opened(step) on a click.
+ * Lines over steps, or minutes. lines: [{name, values, color?}]; range: [first, last] or null; zoomed(range) after
+ * brushing; opened(place) on a click, the place among the steps.
  */
 export function curves({ title, steps, lines, range, zoomed, opened, stacked, marks }) {
   const figure = h("figure", { class: "chart" }, h("figcaption", {}, title), h("div", { class: "plot" }));
@@ -96,7 +96,7 @@ export function curves({ title, steps, lines, range, zoomed, opened, stacked, ma
             chart.over.addEventListener("mousedown", (event) => (down = event.clientX));
             chart.over.addEventListener("click", (event) => {
               const index = chart.cursor.idx;
-              if (Math.abs(event.clientX - down) < 4 && index !== null && index !== undefined) opened?.(steps[index]);
+              if (Math.abs(event.clientX - down) < 4 && index !== null && index !== undefined) opened?.(index);
             });
             chart.over.addEventListener("dblclick", () => zoomed?.(null));
           },

@@ -40,7 +40,23 @@ function alarms(list) {
 
 // ---------------------------------------------------------------- runs
 
-export async function runs(overview) {
+/** Minutes of work until the end of each step: of steps, validations and checkpoints. */
+function minutesOf({ steps, series }) {
+  let sum = 0;
+  return steps.map((_, place) => (sum += ["time/step", "time/validation", "time/save"].reduce((all, name) => all + (series[name]?.[place] ?? 0), 0) / 60));
+}
+
+/** A button that has charts drawn against the time that runs worked, or against the step. */
+function clock(byTime, redrawn) {
+  const press = () => {
+    remember({ over: byTime ? null : "minutes", x: null });
+    redrawn();
+  };
+  return h("button", { type: "button", "aria-pressed": byTime, title: "draw against the minutes that the run worked", on: { click: press } }, "over minutes");
+}
+
+export async function runs(overview, query, redrawn) {
+  const byTime = query.get("over") === "minutes";
   const picked = ["reward/mean", "val/success_sampled", "actor/entropy", "rollout/logprob_gap_mean_abs", "response/sampled_mean", "time/step"];
   const answers = isExport ? [] : await Promise.all(overview.runs.map((run) => get(`/api/run/${run.number}`)));
   const numbers = ["reward/mean", "success/rate", "val/success_sampled", "actor/entropy", "rollout/logprob_gap_max_abs", "tool/malformed_rate", "time/step", "perf/tokens_per_second"].filter((name) => overview.runs.some((run) => run.last[name] !== undefined));
@@ -54,11 +70,12 @@ export async function runs(overview) {
       h("tbody", {}, overview.runs.map((run, place) => h("tr", { "data-open": link(["run", run.number]) }, h("td", {}, h("a", { href: link(["run", run.number]) }, h("i", { class: `dot line${(place % 8) + 1}` }), shown(run.name))), h("td", {}, run.kind), h("td", { class: "n" }, number(run.last.step ?? run.steps)), numbers.map((name) => h("td", { class: "n" }, number(run.last[name]))), h("td", { class: `n ${run.alarms ? "bad" : ""}` }, run.alarms)))),
     ),
   );
+  const places = answers.map((one) => (byTime ? minutesOf(one) : one.steps));
   const charts = picked
     .map((name) => {
-      const steps = [...new Set(answers.flatMap((one) => one.steps))].sort((a, b) => a - b);
+      const steps = [...new Set(places.flat())].sort((a, b) => a - b);
       const lines = overview.runs.map((run, place) => {
-        const at = new Map(answers[place]?.steps.map((step, index) => [step, answers[place].series[name]?.[index] ?? null]));
+        const at = new Map(places[place]?.map((step, index) => [step, answers[place].series[name]?.[index] ?? null]));
         return { name: run.name, color: `line${(place % 8) + 1}`, values: steps.map((step) => at.get(step) ?? null) };
       });
       return lines.some((line) => line.values.some((value) => value !== null)) ? curves({ title: name, steps, lines }) : null;
@@ -69,7 +86,7 @@ export async function runs(overview) {
     ? h("section", {}, h("h2", {}, "Keys that differ"), h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "key"), overview.runs.map((run) => h("th", {}, shown(run.name))))), h("tbody", {}, keys.map(([key, values]) => h("tr", {}, h("td", {}, shown(key)), values.map((value) => h("td", {}, shown(value === null ? "null" : String(value)))))))))
       )
     : null;
-  return h("main", {}, h("header", { class: "top" }, h("h1", {}, overview.runs.length > 1 ? `${overview.runs.length} runs` : "Runs")), table, h("div", { class: "grid" }, charts), differing);
+  return h("main", {}, h("header", { class: "top" }, h("h1", {}, overview.runs.length > 1 ? `${overview.runs.length} runs` : "Runs")), table, answers.some((one) => one.series["time/step"]) ? h("div", { class: "bar-above" }, clock(byTime, redrawn)) : null, h("div", { class: "grid" }, charts), differing);
 }
 
 // ---------------------------------------------------------------- run
@@ -94,21 +111,24 @@ export async function run(overview, [number_], query, redrawn) {
   if (isExport) return h("main", {}, crumbs([one.name]), h("header", { class: "top" }, h("h1", {}, shown(one.name))), setsOf(one));
   const answer = await get(`/api/run/${number_}`);
   const { steps, series } = answer;
+  const byTime = query.get("over") === "minutes";
+  const across = byTime ? minutesOf(answer) : steps;
   const asked = query.get("x")?.split(",").map(Number);
   const range = asked?.length === 2 && asked.every(Number.isFinite) ? asked : null;
   const zoomed = (wanted) => {
     remember({ x: wanted ? wanted.map((value) => value.toFixed(2)).join(",") : null });
     redrawn();
   };
-  const opened = (step) => {
+  const opened = (place) => {
+    const step = steps[place];
     const set = one.sets.train?.includes(step) ? "train" : Object.keys(one.sets).find((name) => one.sets[name].includes(step));
     if (set) location.hash = link(["run", number_, "step", set, step]);
   };
-  const marks = [...new Set(answer.alarms.map((alarm) => alarm.step))];
+  const marks = [...new Set(answer.alarms.map((alarm) => across[steps.indexOf(alarm.step)]))].filter((at) => at !== undefined);
   const chart = (names, more = {}) => {
     const found = names.filter((name) => series[name]?.some((value) => value !== null && value !== undefined));
     if (!found.length) return null;
-    return curves({ title: more.title ?? (common(found) || found.join(", ")), steps, lines: found.map((name) => ({ name: more.short ? name.replace(/^[^/]*\//, "") : rest(name, found), values: series[name] })), range, zoomed, opened, marks, ...more });
+    return curves({ title: more.title ?? (common(found) || found.join(", ")), steps: across, lines: found.map((name) => ({ name: more.short ? name.replace(/^[^/]*\//, "") : rest(name, found), values: series[name] })), range, zoomed, opened, marks, ...more });
   };
   const section = (name, charts) => (charts.some(Boolean) ? h("section", {}, h("h2", {}, name), h("div", { class: "grid" }, charts)) : null);
   const all = Object.keys(series);
@@ -137,7 +157,7 @@ export async function run(overview, [number_], query, redrawn) {
     alarms(answer.alarms),
     setsOf(one),
     scores.length ? numbersTable(scores) : null,
-    all.length ? h("div", { class: "bar-above" }, find, h("span", { class: "help" }, range ? h("button", { type: "button", on: { click: () => zoomed(null) } }, "show all steps") : "drag in a chart to zoom all; click to open a step")) : null,
+    all.length ? h("div", { class: "bar-above" }, find, h("span", { class: "help" }, series["time/step"] ? clock(byTime, redrawn) : null, range ? h("button", { type: "button", on: { click: () => zoomed(null) } }, "show all steps") : "drag in a chart to zoom all; click to open a step")) : null,
     searched,
     SECTIONS.map(([name, groups]) => section(name, groups.map((names) => chart(names)))),
     section("Time of the stages", [chart(times, { title: "seconds, stacked", stacked: true, short: true }), chart(["time/step"])]),
