@@ -267,10 +267,13 @@ class Episode:
         )
         before = self.generate_seconds
         generation = await self.sample_ids(transcript.ids, params, self.session, transcript.images)
-        return await self.record(generation, self.generate_seconds - before)
+        return await self.record(generation, self.generate_seconds - before, params.seed)
 
-    async def record(self, generation: Generation, seconds: float) -> Reply:
-        """Append what the engine sampled in `seconds` as continuation of the transcript, as one assistant turn."""
+    async def record(self, generation: Generation, seconds: float, seed: int | None = None) -> Reply:
+        """Append what the engine sampled in `seconds` as continuation of the transcript, as one assistant turn.
+
+        seed: of the request.
+        """
         chat, transcript = self.context.chat, self.transcript
         message = await chat.read(generation.ids, self.tools)
         start = len(transcript)
@@ -284,6 +287,7 @@ class Episode:
             end=len(transcript),
             finish_reason=generation.finish_reason.kind,
             seconds=seconds,
+            seed=seed,
             state=self.state,
         )
         self.state = None

@@ -5,72 +5,93 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.agent_loop.tool_calls import answer_to, run_calls
-from agentrl.chat import AssistantMessage, Chat
+from agentrl.chat import Chat
 from agentrl.engines.contract import RolloutEngine, SamplingParams
 from agentrl.errors import DataError
-from agentrl.replay.recorded import Recorded
+from agentrl.replay.recorded import Recorded, Stretch
 from agentrl.tool.toolset import ToolSet
-from agentrl.trajectory import Message, Transcript, Turn
+from agentrl.trajectory import Message, PlacedImage, Transcript, Turn
+from agentrl.trajectory.picture import Picture
+
+NAME = "replay edited"
+"""Name of the session that goes on from an edit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One assistant turn, sampled again."""
+    """Tokens of one turn and version, sampled again."""
 
-    turn: int
-    tokens: int
+    stretch: Stretch
     first_difference: int | None
     """Place in the transcript of the first other token; None: all are the same."""
     recorded: str = ""
     """The token there, decoded."""
     sampled: str = ""
+    same_logprobs: int = 0
+    """Log-probs that are equal bit for bit, up to the first other token."""
     logprob_gap: float = 0.0
-    """Largest difference of log-probs, up to the first other token."""
+    """Largest difference of the others."""
 
 
-async def replay(recorded: Recorded, engine: RolloutEngine, chat: Chat) -> list[Comparison]:
-    """Sample every assistant turn again, each from the recorded tokens before it.
-
-    Raises DataError for a trajectory with images, which are not recorded.
-    """
+def placed_images(recorded: Recorded, chat: Chat) -> list[list[PlacedImage]]:
+    """Prepare the images of each transcript from their files. Raises DataError where one is missing or damaged."""
     found = []
-    for index, turn in enumerate(recorded.trajectory.turns):
-        if turn.role == "assistant" and turn.end > turn.start:
-            found.append(await _compare(recorded, index, turn, engine, chat))
+    for places in recorded.images:
+        mine = []
+        for start, path in places:
+            if chat.vision is None or not path.is_file():
+                raise DataError(f"{recorded.trajectory.uid}: want its image {path}, which is not there (any more)")
+            mine.append(PlacedImage(start, chat.vision.image(Picture(path.read_bytes()))))
+        found.append(mine)
     return found
 
 
-async def _compare(recorded: Recorded, index: int, turn: Turn, engine: RolloutEngine, chat: Chat) -> Comparison:
-    transcript = recorded.trajectory.transcripts[turn.transcript]
-    ids, logprobs = transcript.ids[turn.start : turn.end], transcript.logprobs[turn.start : turn.end]
-    params = params_at(recorded, turn.transcript, turn.start, len(ids), chat)
-    generated = await engine.generate(transcript.ids[: turn.start], params, f"replay {index}")
-    await engine.release(f"replay {index}")
+async def replay(recorded: Recorded, version: int | None, engine: RolloutEngine, chat: Chat) -> list[Comparison]:
+    """Sample again what the engine's weights sampled, each stretch from the recorded tokens before it.
+
+    version: of the stretches that are sampled; None: all. Raises DataError for what is not recorded.
+    """
+    images = placed_images(recorded, chat)
+    stretches = [one for one in recorded.stretches() if version in (None, one.version)]
+    return [await _compare(recorded, one, images[one.transcript], engine, chat) for one in stretches]
+
+
+async def _compare(
+    recorded: Recorded, stretch: Stretch, images: list[PlacedImage], engine: RolloutEngine, chat: Chat
+) -> Comparison:
+    transcript = recorded.trajectory.transcripts[stretch.transcript]
+    ids = transcript.ids[stretch.start : stretch.end]
+    params = params_at(recorded, stretch.seed, len(ids), chat)
+    name = f"replay {stretch.turn} {stretch.start}"
+    before = [one for one in images if one.start < stretch.start]
+    given = {"images": before} if before else {}
+    generated = await engine.generate(transcript.ids[: stretch.start], params, name, **given)
+    await engine.release(name)
     pairs = zip(ids, generated.ids, strict=False)
     place = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
     if place is None and len(generated.ids) != len(ids):
         place = min(len(ids), len(generated.ids))
     same = len(ids) if place is None else place
-    gaps = [abs(one - other) for one, other in zip(logprobs[:same], generated.logprobs[:same], strict=True)]
+    logprobs = np.array(transcript.logprobs[stretch.start :][:same], np.float32)
+    gaps = np.abs(logprobs - np.array(generated.logprobs[:same], np.float32))
     return Comparison(
-        turn=index,
-        tokens=len(ids),
-        first_difference=None if place is None else turn.start + place,
+        stretch,
+        first_difference=None if place is None else stretch.start + place,
         recorded="" if place is None else chat.decode(ids[place : place + 1]),
         sampled="" if place is None else chat.decode(generated.ids[place : place + 1]),
-        logprob_gap=max(gaps, default=0.0),
+        same_logprobs=int((gaps == 0).sum()),
+        logprob_gap=float(gaps.max(initial=0.0)),
     )
 
 
-def params_at(recorded: Recorded, transcript: int, place: int, most: int, chat: Chat) -> SamplingParams:
-    """Return the parameters with which a turn that begins at a place of a transcript is sampled."""
+def params_at(recorded: Recorded, seed: int, most: int, chat: Chat) -> SamplingParams:
+    """Return the parameters of a turn of at most so many tokens, with the seed of its request."""
     return replace(
-        recorded.params,
-        max_new_tokens=most,
-        stop_token_ids=chat.stop_token_ids + chat.media_token_ids,
-        seed=seed_of(recorded.seeds[transcript], place),
+        recorded.params, max_new_tokens=most, stop_token_ids=chat.stop_token_ids + chat.media_token_ids, seed=seed
     )
 
 
@@ -89,6 +110,9 @@ async def edit(
     Raises DataError where `at` is no observed turn behind one of the policy's.
     """
     turn, ids = _edited(recorded, at, text, chat)
+    seed = sampled_before(recorded, at).seed
+    images = [one for one in placed_images(recorded, chat)[turn.transcript] if one.start < turn.start]
+    given = {"images": images} if images else {}
     prompt = recorded.trajectory.transcripts[turn.transcript].prompt_length
     end = min(limits.max_model_len, prompt + limits.max_response_tokens)
     turns: list[tuple[str, str]] = [(turn.role, text)]
@@ -99,7 +123,11 @@ async def edit(
                 turns.append(("note", "the response's length is used up"))
                 break
             most = min(end - len(ids), limits.max_tokens_per_turn or end)
-            message = await _say(recorded, turn.transcript, ids, most, engine, chat)
+            generated = await engine.generate(
+                ids, params_at(recorded, seed_of(seed, len(ids)), most, chat), NAME, **given
+            )
+            ids += generated.ids
+            message = await chat.read(generated.ids)
             turns.append(("assistant", message.text))
             if not message.calls:
                 break
@@ -109,8 +137,18 @@ async def edit(
             ids += chat.bridge(ids, answers, tools.schemas)
     finally:
         await session.close()
-        await engine.release("replay edited")
+        await engine.release(NAME)
     return Continuation(turns)
+
+
+def sampled_before(recorded: Recorded, at: int) -> Stretch:
+    """Return what was sampled last before turn `at`, in its transcript. Raises DataError where there is nothing."""
+    turns = recorded.trajectory.turns
+    mine = turns[at].transcript if 0 <= at < len(turns) else -1
+    before = [one for one in recorded.stretches() if one.turn < at and one.transcript == mine]
+    if not before:
+        raise DataError(f"--turn {at}: want the number of a turn that the policy read after one of its own")
+    return before[-1]
 
 
 def _edited(recorded: Recorded, at: int, text: str, chat: Chat) -> tuple[Turn, list[int]]:
@@ -136,12 +174,3 @@ def _messages(turns: Sequence[Turn], at: int, text: str) -> list[Message]:
         return [{"role": role, "content": text}]
     calls = turns[at - 1].calls if at else []
     return [{"role": "tool", "content": text, "tool_call_id": "call_0", "name": calls[0].name if calls else "tool"}]
-
-
-async def _say(
-    recorded: Recorded, transcript: int, ids: list[int], most: int, engine: RolloutEngine, chat: Chat
-) -> AssistantMessage:
-    params = params_at(recorded, transcript, len(ids), most, chat)
-    generated = await engine.generate(ids, params, "replay edited")
-    ids += generated.ids
-    return await chat.read(generated.ids)

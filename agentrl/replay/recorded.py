@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from agentrl.agent_loop.limits import seed_of
 from agentrl.checkpoint.manifest import STATE_FILE, verified
 from agentrl.config import Config
 from agentrl.engines.contract import SamplingParams
 from agentrl.errors import CheckpointError, DataError
 from agentrl.rollouts.contract import Task, training, validation
 from agentrl.trajectory import Trajectory
-from agentrl.trajectory.files import TRAJECTORIES
-from agentrl.trajectory.parquet import from_row, trajectory_files
+from agentrl.trajectory.files import TRAJECTORIES, image_file
+from agentrl.trajectory.parquet import from_row, image_places, trajectory_files
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens [start, end) of an assistant turn that one version of the weights sampled."""
+
+    turn: int
+    transcript: int
+    start: int
+    end: int
+    version: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A trajectory of a run, and how each of its transcripts was drawn."""
+    """A trajectory of a run, and how its tokens were drawn."""
 
     trajectory: Trajectory
     params: SamplingParams
     """Temperature, top_p and top_k are meant."""
-    seeds: list[int]
-    """For each transcript, the seed from which those of its turns are made."""
+    images: list[list[tuple[int, Path]]]
+    """By transcript, each image's first token and file."""
 
-    @property
-    def version(self) -> int:
-        """Version of the weights that sampled it. Raises DataError where there are several, or none."""
-        versions = {span.version for transcript in self.trajectory.transcripts for span in transcript.versions}
-        if len(versions) != 1:
-            found = ", ".join(map(str, sorted(versions))) or "none"
-            raise DataError(
-                f"{self.trajectory.uid}: want tokens of one version of the weights, found {found}. Replayed are "
-                "trajectories that one version sampled"
-            )
-        return versions.pop()
+    def stretches(self) -> list[Stretch]:
+        """List what was sampled, in order. Raises DataError where no seed is recorded."""
+        found = []
+        for index, turn in enumerate(self.trajectory.turns):
+            if turn.role != "assistant" or turn.end == turn.start:
+                continue
+            if turn.seed is None:
+                raise DataError(
+                    f"{self.trajectory.uid}: the seed of turn {index} is not recorded: an earlier release wrote it, "
+                    "or a loop of your own that gives Episode.record none"
+                )
+            for span in self.trajectory.transcripts[turn.transcript].versions:
+                start, end = max(span.start, turn.start), min(span.end, turn.end)
+                if start < end:
+                    found.append(Stretch(index, turn.transcript, start, end, span.version, turn.seed))
+        return found
 
 
 def find(run: Path, uid: str, config: Config) -> Recorded:
@@ -51,24 +68,21 @@ def find(run: Path, uid: str, config: Config) -> Recorded:
         uids = pq.read_table(file, columns=["uid"])["uid"].to_pylist()
         if uid in uids:
             row = pq.read_table(file).slice(uids.index(uid), 1).to_pylist(maps_as_pydicts="strict")[0]
-            return _recorded(from_row(row), config, file)
+            return _recorded(from_row(row), image_places(row), config, file)
     raise DataError(f"{folder}: none of {len(files)} files holds the trajectory {uid!r}; the column uid names them")
 
 
-def _recorded(trajectory: Trajectory, config: Config, file: Path) -> Recorded:
+def _recorded(
+    trajectory: Trajectory, images: Sequence[Sequence[tuple[int, str]]], config: Config, file: Path
+) -> Recorded:
     tag, _, rest = trajectory.uid.rpartition("/")
     tag, _, group = tag.rpartition("/")
     split, _, step = tag.partition("/")
     if split not in ("train", "val", "greedy") or not (step.isdecimal() and group.isdecimal()):
         raise DataError(f"{file}: want a name such as train/12/3/1, found {trajectory.uid!r}")
-    task = _task(config, split, int(step))
-    number = task.n if rest == "greedy" else int(rest)
-    params = SamplingParams(1, temperature=0.0) if rest == "greedy" else task.params
-    seed = seed_of(seed_of(config.trainer.seed, task.seeds, int(group), number), trajectory.attempt)
-    seeds = [seed]
-    for index in range(1, len(trajectory.transcripts)):
-        seeds.append(seed_of(seeds[-1], "transcript", index))
-    return Recorded(trajectory, params, seeds)
+    params = SamplingParams(1, temperature=0.0) if rest == "greedy" else _task(config, split, int(step)).params
+    files = [[(start, image_file(file.parent, digest)) for start, digest in places] for places in images]
+    return Recorded(trajectory, params, files)
 
 
 def _task(config: Config, split: str, step: int) -> Task:

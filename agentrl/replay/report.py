@@ -15,10 +15,10 @@ from agentrl.config import Config, load_config
 from agentrl.config.formats import unknown_format
 from agentrl.config.registries import CALL_FORMATS
 from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError
 from agentrl.model.packed import load_model
-from agentrl.replay.again import Comparison, edit, replay
-from agentrl.replay.recorded import checkpoint_of, find, read_edit
+from agentrl.replay.again import Comparison, edit, replay, sampled_before
+from agentrl.replay.recorded import Recorded, checkpoint_of, find, read_edit
 from agentrl.rollouts.context import load_chat, load_context
 from agentrl.rollouts.objects import UserObjects
 from agentrl.runtime.device import resolve_device
@@ -36,35 +36,42 @@ def run_replay(
         raise ConfigError(f"{run}: want the folder of a run, with its config.yaml")
     config = load_config(["--config-path", str(run.absolute()), "--config-name", "config", *ONE_PROCESS])
     recorded = find(run, uid, config)
-    if any(transcript.images for transcript in recorded.trajectory.transcripts):
-        raise DataError(f"{uid}: it has images, whose pixels are not recorded")
     text = read_edit(tool_answer, message)
-    weights = checkpoint or checkpoint_of(run, recorded.version)
     if unknown_format(config.actor_rollout_ref.rollout.multi_turn.format, CALL_FORMATS.names()) is not None:
         load_context(config, scored=False)  # a file of the run's tools or loops registers it
     chat = load_chat(config)
-    engine = open_engine(config, chat, weights)
-    print(f"{uid}, of {run}: sampled again by {weights or config.actor_rollout_ref.model.path}")
-    if turn is None or text is None:
-        compared = asyncio.run(_closed(engine, replay(recorded, engine, chat)))
-        for one in compared:
-            print(line_of(one))
-        return any(one.first_difference is not None for one in compared)
+    if turn is not None and text is not None:
+        weights = checkpoint or checkpoint_of(run, sampled_before(recorded, turn).version)
+        asyncio.run(_goes_on(config, recorded, turn, text, open_engine(config, chat, weights), chat))
+        return False
+    versions = sorted({one.version for one in recorded.stretches()})
+    # All of them are looked for before the first is loaded.
+    wanted = {None: checkpoint} if checkpoint else {version: checkpoint_of(run, version) for version in versions}
+    compared: list[Comparison] = []
+    for version, weights in wanted.items():
+        engine = open_engine(config, chat, weights)
+        print(f"{uid}, of {run}: sampled again by {weights or config.actor_rollout_ref.model.path}")
+        compared += asyncio.run(_closed(engine, replay(recorded, version, engine, chat)))
+    for one in sorted(compared, key=lambda one: (one.stretch.turn, one.stretch.start)):
+        print(line_of(one))
+    return any(one.first_difference is not None for one in compared)
+
+
+async def _goes_on(
+    config: Config, recorded: Recorded, turn: int, text: str, engine: EmbeddedEngine, chat: Chat
+) -> None:
+    """Put `text` in the place of a turn, go on with the run's tools, and print what follows."""
     context = load_context(config, UserObjects(), scored=False)
     context.bind(chat)
-
-    async def edited() -> None:
-        await context.tools.start("replay")
-        try:
-            limits = LoopLimits.from_config(config)
-            found = await edit(recorded, turn, text, engine, chat, context.tools, limits)
-        finally:
-            await context.close()
-        for role, said in found.turns:
-            print(f"--- {role}\n{said}")
-
-    asyncio.run(_closed(engine, edited()))
-    return False
+    await context.tools.start("replay")
+    try:
+        found = await _closed(
+            engine, edit(recorded, turn, text, engine, chat, context.tools, LoopLimits.from_config(config))
+        )
+    finally:
+        await context.close()
+    for role, said in found.turns:
+        print(f"--- {role}\n{said}")
 
 
 def open_engine(config: Config, chat: Chat, checkpoint: Path | None) -> EmbeddedEngine:
@@ -101,10 +108,14 @@ async def _closed(engine: EmbeddedEngine, work: Coroutine[None, None, T]) -> T:
 
 
 def line_of(one: Comparison) -> str:
-    """Write a turn's comparison in a line."""
-    if one.first_difference is None:
-        return f"turn {one.turn}: {one.tokens} tokens, all the same; log-probs within {one.logprob_gap:.2g}"
-    return (
-        f"turn {one.turn}: {one.tokens} tokens; the first other one is token {one.first_difference} of its transcript: "
-        f"{one.recorded!r} was recorded, and {one.sampled!r} is sampled"
-    )
+    """Write what became of a stretch in a line."""
+    stretch = one.stretch
+    tokens = stretch.end - stretch.start
+    begins = f"turn {stretch.turn} (version {stretch.version}): {tokens} tokens"
+    if one.first_difference is not None:
+        return (
+            f"{begins}; the first other one is token {one.first_difference} of its transcript: {one.recorded!r} was "
+            f"recorded, and {one.sampled!r} is sampled"
+        )
+    rest = f", the others within {one.logprob_gap:.2g}" if one.same_logprobs < tokens else ""
+    return f"{begins}, all the same; {one.same_logprobs} log-probs the same bit for bit{rest}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentrl.config import Config
 from agentrl.rollouts.contract import Task
-from agentrl.trajectory.files import TRAJECTORIES, UPDATES, FileName
+from agentrl.trajectory.files import IMAGES, TRAJECTORIES, UPDATES, FileName
 
 GB = 10**9
 
@@ -42,24 +42,31 @@ class Saving:
 
 
 def remove_oldest(run: Path, most_gb: float | None, keep: Collection[int]) -> list[int]:
-    """Remove the oldest training steps' trajectories and updates while those of `run` take over `most_gb` 10^9 bytes.
+    """Remove the oldest training steps' records while those of `run` take over `most_gb` 10^9 bytes.
 
-    keep: steps whose files stay. Returns the steps whose files were removed. Files that vanish meanwhile are no error.
+    These are trajectories, updates, and images that no later step has used. keep: steps whose trajectories and updates
+    stay. Returns the steps whose files were removed. Files that vanish meanwhile are no error.
     """
     if most_gb is None:
         return []
-    files = [path for folder in (TRAJECTORIES, UPDATES) for path in (run / folder).glob("*.parquet")]
-    sizes = {path: path.stat().st_size for path in files}
+    found = [path for folder in (TRAJECTORIES, UPDATES, IMAGES) for path in (run / folder).glob("*")]
+    states = {path: path.stat() for path in found if path.suffix == ".parquet" or path.parent.name == IMAGES}
+    sizes = {path: state.st_size for path, state in states.items()}
     by_step: defaultdict[int, list[Path]] = defaultdict(list)
     for path in sizes:
         name = FileName.read(path.name)
         if name is not None and name.split == "train" and name.step not in keep:
             by_step[name.step].append(path)
     removed, total = [], sum(sizes.values())
+    images = sorted((path for path in states if path.parent.name == IMAGES), key=lambda path: states[path].st_mtime)
+    last = 0.0  # when the newest of what is removed was written
     for step, paths in sorted(by_step.items()):
         if total <= most_gb * GB:
             break
-        for path in paths:
+        last = max(last, *(states[path].st_mtime for path in paths))
+        unused = [path for path in images if states[path].st_mtime <= last]
+        images = images[len(unused) :]
+        for path in (*paths, *unused):
             path.unlink(missing_ok=True)
             total -= sizes[path]
         removed.append(step)

@@ -2,7 +2,8 @@
 
 `trajectories/` has one file a step and split, `train_000012.parquet`, or of several rollout workers one each,
 `train_000012.1of2.parquet`, and of a step's further generation batches `train_000012_001.parquet`, ... A file of
-`updates/` has the name of the file of trajectories that it belongs to.
+`updates/` has the name of the file of trajectories that it belongs to. `images/` has each image that a trajectory
+holds, once, by the hash of its content.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-TRAJECTORIES, UPDATES = "trajectories", "updates"
+TRAJECTORIES, UPDATES, IMAGES = "trajectories", "updates", "images"
 """Folders of a run."""
 _NAME = re.compile(
     r"(?P<stem>(?P<split>[A-Za-z]\w*?)_(?P<step>\d{6,9})(?P<part>(?:_\w+)?)(?P<share>\.\d+of\d+)?)\.parquet"
@@ -45,6 +46,11 @@ def names_of(split: str, step: int, part: str, workers: int) -> list[str]:
 def update_file(path: Path) -> Path:
     """Return the place of the update's record of a file of trajectories."""
     return path.absolute().parent.with_name(UPDATES) / path.name
+
+
+def image_file(dir: Path, digest: str) -> Path:
+    """Return the place of an image's file, whose digest is in hexadecimal, beside the folder `dir` of trajectories."""
+    return dir.absolute().with_name(IMAGES) / digest
 
 
 def remove_former(path: Path, names: list[str]) -> None:

@@ -8,6 +8,7 @@ stored with U+FFFD in its place.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from agentrl.trajectory import (
     Turn,
     VersionSpan,
 )
-from agentrl.trajectory.files import names_of, remove_former
+from agentrl.trajectory.files import image_file, names_of, remove_former
 
 _MESSAGE = pa.struct(
     {
@@ -50,6 +51,7 @@ _TURN = pa.struct(
         "finish_reason": pa.string(),
         "reward": pa.float64(),
         "seconds": pa.float64(),
+        "seed": pa.int64(),  # of an assistant turn's samples; files of earlier versions lack it
     }
 )
 _CALL = pa.struct(
@@ -138,12 +140,30 @@ def write_trajectories(
     number, count = share
     names = names_of(split, step, part, count)
     path = dir / names[number - 1]
+    write_images(dir, trajectories)
     rows = [to_row(trajectory, step, split, turn_reward_coef) for trajectory in trajectories]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     with published(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", row_group_size=rows_together(table))
     remove_former(path, names)
     return path
+
+
+def write_images(dir: Path, trajectories: Sequence[Trajectory]) -> None:
+    """Write the files of the trajectories' images beside `dir`, each once; those that are there are marked as used.
+
+    Raises TrainingError on a full disk.
+    """
+    placed = (one for each in trajectories for transcript in each.transcripts for one in transcript.images)
+    for digest, image in {one.image.digest: one.image for one in placed}.items():
+        path = image_file(dir, digest.hex())
+        if path.exists():
+            os.utime(path)
+            continue
+        own = path.with_name(f"{path.name}.{os.getpid()}")  # another worker may write the same image
+        with published(own) as temporary:
+            temporary.write_bytes(image.encoded)
+        own.replace(path)
 
 
 def rows_together(table: pa.Table) -> int:
@@ -273,6 +293,7 @@ def _turn_row(turn: Turn) -> dict[str, object]:
         "finish_reason": turn.finish_reason,
         "reward": turn.reward,
         "seconds": turn.seconds,
+        "seed": turn.seed,
     }
 
 
@@ -290,7 +311,7 @@ def _call_row(turn: int, call: ToolCallRecord) -> dict[str, object]:
 
 
 def from_row(row: dict[str, Any]) -> Trajectory:
-    """Rebuild the trajectory of a row of `to_row`, without the pixels of images, which are not recorded."""
+    """Rebuild the trajectory of a row of `to_row`, without its images, whose files `image_file` names."""
     turns = [Turn(**turn) for turn in row["turns"]]
     for call in row["calls"]:
         arguments = None if call["arguments"] is None else json.loads(call["arguments"])
@@ -323,6 +344,11 @@ def from_row(row: dict[str, Any]) -> Trajectory:
         attempt=row.get("attempt", 0),
         ground_truth=None if row.get("ground_truth") is None else json.loads(row["ground_truth"]),
     )
+
+
+def image_places(row: dict[str, Any]) -> list[list[tuple[int, str]]]:
+    """List, for each transcript of a row, the first token and the digest in hexadecimal of each of its images."""
+    return [[(one["start"], one["digest"]) for one in images] for images in row["images"]]
 
 
 def _message(row: dict[str, Any]) -> Message:

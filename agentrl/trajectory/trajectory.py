@@ -221,6 +221,8 @@ class Turn:
     """Turn reward from tools or an interaction; it belongs to the policy's tokens of this turn."""
     seconds: float = 0.0
     """Time that the engine took for an assistant turn."""
+    seed: int | None = None
+    """Seed with which an assistant turn was sampled: with its place in the transcript it makes each random number."""
     state: str | None = None
     """State that an assistant turn was taken in, as an interaction or a loop names it; None: what was observed since
     the turn before stands for it. Not stored with the trajectory."""

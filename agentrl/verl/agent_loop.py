@@ -103,6 +103,7 @@ class Sampled:
     prompt: list[int]
     generation: Generation
     seconds: float
+    seed: int | None
 
 
 @dataclass(slots=True)
@@ -145,7 +146,7 @@ class ServerManager:
         self.requests += 1
         begun = time.monotonic()
         generation = await episode.sample_ids(ids, params, session)
-        self.sampled.append(Sampled(ids, generation, time.monotonic() - begun))
+        self.sampled.append(Sampled(ids, generation, time.monotonic() - begun, params.seed))
         reason = "aborted" if generation.finish_reason.kind == "abort" else "completed"
         return TokenOutput(token_ids=list(generation.ids), log_probs=list(generation.logprobs), stop_reason=reason)
 
@@ -463,7 +464,7 @@ class AdaptedLoop(AgentLoop):
                 first = start + places[0] - len(one.prompt)
                 part = _part(one.generation, first, first + len(ids))
                 episode.early_calls = server.calls.pop(origin, [])
-                await episode.record(part, one.seconds)
+                await episode.record(part, one.seconds, one.seed)
                 last = part.finish_reason
         return last
 

@@ -141,6 +141,8 @@ def hide(record: Record, hidden: Hidden) -> None:
     turns = cast(list[Record], record["turns"] or [])
     for turn in turns:
         _hide_turn(turn, hidden)
+    if hidden.texts & {"prompts", "answers"}:
+        record["pictures"] = {}
     record["tokenizer"] = {**cast(Record, record["tokenizer"]), "origin": "the run's tokenizer was not found"}
     left = set[int]()
     for number, window in enumerate(cast(list[Record], record["transcripts"])):

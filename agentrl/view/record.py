@@ -17,6 +17,7 @@ from agentrl.errors import DataError
 from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.trajectory.parquet import SCHEMA
 from agentrl.view.folder import Stamp
+from agentrl.view.images import pictures
 from agentrl.view.parts import Part, source
 from agentrl.view.run import Run
 
@@ -51,6 +52,8 @@ def trajectory(run: Run, part: Part, row: int) -> Record:
         turn["calls"] = [call for call in calls if call["turn"] == index]
     found["turns"] = turns
     found["transcripts"] = transcripts = list(_transcripts(table, place, found, values))
+    placed = [_dicts(one["images"]) for one in transcripts]
+    found["pictures"] = pictures(run.folder, [str(image["digest"]) for images in placed for image in images])
     ids = [int(id) for one in transcripts for id in cast(npt.NDArray[np.int32], one["ids"]).tolist()]
     found["tokens"] = run.tokens.of(ids)
     found["tokenizer"] = {"known": run.tokens.is_known, "origin": run.tokens.origin}

@@ -42,7 +42,9 @@ def test_every_token_is_sampled_again(
         said = capsys.readouterr().out
         turns = sum(turn.role == "assistant" for turn in trajectory.turns)
         assert said.count("all the same") == turns
-        assert max(float(gap) for gap in re.findall(r"log-probs within (\S+)", said)) < 1e-5
+        exact = sum(map(int, re.findall(r"(\d+) log-probs the same bit for bit", said)))
+        assert max(map(float, re.findall(r"the others within (\S+)", said)), default=0) < 1e-5
+        assert exact == trajectory.num_sampled or "the others within" in said
     for file in trajectory_files(run / "trajectories"):
         if file.name.startswith("val_000000"):
             uid = pq.read_table(file, columns=["uid"])["uid"][0].as_py()
@@ -51,6 +53,69 @@ def test_every_token_is_sampled_again(
     capsys.readouterr()
     assert replay([str(run), "--uid", later, "--checkpoint", str(run / "checkpoints" / "step_000003")]) == 1
     assert "is sampled" in capsys.readouterr().out, "other weights sample other tokens"
+
+
+LOOP = '''
+from agentrl.agent_loop import AgentLoop
+from agentrl.trajectory import Status
+
+
+class Branching(AgentLoop):
+    """Two turns in one transcript, another transcript with the same prompt, and one of a branch."""
+
+    async def run(self, episode):
+        for _ in range(2):
+            await episode.start(episode.sample.prompt)
+            await episode.generate(max_tokens=3)
+        await episode.observe([{"role": "user", "content": "and now?"}])
+        branch = episode.branch()
+        await branch.start(episode.sample.prompt)
+        await branch.generate(max_tokens=4)
+        await episode.generate(max_tokens=4)
+        await episode.context.engine.release(branch.session)
+        episode.finish(Status.COMPLETED)
+'''
+
+
+def test_transcripts_branches_and_several_versions_are_replayed(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Turns of different weights, as asynchronous runs have them, are sampled each by its own."""
+    (tmp_path / "branching.py").write_text(LOOP)
+    (tmp_path / "loops.yaml").write_text("- {name: branching, _target_: branching.Branching}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    agent = "actor_rollout_ref.rollout.agent"
+    more = [f"{agent}.agent_loop_config_path={tmp_path}/loops.yaml", f"{agent}.default_agent_loop=branching"]
+    more += ["actor_rollout_ref.rollout.multi_turn.tool_config_path=null", "data.max_response_length=64"]
+    more += ["data.val_files=null", "trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=null"]
+    rows = [{"prompt": [{"role": "user", "content": f"What is {n} + 2?"}], "data_source": "x"} for n in range(16)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    assert main(small_run(f"data.train_files={tmp_path}/rows.parquet", "trainer.total_training_steps=2", *more)) == 0
+    run = tmp_path / "run"
+    paths = [run / "trajectories" / f"train_{step:06d}.parquet" for step in (1, 2)]
+    tables = [pq.read_table(path) for path in paths]
+    one, other = (table.slice(0, 1).to_pylist(maps_as_pydicts="strict")[0] for table in tables)
+    assert (len(one["ids"]), len(one["turns"])) == (3, 5)
+    assert replay([str(run), "--uid", one["uid"]]) == 0
+    assert capsys.readouterr().out.count("all the same") == 4
+    # One trajectory of both: its first transcripts are of version 0, the last one of version 1.
+    for name in ("ids", "mask", "logprobs", "versions", "prompt_length", "images", "policy"):
+        one[name][2] = other[name][2]
+    place = next(number for number, turn in enumerate(one["turns"]) if turn["transcript"] == 2)
+    one["turns"][place] = other["turns"][place]
+    pq.write_table(pa.Table.from_pylist([one], schema=tables[0].schema), paths[0])
+    capsys.readouterr()
+    assert replay([str(run), "--uid", one["uid"]]) == 0
+    said = capsys.readouterr().out
+    assert said.count("all the same") == 4 and said.count("(version 1)") == 1 and "step_000001" in said
+    for turn in one["turns"]:
+        turn["seed"] = None
+    pq.write_table(pa.Table.from_pylist([one], schema=tables[0].schema), paths[0])
+    assert replay([str(run), "--uid", one["uid"]]) == 2
+    assert "the seed of turn 0 is not recorded" in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_cannot_be_replayed_is_told(

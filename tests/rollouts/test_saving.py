@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,15 @@ def test_the_oldest_steps_go_and_what_must_stay_stays(tmp_path: Path) -> None:
     assert len(list((tmp_path / "trajectories").glob("val*"))) == 5
     assert remove_oldest(tmp_path, 1e-9, {5}) == [1, 4], "kept steps stay, whatever the bound is"
     assert remove_oldest(tmp_path / "none", 1.0, {}) == []
+
+
+def test_images_go_with_the_last_step_that_used_them(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        for name in (f"trajectories/train_{step:06d}.parquet", f"images/of_{step}"):
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(bytes(1000))
+            os.utime(path, (step, step))
+    os.utime(tmp_path / "images" / "of_1", (3, 3))  # used again
+    assert remove_oldest(tmp_path, 2500 / 1e9, {3}) == [1, 2]
+    assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["of_1", "of_3"]

@@ -16,6 +16,8 @@ from agentrl.view.run import open_run
 from agentrl.view.viewer import Viewer
 from tests.view.made import HOSTILE, add_metrics, make_run, played
 from tests.view.served import ARGUMENTS, CHROMIUM, TOKEN, serving
+from tests.view.test_viewer import pictured
+from tests.vision.tiny import encoded
 
 WAIT = 30_000  # milliseconds; a page needs a tenth of a second where nothing else runs
 expect.set_options(timeout=WAIT)
@@ -178,6 +180,28 @@ def test_hostile_texts_are_texts(browser: Browser, hostile_run: Path, tmp_path: 
             assert [text for text in watched.said if "192.0.2.1" in text] == []
             assert not any("192.0.2.1" in url for url in watched.asked)
             assert watched.said == []
+            watched.context.close()
+
+
+def test_images_are_shown_as_pictures(browser: Browser, tmp_path: Path) -> None:
+    """In the prompt and on their cards, in an exported file too; what is no picture is a card alone."""
+    folder = pictured(tmp_path / "run", encoded(1), b"<svg onload='window.hacked=1'/>")
+    out = tmp_path / "one.html"
+    out.write_text(exported(Viewer([open_run(str(folder))]), Export([(0, "train_000001", 0)])))
+    with serving(folder) as address:
+        for start, is_file in ((address, False), (f"file://{out}", True)):
+            watched = Watched(browser, offline=is_file)
+            page = watched.page
+            if is_file:
+                page.goto(f"{start}#/run/0/trajectory/train_000001/0")
+            else:
+                watched.open(start, "/run/0/trajectory/train_000001/0")
+            expect(page.locator("img.picture")).to_have_count(2)
+            for number in range(2):
+                shown = page.locator("img.picture").nth(number)
+                assert shown.evaluate("(one) => one.decode().then(() => one.naturalWidth)") == 24
+            expect(page.locator(".turn.image").last).to_contain_text("no picture that is shown")
+            assert page.evaluate("window.hacked") is None and watched.said == []
             watched.context.close()
 
 

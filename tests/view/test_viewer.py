@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import DataError
-from agentrl.trajectory.parquet import write_trajectories
+from agentrl.trajectory import Image, PlacedImage
+from agentrl.trajectory.parquet import SCHEMA, write_trajectories
 from agentrl.view.export import COLUMNS, TEXTS, Export, Hidden, exported
+from agentrl.view.images import MOST_BYTES
 from agentrl.view.record import trajectory
 from agentrl.view.run import open_run
 from agentrl.view.tokens import TokenTexts, given_tokens
 from agentrl.view.viewer import Viewer
 from tests.view.made import HOSTILE, TOKENIZER, Player, as_seen, ids_of, make_run, played, write_update
+from tests.vision.tiny import encoded
 
 
 def test_a_trajectory_is_shown_token_by_token(viewer: Viewer) -> None:
@@ -213,6 +220,43 @@ def test_hostile_texts_do_not_end_the_scripts_of_an_export(hostile_run: Path) ->
     for attack in HOSTILE:
         assert attack not in text or attack in ("__proto__", "javascript:window.hacked=6")
     assert text.count("<script") == 3 and text.count("</script>") == 3
+
+
+def pictured(folder: Path, *files: bytes) -> Path:
+    """A run whose one trajectory has these files as images; the second is there no more."""
+    player = Player("pictured", 0, "What is it?")
+    for number, data in enumerate(files):
+        image = Image(np.zeros((4, 2), np.float32), (1, 2, 2), 1, hashlib.blake2b(data, digest_size=16).digest(), data)
+        player.window.images.append(PlacedImage(number, image))
+    one = player.says("A").ends(1.0)
+    shown = f"<image 24x16 {player.window.images[0].image.digest.hex()}>"
+    one.messages[1]["content"] = [{"type": "image", "image": shown}, {"type": "text", "text": "What is it?"}]
+    write_trajectories(folder / "trajectories", [one], step=1, split="train", turn_reward_coef=1.0)
+    return folder
+
+
+def test_only_checked_formats_become_pictures(tmp_path: Path) -> None:
+    whole = encoded(1)
+    svg = b"<svg xmlns='http://www.w3.org/2000/svg' onload='window.hacked=1'/>"
+    files = [whole, encoded(2, kind="JPEG"), svg, whole[:9] + svg, b"\xff\xd8\xff" + svg, b"x" * (MOST_BYTES + 1)]
+    folder = pictured(tmp_path, *files)
+    path = folder / "trajectories" / "train_000001.parquet"
+    place = (0, "train_000001", 0)
+    record = as_seen(Viewer([open_run(str(folder))]).trajectory(place))
+    images = record["transcripts"][0]["images"]
+    kinds = [record["pictures"].get(one["digest"], "").partition(";")[0] for one in images]
+    assert kinds == ["data:image/png", "data:image/jpeg", "", "", "", ""]
+    assert base64.b64decode(record["pictures"][images[0]["digest"]].partition(",")[2]) == whole
+    # A digest is no path.
+    (folder / "secret").write_bytes(whole)
+    row = pq.read_table(path).to_pylist(maps_as_pydicts="strict")[0]
+    row["images"][0][0]["digest"] = "../secret"
+    pq.write_table(pa.Table.from_pylist([row], schema=SCHEMA), path)
+    viewer = Viewer([open_run(str(folder))])
+    assert set(as_seen(viewer.trajectory(place))["pictures"]) == {images[1]["digest"]}
+    for hidden in ("prompts", "answers"):
+        assert "data:image/jpeg" not in str(contents(exported(viewer, Export([place], Hidden.of([hidden], [])))))
+    assert "data:image/jpeg" in str(contents(exported(viewer, Export([place]))))
 
 
 def test_several_windows_and_images_are_shown(tmp_path: Path) -> None:

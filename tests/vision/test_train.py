@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor
 
+from agentrl.replay.__main__ import main as replay
 from agentrl.train import main
 from agentrl.trajectory.picture import Picture
 from tests.vision.tiny import encoded
@@ -70,6 +71,7 @@ def test_two_steps(overrides: list[str], tmp_path: Path, vision_policy: Path, fr
     assert any("visual" not in name for name in changed)
     assert any("visual" in name for name in changed) != frozen
     assert AutoImageProcessor.from_pretrained(tmp_path / "run" / "policy").merge_size == 2
+    replayed: list[str] = []
     for row in pq.read_table(tmp_path / "run" / "trajectories" / "train_000001.parquet").to_pylist():
         (images,) = row["images"]
         asked = json.loads(row["messages"][0]["other"])["content"] if row["messages"][0]["other"] else []
@@ -78,3 +80,11 @@ def test_two_steps(overrides: list[str], tmp_path: Path, vision_policy: Path, fr
             assert image["tokens"] == 6 and image["grid"] == [1, 4, 6]
             assert image["digest"] in {Picture(encoded(number)).digest.hex() for number in range(4)}
             assert image["digest"] in asked[0]["image"]
+            assert (tmp_path / "run" / "images" / image["digest"]).read_bytes() in map(encoded, range(4))
+            if not replayed:
+                replayed.append(row["uid"])
+                assert replay([str(tmp_path / "run"), "--uid", row["uid"]]) == 0
+                (tmp_path / "run" / "images" / image["digest"]).rename(tmp_path / "away")
+                assert replay([str(tmp_path / "run"), "--uid", row["uid"]]) == 2
+                (tmp_path / "away").rename(tmp_path / "run" / "images" / image["digest"])
+    assert replayed

@@ -2,6 +2,7 @@
 
 const INVISIBLE =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\u{e0000}-\u{e0fff}]/u;
+const PICTURE = /^data:image\/(png|jpeg|gif|webp|bmp);base64,[A-Za-z0-9+/=]+$/; // formats of pixels alone
 const NAMES = { "\r": "␍", "\u001b": "␛", "\u0000": "␀", "\u00ad": "­-", "\ufeff": "BOM", "\u200b": "ZWSP", "\u200d": "ZWJ" };
 
 /** An element. props: class, title, text attributes; `on`: handlers by event; `style`: properties. */
@@ -18,6 +19,7 @@ export function h(tag, props, ...children) {
     else if (name === "href") element.setAttribute("href", address(value));
     else if (name === "class") element.className = value;
     else if (["value", "checked", "selected", "disabled", "open", "indeterminate"].includes(name)) element[name] = value;
+    else if (tag === "img" && name === "src" && PICTURE.test(value)) element.setAttribute("src", value);
     else if (name.startsWith("on") || name === "src" || name === "srcdoc") throw new Error(`no attribute ${name} here`);
     else element.setAttribute(name, value === true ? "" : String(value));
   }

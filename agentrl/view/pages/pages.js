@@ -386,7 +386,7 @@ function conversation(record, tokens, window) {
   const prompt = (record.messages ?? []).slice(0, Math.max(0, (record.messages ?? []).findIndex((message) => message.role === "assistant")) || undefined);
   const first = prompt.filter((message) => message.role !== "assistant" && message.role !== "tool");
   return [
-    first.map((message) => h("article", { class: `turn ${message.role === "system" ? "system" : "user"}` }, h("header", {}, h("b", {}, shown(message.role))), h("div", { class: "text" }, message.content === null ? contents(message.other) : shown(message.content)))),
+    first.map((message) => h("article", { class: `turn ${message.role === "system" ? "system" : "user"}` }, h("header", {}, h("b", {}, shown(message.role))), h("div", { class: "text" }, message.content === null ? contents(message.other, record.pictures) : shown(message.content)))),
     record.turns.map((turn, index) =>
       // A tool's turn is shown by the cards of the calls that it answers.
       turn.role === "tool" && record.turns[index - 1]?.calls.length ? null : h(
@@ -401,7 +401,7 @@ function conversation(record, tokens, window) {
   ];
 }
 
-function contents(other) {
+function contents(other, pictures) {
   let list = null;
   try {
     list = JSON.parse(other)?.content;
@@ -409,12 +409,18 @@ function contents(other) {
     // shown as it is
   }
   if (!Array.isArray(list)) return shown(other);
-  return list.map((one) => (typeof one?.text === "string" ? h("span", {}, shown(one.text)) : h("span", { class: "image" }, `${one?.type ?? "part"} `, h("code", {}, shown(JSON.stringify(one))))));
+  const known = (one) => picture(pictures?.[/ ([0-9a-f]+)>$/.exec(one?.image ?? "")?.[1]]);
+  return list.map((one) => (typeof one?.text === "string" ? h("span", {}, shown(one.text)) : known(one) ?? h("span", { class: "image" }, `${one?.type ?? "part"} `, h("code", {}, shown(JSON.stringify(one))))));
+}
+
+function picture(source) {
+  if (!source) return null;
+  return h("img", { class: "picture", src: source, alt: "recorded image", loading: "lazy" });
 }
 
 function images(record) {
   const found = record.transcripts.flatMap((window, index) => (window.images ?? []).map((image) => ({ ...image, window: index })));
-  return found.map((image) => h("article", { class: "turn image" }, h("header", {}, h("b", {}, "image"), h("span", {}, `tokens ${image.start}–${image.start + image.tokens}`)), h("div", { class: "text" }, `${(image.grid ?? []).join(" × ")} patches, digest `, h("code", {}, shown(image.digest)), ". Pixels are not recorded.")));
+  return found.map((image) => h("article", { class: "turn image" }, h("header", {}, h("b", {}, "image"), h("span", {}, `tokens ${image.start}–${image.start + image.tokens}`)), h("div", { class: "text" }, `${(image.grid ?? []).join(" × ")} patches, digest `, h("code", {}, shown(image.digest)), picture(record.pictures?.[image.digest]) ?? ". Its file is not there, or no picture that is shown.")));
 }
 
 function call(one) {

@@ -1,0 +1,49 @@
+"""Files of recorded images as data addresses: of formats that show pixels and nothing else, and of bounded size."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable
+
+from agentrl.errors import UserError
+from agentrl.trajectory.files import IMAGES
+from agentrl.trajectory.picture import Picture
+from agentrl.view.folder import Folder
+
+FORMATS = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"),
+    (re.compile(rb"\xff\xd8\xff"), "jpeg"),
+    (re.compile(rb"GIF8[79]a"), "gif"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "webp"),
+    (re.compile(rb"BM"), "bmp"),
+)
+"""Beginnings of files, and what browsers call them."""
+DIGEST = re.compile(r"[0-9a-f]{8,128}")
+MOST_BYTES = 1 << 23
+MOST_OF_ALL = 1 << 25
+"""Largest file that is shown, and the most of one trajectory, in bytes."""
+
+
+def pictures(folder: Folder, digests: Iterable[str]) -> dict[str, str]:
+    """Read images of a run: `data:` addresses by digest. Those that are not there, or no such images, are left out."""
+    found: dict[str, str] = {}
+    room = MOST_OF_ALL
+    for digest in dict.fromkeys(digests):
+        # A name out of a file is no path before it is known to be a digest.
+        data = folder.read(f"{IMAGES}/{digest}", end=MOST_BYTES + 1) if DIGEST.fullmatch(digest) else None
+        if data is None or len(data) > min(room, MOST_BYTES) or (kind := kind_of(data)) is None:
+            continue
+        room -= len(data)
+        found[digest] = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return found
+
+
+def kind_of(data: bytes) -> str | None:
+    """Return the name of an image's format; None for what is none, or holds more pixels than are decoded anywhere."""
+    kind = next((name for beginning, name in FORMATS if beginning.match(data)), None)
+    try:
+        Picture(data)
+    except UserError:
+        return None
+    return kind
