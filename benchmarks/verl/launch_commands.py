@@ -71,7 +71,7 @@ WAITS = {
     "further tokens, by which all layers learn": r"further tokens are not",
     "routing replayed of experts that SGLang or the trainer chose": r"asks? SGLang's servers for them|R2 replays",
     "trainer.v1's asynchronous modes": r"asynchronous train|data.gen_batch_size",
-    "reward models that a function asks": r"has no reward_router_address|name the model: reward_model",
+    "reward models without a name": r"name the model: reward_model",
 }
 """Parts of agentrl that a command waits for."""
 REASONS = WRONG | OWN_CODE | RIGHT | WAITS

@@ -72,13 +72,15 @@ def manager(tmp_path: Path, model: Path, text: str, timeout: float = 20.0, **key
     return make_reward_manager(config, CustomRewardConfig(path=str(tmp_path / "grm.py")))
 
 
-async def scored(it: RewardManager, s: FaultyServer, trajectory: Trajectory | None = None) -> Trajectory:
+async def scored(
+    it: RewardManager, s: FaultyServer, trajectory: Trajectory | None = None, truth: str | None = None
+) -> Trajectory:
     it.check(["any"])
     it.serve(ServerAccess((s.url.rstrip("/"),), "key"))
     await it.start("run")
     answer: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "4"}]
     trajectory = trajectory or Trajectory("t", 0, messages=answer)
-    await score_all(it, [trajectory], Sample([{"role": "user", "content": "?"}], "any", "single_turn"))
+    await score_all(it, [trajectory], Sample([{"role": "user", "content": "?"}], "any", "single_turn", truth))
     await it.close()
     return trajectory
 
@@ -110,6 +112,24 @@ async def test_plain_functions_that_wait_ask_it_too(tmp_path: Path, model: Path,
     said = {"choices": [{"message": {"content": "0.25"}}]}
     t = await scored(manager(tmp_path, model, CHAT), await server(MODELS, says(200, json.dumps(said))))
     assert t.score == 0.25
+
+
+@pytest.mark.parametrize(("solution", "score"), [("4", 1.0), ("5", 0.0)])
+async def test_the_function_of_the_documents(
+    tmp_path: Path,
+    model: Path,
+    server: Serve,  # noqa: F811
+    solution: str,
+    score: float,
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+    text = page.partition("# my_critic.py\n")[2].partition("```")[0]
+    said = {"id": "1", "object": "chat.completion", "created": 0, "model": "critic"}
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Yes."}}
+    s = await server(MODELS, says(200, json.dumps({**said, "choices": [choice]}), Content_Type="application/json"))
+    answer: list[Message] = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": solution}]
+    t = await scored(manager(tmp_path, model, text), s, Trajectory("t", 0, messages=answer), truth="4")
+    assert (t.score, len(s.asked)) == (score, 1 + (score > 0)), "one that is wrong costs no request"
 
 
 async def test_verls_manager_classes_are_made_with_both(tmp_path: Path, model: Path, server: Serve) -> None:  # noqa: F811

@@ -42,17 +42,17 @@ and Search-R1's fork (29 October 2025), each once (`python -m benchmarks.verl.la
 
 | | commands | accepted | waits | refused | wrong |
 |---|---|---|---|---|---|
-| main_ppo on FSDP | 220 | 191 | 9 | 6 | 14 |
+| main_ppo on FSDP | 220 | 193 | 7 | 6 | 14 |
 | main_ppo on Megatron and others | 103 | 72 | 3 | 23 | 5 |
 | main_dapo | 30 | 10 | 3 | 14 | 3 |
 | asynchronous mains | 66 | 46 | 8 | 9 | 3 |
 | Search-R1's fork | 11 | 11 | 0 | 0 | 0 |
 | recipes' own mains | 30 | 0 | 0 | 30 | 0 |
 
-*Waits* for what its message names: parts of the asynchronous trainers, reward models that a function asks, clamped
-losses of distillation, weights divided by a micro-batch's mean. *Refused*: another device, routing replayed of experts
-that SGLang chose, losses of experts and of further tokens, corrections that would count twice, quantised rollouts,
-16-bit floats, or a recipe's own code. *Wrong*:
+*Waits* for what its message names: parts of the asynchronous trainers, clamped losses of distillation, weights divided
+by a micro-batch's mean. *Refused*: another device, routing replayed of experts that SGLang chose, losses of experts and
+of further tokens, corrections that would count twice, quantised rollouts, 16-bit floats, or a recipe's own code.
+*Wrong*:
 no command that verl itself would run from that folder, e.g. with `...` in it, a misspelled value, or a YAML file that
 is not there. Of each accepted command, 54 values that decide the algorithm were compared with those of the config that
 verl 0.9.1 composes of it (Search-R1's: that its own YAML makes): all are equal. The asynchronous mains' own configs
