@@ -47,8 +47,8 @@ WRONG = {
     "a placeholder, or a slip of the shell's": r"this is no override|TO_BE_FILLED|base_dir/recipe",
     "a file that is not there": r"no such file|no such folder",
     "a key, a value or a size that verl refuses, too": (
-        r"must divide|data.train_batch_size: expected greater than 0|valid boolean|unknown key train_batch_size|"
-        r"data.truncation: expected .* found 'center'"
+        r"must divide|data.train_batch_size: expected greater than 0|valid boolean|"
+        r"data.truncation: expected .* found 'center'|unknown key (train_batch_size|.*single_turn_response_length)"
     ),
 }
 """Reasons why verl itself would not run a command as it stands, by what the messages of its refusal say."""
@@ -70,12 +70,13 @@ WAITS = {
     "auxiliary losses of experts": r"auxiliary loss of experts",
     "further tokens, by which all layers learn": r"further tokens are not",
     "routing replayed of experts that SGLang or the trainer chose": r"asks? SGLang's servers for them|R2 replays",
+    "clamped log-probs of distributions, in distillation": r"log-probs of distributions are not clamped",
     "trainer.v1's asynchronous modes": r"asynchronous train|data.gen_batch_size",
     "reward models without a name": r"name the model: reward_model",
 }
 """Parts of agentrl that a command waits for."""
 REASONS = WRONG | OWN_CODE | RIGHT | WAITS
-"""What explains a refusal, first the reason that counts where there are several. Others are to be mended."""
+"""Explanations of refusals, first those that count where a command has several. All others are to be mended."""
 KINDS = {"wrong": WRONG, "own code": OWN_CODE, "rightly refused": RIGHT, "waits": WAITS}
 
 

@@ -986,6 +986,12 @@ def test_a_key_of_verls_that_nothing_reads_is_not_proposed_for_itself() -> None:
 
 
 @pytest.mark.usefixtures("with_sglang")
+def test_a_negative_number_of_generations_to_log_is_all_of_them() -> None:
+    assert load_config(["trainer.log_val_generations=-1"], "ppo_trainer").trainer.log_val_generations == 1_000_000
+    assert load_config(["trainer.log_val_generations=3"], "ppo_trainer").trainer.log_val_generations == 3
+
+
+@pytest.mark.usefixtures("with_sglang")
 def test_keys_are_deleted_as_in_our_own_configs() -> None:
     assert load_config(["~trainer.total_epochs"], "ppo_trainer").trainer.total_epochs == 1
 

@@ -40,24 +40,43 @@ where one does not.
 Every training command in the scripts and documents of verl (22 August and 29 January 2026), its recipes (5 August 2026)
 and Search-R1's fork (29 October 2025), each once (`python -m benchmarks.verl.launch_commands`):
 
-| | commands | accepted | waits | refused | wrong |
-|---|---|---|---|---|---|
-| main_ppo on FSDP | 220 | 193 | 7 | 6 | 14 |
-| main_ppo on Megatron and others | 103 | 72 | 3 | 23 | 5 |
-| main_dapo | 30 | 10 | 3 | 14 | 3 |
-| asynchronous mains | 66 | 46 | 8 | 9 | 3 |
-| Search-R1's fork | 11 | 11 | 0 | 0 | 0 |
-| recipes' own mains | 30 | 0 | 0 | 30 | 0 |
+| | commands | accepted | waits | rightly refused | own code | wrong |
+|---|---|---|---|---|---|---|
+| main_ppo on FSDP | 220 | 197 | 2 | 8 | 1 | 12 |
+| main_ppo on Megatron and others | 103 | 78 | 12 | 6 | 5 | 2 |
+| main_dapo | 30 | 13 | 0 | 15 | 0 | 2 |
+| asynchronous mains | 66 | 51 | 4 | 4 | 0 | 7 |
+| Search-R1's fork | 11 | 11 | 0 | 0 | 0 | 0 |
+| recipes' own mains | 30 | 0 | 0 | 0 | 30 | 0 |
 
-*Waits* for what its message names: parts of the asynchronous trainers, clamped losses of distillation, weights divided
-by a micro-batch's mean. *Refused*: another device, routing replayed of experts that SGLang chose, losses of experts and
-of further tokens, corrections that would count twice, quantised rollouts, 16-bit floats, or a recipe's own code.
-*Wrong*:
-no command that verl itself would run from that folder, e.g. with `...` in it, a misspelled value, or a YAML file that
-is not there. Of each accepted command, 54 values that decide the algorithm were compared with those of the config that
-verl 0.9.1 composes of it (Search-R1's: that its own YAML makes): all are equal. The asynchronous mains' own configs
-were not composed, and their values not compared. What an update computes is compared in
-[algorithms.md](algorithms.md).
+Of each accepted command, 59 values that decide the algorithm were compared with those of the config that verl composes
+of it, by the YAML of August 2026, or of its own release where the command's main is another one there: all are equal.
+For the asynchronous mains prompts a step, staleness, publications, steps and frequencies are compared with what verl's
+code makes of its keys, and the policy of the ratio, weights and rejection for all. What an update computes is compared
+in [algorithms.md](algorithms.md).
+
+What is refused, by reason; a command with several counts under the last kind that it has here:
+
+| refused for | | commands |
+|---|---|---|
+| routing replayed of experts that SGLang or the trainer chose | waits | 6 |
+| auxiliary losses of experts | waits | 5 |
+| trainer.v1's asynchronous modes | waits | 4 |
+| reward models that a function asks | waits | 2 |
+| clamped log-probs of distributions, in distillation | waits | 1 |
+| another device (trainer.device=npu) | rightly refused | 19 |
+| quantised training or rollouts | rightly refused | 9 |
+| float16 | rightly refused | 2 |
+| weights divided by the mean of each micro-batch, whose size would count | rightly refused | 2 |
+| steps that generate nothing | rightly refused | 1 |
+| the recipe's own code | own code | 34 |
+| code of another project | own code | 2 |
+| a placeholder, or a slip of the shell's | wrong | 11 |
+| a file that is not there | wrong | 5 |
+| a key, a value or a size that verl refuses, too | wrong | 7 |
+
+*Waits*: could be here, and is not. *Wrong*: no command that verl itself would run from that folder, e.g. with `...` in
+it, a misspelled value, or a YAML file that is not there.
 
 Five projects with copies of verl, counted apart (ZeroSearch, MemAgent, TinyZero, Skywork-OR1, simpleRL-reason), have
 112 further commands: 82 are accepted, 27 ask for code of their own (a main, or keys that no release of verl has), and 3
@@ -99,6 +118,9 @@ A run's `config.yaml` is in our own words, and metrics have verl's names beside 
 - Calls beyond `multi_turn.max_parallel_calls` get an error as their answer; verl leaves them without one.
 - A tool answer's marker counts towards `max_tool_response_length`; in verl it comes on top.
 - Engines of vLLM, TensorRT-LLM and Hugging Face are SGLang's servers here, as many as the machine's GPUs hold.
+- `trainer.total_training_steps` and `rollout.total_rollout_steps` hold where they are given; verl ends after
+  `total_epochs`, too.
+- The clip counts the gradients of the policy alone; verl's counts those of layers that predict further tokens, too.
 - `train_max_samples` takes the first rows; verl draws them where `data.shuffle` is set.
 - Random numbers are others: order of the data, mini-batches and samples differ from verl's run by run.
 

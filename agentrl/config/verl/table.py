@@ -912,6 +912,14 @@ TRAINER = (
         ("trainer.logger",),
         rewrites.loggers,
     ),
+    translated(
+        "trainer.log_val_generations",
+        "a number below 0 is all of them here",
+        ("trainer.log_val_generations",),
+        lambda value, _: {
+            "trainer.log_val_generations": rewrites.LARGE if isinstance(value, int) and value < 0 else value
+        },
+    ),
     translated("trainer.device", "cuda and cpu", ("trainer.device",), rewrites.device),
     translated(
         "trainer.resume_from_path",
