@@ -12,6 +12,7 @@ import torch
 from agentrl.algorithms.advantages import compute_advantages, group_counts, zero_advantage_sequences
 from agentrl.algorithms.distillation import with_teacher_advantages
 from agentrl.algorithms.kl import apply_kl_to_rewards
+from agentrl.algorithms.ragged import observed, segment_sum
 from agentrl.algorithms.rollout_correction import ages, correct, correction_metrics, tally
 from agentrl.errors import TrainingError
 
@@ -32,6 +33,8 @@ class Estimate:
     """KL to the reference that was taken off the rewards, mean over sequences; 0 where none was."""
     trajectory: list[int]
     """The trajectory of each sequence."""
+    observed: list[int]
+    """Tokens of each sequence that the policy read after its first one; see `observed`."""
 
 
 def estimate(
@@ -84,7 +87,8 @@ def estimate(
     if successes is not None:
         succeeds = torch.tensor([float(one in successes) for one in trajectories])
         columns["success"] = succeeds[batch.sequence_ids()] if len(batch) else torch.zeros(0)
-    return columns, Estimate(metrics, zero_advantage_sequences(batch), kl, trajectories)
+    read = segment_sum(observed(batch.mask, batch.offsets).double(), batch.offsets).long().tolist()
+    return columns, Estimate(metrics, zero_advantage_sequences(batch), kl, trajectories, read)
 
 
 def corrected(

@@ -53,6 +53,17 @@ def suffix_sums(values: Tensor, offsets: Tensor, discount: float | Tensor) -> Te
     return result
 
 
+def observed(mask: Tensor, offsets: Tensor) -> Tensor:
+    """Mark the tokens that the policy reads after its first one in their sequence: [T] bool.
+
+    They are the answers of tools and environments, a user's further turns, and the template around them. mask [T] bool,
+    offsets [N + 1] int64.
+    """
+    sampled = mask.long().cumsum(0)
+    before = torch.cat([sampled.new_zeros(1), sampled])[offsets[:-1]]
+    return ~mask & (sampled > before[segment_ids(offsets)])
+
+
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     """Sum `values` [T] float where `mask` [T] bool: scalar."""
     return torch.where(mask, values, 0.0).sum()

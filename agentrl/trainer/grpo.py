@@ -24,6 +24,7 @@ correction are those of the tokens of the update:
 | `actor/entropy_coeff` | weight of the entropy bonus, with `actor.target_entropy` |
 | `actor/pg_loss`, `actor/kl_loss` | that term of the loss, without coefficient: mean over the taken optimizer steps |
 | `actor/success_nll` | likewise: negative log-likelihood of the policy tokens of trajectories that succeed |
+| `actor/observation_nll` | likewise: of what the policy read after its first token |
 | `actor/teacher_loss` | the teacher's term of the loss, without coefficient, likewise |
 | `actor/expert_loss` | mean negative log-likelihood of an expert's transcripts, without coefficient, likewise |
 | `distill/kl` | mean over the sampled tokens with a teacher of log p - log p of the teacher, before the update |
@@ -108,6 +109,8 @@ class Parts:
     """Sequences that the policy need not go over where they teach it nothing."""
     successes: list[int]
     """Sequences of trajectories that succeed; none where no loss reads it."""
+    observed: list[int]
+    """Tokens of each sequence that the policy read after its first one."""
 
 
 class Trainer:
@@ -455,6 +458,7 @@ class Trainer:
             trajectory=owners,
             zero_advantage=[place for place, row in enumerate(kept) if row in zero],
             successes=[place for place, owner in enumerate(owners) if owner in successes],
+            observed=[found.observed[row] for row in kept],
         )
 
     def successes(self, outlines: Sequence[Outline]) -> set[int]:
@@ -488,6 +492,7 @@ class Trainer:
                     step=self.step,
                     zero_advantage=parts.zero_advantage if filtered else [],
                     successes=parts.successes,
+                    observed_tokens=parts.observed,
                     expert=expert,
                     expert_coef=self.config.expert.coef,
                     entropy_coeff=bonus,

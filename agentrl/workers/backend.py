@@ -53,6 +53,8 @@ class MiniBatch(Generic[Found]):
     """Scores that `loss` reads beside log-probs."""
     compare: Callable[[RaggedBatch], Compare] | None = None
     """Makes of a micro-batch what the forward pass calls with its distributions, for `TokenScores.divergence`."""
+    reads: Callable[[RaggedBatch], torch.Tensor] | None = None
+    """Marks the tokens [T] of a micro-batch whose log-probs `loss` reads; None: its mask."""
     beside: MiniBatch[Found] | None = None
     """Other sequences whose loss is added in the same optimizer step; its sums have other names."""
 

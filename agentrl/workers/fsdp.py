@@ -44,11 +44,13 @@ class FSDPPolicy(Learner[TokenScores]):
         self.log_prob_max_tokens = (settings.log_prob_max_tokens or settings.max_tokens) * mesh.parallel.sequence
         """Tokens of a micro-batch without gradient, at most."""
 
-    def forward(self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None) -> TokenScores:
+    def forward(
+        self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None, needed: torch.Tensor | None = None
+    ) -> TokenScores:
         scores: TokenScores = self.model(
             micro.ids,
             micro.offsets,
-            needed=micro.mask,
+            needed=micro.mask if needed is None else needed,
             temperature=self._temperature,
             with_entropy="entropy" in needs,
             with_squared_probs="squared_probs" in needs,
@@ -123,7 +125,9 @@ class FSDPCritic(Learner[torch.Tensor]):
         self.model = ValueModel(base, autocast=config.dtype == "bfloat16", group=mesh.sequence)
         super().__init__(self.model, settings, mesh)
 
-    def forward(self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None) -> torch.Tensor:
+    def forward(
+        self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None, needed: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return values [T] float32 with gradient."""
         values: torch.Tensor = self.model(micro.ids, micro.offsets, micro.images)
         return values
@@ -151,7 +155,9 @@ class FSDPScores(Learner[torch.Tensor]):
         super().__init__(self.model, settings, mesh)
         self._dtype: torch.dtype = getattr(torch, config.dtype)
 
-    def forward(self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None) -> torch.Tensor:
+    def forward(
+        self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None, needed: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return scores [T] float32 with gradient; see `ScoreModel.forward`."""
         scores: torch.Tensor = self.model(micro.ids, micro.offsets)
         return scores

@@ -71,8 +71,13 @@ class Learner(Generic[Found]):
         self._kept: list[torch.Tensor] = []
 
     @abstractmethod
-    def forward(self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None) -> Found:
-        """Run the model on a micro-batch that is on its device, with gradient where it is enabled."""
+    def forward(
+        self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None, needed: torch.Tensor | None = None
+    ) -> Found:
+        """Run the model on a micro-batch that is on its device, with gradient where it is enabled.
+
+        needed [T] bool: the tokens whose log-probs are read; None: the mask.
+        """
 
     def mark(self) -> Mapping[str, JSON]:
         """Return what a checkpoint of the trained parameters alone means nothing without (see `WorkerState.save`)."""
@@ -156,7 +161,8 @@ class Learner(Generic[Found]):
             counts = index < len(plan)
             micro = to_device(mine.select(plan[index]) if counts else filler(mine), self.device)
             compare = None if mini.compare is None else mini.compare(micro)
-            share_of_loss, seen = mini.loss(self.forward(micro, mini.needs, compare), micro)
+            needed = None if mini.reads is None else mini.reads(micro)
+            share_of_loss, seen = mini.loss(self.forward(micro, mini.needs, compare, needed), micro)
             weight = self.mesh.averaged if counts else 0  # FSDP averages gradients over ranks; they have to add up
             (share_of_loss * weight).backward()
             for name, value in (seen | {"loss": share_of_loss.detach()}).items():

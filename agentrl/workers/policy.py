@@ -14,7 +14,7 @@ from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.algorithms.distillation import TeacherLoss
 from agentrl.algorithms.kl import kl_loss
 from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss, loss_columns
-from agentrl.algorithms.ragged import masked_sum
+from agentrl.algorithms.ragged import masked_sum, observed
 from agentrl.algorithms.rollout_correction import correction_metrics
 from agentrl.config.declaration import Score
 from agentrl.config.registries import POLICY_BACKENDS
@@ -22,6 +22,7 @@ from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.config.sections.distillation import DistillationConfig
 from agentrl.config.sections.model import ModelConfig
+from agentrl.errors import TrainingError
 from agentrl.model.scores import TokenScores
 from agentrl.runtime.ranks import Kept, RankWeights
 from agentrl.system.metrics import Numbers
@@ -139,6 +140,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         step: int,
         zero_advantage: Collection[int] = (),
         successes: Collection[int] = (),
+        observed_tokens: Sequence[int] = (),
         expert: Sequences | None = None,
         expert_coef: float = 0.0,
         entropy_coeff: float | None = None,
@@ -158,6 +160,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         successes: with success_nll_coef, sequences of trajectories that succeed, as the column `success` says by token;
         they are always computed.
 
+        observed_tokens: with observation_nll_coef, for each sequence the tokens that `observed` marks in it.
+
         expert: transcripts whose mean negative log-likelihood by policy token, times `expert_coef`, is added to the
         loss; they are spread over the optimizer steps.
 
@@ -167,7 +171,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
 
         Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
         clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll,
-        actor/teacher_loss and actor/expert_loss (see `agentrl.trainer.grpo`); train/filtered_fraction, the part of the
+        actor/observation_nll, actor/teacher_loss and actor/expert_loss (see `agentrl.trainer.grpo`); train/filtered_fraction, the part of the
         sequences that was not computed; perf/update_tokens, all tokens that the updates went over; train/policy_tokens,
         those of them that the policy sampled, in the steps taken; train/loss_weight; and `correction_metrics` where the
         proximal policy is not recomputed.
@@ -188,8 +192,11 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         plan = update_plan(batch.group, config.ppo_mini_batch_size, config.ppo_epochs, key)
         self._check(batch, len(plan))
         successful = batch.policy_tokens * torch.tensor([row in imitated for row in rows])
+        read = torch.tensor([observed_tokens[row] for row in rows] if config.observation_nll_coef else [0] * len(rows))
         bonus = config.entropy_coeff if entropy_coeff is None else entropy_coeff
-        minis = self._minis(batch, plan, computed, successful, f"step {step}, ", expert, expert_coef, bonus, by_token)
+        minis = self._minis(
+            batch, plan, computed, successful, read, f"step {step}, ", expert, expert_coef, bonus, by_token
+        )
         report = self._learn(minis, step=step - self._critic_warmup)
         length = int(batch.lengths[torch.tensor(computed)].sum())
         return self._metrics(report, with_expert=expert is not None) | {
@@ -234,6 +241,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         plan: Sequence[tuple[str, list[int]]],
         computed: Sequence[bool],
         successful: torch.Tensor,
+        read: torch.Tensor,
         where: str,
         expert: Sequences | None,
         expert_coef: float,
@@ -242,7 +250,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
     ) -> Iterator[MiniBatch[TokenScores]]:
         """Yield the mini-batches of a plan, which count all of their sequences and hold those that are `computed`.
 
-        successful: [N] int64, the tokens by sequence that `success_nll` counts.
+        successful and read: [N] int64, the tokens by sequence that `success_nll` and `observation_nll` count.
         """
         tokens, needs, teacher = batch.policy_tokens, self._loss_needs(), self._teacher_loss
         compare = teacher.compare if teacher is not None and teacher.reads_distributions else None
@@ -252,9 +260,16 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             yield MiniBatch(
                 f"{where}{name} of the policy",
                 batch.select([row for row in members if computed[row]]),
-                self._loss(scale, int(successful[members].sum()), entropy_coeff, keeps=by_token and place >= last),
+                self._loss(
+                    scale,
+                    int(successful[members].sum()),
+                    int(read[members].sum()),
+                    entropy_coeff,
+                    keeps=by_token and place >= last,
+                ),
                 needs,
                 compare,
+                read_tokens if self.config.observation_nll_coef else None,
                 None if expert is None else expert_batch(expert, place, len(plan), expert_coef),
             )
 
@@ -267,7 +282,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
     def _leaves_out(self) -> bool:
         """Say whether sequences whose advantages are all 0 have no gradient."""
         config = self.config
-        beside = config.use_kl_loss or config.has_entropy_bonus or self._teacher_loss is not None
+        beside = config.use_kl_loss or config.has_entropy_bonus or config.observation_nll_coef
+        beside = beside or self._teacher_loss is not None
         return self._policy_loss.declaration.advantage_only and not beside
 
     def _metrics(self, report: UpdateReport, *, with_expert: bool) -> dict[str, float]:
@@ -275,6 +291,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         optional = {
             "kl_loss": self.config.use_kl_loss,
             "success_nll": self.config.success_nll_coef,
+            "observation_nll": self.config.observation_nll_coef,
             "teacher_loss": self._teacher_loss is not None,
             "expert_loss": with_expert,
         }
@@ -319,16 +336,20 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         needs = frozenset(self._policy_loss.declaration.scores)
         return needs | ENTROPY if self.config.has_entropy_bonus else needs
 
-    def _loss(self, scale: LossScale, successful: int, entropy_coeff: float, *, keeps: bool) -> Loss[TokenScores]:
-        """Make the loss of a mini-batch, divided by the denominators of `scale`; of `success_nll` by `successful`.
+    def _loss(
+        self, scale: LossScale, successful: int, read: int, entropy_coeff: float, *, keeps: bool
+    ) -> Loss[TokenScores]:
+        """Make the loss of a mini-batch, divided by the denominators of `scale`.
 
-        keeps: it keeps its columns for `of_update`.
+        successful, read: denominators of `success_nll` and of `observation_nll`. keeps: it keeps its columns for
+        `of_update`.
         """
         config = self.config
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
-            lost = self._policy_loss(micro, found.logprobs, found.entropy, found.squared_probs)
+            logprobs = torch.where(micro.mask, found.logprobs, 0.0)  # those of observed tokens are for one term alone
+            lost = self._policy_loss(micro, logprobs, found.entropy, found.squared_probs)
             by_token = lost.by_token
             if keeps and micro.mask.any():  # without policy tokens it only keeps step with other ranks
                 self._keep(micro, lost.columns)
@@ -337,7 +358,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
                 weight = aggregate(torch.ones_like(by_token), micro.mask, micro.offsets, scale)
             if config.use_kl_loss:
                 assert micro.ref_logprobs is not None
-                kl = kl_loss(found.logprobs, micro.ref_logprobs, config.kl_loss_type)
+                kl = kl_loss(logprobs, micro.ref_logprobs, config.kl_loss_type)
             seen = {
                 "pg_loss": aggregate(by_token.detach(), micro.mask, micro.offsets, scale),
                 "tokens": lost.tokens,
@@ -357,18 +378,41 @@ class PolicyWorker(TrainableWorker[TokenScores]):
                 kl_coef=config.kl_loss_coef,
             )
             if teacher is not None:
-                term = teacher.by_token(micro, found.logprobs, found.divergence)
+                term = teacher.by_token(micro, logprobs, found.divergence)
                 whole = whole + teacher.config.coef * term
                 seen["teacher_loss"] = aggregate(term.detach(), micro.mask, micro.offsets, scale)
             total = aggregate(whole, micro.mask, micro.offsets, scale)
             if config.success_nll_coef:
                 assert micro.success is not None
-                nll = -masked_sum(found.logprobs, micro.mask & (micro.success > 0)) / max(successful, 1)
+                nll = -masked_sum(logprobs, micro.mask & (micro.success > 0)) / max(successful, 1)
                 seen["success_nll"] = nll.detach()
                 total = total + config.success_nll_coef * nll
+            if config.observation_nll_coef:
+                nll = observation_nll(found.logprobs, micro) / max(read, 1)
+                seen["observation_nll"] = nll.detach()
+                total = total + config.observation_nll_coef * nll
             return total, seen
 
         return loss
+
+
+def read_tokens(micro: RaggedBatch) -> torch.Tensor:
+    """Mark the tokens [T] whose log-probs a loss with `observation_nll_coef` reads."""
+    return micro.mask | observed(micro.mask, micro.offsets)
+
+
+def observation_nll(logprobs: torch.Tensor, micro: RaggedBatch) -> torch.Tensor:
+    """Add up -log p over the observed tokens: a scalar with gradient; logprobs [T].
+
+    Raises TrainingError where the backend gives none of them.
+    """
+    places = observed(micro.mask, micro.offsets)
+    if places.any() and not logprobs[places].any():
+        raise TrainingError(
+            "actor_rollout_ref.actor.observation_nll_coef: this strategy gives no log-probs of tokens that the policy "
+            "did not sample (MiniBatch.reads); set it to 0, or take actor_rollout_ref.actor.strategy=fsdp2"
+        )
+    return -masked_sum(logprobs, places)
 
 
 def expert_batch(expert: Sequences, place: int, steps: int, coef: float) -> MiniBatch[TokenScores]:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.algorithms.ragged import masked_mean, masked_whiten, segment_ids, segment_sum, suffix_sums
+from agentrl.algorithms.ragged import masked_mean, masked_whiten, observed, segment_ids, segment_sum, suffix_sums
 
 lengths = st.lists(st.integers(0, 9), max_size=6)
 
@@ -60,3 +60,11 @@ def test_whitening_equal_values_or_one_or_none_gives_zero() -> None:
 
 def test_the_mean_of_an_empty_mask_is_zero() -> None:
     assert masked_mean(torch.tensor([math.nan]), torch.tensor([False])).item() == 0.0
+
+
+def test_what_is_observed_comes_after_the_first_policy_token_of_its_sequence() -> None:
+    # A prompt, a turn, an answer of two tokens, a turn; a prompt alone; a turn at once, and what follows it.
+    mask = torch.tensor([0, 1, 0, 0, 1, 0, 0, 1, 0]).bool()
+    found = observed(mask, torch.tensor([0, 5, 7, 9]))
+    assert found.tolist() == [False, False, True, True, False, False, False, False, True]
+    assert observed(mask[:0], torch.tensor([0])).tolist() == []

@@ -92,7 +92,7 @@ def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]],
             columns, _ = select_tokens(batch, roles.actor, seed=step)
             batch = batch.with_fields(**columns)
         seen = found.metrics | ({} if run.critic is None else run.critic.update(batch, step=step))
-        metrics.append(seen | run.policy.update(batch, step=step))
+        metrics.append(seen | run.policy.update(batch, step=step, observed_tokens=found.observed))
     return metrics, run
 
 

@@ -42,12 +42,14 @@ LOSSES = tuple(name for name in POLICY_LOSSES.names() if name != "vanilla")
 """Kinds of training with another loss than the others', two steps each; some choose tokens by the whole batch."""
 REPLAYED = "replay"
 """Training of a mixture of experts through given experts."""
+ECHO = "echo"
+"""Training that learns what tools answer, too."""
 PAIRS = ("dpo", "reward_model")
 """Trainings on pairs."""
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
-    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", REPLAYED, *PAIRS, *CORRECTED, *LOSSES), {}),
-    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", REPLAYED, *PAIRS, *CORRECTED, *LOSSES), {"budget": 60}),
-    "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", REPLAYED, *PAIRS, *CORRECTED), {"sequence": 2}),
+    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", REPLAYED, ECHO, *PAIRS, *CORRECTED, *LOSSES), {}),
+    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", REPLAYED, ECHO, *PAIRS, *CORRECTED, *LOSSES), {"budget": 60}),
+    "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", REPLAYED, ECHO, *PAIRS, *CORRECTED), {"sequence": 2}),
     "tensor 2": (2, ("grpo", "ppo", "sft"), {"tensor": 2}),
     "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),
     "data 2 x sequence 2": (4, ("grpo", "ppo", "sft"), {"sequence": 2, "budget": 30}),
@@ -82,6 +84,7 @@ def config_of(
         "fsdp_config": sharding,
         "use_torch_compile": kind == "compiled",
         "router_replay": {"mode": "R3" if kind == REPLAYED else "disabled"},
+        "observation_nll_coef": 0.1 if kind == ECHO else 0.0,
         "policy_loss": {"loss_mode": kind, "options": LOSS_OPTIONS.get(kind, {})} if kind in LOSSES else {},
         **parallel,
     }

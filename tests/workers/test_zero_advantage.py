@@ -8,12 +8,15 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from agentrl.algorithms.ragged import observed
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import LossAggMode
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
+from agentrl.errors import TrainingError
 from agentrl.trajectory.batch import RaggedBatch
-from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
+from agentrl.workers.policy import observation_nll
+from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights
 
 EQUAL_PROMPTS = [0, 1, 2, 4]
 """Their rewards are all equal. Of each epoch's three mini-batches of two prompts some have no other prompt."""
@@ -102,6 +105,34 @@ def test_successes_are_imitated_also_where_they_have_no_advantage(make_worker: W
     plain = make_worker(ActorConfig(ppo_mini_batch_size=6, optim=ADAMW))
     plain.update(batch, step=1)
     assert not same_weights(plain, every, 1e-5)
+
+
+def test_observations_are_learnt_from_all_sequences(make_worker: WorkerMaker, batch: RaggedBatch) -> None:
+    """The loss is the mean over what was read after a sequence's first policy token, whatever its advantage; with a
+    coefficient of 0 it is as if it were not there."""
+    marked = observed(batch.mask, batch.offsets)
+    counts = [int(marked[start:end].sum()) for start, end in batch.offsets.unfold(0, 2, 1).tolist()]
+    assert sum(counts) > 10
+    found = {}
+    for coef in (0.0, 0.5):
+        config = ActorConfig(ppo_mini_batch_size=6, observation_nll_coef=coef, grad_clip=1e9, optim=ADAMW)
+        worker = make_worker(config)
+        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        whole = batch.with_fields(mask=batch.mask | marked)
+        every = fsdp(worker).log_probs(whole, frozenset()).logprobs
+        metrics = worker.update(batch, step=1, zero_advantage=rows_of(batch), observed_tokens=counts)
+        found[coef] = metrics, -float(every[marked].mean())
+    without, (metrics, expected) = found[0.0][0], found[0.5]
+    assert metrics["actor/observation_nll"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["train/filtered_fraction"] == 0.0 < without["train/filtered_fraction"]
+    assert metrics["actor/pg_loss"] == pytest.approx(without["actor/pg_loss"], abs=1e-6)
+    assert metrics["train/policy_tokens"] > 0 and "actor/observation_nll" not in without
+    assert metrics["actor/grad_norm"] > 2 * without["actor/grad_norm"]
+
+
+def test_a_backend_that_gives_no_log_probs_of_observations_is_told(batch: RaggedBatch) -> None:
+    with pytest.raises(TrainingError, match="observation_nll_coef: this strategy gives no log-probs"):
+        observation_nll(torch.where(batch.mask, -1.0, 0.0), batch)
 
 
 def test_a_batch_without_any_advantage_is_a_step_of_gradient_zero(make_worker: WorkerMaker, batch: RaggedBatch) -> None:

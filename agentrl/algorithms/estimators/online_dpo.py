@@ -35,7 +35,8 @@ def online_dpo(columns: EstimatorColumns, config: AlgorithmConfig, options: Onli
 
     A is what the trajectory's log-probs weigh in the gradient of the pair's loss (see `pair_weights`), with sigmoid
     beta sigmoid(-beta margin) for the best, and less than 0 by as much for the worst; the others have 0. Where
-    several are best or worst all their pairs count, and their mean is taken. The margin is that of the policy before the update.
+    several are best or worst all their pairs count, and their mean is taken. The margin is that of the policy
+    before the update.
     """
     assert columns.ref_logprobs is not None, "declared"
     loss = configured(PAIR_LOSSES.get(options.loss, "algorithm.adv_options.loss"), options.loss_options, OPTIONS)

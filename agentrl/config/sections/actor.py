@@ -94,6 +94,9 @@ class ActorConfig(Section):
     success_nll_coef: float = Field(0.0, ge=0)
     """Weight in the loss of the mean negative log-likelihood of the tokens of trajectories that succeed
     (reward_model.success_threshold): VAPO's positive-example loss (arXiv:2504.05118), with 0.1 there."""
+    observation_nll_coef: float = Field(0.0, ge=0)
+    """Weight in the loss of the mean negative log-likelihood of what the policy reads after its first token: answers of
+    tools and environments, and the template around them (ECHO, arXiv:2605.24517)."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest norm of the gradient; a larger one is scaled down."""
     shuffle: bool = True
