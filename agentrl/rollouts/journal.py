@@ -2,7 +2,7 @@
 
 It lies in `journal/` of the run's folder, in files that are only appended to, and replaced by a new one with each
 checkpoint. A record holds the trajectories of one prompt, a checksum, and what the flow needs to know of them. What a
-kill has cut off is left out. Nothing is flushed to the disk: records survive the process, not a loss of power.
+kill has cut off is left out. Records survive the process and, with `async_training.journal_fsync`, a loss of power.
 
 Not recorded are trajectories with images, or with the experts of their tokens, which would be most of it: they begin
 anew.
@@ -24,8 +24,8 @@ import xxhash
 from agentrl.config import Config, config_to_dict
 from agentrl.rollouts.flow import Outcome
 from agentrl.rollouts.ledger import append
-from agentrl.system.json_value import JSON, as_list
-from agentrl.system.publish import published
+from agentrl.system.json_value import JSON, as_list, as_object
+from agentrl.system.publish import flush_to_disk, published
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.parquet import SCHEMA, from_row, to_row
 from agentrl.trajectory.sample import Sample
@@ -94,10 +94,13 @@ class _Place:
 
 
 class Journal:
-    """The journal of a run. `key`: what its records are valid with (`validity`); others are removed when it is read."""
+    """The journal of a run. `key`: what its records are valid with (`validity`); others are removed when it is read.
 
-    def __init__(self, folder: Path, key: str) -> None:
-        self.folder, self.key = folder / "journal", key
+    `fsync`: a record is on the disk when it was added.
+    """
+
+    def __init__(self, folder: Path, key: str, *, fsync: bool = False) -> None:
+        self.folder, self.key, self.fsync = folder / "journal", key, fsync
         self.ended: dict[int, Ended] = {}
         """Records by the prompt's ordinal; of several of a prompt the last one."""
         self.size = 0
@@ -137,7 +140,7 @@ class Journal:
         if self._current is None:
             self._rotate(())
         assert self._current is not None
-        start = append(self._current, record)
+        start = append(self._current, record, fsync=self.fsync)
         self.size += len(record)
         self.ended[ended.ordinal] = ended
         self._places[ended.ordinal] = _Place(self._current, start, header, len(record))
@@ -178,6 +181,8 @@ class Journal:
                 with old.path.open("rb") as source:
                     source.seek(old.start)
                     file.write(source.read(old.size))
+        if self.fsync:
+            flush_to_disk(self.folder.parent)  # the name of a folder that is new
         self._places |= places
         self._current = path
         self._live.append(path)
@@ -242,8 +247,9 @@ def identity(sample: Sample) -> str:
 
 
 def validity(config: Config) -> str:
-    """Return a hash of what trajectories and the weights that sample them depend on: all keys but most of trainer's."""
+    """Return a hash of what trajectories and the weights that sample them depend on: most keys."""
     keys = config_to_dict(config)
+    keys["async_training"] = {**as_object(keys["async_training"]), "journal_fsync": None}
     keys["trainer"] = {name: getattr(config.trainer, name) for name in OF_THE_UPDATE}
     return blake2b(json.dumps(keys, sort_keys=True, default=repr).encode(), digest_size=16).hexdigest()
 

@@ -13,6 +13,7 @@ updated with it; a run that goes on from an earlier step takes the batches of th
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from pathlib import Path
 from agentrl.errors import DataError
 from agentrl.rollouts.flow import Fate
 from agentrl.system.json_value import JSON, as_list, as_object
-from agentrl.system.publish import disk_full, is_disk_full, published
+from agentrl.system.publish import disk_full, flush_to_disk, is_disk_full, published
 
 LEDGER_FILE = "ledger.jsonl"
 SHOWN = 10
@@ -115,8 +116,9 @@ class RecordedBatch:
 class LedgerFile:
     """`ledger.jsonl` in a run's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / LEDGER_FILE
+    def __init__(self, folder: Path, *, fsync: bool = False) -> None:
+        """`fsync`: a batch is on the disk when it was added."""
+        self.path, self.fsync = folder / LEDGER_FILE, fsync
 
     def read(self) -> list[RecordedBatch]:
         """Read all lines, in order; a last one that a kill has cut off is left out. Raises DataError for another."""
@@ -140,7 +142,7 @@ class LedgerFile:
 
     def add(self, batch: RecordedBatch) -> None:
         """Append a batch. Raises TrainingError on a full disk; earlier lines stay intact."""
-        append(self.path, _line(batch))
+        append(self.path, _line(batch), fsync=self.fsync)
 
     def keep_to(self, step: int) -> None:
         """Forget the batches of later steps, and what a kill has cut off."""
@@ -153,8 +155,11 @@ class LedgerFile:
                 temporary.write_bytes(b"".join(kept))
 
 
-def append(path: Path, data: bytes) -> int:
-    """Append to a file, all or nothing; return its size before. Raises TrainingError on a full disk."""
+def append(path: Path, data: bytes, *, fsync: bool) -> int:
+    """Append to a file, all or nothing; return its size before. Raises TrainingError on a full disk.
+
+    `fsync`: when it returns, the data are on the disk, and a file that is new has its name there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
         before = file.seek(0, 2)
@@ -162,11 +167,15 @@ def append(path: Path, data: bytes) -> int:
             done = 0
             while done < len(data):
                 done += file.write(data[done:])
+            if fsync:
+                os.fsync(file.fileno())
         except OSError as error:
             file.truncate(before)
             if is_disk_full(error):
                 raise disk_full(path) from error
             raise
+    if fsync and before == 0:
+        flush_to_disk(path.parent)
     return before
 
 

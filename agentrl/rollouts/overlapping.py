@@ -110,7 +110,8 @@ class Overlapping(OnRollouts):
         self.config, self.rollouts, self.loop = config, rollouts, rollouts.loop
         self.flow = Flow(settings)
         self.prompts = Prompts(loader)
-        self.record = Record(rollouts.run_dir, validity(config), rollouts.audience.note)
+        fsync = config.async_training.journal_fsync
+        self.record = Record(rollouts.run_dir, validity(config), rollouts.audience.note, fsync=fsync)
         self._running: dict[int, asyncio.Task[None] | None] = {}
         """Groups that were begun; None: it had ended in a process before."""
         self._changed = asyncio.Event()

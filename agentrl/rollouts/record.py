@@ -22,16 +22,16 @@ from agentrl.trajectory.sample import Sample
 
 
 class Record:
-    """Ledger and journal of a run in `folder`. `key`: see `Journal`; `note` tells the user a line."""
+    """Ledger and journal of a run in `folder`. `key`, `fsync`: see `Journal`; `note` tells the user a line."""
 
-    def __init__(self, folder: Path, key: str, note: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, key: str, note: Callable[[str], None], *, fsync: bool = False) -> None:
         self.ledger = Ledger()
-        self.journal = Journal(folder, key)
+        self.journal = Journal(folder, key, fsync=fsync)
         self.plan: deque[RecordedBatch] = deque()
         """Batches to be taken again."""
         self.found = 0
         """Prompts whose trajectories were taken from the journal."""
-        self._file = LedgerFile(folder)
+        self._file = LedgerFile(folder, fsync=fsync)
         self._note = note
         self._is_begun = False
         self._left: set[int] = set()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import numpy
@@ -162,3 +164,37 @@ def test_rows_are_known_again() -> None:
     other = Sample(SAMPLE.prompt, "x", "single_turn", ground_truth="4")
     moved = Sample(SAMPLE.prompt, "x", "single_turn", ground_truth="3", index=9, file="elsewhere", row=4)
     assert identity(SAMPLE) == identity(moved) != identity(other)
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+def test_a_loss_of_power_costs_no_record_that_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
+) -> None:
+    """The disk is pretended: it has of a file what was there at its last flush, and no name that was not flushed."""
+    on_disk: dict[int, int | set[str]] = {}
+
+    def flush(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        names = set(os.listdir(descriptor)) if stat.S_ISDIR(found.st_mode) else None
+        on_disk[found.st_ino] = found.st_size if names is None else names
+
+    monkeypatch.setattr(os, "fsync", flush)
+    folder = tmp_path / "run"
+    journal, ledger = Journal(folder, "key", fsync=fsync), LedgerFile(folder, fsync=fsync)
+    for ordinal in (4, 5):  # the ledger first: its own flush of the folder must not be what keeps the journal
+        ledger.add(RecordedBatch(ordinal - 3, ordinal - 4, {ordinal: Fate.TRAINED}))
+        journal.add(record(ordinal, Outcome.SCORED, 1, [trajectory(ordinal)]))
+    named = on_disk.get(folder.stat().st_ino, set())
+    assert isinstance(named, set)
+    for path in (*journal.folder.iterdir(), ledger.path):
+        names = on_disk.get(path.parent.stat().st_ino, set())
+        size = on_disk.get(path.stat().st_ino, 0)
+        assert isinstance(names, set) and isinstance(size, int)
+        if path.name in names and (path.parent == folder or "journal" in named):
+            os.truncate(path, size)
+        else:
+            path.unlink()
+    again = Journal(folder, "key")
+    again.read()
+    assert sorted(again.ended) == ([4, 5] if fsync else [])
+    assert [one.step for one in LedgerFile(folder).read()] == ([1, 2] if fsync else [])
