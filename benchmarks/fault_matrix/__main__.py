@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -42,6 +43,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2, help="cells at a time")
     parser.add_argument("--document", action="store_true")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # for what is ended with it
     chosen = [
         one
         for one in cells()

@@ -43,6 +43,9 @@ _context.set_forkserver_preload(
     ]
 )
 
+_running: set[int] = set()
+"""Processes of cells, each of which leads a group."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -99,8 +102,13 @@ def run(chosen: Sequence[Cell], out: Path, processes: int) -> None:
     policies = {(one.loop, one.fault.tool) for one in waiting}
     if _ended(_context.Process(target=_prepare, args=(assets, policies)), LIMIT) != 0:
         raise SystemExit("the policies could not be made")
-    with ThreadPoolExecutor(processes) as threads:
+    threads = ThreadPoolExecutor(processes)
+    try:
         list(threads.map(lambda cell: _run(cell, out), waiting))
+    finally:  # where this process is interrupted, too, none of a cell is left
+        threads.shutdown(wait=False, cancel_futures=True)
+        for pid in list(_running):
+            _end(pid)
 
 
 def _prepare(assets: Path, policies: Collection[tuple[Loop, str]]) -> None:
@@ -130,13 +138,19 @@ def _run(cell: Cell, out: Path) -> None:
 def _ended(process: multiprocessing.process.BaseProcess, limit: float) -> int | None:
     """Wait for a process and end its group; None: it took longer than `limit` seconds."""
     process.start()
+    assert process.pid is not None
+    _running.add(process.pid)
     process.join(limit)
     status = process.exitcode
-    assert process.pid is not None
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    _running.discard(process.pid)
+    _end(process.pid)
     process.join()
     return status
+
+
+def _end(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _play(index: int, out: Path) -> None:
