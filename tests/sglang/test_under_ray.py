@@ -20,7 +20,7 @@ from tests.sglang.test_training import ROLLOUT, logprobs_under, policy_of
 from tests.sglang.training import Run, overrides, write_assets
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slice(0, "cluster")]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slice(0, "cluster")]
 STEPS = 6
 
 
@@ -70,14 +70,14 @@ def trained(folder: Path, step: int) -> list[Trajectory]:
 
 
 def test_each_token_has_the_version_of_the_weights_that_sampled_it(run: Run, model_dir: Path, tmp_path: Path) -> None:
-    run.until(lambda: (tmp_path / "run" / "checkpoints" / "step_000002").exists())
+    run.until(lambda: (tmp_path / "run" / "checkpoints" / "step_000002").exists(), seconds=900)
     servers = servers_of(run)
     assert [len(groups) for groups in servers.values()] == [1, 1]
     logs = [tmp_path / "run" / f"worker_{number}of2" / "servers" / "0.log" for number in (1, 2)]
     assert all(log.exists() for log in logs), "each worker's servers have logs of their own"
     (killed,) = min(servers.values(), key=min)
     os.killpg(killed, signal.SIGKILL)
-    assert run.end() == 0, run.stderr
+    assert run.end(900) == 0, run.stderr
     for groups in servers.values():
         for group in groups:
             assert not psutil.pid_exists(group), "a server outlives its worker"
