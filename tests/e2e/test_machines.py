@@ -144,19 +144,10 @@ def test_a_rollout_workers_machine_vanishes_and_comes_back(
 def test_ranks_on_two_machines_and_tools_on_a_third(
     cluster: Cluster, keys: list[str], data_dir: Path, reward_file: Path
 ) -> None:
-    """A rank on each of two machines, with a rollout worker beside it. One is cut off for good: the third takes over."""
+    """A rank and a rollout worker on each of two machines. One is cut off for good: the third takes its place."""
     give_rows(cluster, data_dir, reward_file)
-    serving = [
-        sys.executable,
-        "-m",
-        "tools.retriever",
-        "serve",
-        "wiki",
-        "--workers",
-        "1",
-        "--host",
-        cluster.network.addresses[TWO],
-    ]
+    serving = [sys.executable, "-m", "tools.retriever", "serve", "wiki", "--workers", "1"]
+    serving += ["--host", cluster.network.addresses[TWO]]
     indexing = [sys.executable, "-m", "tools.retriever", "index", "corpus.jsonl", "wiki"]
     cluster.network.machines[TWO].run(indexing, ENVIRONMENT)
     cluster.network.machines[TWO].popen(serving, ENVIRONMENT, stdout=subprocess.DEVNULL)
