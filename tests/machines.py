@@ -9,12 +9,14 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
+PROJECT = Path(__file__).resolve().parents[1]
 SHARED = Path("/mnt")
 """Where each machine has the folder that all of them share."""
 HOME = Path("/tmp/home")
@@ -42,6 +44,9 @@ def why_not() -> str | None:
     """Say why there can be no machines here; None: there can."""
     if os.geteuid() != 0:
         return "namespaces and virtual network devices need root"
+    hidden = [one for one in (str(PROJECT), sys.prefix) if Path(one).is_relative_to("/tmp")]
+    if hidden:
+        return f"each machine has a /tmp of its own, and would not see {hidden[0]}"
     tried = subprocess.run(
         [*UNSHARE, "sh", "-c", "ip link add name x type veth peer name y && ip link add name z type bridge"],
         capture_output=True,
