@@ -214,18 +214,28 @@ def keys_of(
     if schema is Config and values.get(DIALECT) == VERL:
         return translated_keys(tree, schema, typed, faults, deleted)
     mine = {key: value for key, value in flat(own, known).items() if key in values}
-    if schema is Config:
-        try:
-            (values, read), (mine, _) = read_areal(values), read_areal(mine)
-        except ConfigError as error:
-            return Keys({}, (), typed, [*faults, str(error)], tree)
-        for text in read:
-            logger.warning("%s", text)
+    values, mine = in_our_names(values, mine, schema, faults)
     idle = [key for key in as_list(values.pop(IDLE, None)) if not is_at(str(key), typed)]
     is_whole = bool(values.pop(EVERY_KEY, False))
     given = set_of(mine, schema, typed).difference(idle) if is_whole else mine.keys()
     faults += run_folder(tree, values, known)
     return Keys(values, given, typed, faults, tree, is_whole)
+
+
+def in_our_names(
+    values: dict[str, JSON], mine: dict[str, JSON], schema: type[Section], faults: list[str]
+) -> tuple[dict[str, JSON], dict[str, JSON]]:
+    """Read AReaL's names of a training's keys as ours, and say so; add to `faults` that they cannot be read."""
+    if schema is not Config:
+        return values, mine
+    try:
+        (values, lines), (mine, _) = read_areal(values), read_areal(mine)
+    except ConfigError as error:
+        faults.append(str(error))
+        return {}, {}
+    for text in lines:
+        logger.warning("%s", text)
+    return values, mine
 
 
 def translated_keys(

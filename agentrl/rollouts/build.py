@@ -49,7 +49,7 @@ def _on_ray(
     context: RunContext,
     run_dir: Path,
     display: Display,
-    nodes: Sequence[str],
+    nodes: Callable[[], Sequence[str]],
     servers: ServerAccess | None,
 ) -> Iterator[Rollouts]:
     from agentrl.rollouts.ray import RayRollouts  # Ray is an extra

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agentrl.config import Config
 from agentrl.engines.sglang.standing import StandingServers
 from agentrl.remote.router import ServerAccess
-from agentrl.rollouts.reward_servers import first_gpus, server_arguments
+from agentrl.rollouts.reward_devices import first_gpus, server_arguments
 from agentrl.runtime.ray.pool import ask, collect, end, placed
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings

@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.conftest import policy_dir  # noqa: F401 - a fixture
 from tests.e2e.test_verl_classes import row
-from tests.e2e.test_verl_commands import ACTOR, ROLLOUT
+from tests.e2e.verl_command import ACTOR, ROLLOUT
 from tests.forked import forked
 from tests.reward.tiny_reward_model import make_reward_model
 
