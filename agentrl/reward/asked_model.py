@@ -15,7 +15,7 @@ REACHED_WITHIN = 60.0
 
 
 class AskedModel:
-    """What scorers are given of it, from `start` to `close`."""
+    """Arguments that scorers are given of it, from `start` to `close`."""
 
     def __init__(self, config: ScoreModelConfig, servers: ServerAccess) -> None:
         """`config.path` names the model of the servers."""

@@ -259,7 +259,7 @@ class Trajectory:
     attempt: int = 0
     """Number of this try, the first is 0; those before it failed, and nothing of them is in this record."""
     ground_truth: JSON = None
-    """That of the row, for people."""
+    """Ground truth of the row, for people."""
 
     @property
     def turn_rewards(self) -> list[float]:

@@ -35,7 +35,7 @@ BEHIND = {
     "react": " a is 1\nThought:\n",
     "tool_agent": "\n<|im_start|>user\n<tool_response>\na is 1\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
 }
-"""What stands between a tool's answer and the policy's next word."""
+"""Text between a tool's answer and the policy's next word."""
 
 SCORER = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

@@ -65,7 +65,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a cell."""
+    """Result of a cell."""
 
     state: State
     why: str = ""

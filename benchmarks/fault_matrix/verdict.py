@@ -18,7 +18,7 @@ POISON = "POISON"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a run's files say."""
+    """Content of a run's files."""
 
     problems: list[str]
     """Empty: all of it holds."""

@@ -31,7 +31,7 @@ from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from benchmarks.forked import forked, started
 
 PROMPTS = 4
-"""Of a step."""
+"""Prompts of a step."""
 ALIVE = (0.2, 8.0)
 """Seconds for which a training lives, drawn evenly."""
 ENDLESS = 100_000
@@ -51,7 +51,7 @@ class Found:
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing is wrong."""
+        """True where nothing is wrong."""
         return not (self.lost or self.repeated or self.too_old or self.same_weights is False)
 
 
