@@ -50,6 +50,7 @@ class ModelRouter:
         self._thread = LoopThread("router of the reward model")
         self._client: aiohttp.ClientSession | None = None
         self._runner: web.AppRunner | None = None
+        self._is_closed = False
         self.address = ""
         """host:port, once it was started."""
 
@@ -62,9 +63,11 @@ class ModelRouter:
             raise
 
     def close(self) -> None:
-        """Stop; requests that wait get no answer."""
-        self._thread.run(self._stop())
-        self._thread.close()
+        """Stop; requests that wait get no answer. Closed again, it stays closed."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._thread.run(self._stop())
+            self._thread.close()
 
     def take_metrics(self) -> Metrics:
         """Return and reset the count of requests that were made again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 
 from agentrl.config.sections.reward import ScoreModelConfig
@@ -15,7 +16,7 @@ REACHED_WITHIN = 60.0
 
 
 class AskedModel:
-    """Arguments that scorers are given of it, from `start` to `close`."""
+    """Values that scorers are given of it, from `start` to `close`."""
 
     def __init__(self, config: ScoreModelConfig, servers: ServerAccess) -> None:
         """`config.path` names the model of the servers."""
@@ -31,9 +32,13 @@ class AskedModel:
         self.arguments = {"reward_router_address": self._router.address, "reward_model_tokenizer": tokenizer}
 
     def _tokenizer(self) -> object:
+        """Load it; `apply_chat_template` gives a list of ids unless it is asked for more, as before transformers 5."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self._config.path, trust_remote_code=self._config.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(self._config.path, trust_remote_code=self._config.trust_remote_code)
+        as_list = functools.partial(tokenizer.apply_chat_template, return_dict=False)
+        tokenizer.apply_chat_template = as_list  # type: ignore[method-assign]
+        return tokenizer
 
     def take_metrics(self) -> Metrics:
         """Return and reset the router's numbers."""

@@ -12,9 +12,8 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.config import Config
-from agentrl.engines.sglang.standing import StandingServers
+from agentrl.engines.sglang.standing import StandingServers, first_gpus, server_arguments
 from agentrl.remote.router import ServerAccess
-from agentrl.rollouts.reward_devices import first_gpus, server_arguments
 from agentrl.runtime.ray.pool import ask, collect, end, placed
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import torch
+
 from agentrl.config import Config
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import EngineError
-from agentrl.engines.sglang.standing import StandingServers
+from agentrl.engines.sglang.standing import StandingServers, first_gpus, server_arguments
 from agentrl.errors import TrainingError
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.contract import Audience
-from agentrl.rollouts.reward_devices import server_arguments, shared_gpus
 
 
 @contextmanager
@@ -53,3 +54,14 @@ def open_reward_servers(
         yield servers
     finally:
         here.close()
+
+
+def shared_gpus(config: Config, device: str) -> list[int]:
+    """Return the first GPU of each server on this machine: after the trainer's, or among them. Raises ConfigError."""
+    if device == "cpu":
+        return [0]
+    rollout, size = config.actor_rollout_ref.rollout, config.reward_model.rollout.tensor_model_parallel_size
+    taken = max(config.trainer.n_gpus_per_node, rollout.num_servers * rollout.tensor_model_parallel_size)
+    there = torch.cuda.device_count()
+    free = there - taken
+    return [taken + one for one in first_gpus(free, size)] if free >= size else first_gpus(there, size)[:1]

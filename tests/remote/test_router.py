@@ -82,6 +82,7 @@ async def test_one_that_does_not_answer_is_told_at_the_start(server: Serve) -> N
     it = ModelRouter(ServerAccess((s.url.rstrip("/"),)), print)
     with pytest.raises(ConfigError, match=r"does not answer within 0\.6 s: status 503"):
         await asyncio.to_thread(it.start, 0.6)
+    it.close()  # as the manager does that failed to start
 
 
 def test_a_key_is_not_shown() -> None:

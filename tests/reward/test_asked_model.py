@@ -27,7 +27,7 @@ async def compute_score(data_source, solution_str, ground_truth, extra_info, rew
                         reward_model_tokenizer, scale=1.0):
     prompt = [{"role": "user", "content": f"Is {solution_str} right?"}]
     ids = reward_model_tokenizer.apply_chat_template(prompt, tokenize=True, add_generation_prompt=True)
-    payload = {"input_ids": list(ids["input_ids"] if hasattr(ids, "keys") else ids), "sampling_params": {}}
+    payload = {"input_ids": ids, "sampling_params": {}}
     async with aiohttp.ClientSession() as session:
         async with session.post(f"http://{reward_router_address}/generate", json=payload) as answer:
             output = await answer.json(content_type=None)

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agentrl.config import Config
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.process import status_text
 from agentrl.engines.servers.start import Say, start_all
 from agentrl.engines.sglang.options import ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
+from agentrl.errors import ConfigError
 from agentrl.remote.router import ServerAccess
 from agentrl.system.loop_thread import LoopThread
 
+ENGINE = "reward_model.rollout"
 LOOK_EVERY = 1.0
 """Seconds between two looks at a server's process."""
 LONGEST_PAUSE = 60.0
@@ -76,3 +79,29 @@ class StandingServers:
             except EngineError as error:
                 self._warn(f"the reward model's server does not come up: {error}")
                 pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def server_arguments(config: Config, device: str, host: str = "127.0.0.1") -> ServerArguments:
+    """Return what each server is started with. Raises ConfigError."""
+    keys = config.reward_model
+    if device == "cpu" and keys.rollout.tensor_model_parallel_size > 1:
+        raise ConfigError(f"{ENGINE}.tensor_model_parallel_size above 1 needs GPUs; on a CPU it must be 1")
+    return ServerArguments(
+        str(keys.model.path),
+        device=device,
+        dtype=config.actor_rollout_ref.model.dtype,
+        tensor_model_parallel_size=keys.rollout.tensor_model_parallel_size,
+        gpu_memory_utilization=keys.rollout.gpu_memory_utilization,
+        trust_remote_code=keys.model.trust_remote_code,
+        host=host,
+        extra=keys.rollout.engine_kwargs.sglang,
+    )
+
+
+def first_gpus(devices: int, size: int) -> list[int]:
+    """Return the first GPU of each server that `devices` GPUs hold. Raises ConfigError where none fits."""
+    if devices < size:
+        raise ConfigError(
+            f"{ENGINE}.tensor_model_parallel_size={size} needs {size} GPUs; the reward model has {devices}"
+        )
+    return [number * size for number in range(devices // size)]
