@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,8 @@ from agentrl.model.vision import vision_tower
 from agentrl.parallel.collectives import full, rank
 from agentrl.system.json_value import JSON
 
+logger = logging.getLogger(__name__)
+
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."
 _ADAPTER = ".default"
@@ -47,7 +50,7 @@ class Lora:
         self.config = LoraConfig(
             r=config.lora_rank,
             lora_alpha=config.lora_alpha,
-            target_modules=config.target_modules,
+            target_modules=_targets(model, config.target_modules),
             lora_dropout=0.0,
             exclude_modules=_without_adapters(model, config.exclude_modules),
             bias="none",
@@ -177,6 +180,26 @@ def _plain(name: str) -> str:
 
 def _is_adapter(name: str) -> bool:
     return f"{_ADAPTER}." in name and ".lora_" in name
+
+
+def _targets(model: PreTrainedModel, targets: str | list[str]) -> list[str]:
+    """List the layers that are named; all-linear: every linear one but the head.
+
+    Neither a router nor the experts of a mixture, where all of a layer's are one parameter, are linear layers: peft
+    would wrap these, and here they get no adapters.
+    """
+    if targets != "all-linear":
+        assert isinstance(targets, list)
+        return targets
+    head = model.get_output_embeddings()
+    if fused_experts(model) and rank() == 0:
+        logger.warning("target_modules=all-linear: the experts, fused to one parameter a layer, get no adapters")
+    return [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
+
+
+def fused_experts(model: PreTrainedModel) -> bool:
+    """Say whether the model has experts of which a layer's are one parameter, [experts, ...]."""
+    return any(name.rpartition(".")[0].endswith("experts") and p.ndim == 3 for name, p in model.named_parameters())
 
 
 def _check_targets(model: PreTrainedModel, targets: str | list[str]) -> None:

@@ -103,9 +103,8 @@ def main() -> None:
             batch, expected = theirs(policy, trl, beta, rate, f"{folder}/out")
             found = ours(policy, name, beta, rate, batch)
             for place, mine, other in zip(("start", "after a step"), found, expected, strict=True):
-                print(
-                    f"{name:8} {place:13} loss {mine[0]:.7g} {other[0]:.7g}   gradient norm {mine[1]:.7g} {other[1]:.7g}"
-                )
+                numbers = [f"{one:.7g}" for both in zip(mine, other, strict=True) for one in both]
+                print(f"{name:8} {place:13} loss {' '.join(numbers[:2])}   gradient norm {' '.join(numbers[2:])}")
 
 
 if __name__ == "__main__":

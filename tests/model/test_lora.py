@@ -24,6 +24,7 @@ from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.runtime.ranks import LocalRanks, join_tokens, shares
 from agentrl.workers import PolicyWorker, ReferenceWorker
 from agentrl.workers.groups import ReferenceGroup
+from tests.model.families import make_model
 from tests.parallel.test_shard import RANKS, run_ranks
 from tests.workers.conftest import SHAPE, BatchMaker, WorkerMaker, fsdp, same_weights
 
@@ -117,6 +118,30 @@ def test_excluded_layers_get_no_adapters(
     worker = make_worker(ACTOR, lora(tiny_policy, **keys))
     found = {re.sub(r".*layers\.(\d)\.self_attn\.(\w)_proj.*", r"\1.\2", name) for name in fsdp(worker).params}
     assert sorted(found) == left
+
+
+def test_all_linear_layers_of_a_mixture_are_those_of_its_attention(
+    tmp_path: Path,
+    tiny_policy: Path,
+    make_worker: WorkerMaker,
+    make_batch: BatchMaker,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its experts are one parameter a layer: they, the router and the head stay, and the run says so."""
+    make_model("qwen3-moe", vocab_size=SHAPE.vocab).save_pretrained(tmp_path / "mixture")
+    worker = make_worker(ACTOR, lora(tmp_path / "mixture"))
+    assert "the experts, fused to one parameter a layer, get no adapters" in caplog.text
+    backend = fsdp(worker)
+    adapted = {name.split(".lora_")[0].rpartition(".")[2] for name in backend.params}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    before = {name: tensor.clone() for name, tensor in backend.named_tensors()}
+    worker.update(make_batch(), step=1)
+    moved = {
+        name.rpartition("proj")[0][-2:] for name, tensor in backend.named_tensors() if not tensor.equal(before[name])
+    }
+    assert moved == {"q_", "k_", "v_", "o_"}
+    exported = AutoModelForCausalLM.from_pretrained(export(worker, tiny_policy, tmp_path / "policy"))
+    assert sum(param.numel() for param in exported.parameters()) == sum(tensor.numel() for tensor in before.values())
 
 
 def test_exported_is_the_merged_model_and_the_adapter(tiny_policy: Path, trained: PolicyWorker, tmp_path: Path) -> None:

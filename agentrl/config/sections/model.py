@@ -46,7 +46,8 @@ class ModelConfig(PlainModelConfig):
     target_modules: Annotated[Literal["all-linear"] | Annotated[list[str], Field(min_length=1)], WITH_LORA] = (
         "all-linear"
     )
-    """Linear layers that get adapters, e.g. [q_proj,v_proj]; all-linear: all but the head."""
+    """Linear layers that get adapters, e.g. [q_proj,v_proj]; all-linear: all but the head; in a
+    mixture of experts neither router nor experts."""
     exclude_modules: Annotated[str | list[str] | None, WITH_LORA] = None
     """Layers that get none though target_modules names them: names, or a regular expression of whole names."""
     lora_adapter_path: Annotated[str | None, WITH_LORA] = None
