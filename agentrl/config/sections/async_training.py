@@ -29,5 +29,5 @@ class AsyncTrainingConfig(Section):
     """The engine is sent every so many-th version of the weights; at most max_staleness + 1. Validation is always by
     its own step's."""
     journal_fsync: Annotated[bool, OVERLAPS] = False
-    """Flush ledger and journal to the disk at each record, so that a loss of power costs none of what had ended. Without
-    it they survive the process only: what the machine had not yet written by itself begins anew."""
+    """Flush ledger and journal to the disk at each record, so that a loss of power costs none of what had ended.
+    Without it they survive the process only: what the machine had not yet written by itself begins anew."""
