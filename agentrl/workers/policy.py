@@ -172,9 +172,9 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
         clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll,
         actor/observation_nll, actor/teacher_loss and actor/expert_loss (see `agentrl.trainer.grpo`);
-        train/filtered_fraction, the part of the sequences that was not computed; perf/update_tokens, all tokens that the updates went over; train/policy_tokens,
-        those of them that the policy sampled, in the steps taken; train/loss_weight; and `correction_metrics` where the
-        proximal policy is not recomputed.
+        train/filtered_fraction, the part of the sequences that was not computed; perf/update_tokens, all tokens that
+        the updates went over; train/policy_tokens, those of them that the policy sampled, in the steps taken;
+        train/loss_weight; and `correction_metrics` where the proximal policy is not recomputed.
 
         Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
         when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
