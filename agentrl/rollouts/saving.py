@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -49,25 +49,30 @@ def remove_oldest(run: Path, most_gb: float | None, keep: Collection[int]) -> li
     """
     if most_gb is None:
         return []
-    found = [path for folder in (TRAJECTORIES, UPDATES, IMAGES) for path in (run / folder).glob("*")]
-    states = {path: path.stat() for path in found if path.suffix == ".parquet" or path.parent.name == IMAGES}
-    sizes = {path: state.st_size for path, state in states.items()}
-    by_step: defaultdict[int, list[Path]] = defaultdict(list)
-    for path in sizes:
-        name = FileName.read(path.name)
-        if name is not None and name.split == "train" and name.step not in keep:
-            by_step[name.step].append(path)
-    removed, total = [], sum(sizes.values())
-    images = sorted((path for path in states if path.parent.name == IMAGES), key=lambda path: states[path].st_mtime)
+    files = [path for folder in (TRAJECTORIES, UPDATES) for path in (run / folder).glob("*.parquet")]
+    pictures = list((run / IMAGES).glob("*"))
+    states = {path: path.stat() for path in (*files, *pictures)}
+    pictures.sort(key=lambda path: states[path].st_mtime)
+    removed, total = [], sum(state.st_size for state in states.values())
     last = 0.0  # when the newest of what is removed was written
-    for step, paths in sorted(by_step.items()):
+    for step, paths in sorted(_of_training(files, keep).items()):
         if total <= most_gb * GB:
             break
         last = max(last, *(states[path].st_mtime for path in paths))
-        unused = [path for path in images if states[path].st_mtime <= last]
-        images = images[len(unused) :]
+        unused = [path for path in pictures if states[path].st_mtime <= last]
+        pictures = pictures[len(unused) :]
         for path in (*paths, *unused):
             path.unlink(missing_ok=True)
-            total -= sizes[path]
+            total -= states[path].st_size
         removed.append(step)
     return removed
+
+
+def _of_training(files: Iterable[Path], keep: Collection[int]) -> Mapping[int, list[Path]]:
+    """Sort files of training by step, without those of the steps `keep`."""
+    by_step: defaultdict[int, list[Path]] = defaultdict(list)
+    for path in files:
+        name = FileName.read(path.name)
+        if name is not None and name.split == "train" and name.step not in keep:
+            by_step[name.step].append(path)
+    return by_step

@@ -360,13 +360,7 @@ class Trainer:
             metrics |= update_metrics
             without = int(batch.select(parts.zero_advantage).policy_tokens.sum())
             self.checks.check_update(metrics, int(batch.policy_tokens.sum()), without)
-        with self.timed("record"):
-            if updated and rollout.files:
-                batch = workers.policy.of_update(batch, algorithm.rollout_correction)
-            different = record_update(
-                self.config, workers.executor, self.step, batch, parts.trajectory, rollout, outlines
-            )
-            self.checks.add_record(different)
+        self.record(rollout, outlines, batch, parts, updated=updated)
         self.version += updated
         if updated or self.source.needs_weights:
             metrics |= self.publish()
@@ -378,6 +372,18 @@ class Trainer:
         metrics |= numbers
         seconds = time.perf_counter() - began
         return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
+
+    def record(
+        self, rollout: Rollout, outlines: Sequence[Outline], batch: Sequences, parts: Parts, *, updated: bool
+    ) -> None:
+        """Record what the step made of each token, and check it."""
+        workers = self.workers
+        with self.timed("record"):
+            if updated and rollout.files:
+                batch = workers.policy.of_update(batch, self.config.algorithm.rollout_correction)
+            owners = parts.trajectory
+            different = record_update(self.config, workers.executor, self.step, batch, owners, rollout, outlines)
+            self.checks.add_record(different)
 
     def with_scores(self, batch: Sequences, outlines: Sequence[Outline]) -> tuple[Sequences, Numbers]:
         """Add the columns of the models that go over the batch before the update; the policy's metrics, too."""

@@ -69,11 +69,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
     trainer, out = config.trainer, Path(config.trainer.default_local_dir)
     check_folder("model.path", config.model.path)
     # The rows are read twice: a mistake in the last one waits neither for torch nor for tokenising all before it.
-    rows = {}
-    for files in (config.data.train_files, config.data.val_files):
-        if files is not None:
-            with display.stage("check transcripts") as stage:
-                rows[str(files)] = job.check(files, stage.advance)
+    train_rows, val_rows = (check(files, job, display) for files in (config.data.train_files, config.data.val_files))
     from agentrl.observe.tracking import Tracker
     from agentrl.runtime.device import resolve_device
     from agentrl.runtime.profiler import check_profile_steps
@@ -85,10 +81,10 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
 
     device = resolve_device(trainer.device, display.warn)
     chat = Chat.of_model(config.model, config.format)
-    train = job.read(config.data.train_files, chat, display, rows[str(config.data.train_files)])
+    train = job.read(config.data.train_files, chat, display, train_rows)
     validation = None
     if config.data.val_files is not None:
-        validation = job.read(config.data.val_files, chat, display, rows[str(config.data.val_files)])
+        validation = job.read(config.data.val_files, chat, display, val_rows)
     total = trainer.total_training_steps or trainer.total_epochs * steps_per_epoch(config, train)
     check_profile_steps(trainer, total)
     store = open_store(trainer, display)
@@ -120,8 +116,16 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
             display,
         )
         metrics = trained.fit()
-    display.note(f"{out / 'policy'}: trained on {len(train)} transcripts in {total} steps")
+    display.note(f"{out / 'policy'}: trained on {len(train)} rows in {total} steps")
     return metrics
+
+
+def check(files: str | list[str] | None, job: Job[SampleT, Group], display: Display) -> int:
+    """Check the rows of `files`; return their number, 0 without files."""
+    if files is None:
+        return 0
+    with display.stage("check rows") as stage:
+        return job.check(files, stage.advance)
 
 
 class SupervisedJob:

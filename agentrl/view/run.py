@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 import orjson
 import pyarrow as pa
@@ -156,18 +156,26 @@ def _open_folder(url: str, folder: Folder) -> Run:
 
     if TRAJECTORIES in folders or "metrics.jsonl" in files:
         return Run(url, folder, "run", of_run)
-    if any(FileName.read(name) for name in files):
-        return Run(url, folder, "trajectories", lambda: recorded(folder.files()))
-    if any(LINES.fullmatch(name) for name in files):
-        return Run(url, folder, "dump", lambda: dumped(folder.files()))
-    if any(PIECE.fullmatch(name) for name in files):
-        return Run(url, folder, "generate", lambda: generated(folder, _only(folder.files(), PIECE.fullmatch)))
+    found = _by_names(url, folder, files)
+    if found is not None:
+        return found
     if "config.yaml" in files:
         return Run(url, folder, "run", of_run)
     some = ", ".join(sorted({*files, *(f"{name}/" for name in folders)})[:6]) or "nothing"
     runs = [name for name in sorted(folders)[:50] if "metrics.jsonl" in folder.files(name)]
     advice = f" In it are runs: {url.rstrip('/')}/{runs[0]}" if runs else ""
     raise DataError(f"{url}: this is not a run; it holds {some}. Give {WANTED}.{advice}")
+
+
+def _by_names(url: str, folder: Folder, files: Iterable[str]) -> Run | None:
+    """Open a folder whose files' names tell what they are; None where they do not."""
+    if any(FileName.read(name) for name in files):
+        return Run(url, folder, "trajectories", lambda: recorded(folder.files()))
+    if any(LINES.fullmatch(name) for name in files):
+        return Run(url, folder, "dump", lambda: dumped(folder.files()))
+    if any(PIECE.fullmatch(name) for name in files):
+        return Run(url, folder, "generate", lambda: generated(folder, _only(folder.files(), PIECE.fullmatch)))
+    return None
 
 
 def _open_file(url: str) -> Run:

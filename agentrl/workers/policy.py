@@ -148,26 +148,21 @@ class PolicyWorker(TrainableWorker[TokenScores]):
     ) -> dict[str, float]:
         """Update the weights in mini-batches of whole prompts; `step` is the training step, counted from 1.
 
-        Every rank is given all sequences, and loads its share of each mini-batch. With one mini-batch and one epoch
-        `batch.old_logprobs` may be None: the policy's own, detached, are the same. They are not read, but `staleness`
-        is, where the proximal policy is another one. Sequences without a policy token are left out.
+        Every rank is given all sequences, and loads its share of each mini-batch; those without a policy token are left
+        out. With one mini-batch and one epoch `batch.old_logprobs` may be None: the policy's own, detached, are the
+        same. They are not read, but `staleness` is, where the proximal policy is another one.
 
-        zero_advantage: sequences whose advantages are all 0. With a loss that declares advantage_only, and neither KL
-        loss, entropy bonus nor a teacher in the loss, their gradient is 0, and they are not computed. This changes no
-        weight: mini-batches and denominators are those of all sequences, and a mini-batch without any other takes its
-        optimizer step, too.
-
-        successes: with success_nll_coef, sequences of trajectories that succeed, as the column `success` says by token;
-        they are always computed.
-
-        observed_tokens: with observation_nll_coef, for each sequence the tokens that `observed` marks in it.
-
-        expert: transcripts whose mean negative log-likelihood by policy token, times `expert_coef`, is added to the
-        loss; they are spread over the optimizer steps.
-
-        entropy_coeff: weight of the entropy bonus; None: the config's.
-
-        by_token: keep for `of_update` what the loss makes of each token.
+        Args:
+            zero_advantage: sequences whose advantages are all 0. With a loss that declares advantage_only, and neither
+                KL loss, entropy bonus nor a teacher in the loss, their gradient is 0, and they are not computed. This
+                changes no weight: mini-batches and denominators are those of all sequences, and a mini-batch without
+                any other takes its optimizer step, too.
+            successes: with success_nll_coef, sequences of trajectories that succeed; they are always computed.
+            observed_tokens: with observation_nll_coef, how many tokens of each sequence `observed` marks.
+            expert: transcripts whose mean negative log-likelihood by policy token, times `expert_coef`, is added to
+                the loss; they are spread over the optimizer steps.
+            entropy_coeff: weight of the entropy bonus; None: the config's.
+            by_token: keep for `of_update` what the loss makes of each token.
 
         Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
         clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll,
@@ -183,8 +178,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self._kept = []
         if isinstance(batch, RaggedBatch):
             batch = batch.with_fields(row=torch.arange(len(batch)))
-        rows = with_policy_tokens(batch)
-        imitated = set(successes) if config.success_nll_coef else set()
+        rows, imitated = with_policy_tokens(batch), set(successes) if config.success_nll_coef else set()
         left_out = set(zero_advantage) - imitated if self._leaves_out else set()
         computed = [row not in left_out for row in rows]
         batch = batch.select(rows)
@@ -193,17 +187,12 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self._check(batch, len(plan))
         successful = batch.policy_tokens * torch.tensor([row in imitated for row in rows])
         read = torch.tensor([observed_tokens[row] for row in rows] if config.observation_nll_coef else [0] * len(rows))
-        bonus = config.entropy_coeff if entropy_coeff is None else entropy_coeff
-        minis = self._minis(
-            batch, plan, computed, successful, read, f"step {step}, ", expert, expert_coef, bonus, by_token
-        )
+        bonus, where = config.entropy_coeff if entropy_coeff is None else entropy_coeff, f"step {step}, "
+        minis = self._minis(batch, plan, computed, successful, read, where, expert, expert_coef, bonus, by_token)
         report = self._learn(minis, step=step - self._critic_warmup)
-        length = int(batch.lengths[torch.tensor(computed)].sum())
-        return self._metrics(report, with_expert=expert is not None) | {
-            **self._went_over(report),
-            "train/filtered_fraction": 1 - sum(computed) / len(computed),
-            "perf/update_tokens": float(length * config.ppo_epochs),
-        }
+        went_over = self._went_over(report, int(batch.lengths[torch.tensor(computed)].sum()))
+        left = {"train/filtered_fraction": 1 - sum(computed) / len(computed)}
+        return self._metrics(report, with_expert=expert is not None) | went_over | left
 
     def of_update(self) -> Kept:
         """Return the loss's columns of this rank's sequences in the last epoch of the last update, and forget them."""
@@ -307,10 +296,16 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         }
         return found | correction_metrics(sums, self._policy_loss.correction)
 
-    def _went_over(self, report: UpdateReport) -> dict[str, float]:
-        """Return train/policy_tokens and, where weights add up to 1, train/loss_weight, a mean over the steps."""
+    def _went_over(self, report: UpdateReport, length: int) -> dict[str, float]:
+        """Return train/policy_tokens, perf/update_tokens and, where weights add up to 1, train/loss_weight, a mean.
+
+        length: tokens of the sequences that were computed.
+        """
         taken = report.taken
-        tokens = {"train/policy_tokens": sum(one.sums.get(POLICY_TOKENS, 0.0) for one in taken)}
+        tokens = {
+            "train/policy_tokens": sum(one.sums.get(POLICY_TOKENS, 0.0) for one in taken),
+            "perf/update_tokens": float(length * self.config.ppo_epochs),
+        }
         if not taken or self.config.loss_agg_mode not in ("token-mean", "seq-mean-token-mean"):
             return tokens
         return tokens | {"train/loss_weight": sum(one.sums[LOSS_WEIGHT] for one in taken) / len(taken)}
