@@ -26,7 +26,7 @@ MOST_OF_ALL = 1 << 25
 
 
 def pictures(folder: Folder, digests: Iterable[str]) -> dict[str, str]:
-    """Read images of a run: `data:` addresses by digest. Images that are missing or of another format are left out."""
+    """Read images of a run: `data:` addresses by digest. Missing ones and other formats are left out."""
     found: dict[str, str] = {}
     room = MOST_OF_ALL
     for digest in dict.fromkeys(digests):

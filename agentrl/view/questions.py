@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -128,6 +128,16 @@ READY: Sequence[tuple[str, str, str]] = (
 """Name, condition and order of questions that are asked often."""
 
 
+CONDITIONS: Mapping[str, str] = {
+    "status": "status = ?",
+    "tool": "list_contains(tools, ?)",
+    "error": "list_contains(kinds, ?)",
+    "source": "data_source = ?",
+    "prompt": "prompt = ?",
+}
+"""SQL of the options that are one value."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """Conditions that must all hold."""
@@ -152,8 +162,12 @@ class Question:
 
     @property
     def words(self) -> set[str]:
-        """Names that stand in it."""
-        return set(re.findall(r"[A-Za-z_]\w*", f"{self.where} {self.order}".lower()))
+        """Names that stand in it, and those that its other conditions read."""
+        read = [
+            name for option in CONDITIONS if getattr(self, option) for name in re.findall(r"\w+", CONDITIONS[option])
+        ]
+        others = ["reward", "score", "uid", "failure"]
+        return {*re.findall(r"[A-Za-z_]\w*", f"{self.where} {self.order}".lower()), *read, *others}
 
 
 @dataclass(slots=True)
@@ -248,12 +262,21 @@ def _ask_part(
     conditions, parameters = _conditions(question)
     order = question.order
     ordered = f'order by "{order.removeprefix("-")}" {"desc" if order.startswith("-") else "asc"} nulls last, row'
-    sql = (
-        f"select {_quoted(_names(question))} from ({_view(columns, values, question)}) {conditions} "
-        f"{ordered if order else 'order by row'} limit {question.limit + 1}"
-    )
+    view = f"from ({_view(columns, values, question, COLUMNS)})"
+    last = f"{ordered if order else 'order by row'} limit {question.limit + 1}"
+    begun = time.monotonic()
     try:
-        table = _execute(database, sql, question, parameters, seconds)
+        if conditions and question.limit < MOST_ROWS:
+            # Which rows they are takes the columns of the conditions alone: most files have none of them.
+            few = _view(columns, values, question, [name for name in COLUMNS if name in question.words])
+            found = _execute(database, f"select row from ({few}) {conditions} {last}", question, parameters, seconds)
+            rows = found["row"].to_pylist()
+            if not rows:
+                return []
+            conditions, parameters = f"where row in ({', '.join(map(str, rows))})", []
+            seconds -= time.monotonic() - begun
+        sql = f"select {_quoted(_names(question))} {view} {conditions} {last}"
+        table = _execute(database, sql, question, parameters, max(seconds, 0.1))
     except (pa.ArrowException, OSError) as error:
         raise run.folder.damaged(part.file, error) from error
     where: Found = {"part": part.name, "set": part.set, "step": part.step, "batch": part.batch}
@@ -287,12 +310,14 @@ def _quoted(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def _view(columns: Sequence[str], values: Sequence[str] | None, question: Question) -> str:
-    """SQL of the table that is asked: the file's columns, those of COLUMNS, and of the others those that it names."""
+def _view(
+    columns: Sequence[str], values: Sequence[str] | None, question: Question, of_all: Collection[str] = COLUMNS
+) -> str:
+    """SQL of the table that is asked: the file's columns, `of_all` of COLUMNS, and the others that it names."""
     missing = [f'null::{_sql_type(name)} as "{name}"' for name in SCHEMA.names if name not in columns]
     base = f"select *, row_number() over () - 1 as row{''.join(f', {one}' for one in missing)} from raw"
     kept = [name for name in SCHEMA.names if name not in COLUMNS]
-    derived = _derived(question)
+    derived = _derived(question, of_all)
     wanted = [name for name in OF_THE_UPDATE if name in question.words]
     if wanted and values is not None:
         base = _with_update(base, [name for name in _update_columns() if name in values])
@@ -302,9 +327,9 @@ def _view(columns: Sequence[str], values: Sequence[str] | None, question: Questi
     return f'select row, {_quoted(kept)}, {", ".join(derived)} from ({base}) window one_group as (partition by "group")'
 
 
-def _derived(question: Question) -> list[str]:
+def _derived(question: Question, of_all: Collection[str]) -> list[str]:
     """SQL of what is made of a row, and of its group where that is asked for."""
-    found = [f'{sql} as "{name}"' for name, (sql, _) in COLUMNS.items()]
+    found = [f'{sql} as "{name}"' for name, (sql, _) in COLUMNS.items() if name in of_all]
     found += [f"{sql} as {name}" for name, (sql, _) in OF_THE_GROUP.items() if name in question.words]
     return [*found, f"{PROMPT} as prompt"] if question.prompt else found
 
@@ -352,10 +377,9 @@ def _conditions(question: Question) -> tuple[str, list[object]]:
         add(f"len(list_filter({TEXTS}, lambda t: contains(lower(t), lower(?)))) > 0", question.text)
     if question.regex:
         add(f"len(list_filter({TEXTS}, lambda t: regexp_matches(t, ?))) > 0", question.regex)
-    for name in ("status", "tool", "error", "source", "prompt"):
+    for name, sql in CONDITIONS.items():
         if value := getattr(question, name):
-            sql = {"tool": "list_contains(tools, ?)", "error": "list_contains(kinds, ?)", "source": "data_source = ?"}
-            add(sql.get(name, f"{name} = ?"), value)
+            add(sql, value)
     if question.reward_from is not None:
         add("coalesce(reward, score) >= ?", question.reward_from)
     if question.reward_to is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,17 @@ import pytest
 from agentrl.errors import DataError
 from agentrl.trajectory.parquet import write_trajectories
 from agentrl.view import questions
-from agentrl.view.questions import COLUMNS, OF_THE_GROUP, OF_THE_UPDATE, READY, Answer, Question, ask, prompt_of
+from agentrl.view.questions import (
+    COLUMNS,
+    MOST_ROWS,
+    OF_THE_GROUP,
+    OF_THE_UPDATE,
+    READY,
+    Answer,
+    Question,
+    ask,
+    prompt_of,
+)
 from agentrl.view.run import Run, open_run
 from tests.view.made import played
 
@@ -134,3 +145,17 @@ def test_regular_expressions_take_linear_time(tmp_path: Path) -> None:
 def test_one_that_is_found_early_reads_no_more_files(opened: Run) -> None:
     answer: Answer = ask(opened, opened.parts, Question(where="true", limit=3))
     assert (len(answer.rows), answer.searched, answer.parts, answer.is_cut) == (3, 1, 3, True)
+
+
+@pytest.mark.parametrize("order", ["", "-tokens", "equal_group"])
+def test_rows_that_are_found_first_are_those_of_all_columns(opened: Run, order: str) -> None:
+    """A file is first asked which rows they are, by the columns of the conditions alone, then for all of these."""
+    conditions = [*(f"{name} is not null" for name in COLUMNS), '"TOKENS" > 3 and Reward >= 0', "gap_max > 0.1"]
+    questions = [Question(where=condition, order=order) for condition in conditions]
+    questions += [Question(tool="calculator", error="parse", order=order), Question(text="no json", reward_to=0.5)]
+    rows = 0
+    for question in questions:
+        few, whole = (ask(opened, opened.parts, replace(question, limit=limit)) for limit in (200, MOST_ROWS))
+        assert few.problems == [] and few.rows == whole.rows, question
+        rows += len(few.rows)
+    assert rows
