@@ -22,6 +22,7 @@ from agentrl.replay.recorded import Recorded, checkpoint_of, find, read_edit
 from agentrl.rollouts.context import load_chat, load_context
 from agentrl.rollouts.objects import UserObjects
 from agentrl.runtime.device import resolve_device
+from agentrl.system.targets import is_target
 from agentrl.workers.roles import policy_role
 
 T = TypeVar("T")
@@ -37,7 +38,8 @@ def run_replay(
     config = load_config(["--config-path", str(run.absolute()), "--config-name", "config", *ONE_PROCESS])
     recorded = find(run, uid, config)
     text = read_edit(tool_answer, message)
-    if unknown_format(config.actor_rollout_ref.rollout.multi_turn.format, CALL_FORMATS.names()) is not None:
+    format = config.actor_rollout_ref.rollout.multi_turn.format
+    if not is_target(format.removeprefix("template:")) and unknown_format(format, CALL_FORMATS.names()) is not None:
         load_context(config, scored=False)  # a file of the run's tools or loops registers it
     chat = load_chat(config)
     if turn is not None and text is not None:
