@@ -6,6 +6,7 @@ left to chance, so that the trajectories of a prompt differ.
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from pathlib import Path
@@ -19,6 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.agent_loop.react import ReactLoop
 from agentrl.quickstart.tiny_policy import make_tiny_policy
+from agentrl.tool import ToolSchema
+from agentrl.tool.schema import parameters_of
 from agentrl.trajectory import Message
 from agentrl.trajectory.sample import Sample
 from tools.code_interpreter import CodeInterpreterTool
@@ -116,6 +119,15 @@ def call_text(loop: Loop, tool: str, letters: str) -> str:
     return f"<tool_call>\n{call}\n</tool_call><|im_end|>"
 
 
+def with_title(schema: ToolSchema) -> ToolSchema:
+    """Name the parameters of a schema a second time, as MCP servers do."""
+    titled: ToolSchema = copy.deepcopy(schema)
+    for name, of_parameter in parameters_of(titled).items():
+        assert isinstance(of_parameter, dict)
+        of_parameter["title"] = name.title()
+    return titled
+
+
 def teach(path: Path, loop: Loop, tool: str) -> None:
     """Teach a policy to answer the run's prompts with a call that has some letters in it."""
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
@@ -124,7 +136,7 @@ def teach(path: Path, loop: Loop, tool: str) -> None:
     schema = SearchTool.default_schema if tool == "search" else CodeInterpreterTool.default_schema
     for step in range(LEARN):
         asked: list[Message] = [{"role": "user", "content": question(step % (PROMPTS * STEPS))}]
-        tools = [schema]
+        tools = [with_title(schema) if step % 2 else schema]
         if loop == "react":
             row = Sample(asked, "faults", loop)
             asked, tools = ReactLoop().first_prompt(row, tools)

@@ -1,4 +1,4 @@
-"""An MCP server on stdio that kills itself in its fifth call, once: `python mcp_server.py FOLDER`."""
+"""An MCP server on stdio that kills itself in its first call, once: `python mcp_server.py FOLDER`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from benchmarks.fault_matrix.mark import mark
 
-FIRST = 5
+FIRST = 1
 server = MCPServer("search")
 calls = 0
 
