@@ -48,8 +48,8 @@ Placing = dict[str, float | NodeAffinitySchedulingStrategy | PlacementGroupSched
 """Options of an actor that say where it runs."""
 LOOK_EVERY = 0.25
 """Seconds between two looks at how far the workers are."""
-ROOM_TOLD = 20.0
-"""Seconds after which is told that a worker waits for a machine: a process starts sooner."""
+ROOM_TOLD = 5.0
+"""Seconds after which is told that a worker waits for a machine."""
 CLOSED_WITHIN = 30.0
 """Seconds that a worker has to end its rollouts, or its servers and tools."""
 
@@ -264,6 +264,7 @@ class RayRollouts:
         try:
             self._find_room(number)
             answer_of(self._opened(number), f"rollout worker {number + 1}, its start")
+            self._node_of[number] = ray.get(self._actors[number].node.remote())
             if self._weights is not None:
                 weights, version = self._weights
                 update = partial(LocalRollouts.update_weights, weights=weights, version=version)
@@ -273,19 +274,20 @@ class RayRollouts:
             self._replace(number, f"rollout worker {number + 1} died at its start: {death_of(error)}")
 
     def _find_room(self, number: int) -> None:
-        """Wait until a worker that takes another's place runs. Raises WorkerDied where no machine has room."""
-        node = self._actors[number].node.remote()
+        """Wait until a machine has room for a worker that takes another's place. Raises WorkerDied."""
+        if self._nodes is not None:
+            return  # beside a rank, which has found room
         begun, is_told = time.monotonic(), False
-        while not ray.wait([node], timeout=ROOM_TOLD)[0]:
-            if time.monotonic() - begun > ROOM_WITHIN:
+        while not self._groups[number].wait(1.0):  # in short pieces, for it cannot be interrupted
+            waited = time.monotonic() - begun
+            if waited > ROOM_WITHIN:
                 raise WorkerDied(f"rollout worker {number + 1}: the cluster had no room for it in {ROOM_WITHIN:g} s")
-            if not is_told:
+            if waited > ROOM_TOLD and not is_told:
                 is_told = True
                 self.display.warn(
                     f"no machine of the cluster has room for rollout worker {number + 1}: the run goes on when one "
                     f"joins (ray start --address=...), and ends after {ROOM_WITHIN:g} s without one"
                 )
-        self._node_of[number] = ray.get(node)
 
     def _open(self) -> None:
         """Start all workers' engines and tools at once."""
