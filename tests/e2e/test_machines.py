@@ -126,9 +126,7 @@ def test_a_rollout_workers_machine_vanishes_and_comes_back(
     cluster.join(ONE, 1)
     cluster.join(TWO, 1)
     two_workers = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.nnodes=2"]
-    run = cluster.train(
-        *keys, *two_workers, "async_training.max_staleness=1", "trainer.max_worker_restarts=1", "trainer.test_freq=-1"
-    )
+    run = cluster.train(*keys, *two_workers, "async_training.max_staleness=1", "trainer.max_worker_restarts=1")
     folder = cluster.shared / "run"
     cluster.wait(run, lambda: (folder / "checkpoints" / "step_000002").exists())
     cluster.network.machines[ONE].vanish()
