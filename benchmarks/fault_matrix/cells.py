@@ -65,7 +65,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of a cell."""
+    """Outcome of a cell."""
 
     state: State
     why: str = ""

@@ -18,7 +18,7 @@ POISON = "POISON"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Content of a run's files."""
+    """Judgement of a run's files."""
 
     problems: list[str]
     """Empty: all of it holds."""
