@@ -290,7 +290,9 @@ def _execute(
     timer.start()
     try:
         return database.sql(sql, params=list(parameters)).to_arrow_table()
-    except duckdb.InterruptException as error:
+    except (duckdb.InterruptException, RuntimeError) as error:
+        if "interrupted" not in str(error).lower():  # fetching says so with a plain RuntimeError
+            raise
         raise _TooLong from error
     except duckdb.OutOfMemoryException as error:
         raise DataError(f"the question needs more than {MEMORY} of memory: ask for fewer columns") from error
