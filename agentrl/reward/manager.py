@@ -135,7 +135,7 @@ class NaiveRewardManager(RewardManager):
 
     @property
     def model_arguments(self) -> Mapping[str, object]:
-        """Values that functions get of the generative reward model, by name; empty before `start`, or without one."""
+        """Values that functions are given of the generative reward model, by name; empty before `start`."""
         return {} if self._model is None else self._model.arguments
 
     async def start(self, run: str) -> None:
