@@ -26,6 +26,8 @@ from tests.algorithms.batches import Row, algorithm, batch_of, batches, suited
 GROUP_ESTIMATORS = [
     name for name in ADVANTAGE_ESTIMATORS.names() if declaration_of(ADVANTAGE_ESTIMATORS.get(name)).compares_group
 ]
+LEAST = {"online_dpo": 0.04}
+"""Least advantage of the better of two trajectories, where it is not 0.1: a pair's weight is beta / 2 or less."""
 KNOW_PROMPTS = {
     *GROUP_ESTIMATORS,
     "reinforce_plus_plus_baseline",
@@ -98,10 +100,10 @@ def test_grpo_without_std_is_the_distance_to_the_mean() -> None:
     assert found == approx([-2, -2], [-1, -1], [3, 3])
 
 
-@pytest.mark.parametrize("estimator", [name for name in GROUP_ESTIMATORS if name != "online_dpo"])
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 def test_one_trajectory_a_prompt_has_mean_0_and_std_1(estimator: str) -> None:
     found = advantages(outcome(0.7, 2, groups=[5, 2]), estimator, n=1)
-    assert found == approx([0.7, 0.7], [2, 2])
+    assert found == (approx([0, 0], [0, 0]) if estimator == "online_dpo" else approx([0.7, 0.7], [2, 2]))
 
 
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
@@ -111,7 +113,7 @@ def test_a_lone_survivor_teaches_nothing(estimator: str) -> None:
     for by_std in (True, False):
         found = advantages(batch, estimator, norm_adv_by_std_in_grpo=by_std)
         assert found[0] == [0.0, 0.0]
-        assert found[1][0] <= 0 < 0.04 < found[2][0]
+        assert found[1][0] <= 0 < LEAST.get(estimator, 0.1) < found[2][0]
     assert group_counts(batch, N)["groups_of_one"] == 1
 
 
@@ -143,7 +145,7 @@ def test_equal_rewards_give_exactly_nothing(estimator: str) -> None:
     batch = outcome(0.1, 0.1, 0.1, 1, 0, groups=[0, 0, 0, 1, 1])
     found = advantages(batch, estimator)
     assert found[:3] == [[0.0, 0.0]] * 3
-    assert found[3][0] > 0.04, "the best of its group"
+    assert found[3][0] > LEAST.get(estimator, 0.1), "the best of its group"
 
 
 def test_equal_up_to_the_rounding_of_a_sum_is_equal() -> None:
