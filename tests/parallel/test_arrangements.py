@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tests.forked import ForkedPython
 from tests.model.families import make_model
 from tests.workers.conftest import BatchMaker, fsdp
 
+pytestmark = pytest.mark.timeout(600)  # whichever test is first waits for all ranks
 SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=4, kv_heads=2, intermediate=66)
 CORRECTED = {
     "weighed": {"rollout_is": "sequence", "rollout_is_batch_normalize": True, "reject": {"token": (0.3, 3.0)}},
@@ -107,9 +109,24 @@ def config_of(
     return Config.model_validate({"actor_rollout_ref": roles, "critic": critic, "algorithm": algorithm})
 
 
+READ = {"one": {"grpo", "bfloat16", REPLAYED}, "fsdp 2": {"grpo", "bfloat16", REPLAYED}, "tensor 2": {"grpo"}}
+"""Trainings that tests read which are no cases."""
+
+
+def wanted(items: Iterable[pytest.Item]) -> dict[str, set[str]]:
+    """Find the kinds of training, by arrangement, that the tests of this session need."""
+    kinds = {name: set(READ.get(name, ())) for name in ARRANGEMENTS}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.originalname == CASE:
+            name, kind = (item.callspec.params[key] for key in ("name", "kind"))
+            kinds[name].add(kind)
+            kinds["one"].add("grpo" if kind == "compiled" else kind)
+    return kinds
+
+
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory, make_batch: BatchMaker) -> Path:
-    """What the ranks of all arrangements wrote. 8 sequences: shares differ in size and in number of micro-batches."""
+def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, make_batch: BatchMaker) -> Path:
+    """What the ranks of the arrangements wrote. 8 sequences: shares differ in size and in number of micro-batches."""
     work = tmp_path_factory.mktemp("parallel")
     make_tiny_policy(work / "policy", seed=0, shape=SHAPE)
     batch = make_batch(prompts=4, n=2)
@@ -122,16 +139,22 @@ def work(tmp_path_factory: pytest.TempPathFactory, make_batch: BatchMaker) -> Pa
     batch.experts = chosen.to(torch.uint8)
     torch.save({item.name: getattr(batch, item.name) for item in fields(batch)}, work / "batch.pt")
     make_model("qwen3-moe", vocab_size=SHAPE.vocab).save_pretrained(work / "mixture")
+    needed = wanted(request.session.items)
     arrangements = {
         name: (
             ranks,
-            {kind: config_of(start(work, kind), kind, **{"budget": 1000} | sizes).model_dump() for kind in kinds},
+            {
+                kind: config_of(start(work, kind), kind, **{"budget": 1000} | sizes).model_dump()
+                for kind in kinds
+                if kind in needed[name]
+            },
         )
         for name, (ranks, kinds, sizes) in ARRANGEMENTS.items()
+        if needed[name]
     }
     (work / "arrangements.json").write_text(json.dumps(arrangements))
     script = Path(__file__).with_name("arranged_ranks.py")
-    ran = ForkedPython([script, work], environment={"GLOO_SOCKET_IFNAME": "lo"}).wait(280)
+    ran = ForkedPython([script, work], environment={"GLOO_SOCKET_IFNAME": "lo"}).wait(580)
     assert ran.returncode == 0, ran.stderr[-8000:]
     return work
 
@@ -141,6 +164,7 @@ def start(work: Path, kind: str) -> Path:
     return work / ("mixture" if kind == REPLAYED else "policy")
 
 
+CASE = "test_losses_gradients_and_weights_are_those_of_one_process"
 CASES = [
     (name, kind)
     for name, (_, kinds, _) in ARRANGEMENTS.items()
@@ -150,7 +174,6 @@ CASES = [
 
 
 @pytest.mark.slice(2, "matrix")
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_losses_gradients_and_weights_are_those_of_one_process(work: Path, name: str, kind: str) -> None:
     """Over five steps, or two. Compiled ones are as those of one process that are not."""
