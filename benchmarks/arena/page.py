@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.arena.contenders import Contender
-from benchmarks.arena.runs import Match, Result, Task
+from benchmarks.arena.runs import TASKS, Match, Result, Task
 
 BEGIN, END = "<!-- arena -->", "<!-- end of arena -->"
 PICTURE = "images/arena.png"
@@ -19,18 +19,24 @@ ENOUGH = 0.8
 
 
 def table(matches: Sequence[Match], out: Path) -> list[str]:
-    """Return the lines of a Markdown table: a row for each contender, means over the seeds that are finished."""
-    tasks = list(dict.fromkeys(match.task for match in matches))
-    columns = f"before | after | in training | trajectories to {ENOUGH:.0%} | CPU-s"
-    lines = ["| | " + " | ".join(f"{task}: {columns}" for task in tasks) + " |", "|---" * (1 + 5 * len(tasks)) + "|"]
-    for contender in dict.fromkeys(match.contender.name + " " + match.contender.ray for match in matches):
-        own = [match for match in matches if f"{match.contender.name} {match.contender.ray}" == contender]
-        cells = []
-        for task in tasks:
-            results = [found for match in own if match.task == task and (found := Result.of(match, out))]
-            cells += _cells(results)
-        lines.append(f"| {own[0].contender.ray} `{own[0].contender.name}` | " + " | ".join(cells) + " |")
-    return lines
+    """Return the lines of Markdown tables, one for each ray: a row for each contender, means over finished seeds.
+
+    A task of which a ray has no result has no columns in its table.
+    """
+    lines: list[str] = []
+    for ray in dict.fromkeys(match.contender.ray for match in matches):
+        own = [match for match in matches if match.contender.ray == ray]
+        results = {match: found for match in own if (found := Result.of(match, out))}
+        tasks = [task for task in TASKS if any(match.task == task for match in results)]
+        columns = f"before | after | in training | trajectories to {ENOUGH:.0%} | CPU-s"
+        lines += ["", f"| {ray} | " + " | ".join(f"{task}: {columns}" for task in tasks) + " |"]
+        lines.append("|---" * (1 + 5 * len(tasks)) + "|")
+        for name in dict.fromkeys(match.contender.name for match in own):
+            seen = [(match, found) for match, found in results.items() if match.contender.name == name]
+            if seen:
+                cells = [cell for task in tasks for cell in _cells([one for match, one in seen if match.task == task])]
+                lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return lines[1:]
 
 
 def _cells(results: Sequence[Result]) -> list[str]:

@@ -72,5 +72,5 @@ def test_a_match_is_run_once_and_documented(tmp_path: Path) -> None:
     document(matches, tmp_path, docs)
     page = (docs / "algorithms.md").read_text()
     assert page.startswith("before\n") and page.endswith("\nafter\n") and "old" not in page
-    assert "| estimator `gigpo` | 0.0% | 0.0% |" in page
+    assert "| estimator | walk: before" in page and "| `gigpo` | 0.0% | 0.0% |" in page
     assert (docs / "images" / "arena.png").read_bytes().startswith(b"\x89PNG")
