@@ -156,9 +156,7 @@ class Trainer:
         """Text of the last step's alarms, and the reaction that they ask for."""
         actor = config.actor_rollout_ref.actor
         self.entropy_control = (
-            None
-            if actor.target_entropy is None
-            else EntropyControl(actor.entropy_coeff, actor.target_entropy, actor.entropy_change)
+            None if actor.target_entropy is None else EntropyControl(actor.entropy_coeff, actor.target_entropy)
         )
         self.first = self.state()
         self.ended: dict[str, JSON] | None = None

@@ -53,8 +53,6 @@ def rows_of(run: Path, step: int) -> list[dict[str, Any]]:
     """Read a step's trajectories, each with the update's columns under `update`."""
     rows: list[dict[str, Any]] = []
     for file in sorted((run / "trajectories").glob(f"train_{step:06d}*.parquet")):
-        if file.name.endswith(".update.parquet"):
-            continue
         found = pq.read_table(file).to_pylist(maps_as_pydicts="strict")
         updates = {row["uid"]: row for row in pq.read_table(update_file(file)).to_pylist()}
         rows += [row | {"update": updates[row["uid"]]} for row in found]

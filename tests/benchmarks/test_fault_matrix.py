@@ -122,7 +122,7 @@ def other_update(column: str) -> Callable[[Path], None]:
     """Have a column of the update's record be another one."""
 
     def tamper(run: Path) -> None:
-        path = run / "trajectories" / "train_000002.update.parquet"
+        path = run / "updates" / "train_000002.parquet"
         rows = pq.read_table(path).to_pylist()
         for row in rows:
             row[column] = [[None if one is None else one + 0.1 for one in tokens] for tokens in row[column]]

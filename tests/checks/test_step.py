@@ -19,6 +19,7 @@ from agentrl.config.sections.checks import ChecksConfig
 from agentrl.replay import __main__ as replay
 from agentrl.tool import ErrorKind
 from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Transcript, Turn
+from tests.forked import forked
 from tests.trajectory.written import VOCAB_SIZE, Writer, decode, tool_trajectory
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
@@ -210,12 +211,18 @@ def test_alarms_are_written_shown_and_summed_up(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in alarms.path.read_text().splitlines()] == [1, 2, 3]
 
 
-def test_the_pages_commands_are_accepted() -> None:
+def test_the_pages_commands_are_accepted(tmp_path: Path) -> None:
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    commands = [shlex.split(line) for block in blocks for line in block.splitlines()]
-    assert {words[2] for words in commands} == {"agentrl.train", "agentrl.replay"}
+    commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    assert {words[2] for words in commands} == {"agentrl.train", "agentrl.replay", "benchmarks.fault_matrix"}
     for words in commands:
-        load_config(words[3:]) if words[2] == "agentrl.train" else replay.parse(words[3:])
+        if words[2] == "agentrl.train":
+            load_config(words[3:])
+        elif words[2] == "agentrl.replay":
+            replay.parse(words[3:])
+        else:  # without any cell
+            ran = forked(["-m", *words[2:], "--sample", "0"], tmp_path)
+            assert ran.returncode == 0, ran.stderr
 
 
 def test_the_page_lists_every_check() -> None:

@@ -25,7 +25,6 @@ SGLANG, ATTACHED = f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.server_urls=[http://h:3
 INEFFECTIVE = [
     (f"{ACTOR}.kl_loss_coef=0.5", [f"{ACTOR}.use_kl_loss=true"]),
     (f"{ACTOR}.kl_loss_type=k1", [f"{ACTOR}.use_kl_loss=true"]),
-    (f"{ACTOR}.entropy_change=0.1", [f"{ACTOR}.target_entropy=0.2"]),
     ("algorithm.kl_penalty=k2", ["algorithm.use_kl_in_reward=true"]),
     ("algorithm.kl_ctrl.kl_coef=0.5", ["algorithm.use_kl_in_reward=true"]),
     ("algorithm.kl_ctrl.target_kl=0.5", ["algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive"]),

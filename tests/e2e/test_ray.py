@@ -90,8 +90,9 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
     assert process.returncode == 0, said
     assert re.search(r"rank \d of \d died in .*; new workers go on after step", said)
     assert re.search(r"rollout worker \d died in .*; a new one takes its place", said), said
-    files = sorted(path.name for path in (tmp_path / "two" / "trajectories").glob("train_000001*"))
-    assert files == [f"train_000001.{one}of2.{kind}parquet" for one in (1, 2) for kind in ("", "update.")]
+    folders = (tmp_path / "two" / name for name in ("trajectories", "updates"))
+    files = [sorted(path.name for path in folder.glob("train_000001*")) for folder in folders]
+    assert files == [[f"train_000001.{one}of2.parquet" for one in (1, 2)]] * 2
     for logged in [line for line in numbers(tmp_path / "two") if "reward/mean" in line]:
         of_step = (tmp_path / "two" / "trajectories").glob(f"train_{int(logged['step']):06d}.?of2.parquet")
         rewards = pq.read_table(sorted(of_step), columns=["reward"])["reward"]

@@ -118,7 +118,7 @@ def wanted(items: Iterable[pytest.Item]) -> dict[str, set[str]]:
     kinds = {name: set(READ.get(name, ())) for name in ARRANGEMENTS}
     for item in items:
         if isinstance(item, pytest.Function) and item.originalname == CASE:
-            name, kind = (item.callspec.params[key] for key in ("name", "kind"))
+            name, kind = (str(item.callspec.params[key]) for key in ("name", "kind"))
             kinds[name].add(kind)
             kinds["one"].add("grpo" if kind == "compiled" else kind)
     return kinds

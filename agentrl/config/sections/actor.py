@@ -80,10 +80,8 @@ class ActorConfig(Section):
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus in the loss; with target_entropy its start."""
     target_entropy: float | None = Field(None, gt=0)
-    """Give the bonus only while the entropy, nats a token, is at most this, with a weight that entropy_change steers
-    (adaptive entropy control, arXiv:2505.22312); null: the weight stays."""
-    entropy_change: Annotated[float, OnlyWith("target_entropy")] = Field(0.005, gt=0)
-    """Change of the weight in each step: added where the entropy is below its target, taken off where it is above."""
+    """Give the bonus only while the entropy, nats a token, is at most this, with a weight that grows by 0.005 in each
+    step below it and falls by as much above it (adaptive entropy control, arXiv:2505.22312); null: the weight stays."""
     use_kl_loss: bool = False
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: Annotated[float, OnlyWith("use_kl_loss=true")] = Field(0.001, ge=0)
