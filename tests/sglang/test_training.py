@@ -72,15 +72,16 @@ def assert_trained(folder: Path, steps: range, *, first_gap: float = 1e-4) -> No
         assert {span.version for span in spans} == {step - 1}
 
 
-def found_again(rows: list[Trajectory]) -> float:
-    """Fraction of the tokens that a session had at its last turn which its next turn found in the server's cache."""
-    found = known = 0.0
+def found_again(rows: list[Trajectory], at_first: float) -> float:
+    """Fraction of the tokens that a session had at its last turn which its next turn found in the server's cache.
+
+    at_first: tokens that the first turns found, which others had left.
+    """
+    found, known = -at_first, 0.0
     for row in rows:
         mine = [turn for turn in row.turns if turn.role == "assistant"]
         known += sum(turn.end for turn in mine[:-1])
-        # Where a loop does not count it: at least, for others may have left all of the first prompt but its last token.
-        first = row.metrics.get("cached_at_first", row.transcripts[0].prompt_length)
-        found += row.metrics["cached_tokens"] - first
+        found += row.metrics["cached_tokens"]
     return found / known
 
 
@@ -105,7 +106,9 @@ def test_a_run_from_start_to_end(train: Train, assets: Path, tmp_path: Path) -> 
     assert {"val/success_sampled", "val/success_greedy"} <= set(metrics[0]) & set(metrics[3])
     assert [line["engine/servers_healthy"] for line in metrics[1:]] == [1.0] * 3
     for step in range(1, 4):
-        assert found_again(trained(tmp_path, step)) > 0.9, "a session's next turn does not find its context"
+        rows = trained(tmp_path, step)
+        at_first = sum(row.metrics["cached_at_first"] for row in rows)
+        assert found_again(rows, at_first) > 0.9, "a session's next turn does not find its context"
     assert "server 0: loading weights" in run.stdout
     assert "warning" not in run.stdout, "nothing went wrong"
     assert run.stderr == ""
@@ -245,7 +248,10 @@ def test_agents_that_talk_to_an_openai_client(
     assert run.end() == 0, run.stderr
     assert_trained(tmp_path, range(1, 3))
     assert lines(tmp_path / "run")[-1]["trajectory/openai_calls"] == 3
-    assert found_again(trained(tmp_path, 2)) > 0.8, "turns are short, and the first one counts as found"
+    rows = trained(tmp_path, 2)
+    at_first = [int(line) for line in (tmp_path / "cached_at_first.txt").read_text().split()]
+    assert len(at_first) == 2 * len(rows)
+    assert found_again(rows, sum(at_first[-len(rows) :])) > 0.9, "a session's next turn does not find its context"
 
 
 def test_arguments_that_sglang_refuses(train: Train) -> None:

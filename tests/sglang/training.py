@@ -55,6 +55,9 @@ async def solve(sample, base_url, api_key, model):
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
         for question in ("And then?", "Are you sure?"):
             reply = await client.chat.completions.create(model=model, messages=messages, max_tokens=8)
+            if len(messages) == len(sample["prompt"]):
+                with open("cached_at_first.txt", "a") as counts:
+                    counts.write(f"{reply.usage.prompt_tokens_details.cached_tokens}\\n")
             messages += [reply.choices[0].message, {"role": "user", "content": question}]
         async for _ in await client.chat.completions.create(model=model, messages=messages, max_tokens=8, stream=True):
             pass
