@@ -42,7 +42,7 @@ and Search-R1's fork (29 October 2025), each once (`python -m benchmarks.verl.la
 
 | | commands | accepted | waits | rightly refused | own code | wrong |
 |---|---|---|---|---|---|---|
-| main_ppo on FSDP | 220 | 197 | 2 | 8 | 1 | 12 |
+| main_ppo on FSDP | 220 | 199 | 0 | 8 | 1 | 12 |
 | main_ppo on Megatron and others | 103 | 78 | 12 | 6 | 5 | 2 |
 | main_dapo | 30 | 12 | 0 | 16 | 0 | 2 |
 | asynchronous mains | 66 | 51 | 4 | 4 | 0 | 7 |
@@ -63,7 +63,6 @@ What is refused, by reason; a command with several counts under the last kind th
 | routing replayed of experts that SGLang or the trainer chose | waits | 6 |
 | clamped log-probs of distributions, in distillation | waits | 1 |
 | trainer.v1's asynchronous modes | waits | 4 |
-| reward models that a function asks | waits | 2 |
 | another device (trainer.device=npu) | rightly refused | 20 |
 | quantised training or rollouts | rightly refused | 9 |
 | float16 | rightly refused | 2 |
