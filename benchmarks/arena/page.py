@@ -74,7 +74,7 @@ def draw(matches: Sequence[Match], out: Path, file: Path) -> None:
     for across, task in enumerate(tasks):
         for down, kind in enumerate(kinds):
             axes = panels[down][across]
-            axes.set_title(f"{task}: {kind}s", fontsize=10)
+            axes.set_title(f"{task}: {kind}", fontsize=10)
             axes.set_ylim(-0.03, 1.03)
             axes.grid(alpha=0.3)
             axes.set_xlabel("trajectories", fontsize=8)
@@ -86,8 +86,9 @@ def draw(matches: Sequence[Match], out: Path, file: Path) -> None:
             for place, (contender, results) in enumerate(named.items()):
                 seen = [x for x, _ in results[0].success]
                 rate = [mean(ys) for ys in zip(*([y for _, y in one.success] for one in results), strict=True)]
-                style = ("-", "--", ":")[place // 8]
-                axes.plot(seen, rate, style, marker=".", linewidth=1.3, label=contender.name)
-            if across == len(tasks) - 1:
+                style, color = ("-", "--", ":")[place // 8], f"C{place % 8}"
+                axes.plot(seen, rate, style, color=color, marker=".", linewidth=1.3, label=contender.name)
+            axes.set_visible(bool(named))
+            if named and (across == len(tasks) - 1 or kind == "correction"):
                 axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.savefig(file, dpi=110)
