@@ -101,7 +101,7 @@ def test_only_what_differs_is_learnt(tmp_path: Path, chat: Chat) -> None:
         ([*ROWS, {"chosen": [], "rejected": guess("a")}], r"row 3 .*, column chosen: expected a list of messages"),
         (
             [{"chosen": [*guess("a"), *transcript(*QUESTIONS[0])], "rejected": guess("a")}],
-            "row 0 .*: no assistant turn of the one conversation is behind what both begin with",
+            r"row 0 .*, column \w+: no assistant turn is behind what both conversations begin with",
         ),
         ([{"chosen": guess("a")}], "no column 'rejected' with messages; its columns are chosen.*data.rejected_key"),
     ],

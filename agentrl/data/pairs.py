@@ -69,10 +69,10 @@ def load_pairs(
         chosen, rejected, tools = reader.read(row, where)
         shared = takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))
         turns = sum(message["role"] == "assistant" for message, _ in shared)
-        samples = [tokenizer.sample(messages, tools, where) for messages in (chosen, rejected)]
-        if any(sample is None for sample in samples):
-            return None
-        return _pair([_after(sample, turns, where) for sample in samples if sample is not None])
+        columns = {f"{where}, column {config.chosen_key}": chosen, f"{where}, column {config.rejected_key}": rejected}
+        samples = {place: tokenizer.sample(messages, tools, place) for place, messages in columns.items()}
+        found = [_after(sample, turns, place) for place, sample in samples.items() if sample is not None]
+        return _pair(found) if len(found) == len(columns) else None
 
     return read_files(files, config, reader.columns, read, progress)
 
@@ -103,7 +103,8 @@ def load_scored_pairs(
     def read(row: Row, where: str) -> Pair | None:
         """Tokenise a row."""
         chosen, rejected, _ = reader.read(row, where)
-        samples = [conversation(messages, where) for messages in (chosen, rejected)]
+        columns = {config.chosen_key: chosen, config.rejected_key: rejected}
+        samples = [conversation(messages, f"{where}, column {key}") for key, messages in columns.items()]
         return None if any(sample is None for sample in samples) else _pair([one for one in samples if one is not None])
 
     return read_files(files, config, reader.columns, read, progress)
@@ -119,6 +120,6 @@ def _after(sample: SFTSample, turns: int, where: str) -> SFTSample:
     """Take the first `turns` assistant turns out of the mask. Raises DataError where no other is left."""
     begins = np.flatnonzero(sample.mask & ~np.concatenate([[False], sample.mask[:-1]]))
     if turns >= len(begins):
-        raise DataError(f"{where}: no assistant turn of the one conversation is behind what both begin with")
+        raise DataError(f"{where}: no assistant turn is behind what both conversations begin with")
     mask = sample.mask & (np.arange(len(sample.mask)) >= begins[turns])
     return SFTSample(sample.ids, mask)
