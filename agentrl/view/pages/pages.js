@@ -157,7 +157,7 @@ export async function run(overview, [number_], query, redrawn) {
     alarms(answer.alarms),
     setsOf(one),
     scores.length ? numbersTable(scores) : null,
-    all.length ? h("div", { class: "bar-above" }, find, h("span", { class: "help" }, series["time/step"] ? clock(byTime, redrawn) : null, range ? h("button", { type: "button", on: { click: () => zoomed(null) } }, "show all steps") : "drag in a chart to zoom all; click to open a step")) : null,
+    all.length ? h("div", { class: "bar-above" }, find, series["time/step"] ? clock(byTime, redrawn) : null, h("span", { class: "help" }, range ? h("button", { type: "button", on: { click: () => zoomed(null) } }, "show all steps") : "drag in a chart to zoom all; click to open a step")) : null,
     searched,
     SECTIONS.map(([name, groups]) => section(name, groups.map((names) => chart(names)))),
     section("Time of the stages", [chart(times, { title: "seconds, stacked", stacked: true, short: true }), chart(["time/step"])]),
