@@ -110,18 +110,17 @@ def judge(folder: Path, assets: Path, bound: int) -> Found:
     if forked(partial(train, folder, assets, bound, steps), folder.with_suffix(".log")) != 0:
         raise SystemExit(f"the training with bound {bound} failed, see {folder.with_suffix('.log')}")
     done = steps_of(folder)
-    alone = None
     if bound == 0:
         other = folder.with_name(folder.name + "-alone")
         if forked(partial(train, other, assets, bound, done), other.with_suffix(".log")) != 0:
             raise SystemExit(f"the training that nobody killed failed, see {other.with_suffix('.log')}")
         files = [run / "policy" / "model.safetensors" for run in (folder, other)]
-        alone = files[0].read_bytes() == files[1].read_bytes()
-        return Found(done, 0, 0, too_old(folder, bound), alone)
+        same = files[0].read_bytes() == files[1].read_bytes()
+        return Found(done, lost=0, repeated=0, too_old=too_old(folder, bound), same_weights=same)
     batches = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     trained = Counter(one for batch in batches for first, end in batch["trained"] for one in range(first, end))
     lost = sum(one not in trained for one in range(PROMPTS * done))
-    return Found(done, lost, sum(trained.values()) - len(trained), too_old(folder, bound), alone)
+    return Found(done, lost, sum(trained.values()) - len(trained), too_old(folder, bound), same_weights=None)
 
 
 def too_old(folder: Path, bound: int) -> int:

@@ -154,7 +154,7 @@ class Rank:
             return Failure.of(error)
 
     def kept(self, role: str, method: str) -> Failure | tuple[ray.ObjectRef[ColumnArrays], torch.Tensor]:
-        """Call a method of the role's worker that answers `Kept`; return its values' reference, and its rows."""
+        """Call a method of the role's worker that answers `Kept`; return its values' reference, and its rows [N]."""
         found = self.call(role, method, (), {}, None)
         if isinstance(found, Failure):
             return found
