@@ -19,22 +19,19 @@ from agentrl.engines.contract import Generation, RequestError, RolloutEngine, Sa
 from agentrl.engines.weights import Weights
 from agentrl.trajectory import VersionSpan
 
-MAX_MODEL_LEN = 256
+MAX_MODEL_LEN = 1024
 MAX_NUM_SEQS = 16
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
-LONG = 200
-"""Tokens of an answer in whose middle something happens."""
 
 
 class EngineContract:
     """Tests of one engine."""
 
-    settle = 0.0
-    """Seconds from the acceptance of a request until it has sampled something, but by far not everything."""
+    long = 200
+    """Tokens of an answer in whose middle something happens."""
 
     async def until_running(self, engine: RolloutEngine, count: int = 1) -> None:
         await until_running(engine, count)
-        await asyncio.sleep(self.settle)
 
     @pytest.fixture
     async def sharp(self, engine: RolloutEngine, reference: PreTrainedModel) -> RolloutEngine:
@@ -224,10 +221,10 @@ class EngineContract:
         assert again.ids == first.ids
 
     async def test_flush_spares_running_requests(self, sharp: RolloutEngine, reference: PreTrainedModel) -> None:
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(self.long), "a"))
         await self.until_running(sharp)
         await sharp.flush_cache()
-        assert (await task).ids == greedy_ids(reference, prompt_of(30), LONG)
+        assert_greedy(reference, prompt_of(30), (await task).ids, self.long)
 
     async def test_release_of_unknown_and_known_sessions(
         self, sharp: RolloutEngine, reference: PreTrainedModel
@@ -242,7 +239,7 @@ class EngineContract:
     # Abort, pause
 
     async def test_abort_returns_what_there_is_and_it_can_go_on(self, sharp: RolloutEngine) -> None:
-        params = SamplingParams(LONG, temperature=1.0, seed=5)
+        params = SamplingParams(self.long, temperature=1.0, seed=5)
         whole = await sharp.generate(prompt_of(30), params, "whole")
         task = asyncio.create_task(sharp.generate(prompt_of(30), params, "cut"))
         other = asyncio.create_task(sharp.generate(prompt_of(31), GREEDY, "other"))
@@ -251,16 +248,16 @@ class EngineContract:
         await sharp.abort("cut")
         part = await task
         assert part.finish_reason.kind == "abort"
-        assert 0 < len(part.ids) < LONG and len(part.logprobs) == len(part.ids)
+        assert 0 < len(part.ids) < self.long and len(part.logprobs) == len(part.ids)
         assert part.ids == whole.ids[: len(part.ids)]
         assert (await other).finish_reason.kind == "length"
-        rest_params = dataclasses.replace(params, max_new_tokens=LONG - len(part.ids))
+        rest_params = dataclasses.replace(params, max_new_tokens=self.long - len(part.ids))
         rest = await sharp.generate(prompt_of(30) + part.ids, rest_params, "cut")
         assert part.ids + rest.ids == whole.ids
         assert rest.cached_tokens >= 0.9 * 30
 
     async def test_abort_of_all(self, sharp: RolloutEngine) -> None:
-        tasks = [asyncio.create_task(sharp.generate(prompt_of(9 + i), params_of(LONG), f"{i}")) for i in range(20)]
+        tasks = [asyncio.create_task(sharp.generate(prompt_of(9 + i), params_of(self.long), f"{i}")) for i in range(20)]
         await self.until_running(sharp, 10)
         await sharp.abort()
         results = await asyncio.gather(*tasks)
@@ -268,7 +265,7 @@ class EngineContract:
         assert (await sharp.health()).running == 0
 
     async def test_a_cancelled_call_frees_its_place(self, sharp: RolloutEngine, reference: PreTrainedModel) -> None:
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(self.long), "a"))
         await self.until_running(sharp)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -278,7 +275,7 @@ class EngineContract:
         assert (await sharp.health()).running == 0
 
     async def test_pause_abort(self, sharp: RolloutEngine) -> None:
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(self.long), "a"))
         await self.until_running(sharp)
         await sharp.pause("abort")
         assert (await task).finish_reason.kind == "abort"
@@ -293,27 +290,27 @@ class EngineContract:
     async def test_abort_and_pause_reach_what_is_on_its_way(self, sharp: RolloutEngine, turns: int) -> None:
         """`turns` of the event loop after the request was made."""
         for end in (sharp.abort, sharp.pause):
-            task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(200), "a"))
+            task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(self.long), "a"))
             for _ in range(turns):
                 await asyncio.sleep(0)
             async with asyncio.timeout(30):
                 await end()
                 generation = await task
-            assert generation.finish_reason.kind == "abort" and len(generation.ids) < 200
+            assert generation.finish_reason.kind == "abort" and len(generation.ids) < self.long
         await sharp.resume()
         assert len((await sharp.generate(prompt_of(30), GREEDY, "a")).ids) == 12
 
     @pytest.mark.parametrize("mode", ["in_place", "retract"])
     async def test_pause_and_go_on(self, sharp: RolloutEngine, reference: PreTrainedModel, mode: str) -> None:
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(self.long), "a"))
         await self.until_running(sharp)
         await sharp.pause(mode)  # type: ignore[arg-type]
         await asyncio.sleep(0.02)
         assert not task.done()
         await sharp.resume()
         generation = await task
-        assert generation.ids == greedy_ids(reference, prompt_of(30), LONG)
-        assert generation.versions == [VersionSpan(1, 0, LONG)]
+        assert_greedy(reference, prompt_of(30), generation.ids, self.long)
+        assert generation.versions == [VersionSpan(1, 0, self.long)]
 
     # Weights
 
@@ -322,7 +319,7 @@ class EngineContract:
         self, sharp: RolloutEngine, reference: PreTrainedModel, model_dir: Path, mode: str | None
     ) -> None:
         other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(self.long), "a"))
         await self.until_running(sharp)
         if mode is not None:
             await sharp.pause(mode)  # type: ignore[arg-type]
@@ -332,8 +329,8 @@ class EngineContract:
         assert (await sharp.health()).version == 2
         old, new = generation.versions
         cut = old.end
-        assert (old.version, old.start, new.version, new.start, new.end) == (1, 0, 2, cut, LONG)
-        assert 0 < cut < LONG
+        assert (old.version, old.start, new.version, new.start, new.end) == (1, 0, 2, cut, self.long)
+        assert 0 < cut < self.long
         before = logprobs_of(reference, prompt_of(30), generation.ids, 1.0)
         after = logprobs_of(other, prompt_of(30), generation.ids, 1.0)
         given = torch.tensor(generation.logprobs)
@@ -416,17 +413,17 @@ class EngineContract:
         assert (again.ids, again.cached_tokens) == (first.ids, 0)
 
     async def test_close_ends_what_runs(self, sharp: RolloutEngine) -> None:
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(LONG), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(self.long), "a"))
         await self.until_running(sharp)
         await sharp.close()
         assert (await task).finish_reason.kind == "abort"
         await sharp.close()
 
     async def test_close_ends_what_is_paused(self, sharp: RolloutEngine) -> None:
-        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(100), "a"))
+        task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(self.long), "a"))
         await self.until_running(sharp)
         await sharp.pause("in_place")
-        later = asyncio.create_task(sharp.generate(prompt_of(31), params_of(100), "b"))
+        later = asyncio.create_task(sharp.generate(prompt_of(31), params_of(self.long), "b"))
         await asyncio.sleep(0)
         async with asyncio.timeout(30):
             await sharp.close()
@@ -463,3 +460,11 @@ def greedy_ids(model: PreTrainedModel, prompt: Sequence[int], count: int) -> lis
     for _ in range(count):
         ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
     return ids[len(prompt) :]
+
+
+@torch.no_grad()
+def assert_greedy(model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], count: int) -> None:
+    """Assert that `ids` are the `count` greedy tokens after `prompt`, by one forward (`greedy_ids`: one a token)."""
+    assert len(ids) == count
+    logits = model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    assert list(ids) == logits.argmax(-1).tolist()
