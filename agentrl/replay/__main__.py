@@ -7,10 +7,13 @@ exit status 0 where there is none, 1 where there is one. With --turn it goes on 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentrl.engines.servers.starter import STARTER, end_with
 from agentrl.system.command import exit_status
 
 
@@ -24,10 +27,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     text = parser.add_mutually_exclusive_group()
     text.add_argument("--tool-answer", type=Path, help="file with the other text")
     text.add_argument("--message", help="the other text")
+    parser.add_argument(
+        "--call", type=int, help="with --turn: number of the call that is answered, where it is several"
+    )
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="device to compute on; else the run's")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, help="write the trajectory here, for agentrl.view")
     found = parser.parse_args(argv)
     edited = found.tool_answer is not None or found.message is not None
-    if (found.turn is not None) != edited:
-        parser.error("--turn and one of --tool-answer and --message go together")
+    if (found.turn is not None) != edited or (found.call is not None and not edited):
+        parser.error("--turn (and --call) and one of --tool-answer and --message go together")
     return found
 
 
@@ -38,19 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         # Imported late, so that --help waits for nothing.
-        from agentrl.replay.report import run_replay
+        from agentrl.replay.edited import Edit
+        from agentrl.replay.recorded import read_edit
+        from agentrl.replay.report import Asked, run_replay
 
-        differs.append(
-            run_replay(
-                arguments.run,
-                arguments.uid,
-                arguments.checkpoint,
-                arguments.turn,
-                arguments.tool_answer,
-                arguments.message,
-            )
-        )
+        text = read_edit(arguments.tool_answer, arguments.message)
+        edit = None if text is None else Edit(arguments.turn, text, arguments.call)
+        asked = Asked(arguments.run, arguments.uid, arguments.checkpoint, edit, arguments.device, arguments.out)
+        differs.append(run_replay(asked))
 
+    if STARTER in os.environ:  # before the imports, which take seconds
+        threading.Thread(target=end_with, args=(int(os.environ[STARTER]),), daemon=True).start()
     status = exit_status(work)
     return status or int(any(differs))
 

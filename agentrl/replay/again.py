@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from agentrl.agent_loop.limits import LoopLimits, seed_of
-from agentrl.agent_loop.tool_calls import answer_to, run_calls
 from agentrl.chat import Chat
 from agentrl.engines.contract import RolloutEngine, SamplingParams
 from agentrl.errors import DataError
 from agentrl.replay.recorded import Recorded, Stretch
-from agentrl.tool.toolset import ToolSet
-from agentrl.trajectory import Message, PlacedImage, Transcript, Turn
+from agentrl.trajectory import Message, PlacedImage, Trajectory, Transcript, Turn
 from agentrl.trajectory.picture import Picture
-
-NAME = "replay edited"
-"""Name of the session that goes on from an edit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +30,9 @@ class Comparison:
     """Log-probs that are equal bit for bit, up to the first other token."""
     logprob_gap: float = 0.0
     """Largest difference of the others."""
+    ids: Sequence[int] = field(default=(), repr=False)
+    """All that was sampled, with its log-probs."""
+    logprobs: Sequence[float] = field(default=(), repr=False)
 
 
 def placed_images(recorded: Recorded, chat: Chat) -> list[list[PlacedImage]]:
@@ -50,19 +48,10 @@ def placed_images(recorded: Recorded, chat: Chat) -> list[list[PlacedImage]]:
     return found
 
 
-async def replay(recorded: Recorded, version: int | None, engine: RolloutEngine, chat: Chat) -> list[Comparison]:
-    """Sample again what the engine's weights sampled, each stretch from the recorded tokens before it.
-
-    version: of the stretches that are sampled; None: all. Raises DataError for what is not recorded.
-    """
-    images = placed_images(recorded, chat)
-    stretches = [one for one in recorded.stretches() if version in (None, one.version)]
-    return [await _compare(recorded, one, images[one.transcript], engine, chat) for one in stretches]
-
-
-async def _compare(
+async def compare(
     recorded: Recorded, stretch: Stretch, images: list[PlacedImage], engine: RolloutEngine, chat: Chat
 ) -> Comparison:
+    """Sample a stretch again, from the recorded tokens before it. images: of its transcript."""
     transcript = recorded.trajectory.transcripts[stretch.transcript]
     ids = transcript.ids[stretch.start : stretch.end]
     params = params_at(recorded, stretch.seed, len(ids), chat)
@@ -85,6 +74,8 @@ async def _compare(
         sampled="" if place is None else chat.decode(generated.ids[place : place + 1]),
         same_logprobs=int((gaps == 0).sum()),
         logprob_gap=float(gaps.max(initial=0.0)),
+        ids=generated.ids,
+        logprobs=generated.logprobs,
     )
 
 
@@ -95,82 +86,53 @@ def params_at(recorded: Recorded, seed: int, most: int, chat: Chat) -> SamplingP
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """Turns that follow an edit, as (role, text)."""
+def beginning(transcript: Transcript, end: int, images: Sequence[PlacedImage]) -> Transcript:
+    """Copy the first `end` tokens of a transcript. images: those of all of it, which a record has without pixels."""
+    return Transcript(
+        ids=transcript.ids[:end],
+        mask=transcript.mask[:end],
+        logprobs=transcript.logprobs[:end],
+        versions=[replace(span, end=min(span.end, end)) for span in transcript.versions if span.start < end],
+        prompt_length=min(transcript.prompt_length, end),
+        images=[one for one in images if one.start < end],
+        policy=transcript.policy,
+    )
 
-    turns: list[tuple[str, str]]
 
+def as_trajectory(recorded: Recorded, compared: Sequence[Comparison], chat: Chat) -> Trajectory:
+    """Make the trajectory as it was sampled again: up to its first other turn, as calls and answers would follow it.
 
-async def edit(
-    recorded: Recorded, at: int, text: str, engine: RolloutEngine, chat: Chat, tools: ToolSet, limits: LoopLimits
-) -> Continuation:
-    """Put `text` in the place of the observed turn `at`, and go on from there by the policy and the run's tools.
-
-    Raises DataError where `at` is no observed turn behind one of the policy's.
+    compared: all stretches, in order.
     """
-    turn, ids = _edited(recorded, at, text, chat)
-    seed = sampled_before(recorded, at).seed
-    images = [one for one in placed_images(recorded, chat)[turn.transcript] if one.start < turn.start]
-    given = {"images": images} if images else {}
-    prompt = recorded.trajectory.transcripts[turn.transcript].prompt_length
-    end = min(limits.max_model_len, prompt + limits.max_response_tokens)
-    turns: list[tuple[str, str]] = [(turn.role, text)]
-    session = await tools.open(f"replay {recorded.trajectory.uid}", {})
-    try:
-        for _ in range(limits.max_assistant_turns):
-            if len(ids) >= end:
-                turns.append(("note", "the response's length is used up"))
-                break
-            most = min(end - len(ids), limits.max_tokens_per_turn or end)
-            generated = await engine.generate(
-                ids, params_at(recorded, seed_of(seed, len(ids)), most, chat), NAME, **given
-            )
-            ids += generated.ids
-            message = await chat.read(generated.ids)
-            turns.append(("assistant", message.text))
-            if not message.calls:
-                break
-            results = await run_calls(session, message.calls, limits.max_parallel_calls)
-            answers = [answer_to(call, result) for call, result in zip(message.calls, results, strict=True)]
-            turns += [("tool", str(answer["content"])) for answer in answers]
-            ids += chat.bridge(ids, answers, tools.schemas)
-    finally:
-        await session.close()
-        await engine.release(NAME)
-    return Continuation(turns)
+    old, images = recorded.trajectory, placed_images(recorded, chat)
+    transcripts = [beginning(one, len(one), images[number]) for number, one in enumerate(old.transcripts)]
+    turns = list(old.turns)
+    for one in compared:
+        stretch, same = one.stretch, transcripts[one.stretch.transcript]
+        if one.first_difference is None:
+            same.logprobs[stretch.start : stretch.end] = one.logprobs
+            continue
+        other = transcripts[stretch.transcript] = beginning(same, stretch.start, same.images)
+        other.append_sampled(one.ids, one.logprobs, stretch.version)
+        turn = turns[stretch.turn]
+        text = chat.parse(other.ids[turn.start :]).text
+        turns[stretch.turn :] = [replace(turn, text=text, end=len(other), calls=[], finish_reason=None)]
+        break
+    return unscored(old, transcripts, turns)
 
 
-def sampled_before(recorded: Recorded, at: int) -> Stretch:
-    """Return what was sampled last before turn `at`, in its transcript. Raises DataError where there is nothing."""
-    turns = recorded.trajectory.turns
-    mine = turns[at].transcript if 0 <= at < len(turns) else -1
-    before = [one for one in recorded.stretches() if one.turn < at and one.transcript == mine]
-    if not before:
-        raise DataError(f"--turn {at}: want the number of a turn that the policy read after one of its own")
-    return before[-1]
-
-
-def _edited(recorded: Recorded, at: int, text: str, chat: Chat) -> tuple[Turn, list[int]]:
-    """Return the turn that is edited, and the transcript's tokens up to its end with `text` in it."""
-    turns = recorded.trajectory.turns
-    places = [place for place, turn in enumerate(turns) if turn.role != "assistant" and turn.start > 0]
-    if at not in places:
-        raise DataError(
-            f"--turn {at}: want the number of a turn that the policy read after one of its own, one of "
-            f"{', '.join(map(str, places)) or 'none'}"
-        )
-    turn = turns[at]
-    transcript: Transcript = recorded.trajectory.transcripts[turn.transcript]
-    ids = transcript.ids[: turn.start]
-    if transcript.ids[turn.start : turn.end] == chat.encode(turn.text):  # inside an assistant turn, as ReAct's
-        return turn, ids + chat.encode(text)
-    return turn, ids + chat.bridge(ids, _messages(turns, at, text))
-
-
-def _messages(turns: Sequence[Turn], at: int, text: str) -> list[Message]:
-    role = turns[at].role
-    if role != "tool":
-        return [{"role": role, "content": text}]
-    calls = turns[at - 1].calls if at else []
-    return [{"role": "tool", "content": text, "tool_call_id": "call_0", "name": calls[0].name if calls else "tool"}]
+def unscored(old: Trajectory, transcripts: list[Transcript], turns: list[Turn]) -> Trajectory:
+    """Return `old` with other tokens and turns, and so without what was measured of it."""
+    messages = list(itertools.takewhile(lambda one: one["role"] != "assistant", old.messages))
+    messages += [Message(role=turn.role, content=turn.text) for turn in turns]
+    return Trajectory(
+        uid=old.uid,
+        group=old.group,
+        data_source=old.data_source,
+        agent_name=old.agent_name,
+        transcripts=transcripts,
+        turns=turns,
+        messages=messages,
+        status=old.status,
+        ground_truth=old.ground_truth,
+    )

@@ -35,6 +35,8 @@ class Recorded:
     """A trajectory of a run, and how its tokens were drawn."""
 
     trajectory: Trajectory
+    split: str
+    step: int
     params: SamplingParams
     """Temperature, top_p and top_k are meant."""
     images: list[list[tuple[int, Path]]]
@@ -82,7 +84,7 @@ def _recorded(
         raise DataError(f"{file}: want a name such as train/12/3/1, found {trajectory.uid!r}")
     params = SamplingParams(1, temperature=0.0) if rest == "greedy" else _task(config, split, int(step)).params
     files = [[(start, image_file(file.parent, digest)) for start, digest in places] for places in images]
-    return Recorded(trajectory, params, files)
+    return Recorded(trajectory, split, int(step), params, files)
 
 
 def _task(config: Config, split: str, step: int) -> Task:
@@ -99,10 +101,7 @@ def checkpoint_of(run: Path, version: int) -> Path | None:
     there: dict[int, Path] = {}
     for path in sorted((run / "checkpoints").glob("step_*")):
         if (path / STATE_FILE).is_file():
-            state = verified(path).state
-            found = state.get("version", state.get("step"))
-            if isinstance(found, int):
-                there[found] = path
+            there[version_of(path)] = path
     if version in there:
         return there[version]
     known = ", ".join(f"{path.name} (version {found})" for found, path in there.items()) or "none"
@@ -111,6 +110,15 @@ def checkpoint_of(run: Path, version: int) -> Path | None:
         "Name another with --checkpoint, to see what it would have sampled; trainer.save_freq and "
         "trainer.max_actor_ckpt_to_keep say which are kept"
     )
+
+
+def version_of(checkpoint: Path) -> int:
+    """Return the version of a checkpoint's weights. Raises CheckpointError where it is none."""
+    state = verified(checkpoint).state
+    found = state.get("version", state.get("step"))
+    if not isinstance(found, int):
+        raise CheckpointError(f"{checkpoint}: its {STATE_FILE} names no version of its weights")
+    return found
 
 
 def read_edit(tool_answer: Path | None, message: str | None) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,63 +19,121 @@ from agentrl.config.registries import CALL_FORMATS
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.errors import ConfigError
 from agentrl.model.packed import load_model
-from agentrl.replay.again import Comparison, edit, replay, sampled_before
-from agentrl.replay.recorded import Recorded, checkpoint_of, find, read_edit
+from agentrl.replay.again import Comparison, as_trajectory, compare, placed_images
+from agentrl.replay.edited import Edit, Parts, go_on, sampled_before
+from agentrl.replay.recorded import Recorded, Stretch, checkpoint_of, find, version_of
 from agentrl.rollouts.context import load_chat, load_context
 from agentrl.rollouts.objects import UserObjects
 from agentrl.runtime.device import resolve_device
 from agentrl.system.targets import is_target
+from agentrl.trajectory import Trajectory, Turn
+from agentrl.trajectory.files import TRAJECTORIES
+from agentrl.trajectory.parquet import write_trajectories
 from agentrl.workers.roles import policy_role
 
 T = TypeVar("T")
 ONE_PROCESS = ("trainer.nnodes=1", "trainer.n_gpus_per_node=1", "actor_rollout_ref.rollout.nnodes=0")
 
 
-def run_replay(
-    run: Path, uid: str, checkpoint: Path | None, turn: int | None, tool_answer: Path | None, message: str | None
-) -> bool:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One replay, as it is asked for."""
+
+    run: Path
+    uid: str
+    checkpoint: Path | None = None
+    """Weights to sample by; None: those that sampled the trajectory."""
+    edit: Edit | None = None
+    device: str | None = None
+    """Device in place of the run's."""
+    out: Path | None = None
+    """Folder that the trajectory is written into, as it was sampled again or goes on."""
+
+
+def run_replay(asked: Asked) -> bool:
     """Replay a trajectory, print what was found, and return whether a token differs. Raises UserError."""
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(f"{run}: want the folder of a run, with its config.yaml")
-    config = load_config(["--config-path", str(run.absolute()), "--config-name", "config", *ONE_PROCESS])
-    recorded = find(run, uid, config)
-    text = read_edit(tool_answer, message)
+    config = config_of(asked.run, asked.device)
+    recorded = find(asked.run, asked.uid, config)
     format = config.actor_rollout_ref.rollout.multi_turn.format
     if not is_target(format.removeprefix("template:")) and unknown_format(format, CALL_FORMATS.names()) is not None:
         load_context(config, scored=False)  # a file of the run's tools or loops registers it
     chat = load_chat(config)
-    if turn is not None and text is not None:
-        weights = checkpoint or checkpoint_of(run, sampled_before(recorded, turn).version)
-        asyncio.run(_goes_on(config, recorded, turn, text, open_engine(config, chat, weights), chat))
-        return False
-    versions = sorted({one.version for one in recorded.stretches()})
-    # All of them are looked for before the first is loaded.
-    wanted = {None: checkpoint} if checkpoint else {version: checkpoint_of(run, version) for version in versions}
-    compared: list[Comparison] = []
-    for version, weights in wanted.items():
-        engine = open_engine(config, chat, weights)
-        print(f"{uid}, of {run}: sampled again by {weights or config.actor_rollout_ref.model.path}")
-        compared += asyncio.run(_closed(engine, replay(recorded, version, engine, chat)))
-    for one in sorted(compared, key=lambda one: (one.stretch.turn, one.stretch.start)):
-        print(line_of(one))
+    if asked.edit is None:
+        compared = _again(asked, config, recorded, chat)
+        made = as_trajectory(recorded, compared, chat)
+    else:
+        compared, made = [], _edited(asked, asked.edit, config, recorded, chat)
+    if asked.out is not None:
+        folder = asked.out / TRAJECTORIES
+        folder.mkdir(parents=True, exist_ok=True)
+        write_trajectories(folder, [made], step=recorded.step, split=recorded.split, turn_reward_coef=None)
     return any(one.first_difference is not None for one in compared)
 
 
-async def _goes_on(
-    config: Config, recorded: Recorded, turn: int, text: str, engine: EmbeddedEngine, chat: Chat
-) -> None:
-    """Put `text` in the place of a turn, go on with the run's tools, and print what follows."""
+def config_of(run: Path, device: str | None = None) -> Config:
+    """Load a run's config for this process alone, and such that nothing of the run is written.
+
+    Raises ConfigError where there is none.
+    """
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"{run}: want the folder of a run, with its config.yaml")
+    more = [] if device is None else [f"trainer.device={device}"]
+    config = load_config(["--config-path", str(run.absolute()), "--config-name", "config", *ONE_PROCESS, *more])
+    if config.tools.cassette == "record":  # the run may be recording on it
+        return config.model_copy(update={"tools": config.tools.model_copy(update={"cassette": None})})
+    return config
+
+
+def _again(asked: Asked, config: Config, recorded: Recorded, chat: Chat) -> list[Comparison]:
+    """Sample the trajectory again, print what became of each stretch, and return them in order."""
+    stretches = recorded.stretches()
+    # All weights are looked for before the first are loaded.
+    wanted = {one.version: asked.checkpoint or checkpoint_of(asked.run, one.version) for one in stretches}
+    compared: list[Comparison] = []
+    for weights in dict.fromkeys(wanted.values()):
+        print(f"{asked.uid}, of {asked.run}: sampled again by {weights or config.actor_rollout_ref.model.path}")
+        engine = open_engine(config, chat, weights)
+        mine = [one for one in stretches if wanted[one.version] == weights]
+        compared += asyncio.run(_closed(engine, _compared(recorded, mine, engine, chat)))
+    return sorted(compared, key=lambda one: (one.stretch.turn, one.stretch.start))
+
+
+async def _compared(
+    recorded: Recorded, stretches: list[Stretch], engine: EmbeddedEngine, chat: Chat
+) -> list[Comparison]:
+    images, found = placed_images(recorded, chat), []
+    for one in stretches:
+        found.append(await compare(recorded, one, images[one.transcript], engine, chat))
+        print(line_of(found[-1]))
+    return found
+
+
+def _edited(asked: Asked, edit: Edit, config: Config, recorded: Recorded, chat: Chat) -> Trajectory:
+    """Make the edit, go on from it, and print what follows."""
+    version = sampled_before(recorded, edit.turn).version
+    weights = asked.checkpoint or checkpoint_of(asked.run, version)
+    number = version if asked.checkpoint is None else version_of(asked.checkpoint)
+    print(f"{asked.uid}, of {asked.run}: goes on by {weights or config.actor_rollout_ref.model.path}")
     context = load_context(config, UserObjects(), scored=False)
     context.bind(chat)
-    await context.tools.start("replay")
-    try:
-        found = await _closed(
-            engine, edit(recorded, turn, text, engine, chat, context.tools, LoopLimits.from_config(config))
-        )
-    finally:
-        await context.close()
-    for role, said in found.turns:
-        print(f"--- {role}\n{said}")
+    engine = open_engine(config, chat, weights)
+
+    async def work() -> Trajectory:
+        await context.tools.start("replay")
+        try:
+            parts = Parts(engine, number, chat, context.tools, LoopLimits.from_config(config))
+            return await go_on(recorded, edit, parts, print_turn)
+        finally:
+            await context.close()
+
+    return asyncio.run(_closed(engine, work()))
+
+
+def print_turn(turn: Turn) -> None:
+    """Print a turn of a trajectory that goes on."""
+    print(f"--- {turn.role}\n{turn.text}")
+    for call in turn.calls:
+        print(f"calls {call.name}({json.dumps(call.arguments, ensure_ascii=False)})")
 
 
 def open_engine(config: Config, chat: Chat, checkpoint: Path | None) -> EmbeddedEngine:

@@ -18,6 +18,7 @@ from agentrl.errors import DataError, UserError
 from agentrl.system.command import exit_status
 from agentrl.system.publish import published
 from agentrl.view.export import COLUMNS, TEXTS, Export, Hidden, chosen, exported
+from agentrl.view.replays import Replays
 from agentrl.view.run import open_run
 from agentrl.view.server import make_app
 from agentrl.view.tokens import given_tokens
@@ -34,6 +35,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--follow", action="store_true", help="show new steps while the run goes on")
     made.add_argument("--host", default="127.0.0.1", help="address to serve on (%(default)s: this machine alone)")
     made.add_argument("--port", type=int, default=PORT, help="port, 0: any free one (%(default)s)")
+    made.add_argument(
+        "--replay",
+        action=argparse.BooleanOptionalAction,
+        help="let pages start replays, which run the code that a run's config names (on this machine alone: yes)",
+    )
     export = made.add_argument_group("write one HTML file instead of serving")
     export.add_argument("--export", metavar="FILE.html", type=Path, help="the file, which opens without a network")
     export.add_argument("--where", default="", help="SQL condition of the trajectories that are exported")
@@ -70,10 +76,20 @@ def serve(options: argparse.Namespace) -> None:
                 f"warning: {options.host} can be reached from other machines, and nothing is encrypted", file=sys.stderr
             )
         print(f"open http://{host}:{port}/?token={token}   (Ctrl-C ends it)", flush=True)
-        app = make_app(viewer, token, follow=options.follow)
+        replays = Replays(viewer) if may_replay(options) else None
+        app = make_app(viewer, token, follow=options.follow, replays=replays)
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, date_header=False)
-        with suppress(KeyboardInterrupt):  # it is how the viewer ends
-            uvicorn.Server(config).run(sockets=[listener])
+        try:
+            with suppress(KeyboardInterrupt):  # it is how the viewer ends
+                uvicorn.Server(config).run(sockets=[listener])
+        finally:
+            if replays is not None:
+                replays.close()
+
+
+def may_replay(options: argparse.Namespace) -> bool:
+    """Tell whether pages may start replays: by default where the address is this machine's alone."""
+    return _is_loopback(options.host) if options.replay is None else bool(options.replay)
 
 
 def listening(host: str, port: int) -> socket.socket:

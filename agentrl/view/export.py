@@ -26,7 +26,7 @@ from agentrl.view.record import NUMBERS, Record, to_json
 from agentrl.view.viewer import Place, Viewer
 
 PAGES = Path(__file__).resolve().parent / "pages"
-SCRIPTS = ("dom", "api", "charts", "ribbon", "tables", "pages", "app")
+SCRIPTS = ("dom", "api", "charts", "ribbon", "tables", "parts", "replay", "pages", "app")
 """Modules of the pages, each of which imports only from those before it."""
 MOST = 512
 """Trajectories that are written into one file."""

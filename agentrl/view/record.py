@@ -149,6 +149,14 @@ def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
+def of_window(record: Record, number: int) -> Record:
+    """Return the trajectory with one of its context windows alone, the last one where it has no such."""
+    transcripts = cast(list[dict[str, object]], record["transcripts"])
+    number = max(0, min(number, len(transcripts) - 1))
+    turns = [{**turn, "transcript": 0} for turn in _dicts(record["turns"]) if turn["transcript"] == number]
+    return {**record, "transcripts": transcripts[number : number + 1], "turns": turns}
+
+
 def pieces(run: Run, record: Record, first: int, cut: int | None = None) -> list[dict[str, JSON]]:
     """Texts of the first context window from token `first` on, told apart by who wrote them and at token `cut`.
 

@@ -114,6 +114,11 @@ class Run:
         return found
 
     @property
+    def can_replay(self) -> bool:
+        """True for a run on this machine, whose checkpoints may lie beside its trajectories."""
+        return self.kind == "run" and self.folder.is_local
+
+    @property
     def config(self) -> Mapping[str, JSON]:
         """Values of config.yaml by dotted key; empty without one that can be read."""
         if self._config is None:

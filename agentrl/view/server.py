@@ -1,7 +1,7 @@
 """The viewer's web server: pages for whoever has the token, on one address.
 
 Every answer forbids scripts that are not the viewer's own files. A request is let in by the token in its address, once,
-and by the cookie that it then gets.
+and by the cookie that it then gets. What does more than read is asked for by POST, and by the viewer's own pages alone.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader
+from pydantic import BaseModel
 
 from agentrl.errors import UserError
 from agentrl.view.export import PAGES, SCRIPTS, Export, Hidden, exported
 from agentrl.view.questions import Question
 from agentrl.view.record import to_json
+from agentrl.view.replays import Replays, Wanted
 from agentrl.view.viewer import Place, Viewer
 
 ASSETS = {
@@ -42,16 +44,27 @@ HEADERS = {
 Next = Callable[[Request], Awaitable[Response]]
 
 
-def page_text(*, follow: bool) -> str:
+class ReplayBody(BaseModel):
+    """Body of the request that starts a replay; see `Wanted`."""
+
+    place: str
+    turn: int | None = None
+    call: int | None = None
+    text: str = ""
+    checkpoint: str | None = None
+    own_device: bool = False
+
+
+def page_text(*, follow: bool, replay: bool) -> str:
     """Render the one page, whose scripts show everything else."""
     environment = Environment(loader=PackageLoader("agentrl.view", "pages"), autoescape=True)
-    return environment.get_template("page.html").render(follow=follow, last=SCRIPTS[-1])
+    return environment.get_template("page.html").render(follow=follow, replay=replay, scripts=SCRIPTS)
 
 
-def make_app(viewer: Viewer, token: str, *, follow: bool = False) -> FastAPI:
-    """Make the server's application; `token` opens it."""
+def make_app(viewer: Viewer, token: str, *, follow: bool = False, replays: Replays | None = None) -> FastAPI:
+    """Make the server's application; `token` opens it. Without `replays` it reads, and does nothing else."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    cookie, page = f"agentrl_view_{secrets.token_hex(4)}", page_text(follow=follow)
+    cookie, page = f"agentrl_view_{secrets.token_hex(4)}", page_text(follow=follow, replay=replays is not None)
 
     @app.middleware("http")
     async def guard(request: Request, go_on: Next) -> Response:
@@ -60,7 +73,10 @@ def make_app(viewer: Viewer, token: str, *, follow: bool = False) -> FastAPI:
             response: Response = RedirectResponse(request.url.path, status_code=303)
             response.set_cookie(cookie, token, httponly=True, samesite="strict", path="/")
         elif _same(request.cookies.get(cookie, ""), token):
-            response = await go_on(request)
+            if request.method in ("GET", "HEAD") or _is_own(request):
+                response = await go_on(request)
+            else:
+                response = _json({"error": "only the viewer's own pages can ask for this"}, 403)
         else:
             text = "This page opens with the address that the command printed: it ends in ?token=...\n"
             response = Response(text, 403, media_type="text/plain")
@@ -84,6 +100,8 @@ def make_app(viewer: Viewer, token: str, *, follow: bool = False) -> FastAPI:
 
     _add_answers(app, viewer)
     _add_questions(app, viewer)
+    if replays is not None:
+        _add_replays(app, replays)
     return app
 
 
@@ -115,8 +133,8 @@ def _add_answers(app: FastAPI, viewer: Viewer) -> None:
         return _json(viewer.group(number, part, group))
 
     @app.get("/api/side")
-    def side(m: Annotated[list[str], Query()]) -> Response:
-        return _json(viewer.side_by_side([place_of(one) for one in m]))
+    def side(m: Annotated[list[str], Query()], window: int | None = None) -> Response:
+        return _json(viewer.side_by_side([place_of(one) for one in m], window))
 
 
 def _add_questions(app: FastAPI, viewer: Viewer) -> None:
@@ -157,6 +175,28 @@ def _add_questions(app: FastAPI, viewer: Viewer) -> None:
         return Response(text, media_type="text/html", headers=headers)
 
 
+def _add_replays(app: FastAPI, replays: Replays) -> None:
+    """Add what starts processes."""
+
+    @app.get("/api/run/{number}/replay")
+    def options(number: int) -> Response:
+        return _json(replays.options(number))
+
+    @app.post("/api/replay")
+    def start(body: ReplayBody) -> Response:
+        values = body.model_dump() | {"place": place_of(body.place)}
+        return _json({"number": replays.start(Wanted(**values))})
+
+    @app.get("/api/replay/{number}")
+    def state(number: int) -> Response:
+        return _json(replays.answer(number))
+
+    @app.post("/api/replay/{number}/cancel")
+    def cancel(number: int) -> Response:
+        replays.cancel(number)
+        return _json(replays.answer(number))
+
+
 def place_of(text: str) -> Place:
     """Read a place such as 0/train_000012/17. Raises UserError."""
     number, _, rest = text.partition("/")
@@ -164,6 +204,12 @@ def place_of(text: str) -> Place:
     if not (number.isdecimal() and row.isdecimal() and part):
         raise UserError(f"{text!r}: want a trajectory such as 0/train_000012/17: number of the run, file, row")
     return int(number), part, int(row)
+
+
+def _is_own(request: Request) -> bool:
+    """True for a request of the viewer's own pages: other servers of this machine are the same site to a cookie."""
+    origin = request.headers.get("origin", "").partition("://")[2]
+    return bool(origin) and origin == request.headers.get("host")
 
 
 def _same(given: str, token: str) -> bool:

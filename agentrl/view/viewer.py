@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TypeAlias, cast
 
 from agentrl.errors import DataError
-from agentrl.system.json_value import JSON
+from agentrl.system.json_value import JSON, as_list
 from agentrl.view.parts import Part
 from agentrl.view.questions import (
     COLUMNS,
@@ -20,7 +20,7 @@ from agentrl.view.questions import (
     prompt_of,
     step_question,
 )
-from agentrl.view.record import Record, common_beginning, length, mean_of, pieces, trajectory
+from agentrl.view.record import Record, common_beginning, length, mean_of, of_window, pieces, trajectory
 from agentrl.view.run import Run
 
 Place: TypeAlias = tuple[int, str, int]
@@ -33,6 +33,12 @@ class Viewer:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = list(runs)
+        self._kept: list[Run] = []
+
+    def keep(self, run: Run) -> int:
+        """Take what a replay made, so that it can be shown by the number that is returned; it is not among the runs."""
+        self._kept.append(run)
+        return len(self._runs) + len(self._kept) - 1
 
     def overview(self) -> Record:
         """Runs with their sets, newest numbers and versions, and what can be asked."""
@@ -59,6 +65,7 @@ class Viewer:
             "name": run.name,
             "url": run.url,
             "kind": run.kind,
+            "can_replay": run.can_replay,
             "version": run.version,
             "sets": sets,
             "steps": len(rows),
@@ -81,7 +88,7 @@ class Viewer:
 
     def curves(self, number: int) -> Record:
         """Every metric of a run by step, and its alarms."""
-        run = self._run(number)
+        run = self.run(number)
         by_step = {row["step"]: row for row in run.metrics.rows if isinstance(row.get("step"), int)}
         steps = sorted(cast(int, step) for step in by_step)
         names = sorted({name for row in by_step.values() for name in row} - {"step"})
@@ -96,7 +103,7 @@ class Viewer:
 
     def step(self, number: int, set: str, step: int) -> Record:
         """All trajectories of a step, as a table."""
-        run = self._run(number)
+        run = self.run(number)
         parts = run.of_step(set, step)
         answer = ask(run, parts, step_question(parts))
         alarms = [one for one in run.alarms.rows if one.get("step") == step]
@@ -105,7 +112,7 @@ class Viewer:
 
     def search(self, number: int, question: Question, set: str, first: int | None, last: int | None) -> Record:
         """Trajectories that meet a question, of the newest steps first."""
-        run = self._run(number)
+        run = self.run(number)
         parts = [
             part
             for part in reversed(run.parts)
@@ -118,19 +125,19 @@ class Viewer:
     def trajectory(self, place: Place) -> Record:
         """One trajectory, and the rows beside it."""
         number, name, row = place
-        run = self._run(number)
+        run = self.run(number)
         return {"run": number, **trajectory(run, run.part(name), row)}
 
     def same_prompt(self, place: Place) -> Record:
         """Trajectories of the run that began with the same prompt."""
         number, name, row = place
-        run = self._run(number)
+        run = self.run(number)
         question = Question(prompt=prompt_of(run, run.part(name), row), limit=500)
         return {**asdict(ask(run, run.parts, question)), "seconds": SECONDS}
 
     def group(self, number: int, name: str, group: int) -> Record:
         """Trajectories of one prompt of a step, side by side."""
-        run = self._run(number)
+        run = self.run(number)
         part = run.part(name)
         parts = [one for one in run.of_step(part.set, part.step) if one.batch == part.batch]
         answer = ask(run, parts, Question(where=f'"group" = {group}', limit=MOST_SIDE_BY_SIDE))
@@ -138,16 +145,28 @@ class Viewer:
             raise DataError(f"{name}: there is no group {group}")
         return self.side_by_side([(number, str(row["part"]), cast(int, row["row"])) for row in answer.rows])
 
-    def side_by_side(self, places: Sequence[Place]) -> Record:
-        """Trajectories with what they have in common told apart from where they part."""
+    def first_other_window(self, place: Place, other: Place) -> int:
+        """Number of the first context window that is not the same in two trajectories; 0 where all are."""
+        one, two = self.trajectory(place), self.trajectory(other)
+        count = len(as_list(cast(JSON, one["transcripts"])))
+        pairs = ((of_window(one, window), of_window(two, window)) for window in range(count))
+        return next((window for window, pair in enumerate(pairs) if common_beginning(*pair) is not None), 0)
+
+    def side_by_side(self, places: Sequence[Place], window: int | None = None) -> Record:
+        """Trajectories with what they have in common told apart from where they part.
+
+        window: number of the context window that is meant, the only one that is shown; None: the first.
+        """
         if not 0 < len(places) <= MOST_SIDE_BY_SIDE:
             raise DataError(f"want 1 to {MOST_SIDE_BY_SIDE} trajectories side by side, not {len(places)}")
         records = [self.trajectory(place) for place in places]
+        if window is not None:
+            records = [of_window(record, window) for record in records]
         differs = [common_beginning(records[0], other) for other in records[1:]]
         has_tokens = all(record["transcripts"] for record in records)
         alike = length(records[0]) if differs else 0
         common = min((place for place in differs if place is not None), default=alike)
-        run = self._run(places[0][0])
+        run = self.run(places[0][0])
         return {
             "common": common,
             "unit": "tokens" if has_tokens else "turns",
@@ -159,7 +178,7 @@ class Viewer:
 
     def _member(self, record: Record, common: int, differs: int | None) -> Record:
         """One of several: from where all have in common on, and where it begins to differ from the first."""
-        run = self._run(cast(int, record["run"]))
+        run = self.run(cast(int, record["run"]))
         names = (
             *("run", "part", "set", "step", "row", "uid", "group", "status", "failure", "score", "reward"),
             "data_source",
@@ -176,11 +195,12 @@ class Viewer:
 
     def part(self, number: int, name: str) -> Part:
         """Look up a part of a run. Raises DataError where there is none."""
-        return self._run(number).part(name)
+        return self.run(number).part(name)
 
-    def _run(self, number: int) -> Run:
-        if not 0 <= number < len(self._runs):
+    def run(self, number: int) -> Run:
+        """Look a run up. Raises DataError where there is none of that number."""
+        found = [*self._runs, *self._kept]
+        if not 0 <= number < len(found):
             raise DataError(f"there is no run {number}: {len(self._runs)} are open")
-        run = self._runs[number]
-        run.refresh()
-        return run
+        found[number].refresh()
+        return found[number]

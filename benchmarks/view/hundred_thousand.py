@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
@@ -30,7 +31,44 @@ from agentrl.trajectory.files import update_file
 from agentrl.trajectory.parquet import rows_together, write_trajectories
 from tests.view.served import ARGUMENTS, CHROMIUM, TOKEN, serving
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 GROUP = 8
+OPENED = 9
+"""Long trajectories that are opened, each by an address that the browser is sent to."""
+MARKS = """
+addEventListener("DOMContentLoaded", () => {
+  const seen = new MutationObserver(() => {
+    if (!document.querySelector(".tokens .t")) return;
+    seen.disconnect();
+    drawn(() => performance.mark("usable"));
+  });
+  seen.observe(document.body, { childList: true, subtree: true });
+});
+globalThis.drawn = (then) => requestAnimationFrame(() => {
+  const behind = new MessageChannel();
+  behind.port1.onmessage = then;
+  behind.port2.postMessage(0);
+});
+"""
+"""Marks the end of the first frame with tokens: what the user does next is answered from then on."""
+TIMES = """() => new Promise((done) => {
+  const at = (name) => performance.getEntriesByName(name)[0]?.startTime;
+  const frame = (act) => new Promise((then) => {
+    const begun = performance.now();
+    act();
+    drawn(() => then(performance.now() - begun));
+  });
+  const look = async () => {
+    if (at("usable") === undefined) return setTimeout(look, 5);
+    const click = await frame(() => document.querySelectorAll(".tokens .t")[40].click());
+    const colour = await frame(() => document.querySelectorAll(".choices button")[1].click());
+    done([at("first-contentful-paint"), at("usable"), click, colour].map((each) => each / 1000));
+  };
+  look();
+})"""
+"""Seconds until the first paint and until it is usable, and of the frames after a click and another colouring."""
 
 
 def synthetic(uid: str, group: int, tokens: int, generator: np.random.Generator) -> Trajectory:
@@ -165,7 +203,39 @@ def in_browser(address: str, steps: int, each: int) -> None:
         for name, (place, wanted) in pages.items():
             search = goes("/run/0/search", "form.search")
             measure(name, goes(place, wanted), before=search)
+        print(f"\n{OPENED} trajectories of 32k tokens, each opened by its address:\n")
+        opened_by_address(browser, f"{address}/#/run/0/trajectory/long_{steps:06d}")
         browser.close()
+
+
+def opened_by_address(browser: Browser, address: str) -> None:
+    """Print the medians of what the browser measures of a page, with the first and the last of the pages opened."""
+    page = browser.contexts[0].pages[0]
+    page.add_init_script(MARKS)
+    system = browser.new_browser_cdp_session()
+    thread = page.context.new_cdp_session(page)
+    thread.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def cpu() -> dict[int, float]:
+        return {one["id"]: one["cpuTime"] for one in system.send("SystemInfo.getProcessInfo")["processInfo"]}
+
+    rows = []
+    for row in range(OPENED):
+        page.goto("about:blank")
+        before, served = cpu(), time.process_time()
+        page.goto(f"{address}/{row}", wait_until="commit")
+        page.wait_for_selector(".tokens .t", state="attached")
+        times = page.evaluate(TIMES)
+        metrics = {one["name"]: one["value"] for one in thread.send("Performance.getMetrics")["metrics"]}
+        times.append(metrics["TaskDuration"])
+        busy = sum(seconds - before.get(process, 0.0) for process, seconds in cpu().items())
+        rows.append([*times, busy, time.process_time() - served])
+    asked = ["first contentful paint", "usable", "a click", "another colouring"]
+    busy_ones = ["page's main thread", "browser's processes, one of them new", "server, and this script"]
+    names = [*asked, *(f"CPU of the {name}" for name in busy_ones)]
+    print("| seconds | median | least | most |\n|---|---|---|---|")
+    for name, values in zip(names, zip(*rows, strict=True), strict=True):
+        print(f"| {name} | {np.median(values):.2f} | {min(values):.2f} | {max(values):.2f} |", flush=True)
 
 
 def by_http(address: str, steps: int, each: int) -> None:

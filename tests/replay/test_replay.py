@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
+from agentrl.errors import DataError
 from agentrl.replay.__main__ import main as replay
+from agentrl.replay.edited import Edit, _messages
 from agentrl.train import main
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import ToolCallRecord, Trajectory, Turn
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 
@@ -49,10 +55,17 @@ def test_every_token_is_sampled_again(
         if file.name.startswith("val_000000"):
             uid = pq.read_table(file, columns=["uid"])["uid"][0].as_py()
             assert replay([str(run), "--uid", uid]) == 0, "validation, sampled and greedy"
-    later = with_turns(run, 3).uid
+    later = with_turns(run, 3)
     capsys.readouterr()
-    assert replay([str(run), "--uid", later, "--checkpoint", str(run / "checkpoints" / "step_000003")]) == 1
-    assert "is sampled" in capsys.readouterr().out, "other weights sample other tokens"
+    last = ["--checkpoint", str(run / "checkpoints" / "step_000003"), "--out", str(tmp_path / "other")]
+    assert replay([str(run), "--uid", later.uid, *last]) == 1
+    found = re.search(r"turn (\d+) .*; the first other one is token (\d+)", capsys.readouterr().out)
+    assert found is not None, "other weights sample other tokens"
+    (other,) = read_trajectories(tmp_path / "other" / "trajectories" / "train_000003.parquet")
+    turn, place = int(found[1]), int(found[2])
+    assert len(other.turns) == turn + 1 and other.turns[-1].end == len(other.transcripts[0])
+    assert other.transcripts[0].ids[:place] == later.transcripts[0].ids[:place]
+    assert other.transcripts[0].ids[place : place + 1] != later.transcripts[0].ids[place : place + 1]
 
 
 LOOP = '''
@@ -135,8 +148,9 @@ def test_what_cannot_be_replayed_is_told(
         assert replay([str(run), *arguments]) == 2
         assert re.search(told, " ".join(capsys.readouterr().err.split())), told
     assert replay([str(tmp_path), "--uid", uid]) == 2
-    with pytest.raises(SystemExit):
-        replay([str(run), "--uid", uid, "--turn", "1"])
+    for words in (["--turn", "1"], ["--call", "0"], ["--message", "x"]):
+        with pytest.raises(SystemExit):
+            replay([str(run), "--uid", uid, *words])
 
 
 def test_another_tool_answer_is_gone_on_from(
@@ -158,8 +172,51 @@ def test_another_tool_answer_is_gone_on_from(
     pq.write_table(pa.Table.from_pylist([row], schema=table.schema), path)
     (tmp_path / "answer.txt").write_text("the answer is forty-two")
     at = len(trajectory.turns)
-    length = ["--uid", trajectory.uid, "--turn", str(at)]
-    assert replay([str(run), *length, "--tool-answer", str(tmp_path / "answer.txt")]) == 0
+    edited = ["--uid", trajectory.uid, "--turn", str(at), "--tool-answer", str(tmp_path / "answer.txt")]
+    # A run that records a cassette may go on meanwhile: nothing is written on it.
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["tools"] = {**values.get("tools", {}), "cassette": "record", "cassette_path": str(tmp_path / "cassette")}
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    assert replay([str(run), *edited, "--out", str(tmp_path / "one")]) == 0
+    assert not (tmp_path / "cassette").exists()
     said = capsys.readouterr().out
     assert "--- tool\nthe answer is forty-two\n" in said
     assert said.count("--- assistant") >= 1
+    (one,) = read_trajectories(tmp_path / "one" / "trajectories" / "train_000001.parquet")
+    before, (window,) = trajectory.transcripts[0], one.transcripts
+    assert window.ids[: last.end] == before.ids[: last.end] and window.logprobs[: last.end] == before.logprobs
+    assert [turn.role for turn in one.turns[: at + 2]] == [
+        *(turn.role for turn in trajectory.turns),
+        "tool",
+        "assistant",
+    ]
+    assert one.turns[at].text == "the answer is forty-two" and one.turns[at].start == last.end
+    assert one.score is None and sum(window.mask[one.turns[at].start : one.turns[at].end]) == 0
+    # The record of that: it is sampled again as any other, and an edit that changes nothing goes on the same.
+    shutil.copy(tmp_path / "one" / "trajectories" / "train_000001.parquet", path)
+    assert replay([str(run), "--uid", trajectory.uid, "--out", str(tmp_path / "two")]) == 0
+    assert replay([str(run), *edited, "--out", str(tmp_path / "three")]) == 0
+    for name in ("two", "three"):
+        (other,) = read_trajectories(tmp_path / name / "trajectories" / "train_000001.parquet")
+        assert (other.transcripts[0].ids, other.transcripts[0].mask) == (window.ids, window.mask)
+        assert [(turn.role, turn.text) for turn in other.turns] == [(turn.role, turn.text) for turn in one.turns]
+
+
+def test_one_of_several_answers_is_another() -> None:
+    """The others, and the request for a final answer behind them, stay as they were."""
+    calls = [ToolCallRecord(name, {}, text) for name, text in (("add", "1"), ("look", "2"))]
+    answered = Turn("assistant", "", 0, 5, 9, calls)
+    names = [("a", "add"), ("b", "look")]
+    tool = Turn("tool", f"1\n2\n{FINAL_ANSWER_REQUEST}", 0, 9, 12)
+    found = _messages(tool, answered, Edit(1, "three", 1), names)
+    assert [(one["role"], one["content"]) for one in found] == [
+        ("tool", "1"),
+        ("tool", "three"),
+        ("user", FINAL_ANSWER_REQUEST),
+    ]
+    assert [one["tool_call_id"] for one in found[:2]] == ["a", "b"]
+    assert _messages(replace(tool, role="user"), answered, Edit(1, "why?"), names) == [
+        {"role": "user", "content": "why?"}
+    ]
+    with pytest.raises(DataError, match="are not written as the chat's are"):
+        _messages(tool, answered, Edit(1, "three", 1), names[:1])

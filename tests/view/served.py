@@ -11,6 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from agentrl.view.__main__ import listening
+from agentrl.view.replays import Replays
 from agentrl.view.run import open_run
 from agentrl.view.server import make_app
 from agentrl.view.viewer import Viewer
@@ -24,9 +25,11 @@ ARGUMENTS = (
 
 
 @contextmanager
-def serving(*runs: Path, follow: bool = False) -> Iterator[str]:
+def serving(*runs: Path, follow: bool = False, replay: bool = False) -> Iterator[str]:
     """Serve runs on a free port of loopback; yields the address without the token."""
-    app = make_app(Viewer([open_run(str(one)) for one in runs]), TOKEN, follow=follow)
+    viewer = Viewer([open_run(str(one)) for one in runs])
+    replays = Replays(viewer) if replay else None
+    app = make_app(viewer, TOKEN, follow=follow, replays=replays)
     with listening("127.0.0.1", 0) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -38,3 +41,5 @@ def serving(*runs: Path, follow: bool = False) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
+            if replays is not None:
+                replays.close()

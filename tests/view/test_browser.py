@@ -216,6 +216,7 @@ def test_an_exported_file_opens_without_a_network(browser: Browser, run: Path, t
     expect(page.locator("tbody tr")).to_have_count(4)
     page.locator("tbody tr a.uid").nth(1).click()
     expect(page.locator(".turn.user").first).to_contain_text("███ ████")
+    expect(page.locator("[data-go=replay], .edit")).to_have_count(0)
     page.get_by_role("button", name="advantage").click()
     expect(page.locator(".tokens .p9").first).to_be_visible()
     page.get_by_role("link", name="Group").click()

@@ -14,9 +14,18 @@ export async function get(path) {
     if (answer.tokens === null) answer.tokens = exported.tokens;
     return answer;
   }
+  return answerTo(path, { headers: { Accept: "application/json" } });
+}
+
+/** The answer to a request that does more than read. */
+export async function post(path, body = {}) {
+  return answerTo(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+}
+
+async function answerTo(path, options) {
   let response;
   try {
-    response = await fetch(path, { headers: { Accept: "application/json" } });
+    response = await fetch(path, options);
   } catch {
     throw new Error("The viewer's server does not answer. Was the command ended?");
   }

@@ -2,10 +2,11 @@
 import { h, replace, shown } from "./dom.js";
 import { get, isExport, save, saved, state } from "./api.js";
 import { redraw } from "./charts.js";
+import { replayed } from "./replay.js";
 import { run, runs, search, side, step, trajectory } from "./pages.js";
 
 const POLL = 2000;
-const KEYS = [["j, k", "next, previous row or trajectory"], ["Enter", "open the row"], ["u", "up one page"], ["[, ]", "previous, next step"], ["/", "search or filter"], ["1 … 9", "colour the tokens by"], ["← →", "token by token (in the ribbon)"], ["e", "export"], ["t", "theme"], ["?", "this help"]];
+const KEYS = [["j, k", "next, previous row or trajectory"], ["Enter", "open the row"], ["u", "up one page"], ["[, ]", "previous, next step"], ["/", "search or filter"], ["1 … 9", "colour the tokens by"], ["← →", "token by token (in the ribbon)"], ["e", "export"], ["r", "replay"], ["t", "theme"], ["?", "this help"]];
 const app = document.getElementById("app");
 const live = h("span", { class: "live", hidden: true, title: "follows the run" }, "live");
 const holder = h("div", { class: "page", "aria-live": "off" });
@@ -32,9 +33,9 @@ async function draw({ quiet = false } = {}) {
   if (!quiet) holder.classList.add("waiting");
   let made;
   try {
-    const overview = await get("/api/runs");
-    known = versions(overview);
-    made = await choose(overview, path, query);
+    const asked = get("/api/runs");
+    made = path[2] === "trajectory" ? await trajectory(asked, path.slice(1), query) : await choose(await asked, path, query);
+    known = versions(await asked);
   } catch (error) {
     made = h("main", {}, h("div", { class: "problems", role: "alert" }, h("p", {}, shown(error.message))));
   }
@@ -49,12 +50,12 @@ async function draw({ quiet = false } = {}) {
 
 function choose(overview, path, query) {
   const [kind, number, what] = path;
+  if (kind === "replay") return replayed(overview, [number]);
   if (kind === "side") return side(overview, [], query);
   if (kind !== "run") return overview.runs.length === 1 && !path.length ? run(overview, [String(overview.runs[0].number)], query, () => draw({ quiet: true })) : runs(overview, query, () => draw({ quiet: true }));
   const rest = path.slice(1);
   if (what === "step") return step(overview, rest, query);
   if (what === "group") return side(overview, rest, query);
-  if (what === "trajectory") return trajectory(overview, rest, query);
   if (what === "search") return search(overview, [number], query);
   return run(overview, [number], query, () => draw({ quiet: true }));
 }
@@ -70,7 +71,7 @@ async function follow() {
     const now = versions(overview);
     // Whoever reads or types is not interrupted: pages of what does not change stay, and those with a field in use.
     const { path } = state();
-    const busy = ["trajectory", "group", "search"].includes(path[2]) || path[0] === "side" || document.activeElement?.matches("input, select") || document.querySelector("dialog");
+    const busy = ["trajectory", "group", "search"].includes(path[2]) || ["side", "replay"].includes(path[0]) || document.activeElement?.matches("input, select") || document.querySelector("dialog");
     if (known !== null && now !== known && !busy) await draw({ quiet: true });
     live.classList.toggle("news", now !== known);
   } catch {
@@ -133,6 +134,7 @@ document.addEventListener("keydown", (event) => {
     "[": () => holder.querySelector("[data-go='‹']")?.click(),
     "]": () => holder.querySelector("[data-go='›']")?.click(),
     e: () => holder.querySelector("[data-go=export]")?.click(),
+    r: () => holder.querySelector("[data-go=replay]")?.click(),
     g: () => holder.querySelector("[data-go=group]")?.click(),
     Enter: () => event.target.matches("tr[data-open]") && (location.hash = event.target.dataset.open),
   };

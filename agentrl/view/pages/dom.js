@@ -51,9 +51,13 @@ export function replace(element, ...children) {
 export function shown(text) {
   const fragment = document.createDocumentFragment();
   if (text === null || text === undefined) return fragment;
+  if (!INVISIBLE.test(text)) {
+    fragment.append(String(text));
+    return fragment;
+  }
   let plain = "";
   for (const character of String(text)) {
-    if (character === "\n" || !INVISIBLE.test(character)) {
+    if (!INVISIBLE.test(character)) {
       plain += character;
       continue;
     }

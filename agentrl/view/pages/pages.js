@@ -4,6 +4,8 @@ import { get, isExport, link, remember } from "./api.js";
 import { curves, histogram, scatter } from "./charts.js";
 import { ribbon } from "./ribbon.js";
 import { reward, trajectories } from "./tables.js";
+import { crumbs, problems, sideBySide } from "./parts.js";
+import { editButton, replayButton } from "./replay.js";
 
 const SECTIONS = [
   ["Learning", [["reward/mean"], ["success/rate"], ["val/success_sampled", "val/success_greedy"], ["group/zero_variance", "train/filtered_fraction"], ["train/loss", "val/loss"]]],
@@ -13,17 +15,8 @@ const SECTIONS = [
 const IDLE = /^async\/|staleness|_idle$/;
 const FAULTS = /^failure\/|^status\/(failed|timeout|aborted|length|malformed)$|^trajectory\/retries$|^left_out\/|\/fault\/|\/faults$|breaker_open/;
 
-export function crumbs(...parts) {
-  return h("nav", { class: "crumbs", "aria-label": "where" }, h("a", { href: link([]) }, "runs"), parts.map(([name, path]) => [h("span", { class: "sep" }, "/"), path ? h("a", { href: link(path) }, shown(name)) : h("span", {}, shown(name))]));
-}
-
 function tile(name, value, title) {
   return h("div", { class: "tile", title }, h("span", {}, name), h("b", {}, value));
-}
-
-function problems(list, note) {
-  const lines = [...(list ?? []), ...(note ? [note] : [])];
-  return lines.length ? h("div", { class: "problems", role: "status" }, lines.map((line) => h("p", {}, shown(line)))) : null;
 }
 
 function alarms(list) {
@@ -291,7 +284,7 @@ export async function search(overview, [number_], query) {
 export async function side(overview, path, query) {
   const isGroup = path.length === 4;
   const answer = await get(isGroup ? `/api/run/${path[0]}/group/${encodeURIComponent(path[2])}/${path[3]}` : `/api/side?${new URLSearchParams(query.getAll("m").map((one) => ["m", one]))}`);
-  const { members, common: shared, unit } = answer;
+  const { members } = answer;
   const first = members[0];
   const one = overview.runs.find((each) => each.number === first.run);
   const rewards = members.map((member) => member.reward ?? member.score).filter((value) => value !== null);
@@ -302,36 +295,15 @@ export async function side(overview, path, query) {
     { class: "wide" },
     crumbs([one?.name ?? "run", ["run", first.run]], [`${first.set} ${first.step}`, ["run", first.run, "step", first.set, first.step]], [isGroup ? `group ${first.group}` : "side by side"]),
     h("header", { class: "top" }, h("h1", {}, isGroup ? `Group ${first.group}` : "Side by side"), h("span", { class: "help" }, `${members.length} trajectories`), equal ? h("span", { class: "status length" }, "equal rewards: nothing to learn") : null, h("span", { class: "grow" }), exportButton(table)),
-    h("details", { class: "beginning" }, h("summary", {}, `Common beginning: ${number(shared)} ${unit}`), piecesOf(answer.beginning)),
-    h(
-      "div",
-      { class: "columns-side" },
-      members.map((member, place) =>
-        h(
-          "article",
-          { class: "member" },
-          h("header", {}, h("a", { class: "uid", href: link(["run", member.run, "trajectory", member.part, member.row]) }, member.uid === null ? `row ${member.row}` : shown(member.uid)), h("div", { class: "facts" }, h("span", {}, "reward ", reward(member.reward ?? member.score)), member.advantage === null ? null : h("span", {}, "advantage ", reward(member.advantage)), h("span", { class: `status ${member.status}` }, shown(member.status)), h("span", {}, `${member.turns} turns, ${member.calls} calls`), isGroup ? null : h("span", {}, `${member.set} ${member.step}`))),
-          place === 0 || member.differs !== null ? null : h("p", { class: "help same-as" }, "the same as the first"),
-          piecesOf(member.pieces, place === 0 ? null : member.differs, unit),
-        ),
-      ),
-    ),
+    sideBySide(answer, !isGroup),
   );
-}
-
-const WRITERS = ["prompt", "policy", "tool", "user", "system", "assistant", "template"];
-
-/** Texts by who wrote them; before the piece that begins at `differs`, a mark. */
-function piecesOf(pieces, differs = null, unit = "tokens") {
-  const mark = () => h("span", { class: "divergence", title: "from here on it differs from the first" }, `differs from ${unit === "tokens" ? "token" : "turn"} ${differs}`);
-  const end = differs !== null && !pieces.some((piece) => piece.start === differs) ? mark() : null;
-  return h("div", { class: "pieces" }, pieces.map((piece) => [piece.start === differs ? mark() : null, h("span", { class: `piece ${WRITERS.includes(piece.kind) ? piece.kind : "template"}` }, piece.text === null ? h("span", { class: "hidden" }, "left out") : shown(piece.text))]), end);
 }
 
 // ---------------------------------------------------------------- trajectory
 
-export async function trajectory(overview, [number_, , part, row], query) {
-  const record = await get(`/api/run/${number_}/trajectory/${encodeURIComponent(part)}/${row}`);
+/** `asked`: the overview on its way, so that one answer does not wait for the other. */
+export async function trajectory(asked, [number_, , part, row], query) {
+  const [overview, record] = await Promise.all([asked, get(`/api/run/${number_}/trajectory/${encodeURIComponent(part)}/${row}`)]);
   const one = overview.runs.find((each) => String(each.number) === number_);
   const windows = record.transcripts.map((window, index) => ({ ...window, index }));
   const at = Math.min(windows.length - 1, Number(query.get("window") ?? 0));
@@ -353,6 +325,7 @@ export async function trajectory(overview, [number_, , part, row], query) {
       h("span", { class: "grow" }),
       h("a", { class: "button", href: link(["run", number_, "group", part, record.group]), "data-go": "group" }, "Group"),
       isExport ? null : h("button", { type: "button", on: { click: () => samePrompt(same, number_, part, row) } }, "Same prompt at other steps"),
+      replayButton(one, record),
       exportButton(table),
     ),
     same,
@@ -362,7 +335,7 @@ export async function trajectory(overview, [number_, , part, row], query) {
     h(
       "div",
       { class: "both" },
-      h("section", { class: "conversation" }, h("h2", {}, "Conversation"), conversation(record, tokens, windows[at])),
+      h("section", { class: "conversation" }, h("h2", {}, "Conversation"), conversation(one, record, tokens, windows[at])),
       h("section", { class: "tokens-of" }, h("h2", {}, "Tokens", windows.length > 1 ? windows.map((window) => h("a", { class: "chip", href: link(["run", number_, "trajectory", part, row], { window: window.index }), "aria-current": window.index === at }, `window ${window.index + 1}`)) : null), tokens),
     ),
   );
@@ -382,7 +355,7 @@ async function samePrompt(holder, number_, part, row) {
   }
 }
 
-function conversation(record, tokens, window) {
+function conversation(run, record, tokens, window) {
   const prompt = (record.messages ?? []).slice(0, Math.max(0, (record.messages ?? []).findIndex((message) => message.role === "assistant")) || undefined);
   const first = prompt.filter((message) => message.role !== "assistant" && message.role !== "tool");
   return [
@@ -392,9 +365,9 @@ function conversation(record, tokens, window) {
       turn.role === "tool" && record.turns[index - 1]?.calls.length ? null : h(
         "article",
         { class: `turn ${["assistant", "user", "tool", "system"].includes(turn.role) ? turn.role : "user"}`, "data-turn": index },
-        h("header", {}, h("b", {}, shown(turn.role)), turn.finish_reason ? h("span", {}, shown(turn.finish_reason)) : null, turn.seconds ? h("span", {}, seconds(turn.seconds)) : null, turn.end > turn.start ? h("button", { type: "button", class: "plain", title: "show its tokens", on: { click: () => window && turn.transcript === window.index && tokens.reveal?.(turn.start) } }, `tokens ${turn.start}–${turn.end}`) : null, turn.reward === null || turn.reward === undefined ? null : h("span", {}, "reward ", reward(turn.reward))),
+        h("header", {}, h("b", {}, shown(turn.role)), turn.finish_reason ? h("span", {}, shown(turn.finish_reason)) : null, turn.seconds ? h("span", {}, seconds(turn.seconds)) : null, turn.end > turn.start ? h("button", { type: "button", class: "plain", title: "show its tokens", on: { click: () => window && turn.transcript === window.index && tokens.reveal?.(turn.start) } }, `tokens ${turn.start}–${turn.end}`) : null, turn.reward === null || turn.reward === undefined ? null : h("span", {}, "reward ", reward(turn.reward)), editButton(run, record, index)),
         h("div", { class: "text" }, turn.text === null ? h("span", { class: "hidden" }, "left out") : shown(turn.text)),
-        turn.calls.map(call),
+        turn.calls.map((one, place) => call(one, editButton(run, record, index + 1, place))),
       ),
     ),
     images(record),
@@ -423,7 +396,8 @@ function images(record) {
   return found.map((image) => h("article", { class: "turn image" }, h("header", {}, h("b", {}, "image"), h("span", {}, `tokens ${image.start}–${image.start + image.tokens}`)), h("div", { class: "text" }, `${(image.grid ?? []).join(" × ")} patches, digest `, h("code", {}, shown(image.digest)), picture(record.pictures?.[image.digest]) ?? ". Its file is not there, or no picture that is shown.")));
 }
 
-function call(one) {
+/** edit: a button to put another answer in the place of this one. */
+function call(one, edit) {
   let pretty = one.arguments;
   try {
     pretty = JSON.stringify(JSON.parse(one.arguments), null, 1).replace(/\n\s*/g, " ");
@@ -433,7 +407,7 @@ function call(one) {
   return h(
     "div",
     { class: `call ${one.error ? "error" : ""}` },
-    h("header", {}, h("b", {}, shown(one.name || "(no name)")), h("span", {}, seconds(one.seconds)), one.error ? h("span", { class: "status failed" }, shown(one.error)) : null, one.truncated ? h("span", { class: "status length" }, "cut") : null, one.reward === null || one.reward === undefined ? null : h("span", {}, "reward ", reward(one.reward))),
+    h("header", {}, h("b", {}, shown(one.name || "(no name)")), h("span", {}, seconds(one.seconds)), one.error ? h("span", { class: "status failed" }, shown(one.error)) : null, one.truncated ? h("span", { class: "status length" }, "cut") : null, one.reward === null || one.reward === undefined ? null : h("span", {}, "reward ", reward(one.reward)), edit),
     h("pre", { class: "arguments" }, one.arguments === null ? h("span", { class: "none" }, "arguments could not be read, or are left out") : shown(pretty)),
     h("pre", { class: "response" }, one.response === null ? h("span", { class: "hidden" }, "left out") : shown(one.response)),
   );

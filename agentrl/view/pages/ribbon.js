@@ -3,6 +3,7 @@ import { h, number, replace, shown } from "./dom.js";
 import { remember } from "./api.js";
 
 const CHUNK = 400;
+const LINE = 70; // characters; by it the room is guessed of a chunk that is not drawn yet
 const LEVELS = 9;
 
 /** Each colouring: its name, the number at a token, whether it has two sides, and whether its levels go by the root. */
@@ -89,7 +90,7 @@ export function ribbon({ record, window, query }) {
   for (let start = 0; start < total; start += CHUNK) {
     const chunk = { start, end: Math.min(total, start + CHUNK), filled: false, element: h("span", { class: "chunk" }) };
     const stands = window.ids.slice(chunk.start, chunk.end).reduce((sum, id) => sum + (record.tokens[id]?.[0].length || 4), 0);
-    chunk.element.append(h("span", { class: "unread" }, " ".repeat(1), "▁ ".repeat(Math.ceil(stands / 2))));
+    chunk.element.append(h("span", { class: "unread", style: { height: `${Math.ceil(stands / LINE) * 1.75}em` } }));
     chunk.element.chunk = chunk;
     chunks.push(chunk);
     seen.observe(chunk.element);
@@ -125,8 +126,8 @@ export function ribbon({ record, window, query }) {
     for (const [name, values] of Object.entries(window.values)) {
       if (values[place] !== null && values[place] !== undefined) rows.push([name.replaceAll("_", " "), name.endsWith("clipped") ? (values[place] ? "yes" : "no") : number(values[place], 5)]);
     }
-    const gap = possible.find((one) => one.key === "gap");
-    if (gap && window.mask[place]) rows.push(["gap", number(gap.values()[place], 4)]);
+    const { logprobs, trainer_logprobs } = window.values;
+    if (window.mask[place] && logprobs?.length && (trainer_logprobs?.[place] ?? null) !== null) rows.push(["gap", number(trainer_logprobs[place] - logprobs[place], 4)]);
     replace(details, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
   };
   body.addEventListener("mouseover", (event) => {
