@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.agent_loop.observer import Observers
+from agentrl.agent_loop.privilege import Privilege, with_privilege
 from agentrl.agent_loop.tool_calls import answer_to, record_calls, record_of, run_calls
 from agentrl.chat import AssistantMessage, Chat, Drift, ParsedCall
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -30,8 +31,10 @@ from agentrl.engines.contract import (
     SamplingParams,
     check_generation,
 )
+from agentrl.engines.recorded import GENERATIONS, TimedGeneration, request_key
 from agentrl.errors import DataError, UserError
 from agentrl.interaction import Interaction
+from agentrl.system.answers import Answers
 from agentrl.system.json_value import JSON
 from agentrl.system.threads import beside_loop
 from agentrl.system.user_code import Code
@@ -54,6 +57,8 @@ class LoopContext:
     interactions: dict[str, Interaction]
     limits: LoopLimits
     observers: Observers = field(default_factory=Observers)
+    privilege: Privilege | None = None
+    """Makes the text that a row's privileged teacher is shown; None where no teacher is privileged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,9 @@ class AgentLoop(ABC):
     takes_interactions: ClassVar[bool] = False
     """True: the loop asks the row's interaction for user turns. Under any other loop a row that names one is
     refused."""
+    after_kill: ClassVar[Literal["answers", "none"]] = "answers"
+    """answers: when the run was killed, `run` runs again from its start and is given what engine, tools and
+    interactions had answered; what else it does is done again. none: the trajectory begins anew."""
     takes_images: ClassVar[bool] = True
     """True: images in a row's prompt reach the model. Under any other loop a row with images is refused."""
 
@@ -132,6 +140,8 @@ class Episode:
     seed: int
     session: str
     """Name of this try at the engine."""
+    answers: Answers | None = None
+    """Answers to the trajectory's calls, where they are taken down for the case of a kill."""
     waiting_for: str = "start"
     """Current activity of the episode; a time-out quotes it."""
     tools: Sequence[ToolSchema] | None = None
@@ -183,6 +193,7 @@ class Episode:
             params=self.params,
             seed=seed_of(self.seed, "branch", number),
             session=f"{self.session}.{number}",
+            answers=self.answers,
             trunk=self.trunk or self,
         )
         self.branches.append(branch)
@@ -203,20 +214,25 @@ class Episode:
         """
         chat = self.context.chat
 
-        def write() -> tuple[list[int], list[PlacedImage]]:
+        def write() -> tuple[list[int], list[PlacedImage], list[int]]:
             ids = chat.render(messages, tools or None)
-            return ids, self._first_images(ids, messages)
+            return ids, self._first_images(ids, messages), self._teacher_prompt(messages, tools)
 
-        ids, images = await beside_loop(size_of(messages), write)
+        ids, images, told = await beside_loop(size_of(messages), write)
         kept = ids if images or self.trajectory.transcripts else self.context.limits.cut_prompt(ids)
-        self._open(kept, images, messages, tools)
+        self._open(kept, images, messages, tools, told)
         self.inside_turn = len(kept) < len(ids)  # no template could render what was cut
 
     def start_ids(
         self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
     ) -> None:
         """Open a transcript as `start` does, where the prompt's tokens are known, e.g. another transcript's."""
-        self._open(ids, self._first_images(ids, messages), messages, tools)
+        self._open(ids, self._first_images(ids, messages), messages, tools, self._teacher_prompt(messages, tools))
+
+    def _teacher_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        """Render the messages as a privileged teacher is shown them; empty where it is shown no more than these."""
+        text = None if self.context.privilege is None else self.context.privilege(self.sample)
+        return [] if text is None else self.context.chat.render(with_privilege(messages, text), tools or None)
 
     def _first_images(self, ids: Sequence[int], messages: Sequence[Message]) -> list[PlacedImage]:
         try:
@@ -230,6 +246,7 @@ class Episode:
         images: Sequence[PlacedImage],
         messages: Sequence[Message],
         tools: Sequence[ToolSchema] | None,
+        teacher_prompt: Sequence[int],
     ) -> None:
         if self.index >= 0:
             self.earlier.append(replace(self))
@@ -237,7 +254,7 @@ class Episode:
             self.seed = seed_of(self.seed, "transcript", len(self.earlier))
             self.inside_turn = False
         self.tools = tools or None
-        transcript = Transcript()
+        transcript = Transcript(teacher_prompt=list(teacher_prompt))
         transcript.append_prompt(ids, images)
         self.index = len(self.trajectory.transcripts)
         self.trajectory.transcripts.append(transcript)
@@ -316,6 +333,20 @@ class Episode:
         `session` names the request's cache at the engine. Raises EngineError, RequestError.
         """
         self.waiting_for = f"the engine (turn {self.assistant_turns + 1}, {len(ids)} tokens)"
+        ask = partial(self._ask_engine, ids, params, session, images)
+        if self.answers is None:
+            answer = await ask()
+        else:
+            key = request_key(ids, params, images)
+            answer = await self.answers.of(f"engine, as {session}", key, ask, GENERATIONS, strict=True)
+        self.generate_seconds += answer.seconds
+        self.cached_tokens += answer.generation.cached_tokens
+        self.prompt_tokens += len(ids)
+        return answer.generation
+
+    async def _ask_engine(
+        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage]
+    ) -> TimedGeneration:
         begun = time.monotonic()
         given = {"images": images} if images else {}
         try:
@@ -325,10 +356,7 @@ class Episode:
         except Exception as error:  # of the engine, and not of the loop that asked it
             raise EngineError(f"{type(error).__name__}: {error}") from error
         check_generation(generation)
-        self.generate_seconds += time.monotonic() - begun
-        self.cached_tokens += generation.cached_tokens
-        self.prompt_tokens += len(ids)
-        return generation
+        return TimedGeneration(generation, time.monotonic() - begun)
 
     async def observe(self, messages: Sequence[Message]) -> bool:
         """Append tool answers or user turns and a new generation prompt. Returns whether there is room to go on.
@@ -387,7 +415,9 @@ class Episode:
             async with trunk.opening:
                 if trunk.tool_session is None:  # another branch may have opened them meanwhile
                     kwargs = self.sample.tools_kwargs
-                    trunk.tool_session = await self.context.tools.open(trunk.session, kwargs, images=images)
+                    trunk.tool_session = await self.context.tools.open(
+                        trunk.session, kwargs, images=images, answers=trunk.answers
+                    )
         return trunk.tool_session
 
     async def close_tools(self) -> None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import numbers
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from agentrl.agent_loop.base import Episode
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse, ask
+from agentrl.system.answers import Codec, answered, as_json
 from agentrl.system.deadline import within
 from agentrl.system.user_code import user_code
 from agentrl.trajectory import Message
 from agentrl.trajectory.picture import joined
+
+OPENINGS: Codec[str | None] = Codec(as_json, json.loads)
+RESPONSES: Codec[InteractionResponse] = Codec(
+    lambda answer: as_json(asdict(answer)), lambda content: InteractionResponse(**json.loads(content))
+)
+SCORES: Codec[float | None] = Codec(as_json, json.loads)
 
 
 @dataclass(slots=True)
@@ -38,20 +46,27 @@ class Dialogue:
             yield Dialogue(episode, None)
             return
         interaction = _find(episode, kwargs.pop("name", None))
-        timeout = episode.context.limits.call_timeout
+        timeout, who = episode.context.limits.call_timeout, f"interaction {interaction.name}"
 
         async def finalize() -> None:
             async with within(timeout):
                 await ask(interaction, "finalize_interaction", episode.session)
 
-        episode.waiting_for = f"interaction {interaction.name}"
+        episode.waiting_for = who
         async with within(timeout):
             await ask(interaction, "start_interaction", episode.session, **kwargs)
         try:
             dialogue = Dialogue(episode, interaction)
             yield dialogue
             async with within(timeout):
-                score = await ask(interaction, "calculate_score", episode.session)
+                score = await answered(
+                    episode.answers,
+                    who,
+                    "calculate_score",
+                    None,
+                    lambda: ask(interaction, "calculate_score", episode.session),
+                    SCORES,
+                )
         except BaseException:
             with contextlib.suppress(Exception):  # a fault at the end must not hide the first one, or a cancellation
                 await finalize()
@@ -67,10 +82,17 @@ class Dialogue:
 
         Its text stands in the prompt's last message where this is the user's already, else in a new one.
         """
-        if self.interaction is None:
+        if (interaction := self.interaction) is None:
             return prompt
         async with within(self.episode.context.limits.call_timeout):
-            text = await ask(self.interaction, "open_dialogue", self.episode.session, list(prompt))
+            text = await answered(
+                self.episode.answers,
+                f"interaction {interaction.name}",
+                "open_dialogue",
+                prompt,
+                lambda: ask(interaction, "open_dialogue", self.episode.session, list(prompt)),
+                OPENINGS,
+            )
         if text is None:
             return prompt
         self.episode.state = text
@@ -81,13 +103,20 @@ class Dialogue:
 
     async def respond(self) -> InteractionResponse | None:
         """Ask for the answer to the last assistant turn, and set that turn's reward; None when the dialogue is over."""
-        if self.interaction is None:
+        if (interaction := self.interaction) is None:
             return None
         episode, trajectory = self.episode, self.episode.trajectory
-        episode.waiting_for = f"interaction {self.interaction.name}"
+        episode.waiting_for = f"interaction {interaction.name}"
         turn = trajectory.turns[-1]  # now: a branch may add turns of its own meanwhile
         async with within(episode.context.limits.call_timeout):
-            answer = await ask(self.interaction, "generate_response", episode.session, list(episode.messages))
+            answer = await answered(
+                episode.answers,
+                episode.waiting_for,
+                "generate_response",
+                episode.messages,
+                lambda: ask(interaction, "generate_response", episode.session, list(episode.messages)),
+                RESPONSES,
+            )
         self.turns += 1
         score = float(answer.score)
         self.turn_score += score

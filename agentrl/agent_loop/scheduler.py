@@ -20,7 +20,8 @@ from agentrl.agent_loop.base import CURRENT_EPISODE, AgentLoop, Episode, LoopCon
 from agentrl.agent_loop.limits import seed_of
 from agentrl.engines.contract import RequestError, SamplingParams
 from agentrl.errors import CodeError, UserError
-from agentrl.reward import RewardManager, score_all
+from agentrl.reward import RewardManager, score_all, score_once
+from agentrl.system.answers import Answers
 from agentrl.system.deadline import Clock
 from agentrl.system.numbers import finite, number_of
 from agentrl.system.quota import run_concurrently
@@ -61,6 +62,8 @@ class Request:
     """See `Trajectory.baseline`; it is scored apart from the others of its prompt."""
     on_begin: Callable[[], None] | None = None
     """Called when it has a place and begins; nothing of it was asked of the engine before."""
+    answers: Answers | None = None
+    """See `Episode.answers`."""
 
 
 @dataclass(slots=True)
@@ -134,7 +137,7 @@ class Scheduler:
         if self.reward is not None and self.reward.by_group:
             await self._score_with_group(self.reward, request, trajectory, group)
         elif self.reward is not None:
-            await self._score(self.reward, [trajectory], request)
+            await self._score(self.reward, [trajectory], request, request.answers)
         self.context.observers.on_end(trajectory)
         if (error := self.context.observers.take_error(request.uid)) is not None:
             self._handle_code_error(error, request, OBSERVER_ADVICE, NOT_OBSERVED)
@@ -151,28 +154,41 @@ class Scheduler:
             await group.scored.wait()
             return
         try:
-            await self._score(reward, [group.ended[one.uid] for one in group.requests], request)
+            trajectories = [group.ended[one.uid] for one in group.requests]
+            await self._score(reward, trajectories, request, group.requests[0].answers)
         finally:
             group.scored.set()
 
-    async def _score(self, reward: RewardManager, trajectories: Sequence[Trajectory], request: Request) -> None:
+    async def _score(
+        self, reward: RewardManager, trajectories: Sequence[Trajectory], request: Request, answers: Answers | None
+    ) -> None:
         without = (Status.FAILED, Status.TIMEOUT, Status.ABORTED)
         # One that has a score has it from its loop.
         ended = [one for one in trajectories if one.status not in without and one.score is None]
         try:
-            await score_all(reward, ended, request.sample)
+            if answers is None or not ended:
+                await score_all(reward, ended, request.sample)
+            else:
+                await score_once(answers, reward, ended, request.sample)
         except CodeError as error:
             self._handle_code_error(error, request)
 
     async def _with_retries(self, request: Request) -> Trajectory:
-        causes: list[str] = []
+        answers = request.answers
+        causes: list[str] = [] if answers is None else list(answers.causes)
         while True:
             trajectory, again = await self._try(request, len(causes))
+            if answers is not None and answers.mismatch is not None:
+                answers.begin_anew(answers.mismatch)
+                causes.clear()
+                continue
             if not again or len(causes) >= self.max_retries:
                 trajectory.metrics["retries"] = float(len(causes))
                 trajectory.metrics |= {f"retries/{cause}": float(causes.count(cause)) for cause in causes}
                 return trajectory
             causes.append((trajectory.failure or "").partition(":")[0].strip())
+            if answers is not None:
+                answers.failed(causes[-1])
             warnings.warn(f"trajectory {request.uid}", f"{trajectory.failure}; try {len(causes) + 1}")
 
     async def _try(self, request: Request, attempt: int) -> tuple[Trajectory, bool]:
@@ -192,6 +208,7 @@ class Scheduler:
             params=request.params,
             seed=seed_of(request.seed, attempt),
             session=f"{request.uid}.{attempt}",
+            answers=request.answers,
         )
         self.running[episode.session] = episode
         CURRENT_EPISODE.set(episode)
@@ -200,7 +217,8 @@ class Scheduler:
             if request.count_drift and trajectory.status is Status.COMPLETED:
                 await episode.count_drift()
         except CodeError as error:
-            self._handle_code_error(error, request)
+            if request.answers is None or request.answers.mismatch is None:  # else: a loop that caught what told it so
+                self._handle_code_error(error, request)
             fail(trajectory, error)
             return trajectory, False
         except (UserError, RequestError) as error:
@@ -223,6 +241,8 @@ class Scheduler:
                 try:
                     await await_user_code(name, loop.code, lambda: loop.run(episode), passing=(RequestError,))
                 except BaseException:
+                    if episode.answers is not None:
+                        episode.answers.stop()
                     if episode.tool_session is not None:
                         with suppress(Exception):  # a fault at the end must not hide the first one
                             await episode.tool_session.close()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.columns import EstimatorColumns
+from agentrl.algorithms.distillation import teacher_logprobs
 from agentrl.algorithms.groups import Groups
 from agentrl.algorithms.ragged import segment_sum
 from agentrl.config.declaration import Extra, declaration_of
@@ -77,7 +78,13 @@ def estimator_columns(batch: RaggedBatch, n: int, declared: Collection[Extra] = 
         state=optional("state"),
         greedy_rewards=optional("greedy_rewards"),
         correction=batch.correction,
+        teacher_logprobs=teacher_logprobs(batch) if "teacher_logprobs" in declared else None,
     )
+
+
+def reads_teacher(config: AlgorithmConfig) -> bool:
+    """Say whether the estimator itself makes something of the teachers' log-probs."""
+    return "teacher_logprobs" in declaration_of(ADVANTAGE_ESTIMATORS.get(config.adv_estimator)).columns
 
 
 def zero_advantage_sequences(batch: RaggedBatch) -> list[int]:

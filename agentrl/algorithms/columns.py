@@ -34,6 +34,7 @@ class EstimatorColumns:
     numbers: Sequence[Mapping[str, float]] | None = None
     """By sequence, the numbers that its trajectory's scorer gave, `score` among them."""
     correction: Tensor | None = None  # [T] float32, the token's weight in the loss, where there is one
+    teacher_logprobs: Tensor | None = None  # [T] float32, the teacher's; NaN where the token has none
 
 
 class Advantages(NamedTuple):

@@ -14,6 +14,7 @@ policy did not sample is never read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -51,8 +52,17 @@ def sampled_logprobs(batch: RaggedBatch) -> Tensor:
     return torch.where(taught(batch), of_samples, 0.0)
 
 
-def with_teacher_advantages(batch: RaggedBatch, config: DistillationConfig) -> tuple[RaggedBatch, dict[str, float]]:
+def teacher_logprobs(batch: RaggedBatch) -> Tensor:
+    """Take the teacher's log-prob of each sampled token, [T] float32; NaN where there is none."""
+    return torch.where(taught(batch), sampled_logprobs(batch), math.nan)
+
+
+def with_teacher_advantages(
+    batch: RaggedBatch, config: DistillationConfig, *, mixed: bool = True
+) -> tuple[RaggedBatch, dict[str, float]]:
     """Mix the teacher into the advantages, where the config asks for that. Returns the batch and metrics.
+
+    Not `mixed`: the advantages stay as they are, for their estimator has read the teacher.
 
     A = policy_loss_coef * A - coef * k(log p_S - log p_T), where k is the estimator, cut off at max_divergence; with k1
     it is the advantage of MiMo-V2-Flash (arXiv:2601.02780): each token answers for its own log-ratio alone. Metrics:
@@ -67,7 +77,7 @@ def with_teacher_advantages(batch: RaggedBatch, config: DistillationConfig) -> t
         "distill/kl": masked_mean(ratio.double(), told).item(),
         "distill/taught_fraction": told.sum().item() / max(int(batch.mask.sum()), 1),
     }
-    if config.in_loss:
+    if config.in_loss or not mixed:
         return batch, metrics
     penalty = torch.where(told, bounded(kl_penalty(ratio, torch.zeros_like(ratio), config.estimator), config), 0.0)
     return replace(batch, advantages=config.policy_loss_coef * batch.advantages - config.coef * penalty), metrics

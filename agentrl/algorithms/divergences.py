@@ -14,11 +14,23 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 
-def forward_kl(student: Tensor, teacher: Tensor) -> Tensor:
+class ForwardKLOptions(BaseModel):
+    """`divergence_options.*` of forward_kl."""
+
+    min_logprob: float | None = Field(None, lt=0)
+    """Log-probs below count as it, the policy's then without a gradient; null: none."""
+
+
+WHOLE = ForwardKLOptions()
+
+
+def forward_kl(student: Tensor, teacher: Tensor, options: ForwardKLOptions = WHOLE) -> Tensor:
     """KL(teacher || student) = sum of p_T (log p_T - log p_S), which covers whatever the teacher may say.
 
     student and teacher [R, V]: log-probs; the result is [R].
     """
+    if options.min_logprob is not None:
+        student, teacher = (one.clamp(min=options.min_logprob) for one in (student, teacher))
     return (teacher.exp() * (teacher - student)).sum(-1)
 
 

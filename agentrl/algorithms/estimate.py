@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentrl.algorithms.advantages import compute_advantages, group_counts, zero_advantage_sequences
+from agentrl.algorithms.advantages import compute_advantages, group_counts, reads_teacher, zero_advantage_sequences
 from agentrl.algorithms.distillation import with_teacher_advantages
 from agentrl.algorithms.kl import apply_kl_to_rewards
 from agentrl.algorithms.ragged import observed, segment_sum
@@ -75,7 +75,7 @@ def estimate(
         metrics["group/groups_without_greedy"] = float(len(set(prompts) - greedy_rewards.keys()))
     batch = compute_advantages(batch, config, n, numbers)
     if distillation is not None:
-        batch, of_teacher = with_teacher_advantages(batch, distillation)
+        batch, of_teacher = with_teacher_advantages(batch, distillation, mixed=not reads_teacher(config))
         metrics |= of_teacher
     metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch, n).items()}
     assert batch.advantages is not None and batch.returns is not None

@@ -33,7 +33,8 @@ class PolicyModel(nn.Module):
     """Log-probs of tokens under `base`, a causal language model.
 
     With `autocast` the forward pass computes in bfloat16 on float32 weights. `lora`: the adapters in `base`. `group`:
-    the ranks that split the tokens of each forward pass; all must be given the same tokens.
+    the ranks that split the tokens of each forward pass; all must be given the same tokens. `experts`: what
+    `follow_routes` gave for `base`.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class PolicyModel(nn.Module):
         autocast: bool = False,
         lora: Lora | None = None,
         group: dist.ProcessGroup | None = None,
+        experts: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.base = base
         self.lora = lora
+        self.experts = experts
         self.autocast = autocast
         self._group = group
 
@@ -62,6 +65,8 @@ class PolicyModel(nn.Module):
         compare: Compare | None = None,
         images: Images | None = None,
         experts: torch.Tensor | None = None,
+        with_experts: bool = False,
+        with_router: bool = False,
     ) -> TokenScores:
         """Score tokens as `token_logprobs` does; ids [T] int64, offsets [N + 1] int64, needed [T] bool, experts
         [T, L, k] of an integer type.
@@ -79,6 +84,8 @@ class PolicyModel(nn.Module):
                 needed=needed,
                 images=images,
                 experts=experts,
+                with_experts=with_experts,
+                with_router=with_router,
                 group=self._group,
             )
         return scores if nothing is None else scores._replace(logprobs=scores.logprobs + nothing)
@@ -145,7 +152,7 @@ def load_policy(
     device: str | torch.device,
     seed: int,
     freeze_vision_tower: bool = False,
-    replays_experts: bool = False,
+    follows_routes: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> PolicyModel:
     """Load the policy to be trained, with adapters drawn by `seed` if the config has them. Raises ConfigError.
@@ -161,14 +168,13 @@ def load_policy(
     )
     if freeze_vision_tower:
         freeze_vision(base)
-    if replays_experts:
-        follow_routes(base)
+    experts = follow_routes(base) if follows_routes else None
     lora = None
     if config.lora_rank:
         from agentrl.model.lora import Lora  # peft costs half a second
 
         lora = Lora(base, config, seed)
-    return PolicyModel(base, autocast=config.dtype == "bfloat16", lora=lora, group=group)
+    return PolicyModel(base, autocast=config.dtype == "bfloat16", lora=lora, group=group, experts=experts)
 
 
 class ValueModel(nn.Module):

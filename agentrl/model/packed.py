@@ -275,19 +275,20 @@ def stored_hidden_states(
     offsets: torch.Tensor,
     images: Images | None,
     group: dist.ProcessGroup | None = None,
-    experts: torch.Tensor | None = None,
+    routes: Routes | None = None,
 ) -> tuple[torch.Tensor, PackedLayout, Slice]:
     """Compute the hidden states of stored tokens, each common beginning once.
 
     ids [T] int64, offsets [N + 1] int64. With a `group`, whose ranks all must call it, each rank has a slice of the
-    stored tokens. `experts`: as in `token_logprobs`.
+    stored tokens. `routes`: of a model that has been given to `follow_routes`; they are placed.
 
     Returns the hidden states [width, H] of this rank's slice, the layout, and the slice. Raises ConfigError when a
     sequence is too long.
     """
     placed = None
     names = ids if images is None else told_apart(ids, *image_rows(images, offsets))
-    layout = make_layout(names if experts is None or ids.is_cuda else with_experts(names, experts), offsets)
+    experts = None if routes is None else routes.given
+    layout = make_layout(names if experts is None or ids.is_cuda else named_apart(names, experts), offsets)
     _check_length(model, layout)
     positions = layout.positions
     if images is not None:
@@ -297,14 +298,13 @@ def stored_hidden_states(
         mine = part.holds(placed.places)
         placed = replace(placed, places=placed.places[mine] - part.first, which=placed.which[mine])
     attention = part.attention(PackedAttention(layout))
-    routes = None
-    if experts is not None:
-        routes = Routes(part.cut(experts[layout.stored].movedim(0, -1)).movedim(-1, 0))
+    if routes is not None:
+        routes.place(layout, part)
     row = part.cut(ids[layout.stored])
     return forward_packed(model, row, part.cut(positions), attention, placed, routes), layout, part
 
 
-def with_experts(ids: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+def named_apart(ids: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
     """Number tokens so that only those with equal ids and equal experts look equal.
 
     ids [T] int64, experts [T, L, k] of an integer type -> [T] int64.
@@ -391,6 +391,8 @@ def token_logprobs(
     chunk_tokens: int | None = None,
     images: Images | None = None,
     experts: torch.Tensor | None = None,
+    with_experts: bool = False,
+    with_router: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> TokenScores:
     """Compute log p(ids[t] | the tokens before it in its sequence) under softmax(logits / temperature), and on request
@@ -405,13 +407,17 @@ def token_logprobs(
         images: of the sequences, if they have any.
         experts: [T, L, k] of an integer type, the k experts of each token in the model's L layers with experts, which
             has been given to `follow_routes`; None: as the routers choose.
+        with_experts: give the experts of each token in such a model. with_router: what its routers' losses read.
         group: the ranks that split the tokens; all must call it with the same, and all get the whole result.
 
     Returns:
         numbers of the distribution that ids[t] was drawn from; 0 where not needed and at each sequence's first token.
         Differentiable in the weights.
     """
-    chosen, places, part = predicting_states(model, ids, offsets, needed, images, group, experts)
+    routes = None
+    if with_experts or with_router or experts is not None:
+        routes = Routes(experts, with_sums=with_router)
+    chosen, places, part = predicting_states(model, ids, offsets, needed, images, group, routes)
     size = chunk_tokens or chunk_size(model, chosen)
     single = len(places) <= size
     parts = []
@@ -422,13 +428,21 @@ def token_logprobs(
         parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
     scores = torch.cat(parts, dim=1)
     spread = torch.zeros(len(scores), len(ids), dtype=torch.float32, device=ids.device).index_copy(1, places, scores)
-    rows_of = iter([row.clone() for row in part.sum_over_ranks(spread)])  # FSDP warns of views
-    return TokenScores(
-        next(rows_of),
-        next(rows_of) if with_entropy else None,
-        next(rows_of) if with_squared_probs else None,
-        next(rows_of) if compare is not None else None,
+    rows = part.sum_over_ranks(spread)
+    is_compared = compare is not None
+    found = _named(rows, entropy=with_entropy, squared_probs=with_squared_probs, divergence=is_compared)
+    if routes is None:
+        return found
+    return found._replace(
+        experts=routes.of_tokens() if with_experts else None, router=routes.sums() if with_router else None
     )
+
+
+def _named(rows: torch.Tensor, **asked: bool) -> TokenScores:
+    """Name rows [R, T]: the log-probs, and in order what is asked for beside them."""
+    names = ["logprobs", *(name for name, is_asked in asked.items() if is_asked)]
+    # Copies, as FSDP warns of views.
+    return TokenScores(**{name: row.clone() for name, row in zip(names, rows, strict=True)})
 
 
 def predicting_states(
@@ -438,13 +452,13 @@ def predicting_states(
     needed: torch.Tensor | None,
     images: Images | None,
     group: dist.ProcessGroup | None,
-    experts: torch.Tensor | None = None,
+    routes: Routes | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, Slice]:
     """Compute the last hidden states from which the needed tokens are predicted. See `token_logprobs`.
 
     Returns the states [M, H] of those that this rank's slice holds, the places [M] int64 of their tokens, the slice.
     """
-    hidden, layout, part = stored_hidden_states(model, ids, offsets, images, group, experts)
+    hidden, layout, part = stored_hidden_states(model, ids, offsets, images, group, routes)
     # A sequence's first token is predicted by nothing; token t of the rest is predicted by the state before it.
     wanted = torch.ones_like(ids, dtype=torch.bool) if needed is None else needed.clone()
     wanted[offsets[:-1].to(ids.device)] = False

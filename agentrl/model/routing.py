@@ -1,9 +1,9 @@
 """The experts of a mixture that tokens are sent to: recorded in one forward pass, replayed in another.
 
 A tiny difference of two kernels, or of two versions of the weights, can swap two experts that a router finds about
-equally good, and the token's log-prob then is that of another network. With replay (R3, arXiv:2510.11370) the trainer
-sends each token to the experts that it was sent to when it was sampled; how much each counts, the gate value, is still
-the router's own, and has a gradient.
+equally good, and the token's log-prob then is that of another network. With replay the update sends each token to the
+experts that it was sent to when the policy before the update read it (R2), or already when it was sampled (R3,
+arXiv:2510.11370); how much each counts, the gate value, is still the router's own, and has a gradient.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
+from agentrl.model.layout import PackedLayout
+from agentrl.model.ulysses import Slice
 from agentrl.parallel.shard import decoder_layers
 
 ROUTES = "agentrl_routes"
@@ -25,38 +27,82 @@ ROUTES = "agentrl_routes"
 
 
 class Routes:
-    """The experts of P tokens in each of L layers with experts, k each.
+    """The experts of the P tokens of a forward pass in each of L layers with experts, k each.
 
-    Made without `replayed` it records what routers choose; else they choose what it says.
+    Made without `given` it records what routers choose; else they choose what it says.
     """
 
-    def __init__(self, replayed: torch.Tensor | None = None) -> None:
-        """replayed: [P, L, k] of an integer type, on the model's device."""
-        self.replayed = replayed
+    def __init__(self, given: torch.Tensor | None = None, *, with_sums: bool = False) -> None:
+        """given: [T, L, k] of an integer type, on the model's device, of the tokens of a batch; see `place`.
+
+        with_sums: keep what `sums` reads.
+        """
+        self.given, self.with_sums = given, with_sums
+        self._logits: dict[int, tuple[torch.Tensor, bool]] = {}
+        self._replayed: torch.Tensor | None = None
+        self._layout: PackedLayout | None = None
+        self._part: Slice | None = None
         self._chosen: dict[int, torch.Tensor] = {}
         self._experts = 0
 
+    def place(self, layout: PackedLayout, part: Slice) -> None:
+        """Say which of the T tokens of a batch the P tokens of the forward pass are."""
+        self._layout, self._part = layout, part
+        if self.given is not None:
+            self._replayed = part.cut(self.given[layout.stored].movedim(0, -1)).movedim(-1, 0)
+
     def of(self, layer: int) -> torch.Tensor | None:
         """Return the experts [P, k] int64 that are to be chosen in a layer; None: the router's own choice."""
-        return None if self.replayed is None else self.replayed[:, layer].long()
+        return None if self._replayed is None else self._replayed[:, layer].long()
 
     def note(self, layer: int, chosen: torch.Tensor, experts: int) -> None:
         """Record the experts [P, k] int64 that were chosen of so many."""
         self._chosen[layer] = chosen
         self._experts = max(self._experts, experts)
 
+    def note_logits(self, layer: int, logits: torch.Tensor, *, independent: bool) -> None:
+        """Record a router's logits [P, E]. independent: each expert has a probability of its own, by a sigmoid."""
+        self._logits[layer] = logits, independent
+
+    def sums(self) -> torch.Tensor:
+        """Sum over the T tokens of the batch that was placed: [L, E + 1] float32 (`TokenScores.router`)."""
+        assert self._layout is not None and self._part is not None, "place was called"
+        times = torch.bincount(self._layout.expand, minlength=len(self._layout.stored))  # beginnings may be shared
+        weight = self._part.cut(times)[:, None]
+        rows = []
+        for layer in sorted(self._logits):
+            logits, independent = self._logits[layer]
+            logits = logits.float()
+            scores = logits.sigmoid() if independent else logits.softmax(-1)
+            probabilities = scores / scores.sum(-1, keepdim=True) if independent else scores
+            squares = logits.logsumexp(-1, keepdim=True).square()
+            rows.append((weight * torch.cat([probabilities, squares], dim=1)).sum(0))
+        return self._part.sum_over_ranks(torch.stack(rows))
+
     def recorded(self) -> torch.Tensor:
         """Return what was chosen, [P, L, k] on the CPU: uint8 where that can number the experts, else int16."""
-        chosen = torch.stack([self._chosen[layer] for layer in sorted(self._chosen)], dim=1)
-        return chosen.to(torch.uint8 if self._experts <= 256 else torch.int16).cpu()
+        return self._small(self._all()).cpu()
+
+    def of_tokens(self) -> torch.Tensor:
+        """Return what was chosen for the T tokens of the batch that was placed, [T, L, k] of these types."""
+        assert self._layout is not None and self._part is not None, "place was called"
+        return self._small(self._part.spread(self._all().movedim(0, -1))[..., self._layout.expand].movedim(-1, 0))
+
+    def _all(self) -> torch.Tensor:
+        """Join what was chosen in all layers, [P, L, k] int64."""
+        return torch.stack([self._chosen[layer] for layer in sorted(self._chosen)], dim=1)
+
+    def _small(self, experts: torch.Tensor) -> torch.Tensor:
+        return experts.to(torch.uint8 if self._experts <= 256 else torch.int16)
 
 
-def follow_routes(model: PreTrainedModel) -> None:
+def follow_routes(model: PreTrainedModel) -> tuple[int, int]:
     """Have the routers of a model follow the `Routes` of each forward pass that has some; before `shard`.
 
-    Raises ConfigError for a model without routers that this can be done with.
+    Returns the number of layers with routers, and of the experts of each. Raises ConfigError for a model without
+    routers that this can be done with.
     """
-    index = 0
+    index = experts = 0
     for layer in decoder_layers(model):
         routers = [module for module in layer.modules() if _is_router(module)]
         if len(routers) > 1:
@@ -64,9 +110,10 @@ def follow_routes(model: PreTrainedModel) -> None:
         for router in routers:
             steered = _Router(router, index)
             layer.register_forward_pre_hook(steered.take, with_kwargs=True)
-            index += 1
+            index, experts = index + 1, max(experts, cast(_Sizes, router).num_experts)
     if not index:
         raise ConfigError(_unfit(model, "no layer has a router with `top_k` of `num_experts` experts"))
+    return index, experts
 
 
 def _is_router(module: nn.Module) -> bool:
@@ -78,9 +125,10 @@ def _is_router(module: nn.Module) -> bool:
 
 def _unfit(model: nn.Module, why: str) -> str:
     return (
-        f"actor_rollout_ref.actor.router_replay.mode=R3: {type(model).__name__} cannot be told which experts to take: "
-        f"{why}. It is for mixtures of experts whose routers choose by torch.topk (Qwen3-MoE, Mixtral, OLMoE, gpt-oss, "
-        "DeepSeek-V3 and alike); set mode=disabled"
+        f"actor_rollout_ref.actor.router_replay.mode: {type(model).__name__} cannot be told which experts to take: "
+        f"{why}. Replay, and losses of routers (strategy_options.moe_aux_loss_coeff, moe_z_loss_coeff), are for "
+        "mixtures of experts whose routers choose by torch.topk (Qwen3-MoE, Mixtral, OLMoE, gpt-oss, DeepSeek-V3 and "
+        "alike); set mode=disabled, and the coefficients to 0"
     )
 
 
@@ -121,6 +169,11 @@ class _Router:
         if choice.chosen is None:
             raise ConfigError(_unfit(router, "its router does not choose by torch.topk"))
         routes.note(self._layer, choice.chosen, experts)
+        if routes.with_sums:
+            logits = result[0] if isinstance(result, tuple) else result
+            if not isinstance(logits, torch.Tensor) or logits.shape != (len(choice.chosen), experts):
+                raise ConfigError(_unfit(router, "its router does not give its logits"))
+            routes.note_logits(self._layer, logits, independent=choice.independent)
         return result
 
 
@@ -131,6 +184,8 @@ class _Choice(TorchFunctionMode):
         super().__init__()
         self._experts, self._k, self._given = experts, k, given
         self.chosen: torch.Tensor | None = None
+        self.independent = False
+        """Scores are sigmoids of logits, not their softmax."""
 
     def __torch_function__(
         self,
@@ -140,6 +195,7 @@ class _Choice(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         result = func(*args, **(kwargs or {}))
+        self.independent = self.independent or func in (torch.sigmoid, torch.Tensor.sigmoid)
         if func not in (torch.topk, torch.Tensor.topk):
             return result
         scores = cast(torch.Tensor, args[0])

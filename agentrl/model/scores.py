@@ -26,3 +26,9 @@ class TokenScores(NamedTuple):
     """[T] float32: sum of the squared probabilities over the vocabulary. None where it was not needed."""
     divergence: torch.Tensor | None = None
     """[T] float32: what a `Compare` gave. None where there was none."""
+    experts: torch.Tensor | None = None
+    """[T, L, k] uint8 or int16: the k experts that each token was sent to in the L layers with experts. None where they
+    were not asked for."""
+    router: torch.Tensor | None = None
+    """[L, E + 1] float32, sums over the T tokens: the probability that the router of each layer gives each of its E
+    experts, and last the square of the logsumexp of its logits. None where they were not asked for."""

@@ -47,14 +47,14 @@ class Slice:
         return (places >= self.first) & (places < self.first + self.width)
 
     def spread(self, part: torch.Tensor) -> torch.Tensor:
-        """Gather the values of all ranks' tokens on every rank: [width] -> [P]. Differentiable."""
+        """Gather the values of all ranks' tokens on every rank: [..., width] -> [..., P]. Differentiable."""
         if self.group is None:
             return part
         row = pad(part, (self.first, self.group.size() * self.width - self.first - self.width))
-        return self.sum_over_ranks(row[: self.size])
+        return self.sum_over_ranks(row[..., : self.size])
 
     def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum values [T] or [S, T], zero except at this rank's tokens, over the ranks. Differentiable."""
+        """Sum values [..., T], zero except at this rank's tokens, over the ranks. Differentiable."""
         return values if self.group is None else _SumOverRanks.apply(values, self.group)
 
     def attention(self, whole: AttentionLayout) -> AttentionLayout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, Self
@@ -9,6 +10,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from agentrl.trajectory.images import Images
+from agentrl.trajectory.teacher_prompts import TeacherPrompts
 
 _TOKEN = {"kind": "token"}
 _SEQUENCE = {"kind": "sequence"}
@@ -92,7 +94,7 @@ class RaggedBatch:
     policies: tuple[str, ...]
     """Names; `version` counts each policy's weights apart."""
     state: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, a hash; -1 where mask is False
-    experts: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T, L, k] uint8 or int16, the engine's
+    experts: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T, L, k] uint8 or int16, to replay
     old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, before the update
     ref_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the reference policy's
     values: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the critic's
@@ -113,6 +115,8 @@ class RaggedBatch:
     row: torch.Tensor | None = field(default=None, metadata=_SEQUENCE)  # [N] int64, in the batch of the whole step
     images: Images | None = None
     """The images of all sequences; None where there are none."""
+    teacher_prompts: TeacherPrompts | None = None
+    """Prompts that a privileged teacher reads; None where no teacher is."""
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1
@@ -174,6 +178,8 @@ class RaggedBatch:
         offsets = [batch.offsets[1:] + end for batch, end in zip(batches, ends, strict=False)]
         changes: dict[str, Any] = {"offsets": torch.cat([batches[0].offsets[:1], *offsets])}
         changes["images"] = Images.concat([(batch.images, len(batch)) for batch in batches])
+        prompts = [batch.teacher_prompts for batch in batches if batch.teacher_prompts is not None]
+        changes["teacher_prompts"] = TeacherPrompts.concat(prompts) if prompts else None
         for item in fields(RaggedBatch):
             if item.metadata and batches[0].has(item.name):
                 changes[item.name] = torch.cat([getattr(batch, item.name) for batch in batches])
@@ -190,11 +196,30 @@ class RaggedBatch:
         changes: dict[str, Any] = {"offsets": offsets}
         if self.images is not None:
             changes["images"] = self.images.select(rows.tolist(), len(self))
+        if self.teacher_prompts is not None:
+            changes["teacher_prompts"] = self.teacher_prompts.select(rows.tolist())
         for item in fields(self):
             value = getattr(self, item.name)
             if value is not None and item.metadata:
                 changes[item.name] = value[take] if item.metadata["kind"] == "token" else value[rows]
         return replace(self, **changes)
+
+    def as_taught(self) -> RaggedBatch:
+        """Put each sequence behind its teacher's prompt, where it has one, in place of the policy's.
+
+        Its sampled tokens are the same, in the same order; of the columns there are ids and mask alone.
+        """
+        prompts = self.teacher_prompts
+        assert prompts is not None, "made where a teacher is privileged"
+        ids, mask = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=torch.bool)]
+        offsets = torch.zeros(len(self) + 1, dtype=torch.int64)
+        for row, (start, end) in enumerate(itertools.pairwise(self.offsets.tolist())):
+            own = torch.from_numpy(prompts.ids[row])
+            behind = slice(start + int(prompts.replaced[row]) if len(own) else start, end)
+            ids += [own, self.ids[behind]]
+            mask += [torch.zeros(len(own), dtype=torch.bool), self.mask[behind]]
+            offsets[row + 1] = offsets[row] + len(own) + end - behind.start
+        return RaggedBatch.unsampled(offsets, torch.cat(ids), torch.cat(mask), self.group, self.trajectory)
 
     def sequence_ids(self) -> torch.Tensor:
         """Index of the sequence that each token belongs to, [T] int64."""

@@ -14,6 +14,7 @@ from agentrl.errors import ConfigError
 from agentrl.trajectory import Outline, Trajectory, Transcript, exclusion
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
+from agentrl.trajectory.teacher_prompts import TeacherPrompts
 
 NO_EXPERTS = torch.zeros(0, dtype=torch.uint8)
 """The experts of no token, which can be joined to those of any."""
@@ -26,6 +27,7 @@ def from_trajectories(
     first: int = 0,
     states: bool = False,
     experts: bool = False,
+    privileged: bool = False,
 ) -> RaggedBatch:
     """Make a batch with one sequence for every transcript that holds policy tokens, in order; it may be empty.
 
@@ -33,7 +35,7 @@ def from_trajectories(
     those that are a `baseline`, and transcripts without policy tokens. `group` is the trajectory's, `trajectory` its
     position in `trajectories`, counted from `first`. `rewards` are those of `token_rewards`, `turn` those of
     `token_turns`, `version` those of `token_versions`, with `states` `state` those of `token_states`, and with
-    `experts` these those of `token_experts`.
+    `experts` these those of `token_experts`. With `privileged` there are the prompts of privileged teachers.
 
     Raises ValueError when a record is unsound: a sampled token of no version or no assistant turn; and ConfigError when
     experts are not told.
@@ -58,6 +60,7 @@ def from_trajectories(
         state=_joined((row.states for row in rows), torch.int64) if states else None,
         experts=_experts(transcripts) if experts else None,
         images=Images.of(item.images for item in transcripts),
+        teacher_prompts=TeacherPrompts.of(transcripts) if privileged else None,
     )
 
 

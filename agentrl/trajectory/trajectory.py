@@ -105,6 +105,8 @@ class Transcript:
     experts: Experts | None = field(default=None, compare=False)
     """[n, L, k] uint8 or int16, the experts of the first n tokens in the L layers that have some, as the engine tells
     them: of all but the last sampled one and what was observed behind it. Not stored with the trajectory."""
+    teacher_prompt: list[int] = field(default_factory=list, compare=False)
+    """Prompt that a privileged teacher reads in this one's place; empty: none. Not stored with the trajectory."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -26,9 +26,11 @@ from agentrl.model.scores import Compare, TokenScores
 from agentrl.runtime.ranks import RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
-Needs = frozenset[Score]
-"""Scores that a loss reads of a forward pass beside the log-probs."""
+Needs = frozenset[Score | Literal["experts", "router"]]
+"""Scores that are read of a forward pass beside the log-probs. With `experts` its routers choose by themselves."""
 Found = TypeVar("Found")
+AUX_LOSS, Z_LOSS = "moe_aux_loss", "moe_z_loss"
+"""Sums that a backend adds to those of the loss: load balance and z-loss of a mixture's routers, unweighted."""
 
 
 Loss = Callable[[Found, RaggedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -180,7 +182,8 @@ class PolicySettings(Settings):
     log_prob_max_tokens: int | None = None
     """Same as `max_tokens`, for forward passes without gradient; None: the same."""
     replays_experts: bool = False
-    """Tokens with `RaggedBatch.experts` are sent to these, log-probs before the update included."""
+    """Tokens with `RaggedBatch.experts` are sent to these, log-probs before the update included; and forward passes
+    tell the experts where they are needed."""
 
 
 PolicyBackendFactory = Callable[[PolicySettings], PolicyBackend]

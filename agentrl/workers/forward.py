@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import torch
@@ -17,14 +17,21 @@ def forward_tokens(
     forward: Callable[[RaggedBatch], torch.Tensor], batch: RaggedBatch, max_tokens: int, device: torch.device
 ) -> torch.Tensor:
     """Run `forward` ([tokens, ...] of a micro-batch) over all of `batch` without gradient: [T, ...] on the CPU."""
+    return forward_columns(lambda micro: [forward(micro)], batch, max_tokens, device)[0]
+
+
+def forward_columns(
+    forward: Callable[[RaggedBatch], Sequence[torch.Tensor]], batch: RaggedBatch, max_tokens: int, device: torch.device
+) -> list[torch.Tensor]:
+    """Do as `forward_tokens` with a function that gives several columns [T, ...] of a micro-batch."""
     plan = micro_batches(batch, max_tokens)
     rounds = max(1, all_max(len(plan), device))  # asked before, as every forward is a call of all ranks, too
     with torch.no_grad():
-        results = [forward(to_device(batch.select(rows), device)).cpu() for rows in plan]
+        results = [[one.cpu() for one in forward(to_device(batch.select(rows), device))] for rows in plan]
         # A rank with fewer micro-batches keeps step by fillers; one with none gets the result's shape from a filler.
         for _ in range(rounds - len(plan)):
-            of_nothing = forward(to_device(filler(batch), device))[:0].cpu()
-    return join_tokens(results, plan, batch) if plan else of_nothing
+            of_nothing = [one[:0].cpu() for one in forward(to_device(filler(batch), device))]
+    return [join_tokens(column, plan, batch) for column in zip(*results, strict=True)] if plan else of_nothing
 
 
 def filler(like: RaggedBatch) -> RaggedBatch:
@@ -37,7 +44,7 @@ def filler(like: RaggedBatch) -> RaggedBatch:
     tensors = {name: value.new_zeros(1, *value.shape[1:]) for name, value in given.items()}
     tensors |= {name: tensors[name] - 1 for name in ("version", "turn", "teacher") if name in tensors}
     tensors["offsets"] = torch.tensor([0, 1])
-    return like.with_fields(**tensors, images=None)
+    return like.with_fields(**tensors, images=None, teacher_prompts=None)
 
 
 def to_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:

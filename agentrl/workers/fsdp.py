@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import BaseModel, Field
 from transformers import PreTrainedTokenizerBase
 
+from agentrl.algorithms.router_losses import expert_counts, router_losses
+from agentrl.errors import ConfigError
 from agentrl.model.export import export_model, export_score_model
 from agentrl.model.heads import ValueModel, freeze_vision, load_policy, make_score_model
 from agentrl.model.scores import Compare, TokenScores
@@ -18,23 +22,52 @@ from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import give_back
 from agentrl.runtime.ranks import RankWeights
 from agentrl.system.json_value import JSON
-from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.backend import CriticBackend, Needs, PolicyBackend, PolicySettings, Settings
-from agentrl.workers.forward import forward_tokens
+from agentrl.trajectory.batch import RaggedBatch, Sequences
+from agentrl.workers.backend import (
+    AUX_LOSS,
+    Z_LOSS,
+    CriticBackend,
+    MiniBatch,
+    Needs,
+    PolicyBackend,
+    PolicySettings,
+    Settings,
+    StepReport,
+)
+from agentrl.workers.forward import forward_columns, forward_tokens
 from agentrl.workers.learner import Learner
+
+
+class FSDPOptions(BaseModel):
+    """Options of fsdp2: losses of a mixture's routers that are added to what the policy learns."""
+
+    moe_aux_loss_coeff: float = Field(0.0, ge=0)
+    """Weight of the load-balancing loss (see `agentrl.algorithms.router_losses`)."""
+    moe_z_loss_coeff: float = Field(0.0, ge=0)
+    """Weight of the mean square of the logsumexp of a router's logits."""
+
+
+NO_OPTIONS = FSDPOptions()
 
 
 class FSDPPolicy(Learner[TokenScores]):
     """Implements `PolicyBackend`: a causal language model of transformers, with adapters if the config has them."""
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: PolicySettings, options: FSDPOptions = NO_OPTIONS) -> None:
         mesh = Mesh(settings.parallel, settings.device)
+        self._options = options
+        self._has_router_losses = options.moe_aux_loss_coeff > 0 or options.moe_z_loss_coeff > 0
+        if self._has_router_losses and settings.use_torch_compile:
+            raise ConfigError(
+                "moe_aux_loss_coeff, moe_z_loss_coeff: they conflict with use_torch_compile=true, as the logits of "
+                "compiled routers cannot be read. Set one of both to 0, or false"
+            )
         self.model = load_policy(
             settings.model,
             device=settings.device,
             seed=settings.seed,
             freeze_vision_tower=settings.freeze_vision_tower,
-            replays_experts=settings.replays_experts,
+            follows_routes=settings.replays_experts or self._has_router_losses,
             group=mesh.sequence,
         )
         super().__init__(self.model, settings, mesh)
@@ -56,23 +89,61 @@ class FSDPPolicy(Learner[TokenScores]):
             with_squared_probs="squared_probs" in needs,
             compare=compare,
             images=micro.images,
-            experts=micro.experts if self._replays_experts else None,
+            experts=self._replayed(micro) if "experts" not in needs else None,
+            with_experts="experts" in needs,
+            with_router="router" in needs,
         )
         return scores
 
     def log_probs(self, batch: RaggedBatch, needs: Needs) -> TokenScores:
-        def scores(micro: RaggedBatch) -> torch.Tensor:
-            """Stack the K scores that are needed: [T, K] float32."""
-            return torch.stack([score for score in self.forward(micro, needs) if score is not None], dim=1)
+        def scores(micro: RaggedBatch) -> list[torch.Tensor]:
+            return [score for score in self.forward(micro, needs) if score is not None]
 
         with self.offload:
-            found = forward_tokens(scores, batch, self.log_prob_max_tokens, self.device)
-        columns = iter([column.contiguous() for column in found.unbind(1)])
-        return TokenScores(
-            next(columns),
-            next(columns) if "entropy" in needs else None,
-            next(columns) if "squared_probs" in needs else None,
-        )
+            found = forward_columns(scores, batch, self.log_prob_max_tokens, self.device)
+        named = ["logprobs", *(name for name in TokenScores._fields if name in needs)]
+        return TokenScores(**dict(zip(named, found, strict=True)))
+
+    def step(self, mini: MiniBatch[TokenScores], step: int) -> StepReport:
+        if not self._has_router_losses:
+            return super().step(mini, step)
+        with self.offload:
+            return super().step(self._with_router_losses(mini), step)
+
+    def _with_router_losses(self, mini: MiniBatch[TokenScores]) -> MiniBatch[TokenScores]:
+        """Add the routers' losses to those of a mini-batch, over all its tokens."""
+        shares, tokens, options = self._shares(mini.sequences), int(mini.sequences.num_tokens), self._options
+
+        def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            """Compute (loss, a scalar; sums for metrics, scalars) from the scores of a micro-batch."""
+            total, seen = mini.loss(found, micro)
+            assert found.router is not None
+            balance, z = router_losses(found.router, shares, tokens)
+            total = total + options.moe_aux_loss_coeff * balance + options.moe_z_loss_coeff * z
+            return total, {**seen, AUX_LOSS: balance.detach(), Z_LOSS: z.detach()}
+
+        return replace(mini, loss=loss, needs=mini.needs | {"router"})
+
+    def _shares(self, sequences: Sequences) -> torch.Tensor:
+        """Find the share of the choices that falls on each expert, [L, E] float32, over all ranks.
+
+        Experts that are replayed are known; else the model goes over the sequences once more, without gradient.
+        """
+        assert self.model.experts is not None
+        mine = self.share_of(sequences)
+        experts = mine.experts if self._replays_experts else None
+        if experts is None:
+            unread = mine.with_fields(mask=torch.zeros_like(mine.mask))  # no vocabulary projection
+            experts = self.log_probs(unread, frozenset({"experts"})).experts
+        assert experts is not None
+        counts = expert_counts(experts, *self.model.experts)
+        total = torch.tensor(self.sum(counts.flatten().double())).view_as(counts)
+        return (total / total.sum(1, keepdim=True).clamp(min=1)).to(self.device, torch.float32)
+
+    def _replayed(self, micro: RaggedBatch) -> torch.Tensor | None:
+        """Return the experts [T, L, k] that tokens are to be sent to; None: as the routers choose."""
+        experts = micro.experts if self._replays_experts else None
+        return None if experts is None or experts.ndim == 1 else experts  # of no sequence, L and k may be unknown
 
     def reference_log_probs(self, batch: RaggedBatch) -> torch.Tensor:
         """Return [T] float32 on the CPU; see `PolicyBackend`."""

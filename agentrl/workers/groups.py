@@ -56,19 +56,29 @@ class TrainableGroup:
 class PolicyGroup(TrainableGroup):
     """The policy that is trained."""
 
-    def __init__(self, ranks: Ranks[PolicyWorker], further_scores: Sequence[Score] = ()) -> None:
-        """further_scores: those that the workers were made with."""
+    def __init__(
+        self, ranks: Ranks[PolicyWorker], further_scores: Sequence[Score] = (), *, records_experts: bool = False
+    ) -> None:
+        """Take the ranks with what their workers were made with: `further_scores`, router_replay.mode=R2."""
         super().__init__(ranks)
         self._ranks = ranks
         self._further_scores = further_scores
+        self._records_experts = records_experts
 
     def keep(self) -> None:
         """Keep the weights as they are, for `log_probs` where the proximal policy is the published one."""
         self._ranks.every(PolicyWorker.keep)
 
     def log_probs(self, batch: Batch) -> tuple[Batch, Numbers]:
-        """Add the columns old_logprobs and `further_scores` [T] float32; the metrics hold actor/entropy in nats."""
-        return self._ranks.add_columns(("old_logprobs", *self._further_scores), PolicyWorker.compute_log_probs, batch)
+        """Add the columns old_logprobs and `further_scores` [T] float32; the metrics hold actor/entropy in nats.
+
+        With router_replay.mode=R2 the column experts [T, L, k], too.
+        """
+        method = PolicyWorker.compute_log_probs
+        batch, metrics = self._ranks.add_columns(("old_logprobs", *self._further_scores), method, batch)
+        if self._records_experts:
+            batch = self._ranks.kept_columns(("experts",), PolicyWorker.of_log_probs, batch)
+        return batch, metrics
 
     def update(
         self,
@@ -140,12 +150,17 @@ class ReferenceGroup:
 class TeacherGroup:
     """The teachers of a distillation."""
 
-    def __init__(self, ranks: Ranks[TeacherWorker]) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks[TeacherWorker] | None, policy: Ranks[PolicyWorker] | None = None) -> None:
+        """policy: where it is a teacher, too; ranks: of the others, where there are some."""
+        self._ranks, self._policy = ranks, policy
 
     def scores(self, batch: Batch) -> Batch:
         """Add the column teacher_scores [T, 1 + X] float32 to a batch with the column teacher."""
-        return self._ranks.add_columns(("teacher_scores",), TeacherWorker.compute_teacher_scores, batch)[0]
+        if self._policy is not None:
+            batch, _ = self._policy.add_columns(("teacher_scores",), PolicyWorker.compute_teacher_scores, batch)
+        if self._ranks is not None:
+            batch, _ = self._ranks.add_columns(("teacher_scores",), TeacherWorker.compute_teacher_scores, batch)
+        return batch
 
 
 class CriticGroup(TrainableGroup):

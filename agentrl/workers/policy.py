@@ -20,7 +20,7 @@ from agentrl.config.declaration import Score
 from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
-from agentrl.config.sections.distillation import DistillationConfig
+from agentrl.config.sections.distillation import POLICY, DistillationConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import TrainingError
 from agentrl.model.scores import TokenScores
@@ -28,9 +28,9 @@ from agentrl.runtime.ranks import Kept, RankWeights
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import Loss, MiniBatch, Needs, PolicySettings
+from agentrl.workers.backend import AUX_LOSS, Z_LOSS, Loss, MiniBatch, Needs, PolicySettings
 from agentrl.workers.plan import update_plan, with_policy_tokens
-from agentrl.workers.teacher import read_heads
+from agentrl.workers.teacher import read_heads, write_scores
 from agentrl.workers.trainable import TrainableWorker, UpdateReport
 
 POLICY_TOKENS = "policy_tokens"
@@ -38,6 +38,7 @@ POLICY_TOKENS = "policy_tokens"
 LOSS_WEIGHT = "loss_weight"
 """The sum of the weights that tokens have in the loss of a mini-batch."""
 ENTROPY: Needs = frozenset({"entropy"})
+EXPERTS: Needs = frozenset({"experts"})
 BY_TOKEN, CORRECTION = "by_token/", "correction/"
 """Marks, among the sums of an update, those that are reported as a mean over the policy tokens with advantage."""
 
@@ -78,6 +79,10 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self.config = actor_config
         self._policy_loss = PolicyLoss.of(actor_config, correction)
         self._teacher_loss: TeacherLoss | None = None
+        self._teaches = [
+            index for index, (_, one) in enumerate(distillation.teachers if distillation else ()) if one.is_policy
+        ]
+        """Indices among the teachers that mean the policy itself."""
         if distillation is not None:
             heads = read_heads(distillation, model_config, device=device, temperature=temperature)
             self._teacher_loss = TeacherLoss.of(distillation, heads)
@@ -87,6 +92,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self._max_response_length = max_response_length
         self._kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         """Rows [n], offsets [n + 1] and columns [T, F] of the last update's micro-batches."""
+        self._experts: Kept | None = None
+        """Experts [T, L, k] that the last `compute_log_probs` sent tokens to, with router_replay.mode=R2."""
         settings = PolicySettings(
             model=model_config,
             optim=actor_config.optim,
@@ -96,7 +103,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             grad_clip=actor_config.grad_clip,
             max_tokens=actor_config.ppo_max_token_len_per_gpu,
             freeze_vision_tower=actor_config.freeze_vision_tower,
-            replays_experts=actor_config.router_replay.mode == "R3",
+            replays_experts=actor_config.router_replay.mode != "disabled",
             param_offload=actor_config.fsdp_config.param_offload,
             use_torch_compile=actor_config.use_torch_compile,
             seed=seed,
@@ -116,9 +123,14 @@ class PolicyWorker(TrainableWorker[TokenScores]):
 
         With k further scores the first is [T, 1 + k]. The entropy is the mean over the policy tokens of all ranks'
         shares, in nats. All of it is of the weights of the last `keep` where the proximal policy is the published one.
+        With router_replay.mode=R2 the experts are kept for `of_log_probs`.
         """
+        records = self.config.router_replay.mode == "R2"
+        needs = ENTROPY.union(self._further_scores, EXPERTS if records else ())
         with self.backend.kept() if self._reads_published else nullcontext():
-            scores = self.backend.log_probs(batch, ENTROPY.union(self._further_scores))
+            scores = self.backend.log_probs(batch, needs)
+        if records:
+            self._experts = kept_experts(scores.experts, batch)
         assert scores.entropy is not None
         entropy, tokens = self.backend.sum(torch.stack([scores.entropy.double().sum(), batch.mask.sum().double()]))
         known = scores._asdict()
@@ -126,12 +138,32 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         found = torch.stack(columns, dim=1) if self._further_scores else scores.logprobs
         return found, {"actor/entropy": entropy / max(tokens, 1.0)}
 
+    def of_log_probs(self) -> Kept:
+        """Return the experts of this rank's sequences in the last `compute_log_probs`, and forget them."""
+        kept, self._experts = self._experts, None
+        assert kept is not None, "it recorded them"
+        return kept
+
     def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Do as `ReferenceWorker.compute_reference_log_probs`, under the model that the adapters were put into.
 
         The first part of the answer is [T] float32.
         """
         return self.backend.reference_log_probs(batch), {}
+
+    def compute_teacher_scores(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
+        """Do as `TeacherWorker.compute_teacher_scores` for the teacher that is the policy as it is now.
+
+        The first part of the answer is [T, 1] float32.
+        """
+        scores = torch.zeros(batch.num_tokens, 1)
+        for index in self._teaches:
+            write_scores(scores, batch, index, POLICY, self._taught_logprobs)
+        return scores, {}
+
+    def _taught_logprobs(self, batch: RaggedBatch) -> torch.Tensor:
+        """Compute the log-probs of the policy tokens, [T, 1] float32."""
+        return self.backend.log_probs(batch.with_fields(experts=None), frozenset()).logprobs[:, None]
 
     def update(
         self,
@@ -166,10 +198,10 @@ class PolicyWorker(TrainableWorker[TokenScores]):
 
         Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
         clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll,
-        actor/observation_nll, actor/teacher_loss and actor/expert_loss (see `agentrl.trainer.grpo`);
-        train/filtered_fraction, the part of the sequences that was not computed; perf/update_tokens, all tokens that
-        the updates went over; train/policy_tokens, those of them that the policy sampled, in the steps taken;
-        train/loss_weight; and `correction_metrics` where the proximal policy is not recomputed.
+        actor/observation_nll, actor/teacher_loss, actor/expert_loss, actor/moe_aux_loss and actor/moe_z_loss (see
+        `agentrl.trainer.grpo`); train/filtered_fraction, the part of the sequences that was not computed;
+        perf/update_tokens, all tokens that the updates went over; train/policy_tokens, those of them that the policy
+        sampled, in the steps taken; train/loss_weight; `correction_metrics` where the proximal policy is another one.
 
         Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
         when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
@@ -284,8 +316,9 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             "teacher_loss": self._teacher_loss is not None,
             "expert_loss": with_expert,
         }
-        terms = {name: name for name in ("pg_loss", *(name for name, on in optional.items() if on))}
         names = list(report.taken[0].sums) if report.taken else []
+        optional |= {name: name in names for name in (AUX_LOSS, Z_LOSS)}
+        terms = {name: name for name in ("pg_loss", *(name for name, on in optional.items() if on))}
         by_token = {name.removeprefix(BY_TOKEN): name for name in names if name.startswith(BY_TOKEN)}
         found = report.metrics("actor", terms, by_token)
         corrections = [name for name in names if name.startswith(CORRECTION)]
@@ -389,6 +422,17 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             return total, seen
 
         return loss
+
+
+def kept_experts(experts: torch.Tensor | None, batch: RaggedBatch) -> Kept:
+    """Name the sequences that experts [T, L, k] are of. Raises TrainingError where the backend told none."""
+    if experts is None:
+        raise TrainingError(
+            "actor_rollout_ref.actor.router_replay.mode=R2: this strategy does not tell which experts tokens are sent "
+            "to (TokenScores.experts); set it to disabled, or take actor_rollout_ref.actor.strategy=fsdp2"
+        )
+    rows = torch.arange(len(batch)) if batch.row is None else batch.row
+    return Kept(rows, batch.offsets, experts)
 
 
 def read_tokens(micro: RaggedBatch) -> torch.Tensor:

@@ -57,11 +57,27 @@ def open_workers(config: Config, device: str, total_steps: int) -> Workers:
         referring = ReferenceGroup(executor.ranks(policy) if own is None else own, own)
     return Workers(
         executor=executor,
-        policy=PolicyGroup(executor.ranks(policy), computed_scores(config)),
+        policy=PolicyGroup(
+            executor.ranks(policy),
+            computed_scores(config),
+            records_experts=config.actor_rollout_ref.actor.router_replay.mode == "R2",
+        ),
         reference=referring,
         critic=None if critic is None else CriticGroup(executor.ranks(critic)),
         reward_model=None if scoring is None else RewardModelGroup(executor.ranks(scoring)),
-        teacher=None if teacher is None else TeacherGroup(executor.ranks(teacher)),
+        teacher=teachers_of(config, executor, policy, teacher),
+    )
+
+
+def teachers_of(
+    config: Config, executor: Executor, policy: Role[PolicyWorker], teacher: Role[TeacherWorker] | None
+) -> TeacherGroup | None:
+    """Join the policy as a teacher, where it is one, and the others; None without any."""
+    teaches_itself = any(one.is_policy for _, one in config.distillation.teachers)
+    if teacher is None and not teaches_itself:
+        return None
+    return TeacherGroup(
+        None if teacher is None else executor.ranks(teacher), executor.ranks(policy) if teaches_itself else None
     )
 
 
@@ -175,8 +191,8 @@ def reference_role(config: Config, device: str) -> Role[ReferenceWorker] | None:
 
 
 def teacher_role(config: Config, device: str) -> Role[TeacherWorker] | None:
-    """The teachers; None where there are none. Making it raises ConfigError."""
-    if not config.distillation.teachers:
+    """The teachers; None where there are none beside the policy. Making it raises ConfigError."""
+    if all(teacher.is_policy for _, teacher in config.distillation.teachers):
         return None
     roles = config.actor_rollout_ref
     make = partial(
@@ -185,6 +201,7 @@ def teacher_role(config: Config, device: str) -> Role[TeacherWorker] | None:
         roles.model,
         device=device,
         temperature=roles.rollout.temperature,
+        max_tokens=roles.rollout.log_prob_max_token_len_per_gpu,
         parallel=config.teacher_parallel,
         param_offload=roles.actor.fsdp_config.param_offload,
     )

@@ -15,9 +15,10 @@ from agentrl.config.sections.sft import SFTConfig, TuningConfig
 from agentrl.data.sft import SFTSample
 from agentrl.model.scores import TokenScores
 from agentrl.system.metrics import Numbers
+from agentrl.system.registry import read_options
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import MiniBatch, PolicySettings
-from agentrl.workers.fsdp import FSDPPolicy
+from agentrl.workers.backend import AUX_LOSS, Z_LOSS, MiniBatch, PolicySettings
+from agentrl.workers.fsdp import FSDPOptions, FSDPPolicy
 from agentrl.workers.trainable import Found_co, TrainableWorker
 
 
@@ -42,12 +43,14 @@ class SupervisedWorker(TuningWorker[TokenScores]):
 
     def __init__(self, config: SFTConfig, *, device: str | torch.device, total_steps: int) -> None:
         """Sharded over the ranks of the process group, if there is one. Raises ConfigError."""
-        self.backend = FSDPPolicy(policy_settings(config, device, total_steps))
+        options = read_options(FSDPPolicy, config.strategy_options, "strategy_options")
+        assert isinstance(options, FSDPOptions)
+        self.backend = FSDPPolicy(policy_settings(config, device, total_steps), options)
         super().__init__(self.backend)
 
     def update(self, batch: Sequences, step: int) -> Numbers:
         """Take one optimizer step; `step` counts from 1. Returns sft/skipped_updates (0 or 1), and of a step that was
-        taken sft/loss, sft/grad_norm and sft/lr.
+        taken sft/loss, sft/grad_norm, sft/lr and, with these losses, sft/moe_aux_loss and sft/moe_z_loss.
 
         Raises TrainingError when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
         """
@@ -55,10 +58,12 @@ class SupervisedWorker(TuningWorker[TokenScores]):
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
-            return aggregate(-found.logprobs, micro.mask, micro.offsets, scale), {}
+            mean = aggregate(-found.logprobs, micro.mask, micro.offsets, scale)
+            return mean, {"nll": mean.detach()}
 
         report = self._learn([MiniBatch(f"step {step}", batch, loss)], step=step)
-        return report.metrics("sft", {"loss": "loss"}, {})
+        of_routers = {name: name for one in report.taken for name in (AUX_LOSS, Z_LOSS) if name in one.sums}
+        return report.metrics("sft", {"loss": "nll", **of_routers}, {})
 
     def mean_loss(self, batch: Sequences) -> Numbers:
         """Return val/loss, the loss over all tokens of `batch`, without learning. Every rank loads its share of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -41,12 +41,41 @@ class Teacher(Protocol):
         ...
 
 
+def write_scores(
+    scores: torch.Tensor, batch: RaggedBatch, teacher: int, name: str, score: Callable[[RaggedBatch], torch.Tensor]
+) -> None:
+    """Write into `scores` [T, 1 + X] what a teacher gives for its own sequences, which are those of index `teacher`.
+
+    score: gives [tokens, width] for the sequences as the teacher reads them; every rank calls it, perhaps with none. A
+    privileged teacher reads other prompts: what it says of the n-th sampled token is that of the policy's n-th. Raises
+    TrainingError for numbers that are not finite, and for images behind such a prompt.
+    """
+    assert batch.teacher is not None, "the choice of teachers comes first"
+    rows = (batch.teacher[batch.offsets[:-1]] == teacher).nonzero()[:, 0]
+    own = read = batch.select(rows.tolist())
+    if own.teacher_prompts is not None and any(map(len, own.teacher_prompts.ids)):
+        if own.images is not None:
+            raise TrainingError(
+                f"the teacher {name} is privileged, and reads text alone: rows with images need another"
+            )
+        read = own.as_taught()
+    found = score(read)[read.mask]
+    broken = int((~torch.isfinite(found)).any(1).sum())
+    if broken:
+        raise TrainingError(
+            f"the teacher {name} gives numbers that are not finite for {broken} tokens: its weights are broken, or its "
+            "numbers overflow in model.dtype"
+        )
+    scores[token_places(batch.offsets[rows], batch.lengths[rows])[own.mask], : found.shape[1]] = found
+
+
 class TeacherWorker:
-    """All teachers of a config on one rank; each scores the sequences that are its own.
+    """All teachers of a config on one rank, but the policy itself; each scores the sequences that are its own.
 
     Args:
         policy: the policy's model, whose vocabulary and dtype teachers have.
         temperature: of the softmax, the policy's own.
+        max_tokens: tokens a micro-batch and rank.
         param_offload: keep each teacher on its device only while it scores.
     """
 
@@ -57,39 +86,37 @@ class TeacherWorker:
         *,
         device: str | torch.device,
         temperature: float,
+        max_tokens: int = 16384,
         parallel: Parallel | None = None,
         param_offload: bool = False,
     ) -> None:
         """Load what is loaded here. Raises ConfigError."""
-        self._mesh = Mesh(parallel or Parallel(), device)
-        vocab = vocab_size(policy)
-        self.teachers: list[Teacher] = [
-            ServedTeacher(teacher, config, vocab)
-            if teacher.path is None
-            else LoadedTeacher(teacher, config, policy, vocab, self._mesh, device, temperature, offload=param_offload)
-            for _, teacher in config.teachers
-        ]
-        self._width = max(teacher.width for teacher in self.teachers)
+        mesh, vocab = Mesh(parallel or Parallel(), device), vocab_size(policy)
+
+        def open_one(teacher: TeacherConfig) -> Teacher:
+            """Make one teacher. Raises ConfigError."""
+            if teacher.path is None:
+                return ServedTeacher(teacher, config, vocab)
+            return LoadedTeacher(
+                teacher, config, policy, vocab, mesh, device, temperature, max_tokens, offload=param_offload
+            )
+
+        self.teachers = {
+            index: open_one(teacher) for index, (_, teacher) in enumerate(config.teachers) if not teacher.is_policy
+        }
+        """By index in `config.teachers`."""
+        self._width = max(teacher.width for teacher in self.teachers.values())
 
     def compute_teacher_scores(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Return ([T, 1 + X] float32 on the CPU: the column teacher_scores; no metrics). Needs the column teacher.
 
-        Raises TrainingError: a teacher gives numbers that are not finite, or a server no answer.
+        What the policy as a teacher gave is in that column already. Raises TrainingError: a teacher gives numbers that
+        are not finite, or a server no answer.
         """
-        assert batch.teacher is not None, "the choice of teachers comes first"
-        scores = torch.zeros(batch.num_tokens, self._width)
-        owners = batch.teacher[batch.offsets[:-1]]
-        for index, teacher in enumerate(self.teachers):
-            rows = (owners == index).nonzero()[:, 0]
-            own = batch.select(rows.tolist())
-            found = teacher.score(own)
-            broken = int((~torch.isfinite(found)).any(1).sum())
-            if broken:
-                raise TrainingError(
-                    f"the teacher {teacher.name} gives numbers that are not finite for {broken} tokens: its weights "
-                    "are broken, or its numbers overflow in model.dtype"
-                )
-            scores[token_places(batch.offsets[rows], batch.lengths[rows]), : found.shape[1]] = found
+        known = batch.teacher_scores
+        scores = torch.zeros(batch.num_tokens, self._width) if known is None else known.clone()
+        for index, teacher in self.teachers.items():
+            write_scores(scores, batch, index, teacher.name, teacher.score)
         return scores, {}
 
 
@@ -105,6 +132,7 @@ class LoadedTeacher:
         mesh: Mesh,
         device: str | torch.device,
         temperature: float,
+        max_tokens: int,
         *,
         offload: bool,
     ) -> None:
@@ -125,7 +153,7 @@ class LoadedTeacher:
         if config.scope == "top_k" and self.model.top_k < config.top_k:
             raise too_many(config, min(vocab, self.model.vocab))
         self.width = self.model.width
-        self._max_tokens = config.log_prob_max_token_len_per_gpu * mesh.parallel.sequence
+        self._max_tokens = max_tokens * mesh.parallel.sequence
         self._offload = Offload(self.model, self._device, enabled=offload)
 
     def score(self, batch: RaggedBatch) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""The algorithms that are compared: a star around GRPO with PPO's clipped loss. Its rays are estimators, losses and
-corrections of stale tokens.
+"""The algorithms that are compared: a star around GRPO with PPO's clipped loss. Its rays are estimators, losses,
+corrections of stale tokens, and overlapped rollouts as they are by default.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Literal
 
 from agentrl.system.json_value import JSON
 
-Ray = Literal["estimator", "loss", "correction"]
+Ray = Literal["estimator", "loss", "correction", "overlap"]
 ESTIMATOR = "algorithm.adv_estimator"
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 AGGREGATION = f"{ACTOR}.loss_agg_mode"
+CORRECTION = "algorithm.rollout_correction"
 LOW, HIGH, DUAL = (f"{ACTOR}.clip_ratio_{bound}" for bound in ("low", "high", "c"))
 # The quickstart's own bounds suit the clipped ratio alone.
 UNBOUNDED: Mapping[str, JSON] = {LOW: None, HIGH: None}
@@ -64,8 +65,17 @@ def _corrections() -> Iterator[Contender]:
         stale = own if bound else {}
         ways = CORRECTIONS if bound else {"uncorrected": CORRECTIONS["uncorrected"]}
         for name, keys in ways.items():
-            corrected = {f"algorithm.rollout_correction.{key}": value for key, value in keys.items()}
+            corrected = {f"{CORRECTION}.{key}": value for key, value in keys.items()}
             yield Contender("correction", f"staleness {bound}, {name}", {**SEVERAL_UPDATES, **stale, **corrected})
+
+
+def _overlapped() -> Iterator[Contender]:
+    """Yield GRPO as the quickstart has it, in turn and overlapped, with the default correction and without any."""
+    yield Contender("overlap", "in turn")
+    for bound in (1, 2):
+        own: dict[str, JSON] = {"async_training.max_staleness": bound, "trainer.save_freq": 20}
+        yield Contender("overlap", f"overlapped {bound}", own)
+        yield Contender("overlap", f"overlapped {bound}, uncorrected", {**own, f"{CORRECTION}.rollout_is": None})
 
 
 CONTENDERS = (
@@ -76,6 +86,11 @@ CONTENDERS = (
     _estimator("gpg"),
     _estimator("grpo_passk"),
     _estimator("online_dpo"),
+    _estimator(
+        "rlsd",
+        distillation__teacher__path="policy",
+        distillation__teacher__privileged="The answer is {ground_truth}.",
+    ),
     _estimator("maxrl"),
     _estimator("grpo_turn"),
     _estimator("gigpo"),
@@ -101,4 +116,5 @@ CONTENDERS = (
     _loss("topr", UNBOUNDED),
     _loss("dro", {**UNBOUNDED, f"{ACTOR}.policy_loss.options.dro_beta": 0.1}),
     *_corrections(),
+    *_overlapped(),
 )

@@ -21,7 +21,8 @@ ENOUGH = 0.8
 def table(matches: Sequence[Match], out: Path) -> list[str]:
     """Return the lines of Markdown tables, one for each ray: a row for each contender, means over finished seeds.
 
-    A task of which a ray has no result has no columns in its table.
+    With several seeds the lowest and the highest are told beside the mean. A task of which a ray has no result has no
+    columns in its table.
     """
     lines: list[str] = []
     for ray in dict.fromkeys(match.contender.ray for match in matches):
@@ -46,12 +47,18 @@ def _cells(results: Sequence[Result]) -> list[str]:
     reached = [seen for seen in enough if seen is not None]
     some = f"{len(reached)} of {len(results)}" if reached else "never"
     return [
-        f"{mean(one.success[0][1] for one in results):.1%}",
-        f"{mean(one.success[-1][1] for one in results):.1%}",
-        f"{mean(one.training for one in results):.1%}",
+        _share([one.success[0][1] for one in results]),
+        _share([one.success[-1][1] for one in results]),
+        _share([one.training for one in results]),
         f"{mean(reached):,.0f}" if len(reached) == len(results) else some,
         f"{mean(one.cpu_seconds for one in results):.0f}",
     ]
+
+
+def _share(by_seed: Sequence[float]) -> str:
+    if len(by_seed) == 1:
+        return f"{by_seed[0]:.1%}"
+    return f"{mean(by_seed):.1%} ({min(by_seed):.1%} to {max(by_seed):.1%})"
 
 
 def document(matches: Sequence[Match], out: Path, docs: Path) -> None:

@@ -55,6 +55,8 @@ def batch_of(*rows: Row) -> RaggedBatch:
         squared_probs=torch.full((total,), 0.5),
         greedy_rewards=torch.zeros(len(rows)),
         ref_logprobs=torch.zeros(total),
+        teacher=torch.zeros(total, dtype=torch.int32),
+        teacher_scores=torch.zeros(total, 1),
     )
 
 
@@ -143,6 +145,7 @@ def batches(draw: st.DrawFn, max_trajectories: int = 6) -> RaggedBatch:
     batch.rollout_logprobs, batch.old_logprobs, batch.ref_logprobs = -normal().abs(), -normal().abs(), -normal().abs()
     batch.values, batch.advantages, batch.returns = normal(), normal(), normal()
     batch.squared_probs = normal().sigmoid()
+    batch.teacher_scores = -normal().abs()[:, None]
     batch.state = torch.where(batch.mask, batch.turn % 3, -1).long()
     batch.greedy_rewards = 0.5 * (batch.group == 1)
     batch.selected = (normal() > 0) & batch.mask

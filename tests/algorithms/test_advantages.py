@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,9 +18,11 @@ from agentrl.algorithms.advantages import (
     group_counts,
     zero_advantage_sequences,
 )
+from agentrl.algorithms.estimators import decoupled_gae
 from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.errors import TrainingError
+from agentrl.system.throttle import ThrottledWarnings
 from agentrl.trajectory.batch import RaggedBatch
 from tests.algorithms.batches import Row, algorithm, batch_of, batches, suited
 
@@ -434,6 +437,27 @@ def test_the_lambda_by_length_of_decoupled_gae() -> None:
     found = advantages(batch, "decoupled_gae", adv_options={"length_alpha": 0.5})
     assert found == approx(white[:4], white[4:6], white[6:])
     assert returns(batch, "decoupled_gae", adv_options={"length_alpha": 0.5}) == approx([1] * 4, [1] * 2, [1])
+
+
+def test_a_lambda_by_length_that_short_answers_leave_nothing_of_is_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what the warning says to set ends it."""
+    batch = batch_of(*[Row("0" + "1" * 8, {8: 1.0}) for _ in range(3)], Row("0" + "1" * 50, {50: 1.0}))
+
+    def warned(**options: float) -> str:
+        caplog.clear()
+        monkeypatch.setattr(decoupled_gae, "warnings", ThrottledWarnings(decoupled_gae.warnings.logger))
+        advantages(batch, "decoupled_gae", adv_options=options)
+        return caplog.text
+
+    text = warned()
+    assert "below 0.5 in 75% of the trajectories (median 8 tokens)" in text
+    said = dict(re.findall(r"algorithm\.adv_options\.(\w+)=([\d.]+)", text))
+    assert said == {"lam_policy": "0.95", "length_alpha": "1.2"}
+    for name, value in said.items():
+        assert not warned(**{name: float(value)})
+    assert not warned(length_alpha=2 / 8), "0.5 is not below 0.5"
 
 
 def test_sequences_without_advantage_are_told() -> None:

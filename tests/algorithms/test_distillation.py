@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.distillation import TeacherLoss, with_rest, with_teacher_advantages
-from agentrl.algorithms.divergences import JSOptions, forward_kl, js, reverse_kl
+from agentrl.algorithms.divergences import ForwardKLOptions, JSOptions, forward_kl, js, reverse_kl
 from agentrl.config.sections.distillation import DistillationConfig
 from agentrl.errors import TrainingError
 from agentrl.trajectory.batch import RaggedBatch
@@ -42,6 +42,17 @@ DIVERGENCES: list[tuple[Callable[[Tensor, Tensor], Tensor], float]] = [
 def test_divergences(divergence: Callable[[Tensor, Tensor], Tensor], value: float) -> None:
     found = divergence(torch.cat([STUDENT, TEACHER]), torch.cat([TEACHER, TEACHER]))
     assert found.tolist() == pytest.approx([value, 0.0])
+
+
+def test_log_probs_below_a_bound_count_as_it() -> None:
+    """Here ln(1/3): of p_T = (1/8, 7/8) and p_S = (1/16, 15/16) the first are 1/3 each, and give nothing; a gradient
+    comes from the second alone, 7/8 of -log p_S."""
+    teacher, student = logs([1 / 8, 7 / 8]), logs([1 / 16, 15 / 16]).requires_grad_()
+    found = forward_kl(student, teacher, ForwardKLOptions(min_logprob=-LN3))
+    assert found.item() == pytest.approx(7 / 8 * math.log(14 / 15))
+    (gradient,) = torch.autograd.grad(found.sum(), student)
+    assert gradient[0].tolist() == pytest.approx([0, -7 / 8])
+    assert forward_kl(student, teacher, ForwardKLOptions(min_logprob=-9)).item() == forward_kl(student, teacher).item()
 
 
 def test_js_goes_from_one_kl_to_the_other() -> None:

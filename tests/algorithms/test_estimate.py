@@ -62,6 +62,8 @@ def scored(**columns: Any) -> RaggedBatch:
         squared_probs=torch.full((12,), 0.5),
         greedy_rewards=torch.zeros(4),
         state=torch.zeros(12, dtype=torch.int64),
+        teacher=torch.zeros(12, dtype=torch.int32),
+        teacher_scores=torch.full((12, 1), -1.0),
     )
     return replace(batch, **columns)
 

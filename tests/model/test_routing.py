@@ -129,7 +129,7 @@ def test_equal_beginnings_with_other_experts_are_not_computed_once() -> None:
 
 
 def test_models_without_such_routers_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"router_replay.mode=R3: Qwen3ForCausalLM cannot be told .* no layer has"):
+    with pytest.raises(ConfigError, match=r"router_replay.mode: Qwen3ForCausalLM cannot be told .* no layer has"):
         follow_routes(use_packed_attention(make_model("qwen3")))
     model = mixture()
     router: Any = routers(model)[0]

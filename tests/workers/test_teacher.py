@@ -79,7 +79,8 @@ def test_scores_are_those_of_the_model(
         found[scope] = scores
     ids, logprobs = found["top_k"][batch.mask, 1:].chunk(2, dim=1)
     best = expected[batch.mask].topk(64)
-    assert torch.equal(ids.long(), best.indices)
+    assert (expected[batch.mask].gather(1, ids.long()) - best.values).abs().max() < 1e-5, "near ties may change places"
+    assert all(len(set(row)) == 64 for row in ids.tolist())
     assert (logprobs - best.values).abs().max() < 1e-5
 
 

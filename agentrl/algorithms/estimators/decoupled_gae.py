@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic import BaseModel, Field
+from torch import Tensor
 
 from agentrl.algorithms.columns import Advantages, EstimatorColumns
 from agentrl.algorithms.groups import temporal_differences
 from agentrl.algorithms.ragged import masked_whiten, suffix_sums
 from agentrl.config.declaration import declare
+from agentrl.system.throttle import ThrottledWarnings
 
 if TYPE_CHECKING:
     from agentrl.config.sections.algorithm import AlgorithmConfig
+
+warnings = ThrottledWarnings(logging.getLogger(__name__))
+OPTIONS = "algorithm.adv_options"
+SHORT = 0.5
+"""Lambda below which an advantage is little but a difference of the critic's values of two neighbouring tokens."""
+ENOUGH = 10
+"""Tokens ahead from which an advantage learns (lambda 0.9) with the `length_alpha` that is proposed."""
 
 
 class DecoupledOptions(BaseModel):
@@ -36,12 +46,32 @@ def decoupled_gae(columns: EstimatorColumns, config: AlgorithmConfig, options: D
     deltas add up to about alpha l whatever the length is.
     """
     order, offsets, values, delta = temporal_differences(columns, config.gamma)
-    lengths = torch.repeat_interleave(offsets.diff(), offsets.diff())
-    adaptive = (1 - 1 / (options.length_alpha * lengths.double())).clamp(min=0.0)
-    lam = adaptive if options.lam_policy is None else torch.full_like(adaptive, options.lam_policy)
+    lengths = offsets.diff()
+    lam = torch.repeat_interleave(_lambda(lengths, options), lengths)
 
     raw = torch.zeros(len(columns.mask), dtype=torch.float64, device=values.device)
     returns = torch.zeros_like(raw)
     raw[order] = suffix_sums(delta, offsets, config.gamma * lam)
     returns[order] = suffix_sums(delta, offsets, config.gamma * options.lam_critic) + values
     return Advantages(masked_whiten(raw, columns.mask), returns)
+
+
+def _lambda(lengths: Tensor, options: DecoupledOptions) -> Tensor:
+    """Compute the policy's lambda of trajectories of `lengths` [N] policy tokens, and warn where it is as good as none.
+
+    The formula is made for answers of hundreds of tokens. On short ones the policy follows the critic alone, which
+    has learnt nothing yet, and forgets within a few steps what it could do.
+    """
+    if options.lam_policy is not None:
+        return torch.full(lengths.shape, options.lam_policy, dtype=torch.float64, device=lengths.device)
+    lam = (1 - 1 / (options.length_alpha * lengths.double())).clamp(min=0.0)
+    short = (lam < SHORT).double().mean().item() if len(lam) else 0.0
+    if short > 0.5:
+        usual = max(int(lengths.median()), 1)
+        warnings.warn(
+            "algorithm.adv_estimator=decoupled_gae",
+            f"the policy's lambda, 1 - 1 / ({options.length_alpha:g} tokens), is below {SHORT:g} in {short:.0%} of the "
+            f"trajectories (median {usual} tokens): advantages are the critic's guesses, and rewards hardly count. "
+            f"Set {OPTIONS}.lam_policy=0.95, or {OPTIONS}.length_alpha={ENOUGH / usual:.2g} or more",
+        )
+    return lam
