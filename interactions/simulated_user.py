@@ -83,6 +83,7 @@ class SimulatedUser(Interaction):
     Row: `interaction_kwargs: {name: ..., goal: ..., persona: ..., opening: ...}`.
     """
 
+    after_kill = "answers"
     config_model = SimulatedUserOptions
     row_model = SimulatedUserRow
     options: SimulatedUserOptions

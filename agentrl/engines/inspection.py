@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -11,15 +12,31 @@ import torch
 from agentrl.engines.contract import RolloutEngine
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A tensor of an engine that is not the weight that it was sent."""
+
+    weight: str
+    """Name of the weight, and what it is tied to."""
+    place: str
+    """Name of the engine's tensor, and of its server."""
+
+
 @runtime_checkable
 class InspectableEngine(RolloutEngine, Protocol):
     """An engine whose weights can be compared with those that it was given."""
 
-    async def checksums(self, names: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:
-        """Compute checksums of the weights that the engine computes with, by their names in checkpoints.
+    def held_in(self, name: str) -> str | None:
+        """Name the engine's own tensor that holds a weight; weights of one tensor are compared together.
 
-        For each name: by the name of every tensor that must hold this weight, more than one where weights are tied, its
-        dtype and its `checksum`. Names that the engine does not know are left out.
+        None: the engine has shown that this weight cannot be compared.
+        """
+        ...
+
+    async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
+        """Compare weights [S] that were sent with those that the engine computes with.
+
+        `names`: all weights' names. What the engine does not know of `sent` is left out.
         """
         ...
 

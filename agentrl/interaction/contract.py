@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, overload
 import pydantic
 
 from agentrl.errors import DataError
+from agentrl.system.answers import AfterKill
 from agentrl.system.numbers import finite
 from agentrl.system.plugin import describe
 from agentrl.system.user_code import await_user_code, contract_error
@@ -54,6 +55,9 @@ class Interaction(ABC):
 
     row_model: ClassVar[type[pydantic.BaseModel] | None] = None
     """Model that checks every row's `interaction_kwargs`, without `name`, before the first step."""
+
+    after_kill: AfterKill = "none"
+    """How a trajectory's dialogue comes back when the run was killed; see `AfterKill`. A class of yours may set it."""
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
         """Take the YAML's config and name. Raises pydantic.ValidationError when `config_model` refuses the config."""

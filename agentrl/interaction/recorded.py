@@ -20,6 +20,7 @@ class RecordedInteraction(Interaction):
     def __init__(self, interaction: Interaction, cassette: Cassette) -> None:
         super().__init__({}, interaction.name)
         self.interaction, self.cassette = interaction, cassette
+        self.after_kill = interaction.after_kill
         self._state_keys: dict[str, str] = {}
         """Key of each instance's `start_interaction` call, by which later calls are told apart."""
 

@@ -10,6 +10,7 @@ from functools import partial
 
 from agentrl.agent_loop import AgentLoop, agent_names, load_agent_loops
 from agentrl.agent_loop.function import as_loop
+from agentrl.agent_loop.privilege import privilege_of
 from agentrl.agent_loop.registry import instantiate
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
@@ -256,17 +257,22 @@ def fit_prompts(
 ) -> None:
     """Render every prompt of the data sets; leave out (or refuse) those that are too long. Raises DataError."""
     warned: set[str] = set()
-    most = config.data.max_prompt_length
+    most, privilege = config.data.max_prompt_length, privilege_of(config)
     for data in rows:
         unanswered: list[Sample] = []
         cut: list[int] = []
+        told: list[bool] = []
 
-        def length(sample: Sample, unanswered: list[Sample] = unanswered, cut: list[int] = cut) -> int:
+        def length(
+            sample: Sample, unanswered: list[Sample] = unanswered, cut: list[int] = cut, told: list[bool] = told
+        ) -> int:
             # Here, since this pass decodes each row, and none before it does.
             context.check_row(sample)
             context.first.add(sample)
             if sample.interaction is None and sample.data_source.startswith(ASKING):
                 unanswered.append(sample)
+            if privilege is not None:
+                told.append(privilege(sample) is not None)
             prompt, tools = context.first_prompt(sample)
             ids = chat.render(prompt, tools)
             if config.data.truncation == "error" or config.data.filter_overlong_prompts or len(ids) <= most:
@@ -292,6 +298,11 @@ def fit_prompts(
             display.note(
                 f"{len(cut)} prompts longer than data.max_prompt_length={most} (up to {max(cut)}) are cut: "
                 f"data.truncation={config.data.truncation}"
+            )
+        if data is rows[0] and not all(told):
+            display.warn(
+                f"{told.count(False)} of {len(told)} rows of {', '.join(data.files)} show a teacher nothing that the "
+                "policy is not shown, by distillation.teacher.privileged, and learn from rewards alone"
             )
         for kind, remark in remarks_on_rows(data, config, context, unanswered):
             if kind not in warned:

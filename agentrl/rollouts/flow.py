@@ -193,16 +193,17 @@ class Flow:
         since = group.since if oldest is None else oldest
         return self._with(replace(group, since=since, outcome=outcome)), Fate.OPEN
 
-    def recall(self, ordinal: int, outcome: Outcome, oldest: int | None) -> Flow:
+    def recall(self, ordinal: int, outcome: Outcome | None, oldest: int | None) -> Flow:
         """End an open group as it ended in a process before, whose tokens may be older than what is served now.
 
-        Where it, or another, could then be taken too late only, the group stays open.
+        Without an outcome it had not ended, and goes on. Where it, or another, could then be taken too late only, the
+        group stays as it is: the same state is returned.
         """
         group = self._open(ordinal)
-        if outcome is not Outcome.SCORED and self.settings.replaces:
+        if outcome not in (None, Outcome.SCORED) and self.settings.replaces:
             return self._without(group, FATES[outcome])
-        ended = self._with(replace(group, since=group.since if oldest is None else oldest, outcome=outcome))
-        return self if self.late(ended.groups, self.version + self.updating) is not None else ended
+        found = self._with(replace(group, since=group.since if oldest is None else oldest, outcome=outcome))
+        return self if self.late(found.groups, self.version + self.updating) is not None else found
 
     @property
     def ready(self) -> list[Group]:

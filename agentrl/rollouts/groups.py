@@ -37,6 +37,18 @@ class GroupWork:
     """Number of the prompt in its task, by which trajectories are named and seeded."""
 
 
+class Log(Protocol):
+    """Answers to a group's trajectories, which are given again where they run again."""
+
+    def read(self) -> Sequence[bytes]:
+        """Return the entries (`agentrl.rollouts.journal.entry_in`)."""
+        ...
+
+    def add(self, entry: bytes) -> None:
+        """Take down an entry (`agentrl.rollouts.journal.entry_of`)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EndedGroup:
     """How a group ended."""
@@ -46,7 +58,7 @@ class EndedGroup:
     oldest: int | None
     """Version of the oldest token that is trained on; None where none is."""
     record: bytes | None
-    """Its record in the journal; None: it has images, or experts, which are not recorded."""
+    """Its record in the journal; None: it has what the journal leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +94,13 @@ class GroupRollouts(Rollouts, Protocol):
         ...
 
     async def run_group(
-        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None]
+        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
         """Run and score a prompt's trajectories.
 
         `on_begin(version)`: the first of them began, by weights no older than `version`; called again where a process
-        died and all of them begin anew in another. `on_end()`: one has ended.
+        died and they begin in another. `on_end()`: one has ended. `log`: what they are answered is taken down in it,
+        and what is there already is given again.
         """
         ...
 

@@ -1,10 +1,13 @@
-"""The journal: prompts whose trajectories have ended and that are in no checkpoint, so that a kill costs none of them.
+"""Journal of what was sampled and answered and is in no checkpoint, so that a kill costs none of it.
 
 It lies in `journal/` of the run's folder, in files that are only appended to, and replaced by a new one with each
-checkpoint. A record holds the trajectories of one prompt, a checksum, and what the flow needs to know of them. What a
-kill has cut off is left out. Records survive the process and, with `async_training.journal_fsync`, a loss of power.
+checkpoint. A record holds the trajectories of one prompt that have all ended, a checksum, and what the flow needs to
+know of them. A prompt that has not ended has entries, one for each answer to one of its trajectories
+(`agentrl.system.answers`), until its record takes their place. What a kill has cut off is left out. Records survive
+the process and, with `async_training.journal_fsync`, a loss of power; so do the entries before a record.
 
-Not recorded are trajectories with images, or with the experts of their tokens, which would be most of it: they begin
+Records leave out trajectories with images, with the experts of their tokens, which would be most of it, or with prompts
+of a privileged teacher. The entries of those with images or such prompts stay; those with experts have none and begin
 anew.
 """
 
@@ -12,8 +15,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -24,6 +27,7 @@ import xxhash
 from agentrl.config import Config, config_to_dict
 from agentrl.rollouts.flow import Outcome
 from agentrl.rollouts.ledger import append
+from agentrl.system.answers import Entry, Kind
 from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.system.publish import flush_to_disk, published
 from agentrl.trajectory import Trajectory
@@ -61,9 +65,8 @@ class Ended:
         return json.dumps(found, default=str).encode()
 
     @staticmethod
-    def load(header: bytes) -> Ended:
+    def load(found: Mapping[str, JSON]) -> Ended:
         """Read what `header` wrote. Raises TypeError or ValueError for another form."""
-        found: dict[str, JSON] = json.loads(header)
         match found:
             case {
                 "ordinal": int(ordinal),
@@ -78,7 +81,7 @@ class Ended:
                 return Ended(
                     ordinal, Outcome(outcome), oldest, newest, prompt, [one is True for one in baseline], turns
                 )
-        raise TypeError(f"expected a record of the journal, found {header[:200]!r}")
+        raise TypeError(f"expected a record of the journal, found {found!r:.200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,43 @@ class _Place:
     """Bytes of the whole frame."""
 
 
+@dataclass(slots=True)
+class Unfinished:
+    """A prompt whose trajectories have not all ended, and what was answered to them."""
+
+    prompt: str
+    """`identity` of its row."""
+    entries: dict[str, dict[tuple[str, int], tuple[Entry, _Place]]] = field(default_factory=dict)
+    """Entries without their content, by the trajectory's name and the call; an answer takes its call's place."""
+
+    def all(self) -> list[tuple[Entry, _Place]]:
+        """Return the entries of all its trajectories."""
+        return [found for entries in self.entries.values() for found in entries.values()]
+
+    def up_to(self, newest: int | None) -> list[tuple[Entry, _Place]]:
+        """Return those of `all` that hold nothing sampled by weights after version `newest`, if there is one."""
+        return [
+            found for found in self.all() if (spanned := found[0].versions) is None or not _is_after(spanned[1], newest)
+        ]
+
+    @property
+    def oldest(self) -> int | None:
+        """Version of the oldest token that was sampled; None where none was."""
+        return min((entry.versions[0] for entry, _ in self.all() if entry.versions is not None), default=None)
+
+    def add(self, entry: Entry, place: _Place) -> None:
+        """Take in an entry; reading one again changes nothing."""
+        its = self.entries.setdefault(entry.trajectory, {})
+        if entry.kind is Kind.ANEW:
+            its.clear()
+            return
+        if entry.kind is Kind.FAILED:
+            self.entries[entry.trajectory] = its = {
+                call: found for call, found in its.items() if found[0].kind is Kind.FAILED
+            }
+        its[entry.key, entry.nth] = entry, place
+
+
 class Journal:
     """The journal of a run. `key`: what its records are valid with (`validity`); others are removed when it is read.
 
@@ -103,6 +143,10 @@ class Journal:
         self.folder, self.key, self.fsync = folder / "journal", key, fsync
         self.ended: dict[int, Ended] = {}
         """Records by the prompt's ordinal; of several of a prompt the last one."""
+        self.unfinished: dict[int, Unfinished] = {}
+        """Prompts without a record of which there are entries, by ordinal."""
+        self.anew = 0
+        """Times that trajectories were begun anew since the journal was opened."""
         self.size = 0
         """Bytes on the disk."""
         self._places: dict[int, _Place] = {}
@@ -117,79 +161,142 @@ class Journal:
             path.unlink()
 
     def read(self) -> int:
-        """Find the records that are there. Return how many were removed, as they were made with another config."""
-        self.ended, self._places, self._live, self._current = {}, {}, [], None
-        removed = 0
+        """Find what is there. Return of how many prompts it was removed, as it was made with another config."""
+        self.ended, self.unfinished, self._places, self._live, self._current = {}, {}, {}, [], None
+        removed: set[JSON] = set()
         for path in self._files():
             frames = list(_frames(path))
             if not frames or frames[0][0] != self.key.encode():
-                removed += len(frames[1:])
+                removed.update(json.loads(header)["ordinal"] for header, _ in frames[1:])
                 path.unlink()
                 continue
             for header, place in frames[1:]:
-                ended = Ended.load(header)
-                self.ended[ended.ordinal], self._places[ended.ordinal] = ended, place
+                self._take(json.loads(header), place)
             self._live.append(path)
         self.size = sum(path.stat().st_size for path in self._live)
-        return removed
+        return len(removed)
 
     def add(self, record: bytes) -> None:
-        """Take down how a prompt's trajectories ended, as `record_of` says it. Raises TrainingError on a full disk."""
-        header, _, _ = _FRAME.unpack_from(record)
-        ended = Ended.load(record[_FRAME.size : _FRAME.size + header])
+        """Take down a record (`record_of`) or an entry (`entry_of`). Raises TrainingError on a full disk."""
+        size, _, _ = _FRAME.unpack_from(record)
+        header: dict[str, JSON] = json.loads(record[_FRAME.size : _FRAME.size + size])
         if self._current is None:
             self._rotate(())
         assert self._current is not None
-        start = append(self._current, record, fsync=self.fsync)
+        is_entry = "kind" in header
+        start = append(self._current, record, fsync=self.fsync and not is_entry)
         self.size += len(record)
-        self.ended[ended.ordinal] = ended
-        self._places[ended.ordinal] = _Place(self._current, start, header, len(record))
+        self.anew += is_entry and header["kind"] == Kind.ANEW
+        self._take(header, _Place(self._current, start, size, len(record)))
+
+    def _take(self, header: Mapping[str, JSON], place: _Place) -> None:
+        if "kind" not in header:
+            ended = Ended.load(header)
+            self.ended[ended.ordinal], self._places[ended.ordinal] = ended, place
+            self.unfinished.pop(ended.ordinal, None)
+            return
+        ordinal, prompt, entry = _entry(header)
+        if not entry.trajectory:
+            self.ended.pop(ordinal, None)
+            self.unfinished.pop(ordinal, None)
+        elif ordinal not in self.ended:
+            self.unfinished.setdefault(ordinal, Unfinished(prompt)).add(entry, place)
+
+    @property
+    def newest(self) -> int:
+        """Version of the newest token in it; -1 where there is none."""
+        entries = (entry for its in self.unfinished.values() for entry, _ in its.all())
+        sampled = (entry.versions[1] for entry in entries if entry.versions is not None)
+        return max((*(one.newest for one in self.ended.values()), *sampled), default=-1)
 
     def record(self, ordinal: int) -> bytes:
         """Read a record, for `trajectories_in`."""
-        place = self._places[ordinal]
-        with place.path.open("rb") as file:
-            file.seek(place.start)
-            return file.read(place.size)
+        return _read(self._places[ordinal])
 
-    def keep(self, needed: Callable[[int], bool], *, only: bool = False) -> None:
-        """Begin a new file with the records that are `needed`; call it when a checkpoint is saved.
+    def entries(self, ordinal: int) -> list[bytes]:
+        """Read the entries of a prompt that has not ended, for `entry_in`."""
+        found = self.unfinished.get(ordinal)
+        return [] if found is None else [_read(place) for _, place in found.all()]
+
+    def keep(self, needed: Callable[[int], bool], *, newest: int | None = None) -> None:
+        """Begin a new file with what there is of prompts that are `needed`; call it when a checkpoint is saved.
 
         The files since the checkpoint before it stay until the next call, as that one may be the newest that is whole;
-        with `only` nothing of them stays. Raises TrainingError on a full disk.
+        with `newest` nothing of them stays, nor anything that was sampled by weights after this version. Raises
+        TrainingError on a full disk.
         """
-        stays = [] if only else self._live
-        kept = [ordinal for ordinal in self.ended if needed(ordinal)]
+        stays = self._live if newest is None else []
+        ended = [one for one, its in self.ended.items() if needed(one) and not _is_after(its.newest, newest)]
+        needed_ones = [(ordinal, its) for ordinal, its in self.unfinished.items() if needed(ordinal)]
+        entries = [(ordinal, *found) for ordinal, its in needed_ones for found in its.up_to(newest)]
         self._live = []
-        self._rotate(kept)
+        places = self._rotate([*(self._places[one] for one in ended), *(place for _, _, place in entries)])
         for path in self._files():
             if path not in (*stays, *self._live):
                 self.size -= path.stat().st_size
                 path.unlink()
-        self.ended = {ordinal: self.ended[ordinal] for ordinal in kept}
-        self._places = {ordinal: self._places[ordinal] for ordinal in kept}
+        self.ended = {ordinal: self.ended[ordinal] for ordinal in ended}
+        self._places = dict(zip(ended, places[: len(ended)], strict=True))
+        unfinished: dict[int, Unfinished] = {}
+        for (ordinal, entry, _), place in zip(entries, places[len(ended) :], strict=True):
+            unfinished.setdefault(ordinal, Unfinished(self.unfinished[ordinal].prompt)).add(entry, place)
+        self.unfinished = unfinished
 
-    def _rotate(self, kept: Iterable[int]) -> None:
+    def _rotate(self, kept: Iterable[_Place]) -> list[_Place]:
         numbers = [int(path.stem) for path in self._files()]
         path = self.folder / f"{max(numbers, default=0) + 1:06d}{_SUFFIX}"
-        places: dict[int, _Place] = {}
+        places: list[_Place] = []
         with published(path) as temporary, temporary.open("wb") as file:
             file.write(_frame(self.key.encode(), b""))
-            for ordinal in kept:
-                old = self._places[ordinal]
-                places[ordinal] = _Place(path, file.tell(), old.header, old.size)
-                with old.path.open("rb") as source:
-                    source.seek(old.start)
-                    file.write(source.read(old.size))
+            for old in kept:
+                places.append(_Place(path, file.tell(), old.header, old.size))
+                file.write(_read(old))
         if self.fsync:
             flush_to_disk(self.folder.parent)  # the name of a folder that is new
-        self._places |= places
         self._current = path
         self._live.append(path)
         self.size += path.stat().st_size
+        return places
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+
+
+def entry_of(ordinal: int, prompt: str, entry: Entry) -> bytes:
+    """Write what happened in a trajectory of a prompt, or of all of them (no name); `prompt`: the row's `identity`."""
+    header = [entry.who, entry.key, entry.nth, entry.versions]
+    found = {"ordinal": ordinal, "prompt": prompt, "trajectory": entry.trajectory, "kind": entry.kind, "call": header}
+    return _frame(json.dumps(found).encode(), entry.content)
+
+
+def entry_in(frame: bytes) -> Entry:
+    """Read what `entry_of` wrote."""
+    header, _, _ = _FRAME.unpack_from(frame)
+    _, _, entry = _entry(json.loads(frame[_FRAME.size : _FRAME.size + header]))
+    return replace(entry, content=frame[_FRAME.size + header :])
+
+
+def _entry(found: Mapping[str, JSON]) -> tuple[int, str, Entry]:
+    """Read the header of an entry. Raises TypeError or ValueError for another form."""
+    match found:
+        case {
+            "ordinal": int(ordinal),
+            "prompt": str(prompt),
+            "trajectory": str(trajectory),
+            "kind": str(kind),
+            "call": [str(who), str(key), int(nth), versions],
+        }:
+            match versions:
+                case [int(oldest), int(newest)]:
+                    spanned: tuple[int, int] | None = (oldest, newest)
+                case _:
+                    spanned = None
+            return ordinal, prompt, Entry(trajectory, Kind(kind), who, key, nth, spanned)
+    raise TypeError(f"expected an entry of the journal, found {found!r:.200}")
+
+
+def _is_after(version: int, newest: int | None) -> bool:
+    return newest is not None and version > newest
 
 
 def record_of(
@@ -201,12 +308,12 @@ def record_of(
     *,
     whole: bool = True,
 ) -> bytes | None:
-    """Write how a prompt's trajectories ended; None where they have images or their tokens' experts.
+    """Write how a prompt's trajectories ended; None where they have what is not recorded.
 
     Not `whole`: without the trajectories, as nothing is to be trained on them.
     """
     transcripts = [transcript for one in trajectories for transcript in one.transcripts]
-    if whole and any(transcript.images or transcript.experts is not None for transcript in transcripts):
+    if whole and any(one.images or one.experts is not None or one.teacher_prompt for one in transcripts):
         return None
     newest = newest_version(trajectories)
     trajectories = trajectories if whole else ()
@@ -229,7 +336,7 @@ def record_of(
 def trajectories_in(record: bytes) -> list[Trajectory]:
     """Read the trajectories of a record."""
     header, _, _ = _FRAME.unpack_from(record)
-    ended = Ended.load(record[_FRAME.size : _FRAME.size + header])
+    ended = Ended.load(json.loads(record[_FRAME.size : _FRAME.size + header]))
     rows = pa.ipc.open_stream(record[_FRAME.size + header :]).read_all().to_pylist(maps_as_pydicts="strict")
     found = [from_row(row) for row in rows]
     for trajectory, baseline, states in zip(found, ended.baseline, ended.states, strict=True):
@@ -256,6 +363,12 @@ def validity(config: Config) -> str:
 
 def _frame(header: bytes, content: bytes) -> bytes:
     return _FRAME.pack(len(header), len(content), xxhash.xxh3_128_digest(header + content)) + header + content
+
+
+def _read(place: _Place) -> bytes:
+    with place.path.open("rb") as file:
+        file.seek(place.start)
+        return file.read(place.size)
 
 
 def _frames(path: Path) -> Iterator[tuple[bytes, _Place]]:

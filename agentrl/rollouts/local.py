@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.observer import Observers
+from agentrl.agent_loop.privilege import privilege_of
 from agentrl.chat import Chat
 from agentrl.checks.report import Report
 from agentrl.checks.transcripts import check_record, count_text, drawn_from
@@ -24,22 +27,25 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.contract import EngineError, InFlightEngine, RolloutEngine
 from agentrl.engines.weights import SyncReport, Weights
-from agentrl.errors import CodeError, TrainingError
+from agentrl.errors import CodeError, ConfigError, TrainingError
+from agentrl.interaction import Interaction
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
 from agentrl.rollouts.contract import GREEDY, Audience, Rollout, Task
 from agentrl.rollouts.flow import Outcome
-from agentrl.rollouts.groups import EndedGroup, GroupWork, Packed, oldest_trained, outcome_of, sampled_by_version
-from agentrl.rollouts.journal import Journal, record_of, trajectories_in
+from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed, oldest_trained, outcome_of, sampled_by_version
+from agentrl.rollouts.journal import Journal, entry_in, entry_of, identity, record_of, trajectories_in
 from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
 from agentrl.runtime.thread_state import torch_state
+from agentrl.system.answers import AfterKill, Answers, Entry
 from agentrl.system.loop_thread import DelayWatch, LoopThread
 from agentrl.system.metrics import Metrics
 from agentrl.system.registry import configured
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import collect_numbers
+from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.files import TRAJECTORIES
@@ -65,6 +71,7 @@ def open_local_rollouts(
     with ExitStack() as stack:
         loop = stack.enter_context(LoopThread("rollouts", torch_state()))
         limits = LoopLimits.from_config(config)
+        after_kill_of(context.tools, context.interactions)
         observers = Observers.load(agent.observers, run_dir, agent.observer_options)
         folder = engine_folder(run_dir, share)
         setting = EngineSetting(config, device, limits.max_model_len, folder, chat.decode, audience)
@@ -79,7 +86,9 @@ def open_local_rollouts(
             n = config.actor_rollout_ref.rollout.n
             loop.run(try_once(context, agent.on_code_error, audience.warn, n))
         scheduler = Scheduler(
-            context=LoopContext(engine, chat, context.tools, context.interactions, limits, observers),
+            context=LoopContext(
+                engine, chat, context.tools, context.interactions, limits, observers, privilege_of(config)
+            ),
             loops=context.loops,
             reward=context.reward,
             max_concurrent=agent.max_concurrent,
@@ -107,6 +116,16 @@ def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
     scoring = config.reward_model
     assert scoring.model.path is not None
     return ModelInput(scoring.model.path, scoring.max_length, trust_remote_code=scoring.model.trust_remote_code)
+
+
+def after_kill_of(tools: ToolSet, interactions: Mapping[str, Interaction]) -> dict[str, AfterKill]:
+    """Return how sessions with each tool and interaction come back. Raises ConfigError for a word that is none."""
+    found = {f"tool {name}": slot.tool.after_kill for name, slot in tools.slots.items()}
+    found |= {f"interaction {name}": one.after_kill for name, one in interactions.items()}
+    for who, word in found.items():
+        if word not in get_args(AfterKill):
+            raise ConfigError(f"{who}: after_kill is {word!r}; expected one of {', '.join(get_args(AfterKill))}")
+    return found
 
 
 class LocalRollouts:
@@ -142,6 +161,7 @@ class LocalRollouts:
         """Not read where nothing is trained."""
         self.saving = None if training is None else Saving(training)
         self.replays_experts = training is not None and training.actor_rollout_ref.actor.router_replay.mode == "R3"
+        self.privileged = training is not None and training.distillation.is_privileged
         self.needs_weights = False
         """See `Rollouts.needs_weights`."""
         self.on_loss: Callable[[], object] = lambda: None
@@ -178,7 +198,12 @@ class LocalRollouts:
         if task.split == "train":
             coef = self.turn_reward_coef
             batch = from_trajectories(
-                trajectories, turn_reward_coef=coef, first=first, states=task.states, experts=self.replays_experts
+                trajectories,
+                turn_reward_coef=coef,
+                first=first,
+                states=task.states,
+                experts=self.replays_experts,
+                privileged=self.privileged,
             )
         return Rollout(
             [trajectory.outline() for trajectory in trajectories],
@@ -228,7 +253,7 @@ class LocalRollouts:
             done += count
 
     async def run_group(
-        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None]
+        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
         """See `GroupRollouts.run_group`."""
         is_begun = False
@@ -246,6 +271,8 @@ class LocalRollouts:
             replace(request, group=work.ordinal, on_begin=begins, params=replace(request.params, priority=priority))
             for request in self.requests(work.task, work.number, work.sample)
         ]
+        if log is not None and self._can_resume(work.sample):
+            requests = self._logged(work, requests, log)
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
         outcome, oldest = outcome_of(self.config, trajectories), oldest_trained(trajectories)
         is_replaced = outcome is not Outcome.SCORED and self.config.algorithm.filter_groups.refill
@@ -253,6 +280,31 @@ class LocalRollouts:
             self._ended[work.ordinal] = trajectories
         record = record_of(work.ordinal, work.sample, outcome, oldest, trajectories, whole=not is_replaced)
         return EndedGroup(work.ordinal, outcome, oldest, record)
+
+    def _can_resume(self, sample: Sample) -> bool:
+        """Say whether the row's trajectories can go on after a kill; experts of tokens are not written down."""
+        return not self.replays_experts and self.scheduler.loops[sample.agent_name].after_kill != "none"
+
+    def _logged(self, work: GroupWork, requests: Sequence[Request], log: Log) -> list[Request]:
+        """Have the answers to the trajectories taken down, and those in the log given again."""
+        context = self.scheduler.context
+        after_kill = after_kill_of(context.tools, context.interactions)
+        prompt, recorded = identity(work.sample), defaultdict[str, list[Entry]](list)
+        for frame in log.read():
+            entry = entry_in(frame)
+            recorded[entry.trajectory].append(entry)
+
+        def write(entry: Entry) -> None:
+            log.add(entry_of(work.ordinal, prompt, entry))
+
+        def begins_anew(why: str) -> None:
+            if self._once(why):
+                self.audience.note(f"trajectories that were under way begin anew: {why}")
+
+        return [
+            replace(one, answers=Answers(one.uid, write, recorded[one.uid], after_kill, begins_anew))
+            for one in requests
+        ]
 
     async def stop_groups(self) -> None:
         """See `GroupRollouts.stop_groups`."""
@@ -335,13 +387,13 @@ class LocalRollouts:
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
         """See `GroupRollouts.update_weights`."""
-        watched, passed = self._watch_weights.watched(weights)
+        watched, passed = self._watch_weights.watched(weights, self.engine)
         try:
             report = self.loop.run(self._update(watched, version, in_flight=in_flight))
             if self.needs_weights:
                 self.loop.run(self.engine.wake())
                 self.needs_weights = False
-            self._check_weights(passed, version)
+            self.loop.run(self._check_weights(passed, version))
         except EngineError as error:
             raise TrainingError(f"weights of step {version}: {error}") from error
         return report
@@ -415,12 +467,12 @@ class LocalRollouts:
             self._report.text = self._report.text.plus(count_text(one, chat))
         self._report.seconds += time.thread_time() - begun
 
-    def _check_weights(self, passed: Mapping[str, torch.Tensor], version: int) -> None:
-        """Compare the engine's weights with those that it was sent."""
-        begun = time.process_time()
-        self._report.findings += self.loop.run(self._watch_weights.check(self.engine, passed, version))
+    async def _check_weights(self, passed: Mapping[str, torch.Tensor], version: int) -> None:
+        """Compare the engine's weights with those that it was sent; on the event loop."""
+        begun = time.thread_time()
+        self._report.findings += await self._watch_weights.check(self.engine, passed, version)
         self._report.unchanged = self._watch_weights.unchanged
-        self._report.seconds += time.process_time() - begun
+        self._report.seconds += time.thread_time() - begun
 
     def _write(self, task: Task, trajectories: list[Trajectory]) -> list[tuple[Path, int]]:
         """Write the trajectories to a file, if they are to be; return it with their number, as in `Rollout.files`."""

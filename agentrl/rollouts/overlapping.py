@@ -20,6 +20,8 @@ What it adds to a step's metrics where the bound is above 0 (`refill/*` with `al
 | `async/trainer_idle` | share of the time since the batch before in which the trainer waited for this one |
 | `async/engine_idle` | share of the time since then in which the engine was held or had no request |
 | `async/journal_bytes` | disk that the journal takes (`agentrl.rollouts.journal`) |
+| `async/turns_resumed` | turns of unfinished prompts that this run took from the journal of the one before |
+| `async/begun_anew` | trajectories, or whole prompts, that began anew though something of them was there |
 | `refill/groups_equal`, `refill/groups_failed` | prompts that were replaced since the batch before, by the reason |
 """
 
@@ -30,7 +32,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from agentrl.config import Config
 from agentrl.data.loader import Loader
@@ -96,6 +98,25 @@ class _Idle:
             now = time.monotonic()
             self._engine_seconds += (now - before) * await self._rollouts.idle_share()
             before = now
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """Answers to the trajectories of one prompt."""
+
+    record: Record
+    ordinal: int
+    on_error: Callable[[Exception], None]
+
+    def read(self) -> Sequence[bytes]:
+        return self.record.answers(self.ordinal)
+
+    def add(self, entry: bytes) -> None:
+        try:
+            self.record.answered(entry)
+        except Exception as error:  # a full disk ends the run, and not the trajectory that meets it first
+            self.on_error(error)
+            raise
 
 
 class Overlapping(OnRollouts):
@@ -209,7 +230,7 @@ class Overlapping(OnRollouts):
     def load_state(self, state: Mapping[str, JSON]) -> None:
         """Go on where the state was taken, and with what is recorded after it (see `agentrl.rollouts.record`).
 
-        Prompts that had been begun and have not ended begin anew, by the weights of `publish`. Raises DataError when
+        Prompts that had been begun and have not ended go on, by the weights of `publish`. Raises DataError when
         the data are others, the ledger disagrees with them, or more was begun than the settings allow.
         """
         self.loop.run(self._load(state))
@@ -322,6 +343,8 @@ class Overlapping(OnRollouts):
             "async/ready": float(sum(group.outcome is not None for group in self.flow.groups)),
             "async/trained": float(self.record.ledger.counts[Fate.TRAINED]),
             "async/journal_bytes": float(self.record.journal.size),
+            "async/turns_resumed": float(self.record.turns),
+            "async/begun_anew": float(self.record.journal.anew),
         }
         if tokens := versions.total():
             ages = {staleness(version, current): count for version, count in versions.items()}
@@ -407,21 +430,30 @@ class Overlapping(OnRollouts):
                 self.record.found += 1
                 self._running[ordinal] = None
                 return
+            self.record.forget(ordinal)
+        self.flow = self.record.resumed(self.flow, ordinal)
         # Names and seeds are those of taking turns, where the step's batch is the next one of the data.
         work = GroupWork(ordinal, sample, training(self.config, ordinal // size + 1), ordinal % size)
         self._running[ordinal] = asyncio.create_task(self._run(work))
 
     async def _run(self, work: GroupWork) -> None:
+        log = _Log(self.record, work.ordinal, self._fail) if self.flow.settings.max_staleness else None
+
         def on_begin(version: int) -> None:
-            self.flow = self.flow.begin(work.ordinal, version)
+            if not self.record.has_turns(work.ordinal):
+                self.flow = self.flow.begin(work.ordinal, version)
 
         try:
-            ended = await self.rollouts.run_group(work, on_begin, self._trajectory_ended)
+            ended = await self.rollouts.run_group(work, on_begin, self._trajectory_ended, log)
             self.flow, _ = self.flow.finish(ended.ordinal, ended.outcome, ended.oldest)
             self.record.ended(ended)
             self._admit()
         except Exception as error:
-            self._error = self._error or error
+            self._fail(error)
+        self._changed.set()
+
+    def _fail(self, error: Exception) -> None:
+        self._error = self._error or error
         self._changed.set()
 
     def _trajectory_ended(self) -> None:

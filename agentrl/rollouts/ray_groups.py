@@ -1,10 +1,10 @@
-"""Groups in rollout workers under Ray: each begins in one worker, and anew in another one where that dies.
+"""Groups in rollout workers under Ray: each begins in one worker, and goes on in another one where that dies.
 
 Flow, ledger and journal lie with the driver, on whose event loop the coroutines here run. A worker is asked for single
 groups and tells what becomes of them. The tokens of a group that has ended lie in the journal, in the run's folder on
 the driver's machine, until a batch takes them: then workers read them and put them into the object store. So what has
 ended is lost with no worker and no machine but the driver's, and the driver's memory holds a few numbers of each.
-Trajectories with images or experts, which the journal leaves out, lie in the object store, owned by the driver.
+What the journal leaves out (images, experts, teachers' prompts) lies in the object store, owned by the driver.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from agentrl.observe.display import Display
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows
 from agentrl.rollouts.contract import Rollout, Task
-from agentrl.rollouts.groups import EndedGroup, GroupWork, Packed
+from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.ray import RayRollouts, joined
 from agentrl.rollouts.ray_worker import RolloutWorker, Work, pack_part
-from agentrl.rollouts.worker_groups import GroupBegan, GroupEnded, GroupEvent, GroupFailed, TrajectoryEnded
+from agentrl.rollouts.worker_groups import Answered, GroupBegan, GroupEnded, GroupEvent, GroupFailed, TrajectoryEnded
 from agentrl.runtime.ray.pool import ask, raised
 from agentrl.runtime.ray.session import death_of
 from agentrl.runtime.ray.watch import GONE
@@ -60,6 +60,7 @@ class _Open:
     outcome: asyncio.Future[EndedGroup]
     on_begin: Callable[[int], None]
     on_end: Callable[[], None]
+    log: Log | None
 
 
 class RayGroups(RayRollouts):
@@ -107,14 +108,14 @@ class RayGroups(RayRollouts):
                 self._replace(number, f"rollout worker {number + 1} died: {death}")
 
     async def run_group(
-        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None]
+        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
         """See `GroupRollouts.run_group`: the group runs in the worker that has fewest."""
         while True:
             key, actor = next(self._keys), await self._least_busy()
             outcome = asyncio.get_running_loop().create_future()
-            self._begun[key] = _Open(actor, outcome, on_begin, on_end)
-            actor.begin_group.remote(key, work)
+            self._begun[key] = _Open(actor, outcome, on_begin, on_end, log)
+            actor.begin_group.remote(key, work, None if log is None else log.read())
             try:
                 return await outcome
             except _Lost:
@@ -254,6 +255,9 @@ class RayGroups(RayRollouts):
         match event:
             case GroupBegan():
                 one.on_begin(event.version)
+            case Answered():
+                if one.log is not None:
+                    one.log.add(event.entry)
             case TrajectoryEnded():
                 one.on_end()
             case GroupEnded():

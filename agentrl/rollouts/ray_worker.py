@@ -133,9 +133,9 @@ class RolloutWorker:
         self.rollouts.stop()
 
     @ray.method(concurrency_group="news")
-    def begin_group(self, key: int, work: GroupWork) -> None:
-        """Begin a group, which goes on beside all else."""
-        self.groups.begin(key, work)
+    def begin_group(self, key: int, work: GroupWork, entries: Sequence[bytes] | None) -> None:
+        """Begin a group, which goes on beside all else. `entries`: of its log, where it has one."""
+        self.groups.begin(key, work, entries)
 
     @ray.method(concurrency_group="groups")
     def group_events(self, seconds: float) -> Sequence[GroupEvent]:

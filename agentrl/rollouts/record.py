@@ -2,7 +2,8 @@
 
 A run that goes on from a checkpoint first takes the batches that were taken after it, in their order, of the
 trajectories in the journal: no weights of which the next ones are made differ from those that sampled them. Then
-come prompts that had ended and were in no batch, and only then is something sampled. Where a batch cannot be made again
+come prompts that had ended and were in no batch, and those that had not go on behind what they were answered; only then
+is something sampled. Where a batch cannot be made again
 (its records are gone, or of another config) the line ends there, and what later weights sampled is forgotten.
 """
 
@@ -15,8 +16,9 @@ from pathlib import Path
 from agentrl.errors import DataError
 from agentrl.rollouts.flow import Fate, Flow
 from agentrl.rollouts.groups import EndedGroup
-from agentrl.rollouts.journal import Ended, Journal, identity
+from agentrl.rollouts.journal import Ended, Journal, entry_of, identity
 from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch, named
+from agentrl.system.answers import Entry, Kind
 from agentrl.system.json_value import JSON, as_mapping, as_object
 from agentrl.trajectory.sample import Sample
 
@@ -31,6 +33,8 @@ class Record:
         """Batches to be taken again."""
         self.found = 0
         """Prompts whose trajectories were taken from the journal."""
+        self.turns = 0
+        """Turns of prompts that had not ended which were taken from it."""
         self._file = LedgerFile(folder, fsync=fsync)
         self._note = note
         self._is_begun = False
@@ -55,6 +59,8 @@ class Record:
         self.plan = deque(batch for batch in batches if batch.step > flow.step)
         if removed:
             self._note(f"{removed} prompts of the journal were sampled with another config: they begin anew")
+        if not self.plan and self.journal.newest > flow.version:  # a loss of power took the ledger's last lines
+            self._keep(newest=flow.version)
         if self.plan:
             steps = f"{self.plan[0].step} to {self.plan[-1].step}"
             self._note(f"steps {steps} were begun before: their batches are taken again from the journal")
@@ -63,7 +69,8 @@ class Record:
     def end(self) -> int:
         """The first ordinal that nothing is recorded of."""
         planned = (ordinal + 1 for batch in self.plan for ordinal in batch.fates)
-        return max((*planned, *(ordinal + 1 for ordinal in self.journal.ended)), default=0)
+        recorded = (ordinal + 1 for ordinal in (*self.journal.ended, *self.journal.unfinished))
+        return max((*planned, *recorded), default=0)
 
     def prompts(self, flow: Flow, prompt: Callable[[int], Sample]) -> dict[str, JSON]:
         """Return the identities of the prompts that are begun, as a checkpoint holds them."""
@@ -74,7 +81,7 @@ class Record:
         known = {int(ordinal): its for ordinal, its in as_object(state.get("prompts")).items()}
         recorded = {
             ordinal: its.prompt
-            for ordinal, its in self.journal.ended.items()
+            for ordinal, its in (self.journal.ended | self.journal.unfinished).items()
             if not self.ledger.has(ordinal) and ordinal not in self._left
         }
         others = [one for one, its in (known | recorded).items() if identity(prompt(one)) != its]
@@ -98,12 +105,41 @@ class Record:
         self._note(f"step {flow.step + 1} is sampled anew: the journal does not hold its batch as it was taken")
         self.plan.clear()
         self._file.keep_to(flow.step)
-        self._keep(lambda one: one.newest <= flow.version, only=True)
+        self._keep(newest=flow.version)
         return None
 
     def recalled(self, ordinal: int) -> Ended | None:
         """Find how a prompt that is begun had ended in a process before; None: it has to be sampled."""
         return None if self.plan else self.journal.ended.get(ordinal)
+
+    def resumed(self, flow: Flow, ordinal: int) -> Flow:
+        """Let a prompt that is begun go on where it stood in a process before, if there is something of it."""
+        its = self.journal.unfinished.get(ordinal)
+        if self.plan or its is None or its.oldest is None:
+            return flow
+        found = flow.recall(ordinal, None, its.oldest)
+        if found is flow:  # it would be trained on too late
+            self.forget(ordinal)
+        else:
+            self.turns += sum(entry.versions is not None for entry, _ in its.all())
+        return found
+
+    def forget(self, ordinal: int) -> None:
+        """Take down that a prompt begins anew, whatever is recorded of it."""
+        self.journal.add(entry_of(ordinal, "", Entry("", Kind.ANEW)))
+
+    def has_turns(self, ordinal: int) -> bool:
+        """Return True where a turn of an open prompt is recorded, which is trained on if the prompt is."""
+        its = self.journal.unfinished.get(ordinal)
+        return its is not None and its.oldest is not None
+
+    def answers(self, ordinal: int) -> list[bytes]:
+        """Return the entries of a prompt that goes on."""
+        return self.journal.entries(ordinal)
+
+    def answered(self, entry: bytes) -> None:
+        """Take down an entry of a prompt that is open. Raises TrainingError on a full disk."""
+        self.journal.add(entry)
 
     def ended(self, group: EndedGroup) -> None:
         """Take down that a prompt's trajectories have ended. Raises TrainingError on a full disk."""
@@ -118,13 +154,13 @@ class Record:
 
     def saved(self) -> None:
         """Drop what no checkpoint needs any more, now that one is being saved."""
-        self._keep(lambda one: True)
+        self._keep()
 
     def text(self) -> str:
         """Say what became of the prompts, and where it is written."""
         found = f"; {self.found} of them came from the journal" if self.found else ""
+        found += f"; {self.turns} turns of others, too" if self.turns else ""
         return f"{self.ledger.text()}{found} ({self._file.path.name} names them by step)"
 
-    def _keep(self, needed: Callable[[Ended], bool], *, only: bool = False) -> None:
-        ended, has = self.journal.ended, self.ledger.has
-        self.journal.keep(lambda ordinal: not has(ordinal) and needed(ended[ordinal]), only=only)
+    def _keep(self, newest: int | None = None) -> None:
+        self.journal.keep(lambda ordinal: not self.ledger.has(ordinal), newest=newest)

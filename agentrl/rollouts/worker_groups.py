@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition
@@ -20,6 +20,15 @@ class GroupBegan:
 
     key: int
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A trajectory of the group was answered something, or is about to ask."""
+
+    key: int
+    entry: bytes
+    """See `agentrl.rollouts.groups.Log`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,20 @@ class GroupFailed:
     failure: Failure
 
 
-GroupEvent = GroupBegan | TrajectoryEnded | GroupEnded | GroupFailed
+GroupEvent = GroupBegan | Answered | TrajectoryEnded | GroupEnded | GroupFailed
+
+
+@dataclass(frozen=True, slots=True)
+class ToldLog:
+    """Log of a group, which lies with the driver."""
+
+    entries: Sequence[bytes]
+    """Entries from before the group began."""
+    add: Callable[[bytes], None]
+
+    def read(self) -> Sequence[bytes]:
+        """See `Log`."""
+        return self.entries
 
 
 class WorkerGroups:
@@ -62,9 +84,9 @@ class WorkerGroups:
         self._watching: asyncio.Task[None] | None = None
         """Warns of what groups wait for, while there are some."""
 
-    def begin(self, key: int, work: GroupWork) -> None:
-        """Begin a group; `key` names it in what is told of it."""
-        self._rollouts.loop.call_soon(partial(self._begin, key, work))
+    def begin(self, key: int, work: GroupWork, entries: Sequence[bytes] | None) -> None:
+        """Begin a group; `key` names it in what is told of it. `entries`: of its `Log`; None: it has none."""
+        self._rollouts.loop.call_soon(partial(self._begin, key, work, entries))
 
     def events(self, seconds: float) -> Sequence[GroupEvent]:
         """Take what happened since the last call, in order; wait for at most `seconds` until something has."""
@@ -85,15 +107,16 @@ class WorkerGroups:
         with self._some:
             self._events.clear()
 
-    def _begin(self, key: int, work: GroupWork) -> None:
-        self._tasks[key] = asyncio.create_task(self._run(key, work))
+    def _begin(self, key: int, work: GroupWork, entries: Sequence[bytes] | None) -> None:
+        self._tasks[key] = asyncio.create_task(self._run(key, work, entries))
         if self._watching is None:
             self._watching = asyncio.create_task(self._rollouts.watch(lambda: self._ends, "rollouts"))
 
-    async def _run(self, key: int, work: GroupWork) -> None:
+    async def _run(self, key: int, work: GroupWork, entries: Sequence[bytes] | None) -> None:
+        log = None if entries is None else ToldLog(entries, lambda entry: self._tell(Answered(key, entry)))
         try:
             ended = await self._rollouts.run_group(
-                work, lambda version: self._tell(GroupBegan(key, version)), lambda: self._trajectory_ended(key)
+                work, lambda version: self._tell(GroupBegan(key, version)), lambda: self._trajectory_ended(key), log
             )
             self._rollouts.check()
             trajectories = self._rollouts.hand_over(work.ordinal)

@@ -41,7 +41,7 @@ class Kept:
 
     rows: torch.Tensor  # [n] int64: `RaggedBatch.row` of the sequences
     offsets: torch.Tensor  # [n + 1] int64
-    values: torch.Tensor  # [tokens, F] float32 on the CPU
+    values: torch.Tensor  # [tokens, F] of F columns, [tokens, ...] of one, on the CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,9 @@ class Ranks(Protocol[Worker_co]):
         ...
 
     def kept_columns(self, fields: Sequence[str], method: Callable[[Worker_co], Kept], batch: Batch) -> Batch:
-        """Add the F columns [T] that the ranks kept of the sequences of `batch`, NaN for those of which none did.
+        """Add the F columns [T], or one [T, ...], that the ranks kept of the sequences of `batch`.
+
+        They are NaN for sequences of which no rank kept any.
 
         `batch` is the one that the ranks' workers were given.
         """
@@ -134,10 +136,12 @@ class LocalRanks(Generic[Worker]):
 
     def kept_columns(self, fields: Sequence[str], method: Callable[[Worker], Kept], batch: Batch) -> Batch:
         [kept] = self.every(method)
-        columns = torch.full((batch.num_tokens, len(fields)), math.nan)
+        nothing = math.nan if kept.values.is_floating_point() else 0
+        values = kept.values.new_full((batch.num_tokens, *kept.values.shape[1:]), nothing)
         starts = batch.lengths.cumsum(0) - batch.lengths
-        columns[token_places(starts[kept.rows], kept.offsets.diff())] = kept.values
-        return batch.with_fields(**{name: columns[:, place].contiguous() for place, name in enumerate(fields)})
+        values[token_places(starts[kept.rows], kept.offsets.diff())] = kept.values
+        columns = (values,) if len(fields) == 1 else values.unbind(1)
+        return batch.with_fields(**{name: one.contiguous() for name, one in zip(fields, columns, strict=True)})
 
     def metrics(self, method: Callable[Concatenate[Worker, P], Numbers], *args: P.args, **kwargs: P.kwargs) -> Numbers:
         return self.every(method, *args, **kwargs)[0]

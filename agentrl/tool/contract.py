@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 import pydantic
 import pydantic_core
 
+from agentrl.system.answers import AfterKill
 from agentrl.system.threads import DaemonThreads
 from agentrl.tool.schema import (
     FunctionSchema,
@@ -119,6 +120,14 @@ class Tool(ABC):
         """True when trajectories have instances: any of create, calc_reward, release is overridden."""
         hooks = ("create", "calc_reward", "release")
         return any(getattr(type(self), hook) is not getattr(Tool, hook) for hook in hooks)
+
+    @property
+    def after_kill(self) -> AfterKill:
+        """How a trajectory's use of the tool comes back when the run was killed; see `AfterKill`.
+
+        A class of yours may set it. By itself a tool without instances comes back by its answers, any other not.
+        """
+        return "none" if self.is_stateful else "answers"
 
     @property
     def code(self) -> Callable[..., object]:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import functools
 import inspect
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
 import pydantic
 
 from agentrl.errors import CodeError, DataError, InfrastructureError
+from agentrl.system.answers import Answers, Codec, answered, as_json
 from agentrl.system.cassette import MethodCall
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON, as_object
@@ -102,10 +104,15 @@ class HookOutcome:
     """True for an infrastructure fault; `text` says what failed."""
     is_code_error: bool = False
     """True for an error of the tool's code; `text` says what is wrong with it."""
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
     files: dict[str, str] = field(default_factory=dict)
     images: list[str] = field(default_factory=list)
     """Image files in base64."""
+
+
+OUTCOMES: Codec[HookOutcome] = Codec(
+    lambda outcome: as_json(asdict(outcome)), lambda content: HookOutcome(**json.loads(content))
+)
 
 
 @dataclass(slots=True)
@@ -129,10 +136,16 @@ class Slot:
 class ToolSession:
     """One trajectory's tools. Calls may run concurrently; `close` it once, however the trajectory ended."""
 
-    __slots__ = ("_closing", "_create_kwargs", "_created", "_images", "_locks", "_set", "_state_keys", "instance_id")
+    __slots__ = (
+        *("_answers", "_closing", "_create_kwargs", "_created", "_images", "_locks", "_set", "_state_keys"),
+        "instance_id",
+    )
 
-    def __init__(self, toolset: ToolSet, instance_id: str, *, images: bool = True) -> None:
+    def __init__(
+        self, toolset: ToolSet, instance_id: str, *, images: bool = True, answers: Answers | None = None
+    ) -> None:
         self.instance_id = instance_id
+        self._answers = answers
         self._images = images
         self._set = toolset
         self._create_kwargs: dict[str, dict[str, JSON]] = {}
@@ -201,7 +214,7 @@ class ToolSession:
             return await self._execute(slot, arguments)
 
         # Recorded before it is cut, so that a cassette can be replayed under another tokenizer.
-        outcome = await self._via_cassette(slot, "execute", arguments, execute)
+        outcome = await self._answered(slot, "execute", arguments, execute)
         limit, seconds, metrics = slot.limits.max_response_tokens, outcome.seconds, dict(outcome.metrics)
         if outcome.error is not None:
             return self._error(ErrorKind(outcome.error), outcome.text, limit, seconds, metrics)
@@ -212,6 +225,13 @@ class ToolSession:
         fit = functools.partial(self._set.truncation.with_images, images=self._images)
         text, kept, truncated = await _cut(fit, outcome.text, pictures, limit)
         return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files, tuple(kept))
+
+    async def _answered(
+        self, slot: Slot, hook: str, arguments: dict[str, JSON], perform: Callable[[], Awaitable[HookOutcome]]
+    ) -> HookOutcome:
+        """Run `perform` via the cassette; or give its outcome again, in a run that goes on after a kill."""
+        ask = functools.partial(self._via_cassette, slot, hook, arguments, perform)
+        return await answered(self._answers, f"tool {slot.tool.name}", hook, arguments, ask, OUTCOMES)
 
     async def _via_cassette(
         self, slot: Slot, hook: str, arguments: dict[str, JSON], perform: Callable[[], Awaitable[HookOutcome]]
@@ -317,7 +337,7 @@ class ToolSession:
         fault: Exception | None = None
         for slot in self._created.values():
             try:
-                outcome = await self._via_cassette(slot, "calc_reward", {}, functools.partial(self._reward, slot))
+                outcome = await self._answered(slot, "calc_reward", {}, functools.partial(self._reward, slot))
                 if outcome.reward is not None:
                     rewards.append(outcome.reward)
             except Exception as error:

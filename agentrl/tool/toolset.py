@@ -13,6 +13,7 @@ from pathlib import Path
 import pydantic
 
 from agentrl.errors import CodeError, ConfigError
+from agentrl.system.answers import Answers
 from agentrl.system.cassette import Cassette
 from agentrl.system.entries import read_entries
 from agentrl.system.json_value import JSON
@@ -260,11 +261,17 @@ class ToolSet:
         return metrics
 
     async def open(
-        self, instance_id: str, tools_kwargs: Mapping[str, Mapping[str, JSON] | None], *, images: bool = True
+        self,
+        instance_id: str,
+        tools_kwargs: Mapping[str, Mapping[str, JSON] | None],
+        *,
+        images: bool = True,
+        answers: Answers | None = None,
     ) -> ToolSession:
         """Begin a trajectory. Tools that `tools_kwargs` names are created now, the others at their first call.
 
-        Without `images`, images of answers are left out, with a note. Raises DataError for the name of an unknown tool,
+        Without `images`, images of answers are left out, with a note. `answers` takes down what calls are answered, and
+        gives again what is recorded. Raises DataError for the name of an unknown tool,
         ToolInfrastructureError when `create` fails.
         """
         if self._loop is not (loop := asyncio.get_running_loop()):
@@ -272,7 +279,7 @@ class ToolSet:
             self.quota = self.quota.fresh()
             for slot in self.slots.values():
                 slot.quota = slot.quota.fresh()
-        session = ToolSession(self, instance_id, images=images)
+        session = ToolSession(self, instance_id, images=images, answers=answers)
         if tools_kwargs:
             await session.create_named(tools_kwargs)
         return session

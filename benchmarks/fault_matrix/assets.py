@@ -31,7 +31,7 @@ Loop = Literal["single_turn", "tool_agent", "react", "openai_proxy"]
 LOOPS: tuple[Loop, ...] = get_args(Loop)
 PROMPTS, N, STEPS = 2, 4, 4
 """Prompts a step, trajectories of each, and steps of a run."""
-LEARN = 150
+LEARN = 240
 RATE = 5e-3
 LETTERS = "abcdefghijkmnopq"
 BEHIND = {
@@ -119,13 +119,16 @@ def call_text(loop: Loop, tool: str, letters: str) -> str:
     return f"<tool_call>\n{call}\n</tool_call><|im_end|>"
 
 
-def with_title(schema: ToolSchema) -> ToolSchema:
-    """Name the parameters of a schema a second time, as MCP servers do."""
-    titled: ToolSchema = copy.deepcopy(schema)
+def spellings(schema: ToolSchema) -> list[ToolSchema]:
+    """Write a schema in the ways of the cells' tools: its own, with titles as MCP servers do, and a short one."""
+    titled, short = copy.deepcopy(schema), copy.deepcopy(schema)
     for name, of_parameter in parameters_of(titled).items():
         assert isinstance(of_parameter, dict)
         of_parameter["title"] = name.title()
-    return titled
+    for of_parameter in parameters_of(short).values():
+        assert isinstance(of_parameter, dict)
+        of_parameter.pop("description", None)
+    return [schema, titled, short]
 
 
 def teach(path: Path, loop: Loop, tool: str) -> None:
@@ -133,10 +136,10 @@ def teach(path: Path, loop: Loop, tool: str) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
     model = AutoModelForCausalLM.from_pretrained(path)
     optimizer, rng = torch.optim.AdamW(model.parameters(), lr=RATE), random.Random(0)
-    schema = SearchTool.default_schema if tool == "search" else CodeInterpreterTool.default_schema
+    written = spellings(SearchTool.default_schema if tool == "search" else CodeInterpreterTool.default_schema)
     for step in range(LEARN):
         asked: list[Message] = [{"role": "user", "content": question(step % (PROMPTS * STEPS))}]
-        tools = [with_title(schema) if step % 2 else schema]
+        tools = [written[step % len(written)]]
         if loop == "react":
             row = Sample(asked, "faults", loop)
             asked, tools = ReactLoop().first_prompt(row, tools)

@@ -27,6 +27,7 @@ from agentrl.engines.weights import Weights
 from agentrl.model.packed import load_model
 from agentrl.trajectory import VersionSpan
 from benchmarks.fault_matrix.mark import mark
+from benchmarks.fault_matrix.scene import TORN_SERVED
 
 EngineFault = Literal["killed", "hung", "slow", "wrong version", "garbage", "failed update"]
 PIECE = 8
@@ -51,6 +52,8 @@ class EngineServer:
             stop_decode=lambda ids: str(tokenizer.decode(ids)),
         )
         self.requests, self.updates, self.version = 0, 0, "0"
+        self.torn = False
+        """An update failed half way, so that nobody knows the weights until they were sent anew."""
         self.sessions: dict[str, set[str]] = {}
 
     def app(self) -> web.Application:
@@ -58,7 +61,7 @@ class EngineServer:
         done: dict[str, Callable[[web.Request], Awaitable[object]]] = {
             "abort_request": self.abort,
             "pause_generation": lambda request: self.engine.pause("retract"),
-            "continue_generation": lambda request: self.engine.resume(),
+            "continue_generation": self.resume,
             "flush_cache": lambda request: self.engine.flush_cache(),
             "update_weights_from_disk": self.update,
         }
@@ -92,13 +95,25 @@ class EngineServer:
         self.updates += 1
         if self.fault == "wrong version" and self.updates == 2 and mark(self.folder):
             return  # it says that it has taken them
-        if self.fault == "failed update" and self.updates == 2 and mark(self.folder):
-            raise RuntimeError("injected")
         tensors: dict[str, torch.Tensor] = {}
         for file in sorted(Path(asked["model_path"]).glob("*.safetensors")):
             tensors |= load_file(file)
+        if self.fault == "failed update" and self.updates == 2 and mark(self.folder):
+            self.torn = True
+            half = {name: tensors[name] * 1.5 for name in list(tensors)[::2]}
+            await self.engine.update_weights(Weights.of(half.items()), int(asked["weight_version"]))
+            raise RuntimeError("injected")
         await self.engine.update_weights(Weights.of(tensors.items()), int(asked["weight_version"]))
-        self.version = asked["weight_version"]
+        self.version, self.torn = asked["weight_version"], False
+
+    async def resume(self, request: web.Request) -> None:
+        self.note_torn()
+        await self.engine.resume()
+
+    def note_torn(self) -> None:
+        """Note that weights which nobody knows are asked for tokens."""
+        if self.torn:
+            (self.folder / TORN_SERVED).touch()
 
     def begin_fault(self) -> None:
         """Meet the fault of a request for tokens, once."""
@@ -127,6 +142,7 @@ class EngineServer:
                 await asyncio.sleep(SLOW)
             piece = replace(params, max_new_tokens=min(most, left), seed=(params.seed or 0) + left)
             found = await self.engine.generate(ids, piece, rid)
+            self.note_torn()
             ids, left = ids + found.ids, left - len(found.ids)
             ended = found.finish_reason.kind != "length" or left == 0
             said = spans[-1].end if spans else 0

@@ -396,6 +396,29 @@ def empty_disk(scene: Scene) -> None:
 # Ray
 
 
+def in_workers(scene: Scene, inject: Callable[[Path], None]) -> None:
+    """Have rollout workers call a function of this module with the cell's folder: each loads the scorer's file."""
+    call = f"faults.{inject.__name__}(Path({str(scene.folder)!r}))"
+    scene.scorer += f"\nfrom pathlib import Path\nfrom benchmarks.fault_matrix import faults\n{call}\n"
+
+
+@contextmanager
+def worker_fails_update(scene: Scene) -> Iterator[None]:
+    """Have one of the two engine servers of a rollout worker fail the second step's weights."""
+    with two_engines(scene, "failed update"):
+        scene.words.append(f"{ROLLOUT}.nnodes=1")
+        in_workers(scene, quick_checks)
+        yield
+
+
+@contextmanager
+def worker_refuses_update(scene: Scene) -> Iterator[None]:
+    """Have the engine of one of two rollout workers refuse the second step's weights, which the other one takes."""
+    scene.words.append(f"{ROLLOUT}.nnodes=2")
+    in_workers(scene, failed_update)
+    yield
+
+
 @contextmanager
 def ray_process_killed(scene: Scene, kind: str) -> Iterator[None]:
     """Kill a rank, or the rollout worker, when the first step is logged."""
@@ -483,6 +506,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("NaN gradient", lambda scene: injected(scene, nan_gradient)),
     Fault("rank killed", lambda scene: ray_process_killed(scene, "ray::Rank"), slow=True),
     Fault("rollout worker killed", lambda scene: ray_process_killed(scene, "ray::RolloutWorker"), slow=True),
+    Fault("rollout worker: failed update", worker_fails_update, slow=True),
+    Fault("rollout worker: refused update", worker_refuses_update, ends="injected", between=mend_scorer, slow=True),
 )
 
 

@@ -17,17 +17,20 @@ def table(out: Path) -> list[str]:
     """Return the table's lines: a row a fault, a column a loop; seconds to recover, synchronous / asynchronous."""
     lines = [f"| fault | {' | '.join(LOOPS)} | left out |", f"|---|{'---|' * (len(LOOPS) + 1)}"]
     counts: Counter[str] = Counter()
+    commits: Counter[str] = Counter()
     for fault in FAULTS:
         left_out, entries = 0, []
         for loop in LOOPS:
             found = [outcome(Cell(fault, loop, mode), out) for mode in BOUNDS]
             counts.update(one.state for one in found)
+            commits.update(one.commit for one in found if one.commit)
             left_out += sum(one.left_out for one in found)
             words = [entry(one) for one in found]
             entries.append(words[0] if len(set(words)) == 1 and words[0] in SHORT.values() else " / ".join(words))
         lines.append(f"| {fault.name} | {' | '.join(entries)} | {left_out or ''} |")
     total = ", ".join(f"{counts[state]} {state}" for state in ("passed", "failed", "does not apply", "not run"))
-    return [*lines, "", f"{counts.total()} cells: {total}."]
+    of = ", ".join(f"`{commit}` ({count})" for commit, count in commits.most_common())
+    return [*lines, "", f"{counts.total()} cells: {total}. Commit (cells played): {of or 'none'}."]
 
 
 def entry(found: Result) -> str:

@@ -26,7 +26,9 @@ from benchmarks.fault_matrix.recompute import RATE
 
 PROJECT = Path(__file__).resolve().parents[2]
 LOOK_EVERY = 0.01
-START_SECONDS = 60.0
+TORN_SERVED = "torn-served"
+"""File in a cell's folder: a server whose update failed was told to go on, or sampled, before it had all weights."""
+START_SECONDS = 300.0
 _context = multiprocessing.get_context("fork")
 
 
@@ -91,7 +93,7 @@ class Scene:
             f"{rollout}.n={N}",
             f"{rollout}.max_num_seqs=16",
             f"{rollout}.agent.default_agent_loop={self.loop}",
-            f"{rollout}.agent.trajectory_timeout=30",
+            f"{rollout}.agent.trajectory_timeout=300",
             f"{rollout}.multi_turn.max_assistant_turns=2",
             f"{rollout}.multi_turn.max_tokens_per_turn=48",
             f"{rollout}.multi_turn.tool_config_path={self.assets}/tools.yaml",
@@ -176,12 +178,19 @@ class Scene:
             self.seen.append((time.monotonic(), steps))
 
     def recovery(self) -> float | None:
-        """Count the seconds from the fault to the next step that was logged; None: the fault did not happen."""
-        at = marked(self.folder)
-        if at is None:
-            return None
-        before = max((steps for when, steps in self.seen if when <= at), default=0)
-        return next((when - at for when, steps in self.seen if when > at and steps > before), 0.0)
+        """Count the seconds of the longest wait for a new step from the fault on; None: no step was logged after it.
+
+        The first wait alone says little: a fault may come when the step that is logged next has all that it needs, and
+        hold up the one after. Without a fault: the longest wait after the first step.
+        """
+        at, most = marked(self.folder), 0
+        waits: list[float] = []
+        for when, steps in self.seen:
+            if steps > most and at is not None and when > at:
+                waits.append(when - at)
+            if steps > most:
+                at, most = max(when, at or when), steps
+        return max(waits, default=None)
 
     def kill_training(self) -> None:
         assert self.training is not None and self.training.pid is not None

@@ -1,161 +1,298 @@
 """Trainings that are killed again and again, at any moment, with each bound of staleness: is every prompt trained once?
 
     python -m benchmarks.training.trainer_deaths --out runs/deaths [--kills 36] [--bounds 0 1 2 3 4]
+    .venv-sglang/bin/python -m benchmarks.training.trainer_deaths --out runs/deaths --engine attached
 
 For each bound a training on the quickstart's tasks is begun, and gets SIGKILL at a random moment; the same command goes
-on with it, and is killed again. After the last kill it is left alone for three steps more. Counted are prompts that
-are missing, or there twice, in the ledger of what was trained on, and sampled tokens in the files of trajectories that
-are older than the bound. With a bound of 0, where rollouts and updates take turns, the final weights are compared with
-those of a training of as many steps that nobody killed. Begun again, the script goes on with the kills that are left.
-Exits with 1 where anything was lost, repeated or too old.
+on with it, and is killed again. After the last kill it is left alone for three steps more. Counted are prompts that are
+neither in the ledger of what was trained on nor open at the end, or there twice, prompts that are not the data's at
+their place, and sampled tokens in the files of trajectories that are older than the bound. Turns of the policy that
+ended, and were sampled again after a kill, are counted beside that; nothing depends on them.
+
+The engine is the embedded one, or real SGLang servers on the CPU: `attached`, two that the script starts once and that
+go on while trainings come and go, or `own`, one that each training starts and that ends with it. With the embedded
+engine and a bound of 0, where rollouts and updates take turns, the final weights are compared with those of a training
+of as many steps that nobody killed. Begun again, the script goes on with the kills that are left. Exits with 1 where
+anything was lost, repeated or too old.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
-import os
 import random
 import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import agentrl
+from agentrl.agent_loop import Episode, Reply
+from agentrl.config.overrides import as_config
+from agentrl.data.loader import make_loader
+from agentrl.engines.servers.start import start_all
+from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess
+from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.tracking import read_metrics
+from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
 from agentrl.system.json_value import JSON
+from agentrl.trainer.inputs import open_inputs
+from agentrl.trajectory import Message
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from benchmarks.forked import forked, started
 
 PROMPTS = 4
 """Prompts of a step."""
-ALIVE = (0.2, 8.0)
-"""Seconds for which a training lives, drawn evenly."""
+TURNS = 120
+"""Most turns of the policy that end before a training is killed, drawn evenly; a step has about 30."""
+FURTHER = 1.5
+"""Most seconds for which it then goes on, drawn evenly."""
+STARTING = (0.2, 8.0)
+"""Seconds after which every fifth is killed, drawn evenly: most of them while they start."""
 ENDLESS = 100_000
+LENGTH = 512
+"""Tokens of the longest context, prompt and response."""
+URLS = tuple(f"http://127.0.0.1:{port}" for port in (30611, 30612))
+"""Addresses of attached servers, the same in every call, as a journal is of one config."""
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """The trainings with a bound."""
+
+    folder: Path
+    assets: Path
+    bound: int
+    engine: str
+    """`embedded`, `attached` or `own`."""
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_suffix(".log")
+
+    def keys(self, steps: int) -> dict[str, JSON]:
+        """Return the keys of a training."""
+        ahead = {"async_training.max_staleness": self.bound, "async_training.depth": self.bound}
+        servers: dict[str, dict[str, JSON]] = {
+            "embedded": {},
+            "attached": {"actor_rollout_ref.rollout.server_urls": list(URLS)},
+            "own": {},
+        }
+        name = "embedded" if self.engine == "embedded" else "sglang"
+        return {
+            **(ahead if self.bound else {}),
+            **servers[self.engine],
+            "actor_rollout_ref.rollout.name": name,
+            "data.train_batch_size": PROMPTS,
+            "data.val_files": None,
+            "algorithm.filter_groups.enable": False,  # every step makes a version
+            "actor_rollout_ref.rollout.n": 4,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 2,
+            "actor_rollout_ref.actor.optim.lr": 1e-4,
+            "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",
+            "quickstart.dir": str(self.assets.absolute()),
+            "trainer.device": "cpu",
+            "trainer.logger": ["jsonl"],
+            "trainer.save_freq": 2,
+            "trainer.total_training_steps": steps,
+            "trainer.default_local_dir": str(self.folder),
+        }
+
+    def steps(self) -> int:
+        """Count the steps whose metrics are written."""
+        file = self.folder / "metrics.jsonl"
+        return max((int(str(line["step"])) for line in read_metrics(file)), default=0) if file.exists() else 0
+
+    @property
+    def ended(self) -> Path:
+        """File of the turns that ended, a line each."""
+        return self.folder.with_suffix(".turns")
+
+    def turns(self) -> int:
+        """Count the turns that ended so far, in all processes."""
+        return self.ended.read_bytes().count(b"\n") if self.ended.exists() else 0
+
+
+@dataclass(slots=True)
 class Found:
     """Result for a bound."""
 
     steps: int
     lost: int
     repeated: int
+    others: int
+    """Prompts that are not the data's at their place."""
     too_old: int
     """Sampled tokens."""
-    same_weights: bool | None
-    """Only with a bound of 0."""
+    again: int
+    """Turns that were sampled again after they had ended."""
+    turns: int
+    """Turns that were sampled, each once."""
+    same_weights: bool | None = None
+    """Only with a bound of 0 and the embedded engine."""
 
     @property
     def is_right(self) -> bool:
         """True where nothing is wrong."""
-        return not (self.lost or self.repeated or self.too_old or self.same_weights is False)
+        return not (self.lost or self.repeated or self.others or self.too_old or self.same_weights is False)
 
 
-def keys(folder: Path, assets: Path, bound: int, steps: int) -> dict[str, JSON]:
-    """Return the keys of a training."""
-    ahead: dict[str, JSON] = {"async_training.max_staleness": bound, "async_training.depth": bound} if bound else {}
-    return ahead | {
-        "data.train_batch_size": PROMPTS,
-        "data.val_files": None,
-        "algorithm.filter_groups.enable": False,  # every step makes a version
-        "actor_rollout_ref.rollout.n": 4,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": 2,
-        "actor_rollout_ref.actor.optim.lr": 1e-4,
-        "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",
-        "quickstart.dir": str(assets.absolute()),
-        "trainer.device": "cpu",
-        "trainer.logger": ["jsonl"],
-        "trainer.save_freq": 3,
-        "trainer.total_training_steps": steps,
-        "trainer.default_local_dir": str(folder),
-    }
+def train(case: Case, steps: int) -> None:
+    """Train until that many steps are done, from where a process before ended; write down each turn that ends."""
+    sampled = Episode.generate
+
+    async def generate(episode: Episode, *, stop: Sequence[str] = (), max_tokens: int | None = None) -> Reply:
+        reply = await sampled(episode, stop=stop, max_tokens=max_tokens)
+        print(episode.trajectory.uid, episode.assistant_turns, file=turns, flush=True)
+        return reply
+
+    with case.ended.open("a") as turns, patch.object(Episode, "generate", generate):
+        agentrl.train(case.keys(steps))
 
 
-def train(folder: Path, assets: Path, bound: int, steps: int) -> None:
-    """Train until that many steps are done, from where a process before ended."""
-    agentrl.train(keys(folder, assets, bound, steps))
-
-
-def kill_until(folder: Path, assets: Path, bound: int, kills: int, seed: int) -> None:
+def kill_until(case: Case, kills: int, seed: int) -> None:
     """Begin and kill the training until it was killed `kills` times; those of an earlier call count."""
-    counted = folder.with_suffix(".kills")
+    counted = case.folder.with_suffix(".kills")
     done = int(counted.read_text()) if counted.exists() else 0
     while done < kills:
-        process = started(partial(train, folder, assets, bound, ENDLESS), folder.with_suffix(".log"))
-        seconds = random.Random(f"{seed}/{bound}/{done}").uniform(*ALIVE)
-        process.join(seconds)
-        if process.exitcode is not None:
-            raise SystemExit(f"the training with bound {bound} ended by itself, see {folder.with_suffix('.log')}")
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
+        drawn = random.Random(f"{seed}/{case.bound}/{done}")
+        process = started(partial(train, case, ENDLESS), case.log)
+        try:
+            if done % 5:
+                turns = case.turns() + drawn.randint(0, TURNS)
+                while process.exitcode is None and case.turns() < turns:
+                    process.join(0.05)
+                process.join(drawn.uniform(0, FURTHER))
+            else:
+                process.join(drawn.uniform(*STARTING))
+            if process.exitcode is not None:
+                raise SystemExit(f"the training with bound {case.bound} ended by itself, see {case.log}")
+        finally:
+            process.kill()  # also where this script is ended: two trainings in one folder would be in each other's way
         process.join()
         done += 1
         counted.write_text(str(done))
-        print(f"bound {bound}: kill {done} after {seconds:.1f} s, in step {steps_of(folder) + 1}", flush=True)
+        print(f"bound {case.bound}: kill {done} in step {case.steps() + 1}, after {case.turns()} turns", flush=True)
 
 
-def steps_of(folder: Path) -> int:
-    """Count the steps whose metrics are written."""
-    file = folder / "metrics.jsonl"
-    return max((int(str(line["step"])) for line in read_metrics(file)), default=0) if file.exists() else 0
-
-
-def judge(folder: Path, assets: Path, bound: int) -> Found:
+def judge(case: Case) -> Found:
     """Leave the training alone until three steps more are done, and look at what it recorded."""
-    steps = steps_of(folder) + 3
-    if forked(partial(train, folder, assets, bound, steps), folder.with_suffix(".log")) != 0:
-        raise SystemExit(f"the training with bound {bound} failed, see {folder.with_suffix('.log')}")
-    done = steps_of(folder)
-    if bound == 0:
-        other = folder.with_name(folder.name + "-alone")
-        if forked(partial(train, other, assets, bound, done), other.with_suffix(".log")) != 0:
-            raise SystemExit(f"the training that nobody killed failed, see {other.with_suffix('.log')}")
-        files = [run / "policy" / "model.safetensors" for run in (folder, other)]
-        same = files[0].read_bytes() == files[1].read_bytes()
-        return Found(done, lost=0, repeated=0, too_old=too_old(folder, bound), same_weights=same)
-    batches = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    trained = Counter(one for batch in batches for first, end in batch["trained"] for one in range(first, end))
-    lost = sum(one not in trained for one in range(PROMPTS * done))
-    return Found(done, lost, sum(trained.values()) - len(trained), too_old(folder, bound), same_weights=None)
+    if forked(partial(train, case, case.steps() + 3), case.log) != 0:
+        raise SystemExit(f"the training with bound {case.bound} failed, see {case.log}")
+    done = case.steps()
+    trained, others, old = in_files(case)
+    begun, still_open = PROMPTS * done, set[int]()
+    if case.bound:
+        # Fewer steps than the trainings before were to have, so that prompts may be open at the end.
+        flow = json.loads((case.folder / "checkpoints" / f"step_{done:06}" / "state.json").read_text())["state"]["flow"]
+        begun, still_open = flow["next_ordinal"], {group[0] for group in flow["groups"]}
+        batches = [json.loads(line) for line in (case.folder / "ledger.jsonl").read_text().splitlines()]
+        trained = Counter(one for batch in batches for first, end in batch["trained"] for one in range(first, end))
+    turns = Counter(case.ended.read_text().splitlines())
+    found = Found(
+        steps=done,
+        lost=sum(one not in trained and one not in still_open for one in range(begun)),
+        repeated=trained.total() - len(trained),
+        others=others,
+        too_old=old,
+        again=turns.total() - len(turns),
+        turns=len(turns),
+    )
+    if case.bound == 0 and case.engine == "embedded":
+        alone = replace(case, folder=case.folder.with_name(case.folder.name + "-alone"))
+        if forked(partial(train, alone, done), alone.log) != 0:
+            raise SystemExit(f"the training that nobody killed failed, see {alone.log}")
+        files = [one.folder / "policy" / "model.safetensors" for one in (case, alone)]
+        found.same_weights = files[0].read_bytes() == files[1].read_bytes()
+    return found
 
 
-def too_old(folder: Path, bound: int) -> int:
-    """Count the sampled tokens that were trained on later than the bound allows; the policy of step s is s - 1 old."""
-    count = 0
-    for file in trajectory_files(folder / "trajectories"):
+def in_files(case: Case) -> tuple[Counter[int], int, int]:
+    """Look at the trajectories that were trained on.
+
+    Returns the prompts by their places in the data, how many of them have another question than the data there, and
+    the sampled tokens that are older than the bound; the policy of step s is s - 1 old.
+    """
+    config = as_config(case.keys(ENDLESS))
+    loader = make_loader(open_inputs(with_quickstart_data(config, PlainDisplay("data"))).train, config.data)
+    asked: list[str] = []
+    trained, others, old = Counter[int](), 0, 0
+    for file in trajectory_files(case.folder / "trajectories"):
         step = int(file.stem.split("_")[1])
+        found: dict[int, str] = {}
         for trajectory in read_trajectories(file):
+            _, of_step, number, _ = trajectory.uid.split("/")
+            found[(int(of_step) - 1) * PROMPTS + int(number)] = question(trajectory.messages)
             for transcript in trajectory.transcripts:
-                count += sum(span.end - span.start for span in transcript.versions if step - 1 - span.version > bound)
-    return count
+                spans = transcript.versions
+                old += sum(span.end - span.start for span in spans if step - 1 - span.version > case.bound)
+        trained.update(list(found))
+        while len(asked) <= max(found):
+            asked.extend(question(sample.prompt) for sample in next(loader))
+        others += sum(asked[ordinal] != text for ordinal, text in found.items())
+    return trained, others, old
+
+
+def question(messages: Sequence[Message]) -> str:
+    """Return what the user asks."""
+    return next(str(message["content"]) for message in messages if message["role"] == "user")
+
+
+@contextmanager
+def attached(given: argparse.Namespace) -> Iterator[list[SGLangProcess]]:
+    """Servers that trainings are attached to, if they are to be; they serve the warmed-up policy at first."""
+    if given.engine != "attached":
+        yield []
+        return
+    display = PlainDisplay("servers")
+    config = as_config(Case(given.out, given.assets, 0, given.engine).keys(ENDLESS))
+    model = with_quickstart_policy(with_quickstart_data(config, display), display).actor_rollout_ref.model.path
+    arguments = ServerArguments(model, device="cpu", context_length=LENGTH)
+    ports = [int(url.rpartition(":")[2]) for url in URLS]
+    servers = [SGLangProcess(arguments, port, given.out.absolute() / f"server-{port}.log") for port in ports]
+    try:
+        asyncio.run(start_all(servers, 600.0, print))
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/deaths"))
     parser.add_argument("--assets", type=Path, default=Path("runs/quickstart-assets"))
+    parser.add_argument("--engine", choices=("embedded", "attached", "own"), default="embedded")
     parser.add_argument("--kills", type=int, default=36, help="of each bound")
     parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     given.out.mkdir(parents=True, exist_ok=True)
-    rows, right = (
-        ["| bound | kills | steps | lost | repeated | too old | weights |", "|---|---|---|---|---|---|---|"],
-        True,
-    )
-    for bound in given.bounds:
-        began, folder = time.monotonic(), (given.out / f"bound-{bound}").absolute()
-        kill_until(folder, given.assets, bound, given.kills, given.seed)
-        found = judge(folder, given.assets, bound)
-        right &= found.is_right
-        weights = {True: "the same", False: "**others**", None: ""}[found.same_weights]
-        cells = [bound, given.kills, found.steps, found.lost, found.repeated, found.too_old, weights]
-        rows.append("| " + " | ".join(map(str, cells)) + " |")
-        print(f"bound {bound}: {time.monotonic() - began:.0f} s", flush=True)
+    columns = ["bound", "kills", "steps", "lost", "repeated", "others", "too old", "turns again", "turns", "weights"]
+    rows = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    right = True
+    with attached(given) as servers:
+        for bound in given.bounds:
+            began = time.monotonic()
+            case = Case((given.out / f"{given.engine}-{bound}").absolute(), given.assets, bound, given.engine)
+            kill_until(case, given.kills, given.seed)
+            found = judge(case)
+            right &= found.is_right and all(server.exited is None for server in servers)
+            weights = {True: "the same", False: "**others**", None: ""}[found.same_weights]
+            counts = [found.lost, found.repeated, found.others, found.too_old, found.again, found.turns, weights]
+            rows.append("| " + " | ".join(map(str, [bound, given.kills, found.steps, *counts])) + " |")
+            print(f"bound {bound}: {time.monotonic() - began:.0f} s\n{rows[-1]}", flush=True)
+        if any(server.exited is not None for server in servers):
+            print("a server ended, which was to go on")
     print("\n".join(rows))
     return 0 if right else 1
 

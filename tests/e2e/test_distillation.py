@@ -26,6 +26,11 @@ SCOPES = {
     "advantage": ["distillation.policy_loss_coef=0.5"],
     "top_k": ["distillation.scope=top_k", "distillation.divergence=forward_kl", "distillation.policy_loss_coef=0"],
     "full": ["distillation.scope=full", "distillation.divergence=js", *EXPERT],
+    "rlsd": [
+        "algorithm.adv_estimator=rlsd",
+        "distillation.teacher.path=policy",
+        'distillation.teacher.privileged="The answer is {ground_truth}."',
+    ],
 }
 
 
@@ -45,7 +50,7 @@ def same_weights(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.slice(1, "matrix")
-@pytest.mark.parametrize("scope", ["advantage", "full"])
+@pytest.mark.parametrize("scope", ["advantage", "full", "rlsd"])
 def test_a_resumed_run_is_an_undisturbed_one(
     small_run: Overrides, teacher_dir: Path, data_dir: Path, tmp_path: Path, scope: str
 ) -> None:
@@ -84,9 +89,9 @@ def test_a_served_teacher_teaches_what_a_loaded_one_does(
 def test_two_ranks_equal_one_process(
     small_run: Overrides, teacher_dir: Path, data_dir: Path, tmp_path: Path, scope: str
 ) -> None:
-    """By two teachers of different widths, each for its own sources.
+    """By two teachers of different widths, each for its own sources; with rlsd by one and the policy itself.
 
-    Neither is the policy itself, whose gradient would be nothing but rounding, which AdamW makes as large as any.
+    Elsewhere neither is the policy, whose gradient would be nothing but rounding, which AdamW makes as large as any.
     """
     pytest.importorskip("ray")
     other = make_tiny_policy(tmp_path / "other", seed=5)
@@ -153,6 +158,10 @@ def test_a_server_that_gives_no_log_probs_is_refused_at_the_start(
         (["teacher.base_url=http://x"], r"base_url=.* needs distillation\.teacher\.tokenizer"),
         (["teacher.base_url=http://x", "teacher.tokenizer=t", "scope=full"], "scope=full needs the weights"),
         (["teacher.path=t", "coef=0"], r"distillation\.coef=0 lets the teacher teach nothing"),
+        (["teacher.privileged=x"], r"teacher\.privileged=.*x.* has no effect: it needs distillation\.teacher\.path or"),
+        (["teacher.path=policy"], r"teacher\.path=policy is shown what the policy is shown"),
+        (["by_source={a: {path: policy}}"], r"teacher\.path=policy is shown what the policy is shown"),
+        (["teacher.path=policy", "teacher.privileged=x", "scope=full"], r"scope=full conflicts with .*path=policy"),
         (["by_source={a/*: {path: t, base_url: u}}"], r"by_source\.a/\*: a teacher has path or base_url, one of"),
         (["by_source={a: {base_url: u}}"], r"by_source\.a: base_url needs tokenizer"),
         (["by_source={a: {paht: u}}"], r"distillation\.by_source"),

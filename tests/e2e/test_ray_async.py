@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import forked_command
 from tests.e2e.test_ray import actors_of, start, wait_for
-from tests.e2e.test_resume import THIRDS
+from tests.e2e.test_resume import SLOW, THIRDS, slow_loop
 from tests.e2e.test_train import lines
 
 pytest.importorskip("ray")
@@ -103,3 +103,20 @@ def test_a_killed_run_takes_the_recorded_batches_again(apart: Overrides, tmp_pat
     assert ledger.read_text().splitlines()[: len(before)] == before
     assert sorted(one for batch in trained(tmp_path / "run") for one in batch) == list(range(B * STEPS))
     assert max(line.get("async/staleness_max", 0) for line in lines(tmp_path / "run")) == 1
+
+
+@pytest.mark.slice(0, "kill")
+@pytest.mark.timeout(600)
+def test_trajectories_of_a_killed_worker_go_on_behind_what_they_were_answered(
+    apart: Overrides, data_dir: Path, tmp_path: Path
+) -> None:
+    """Of its finished turns only those may be sampled again that it had not told the driver of when it died."""
+    more = slow_loop(tmp_path, data_dir, SLOW)
+    more += ["trainer.total_training_steps=5", "trainer.max_worker_restarts=3"]
+    done = forked_command([one for one in apart(*more) if "test_freq" not in one], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "killed").exists() and "a new one takes its place" in done.stdout
+    finished = [json.loads(line) for line in (tmp_path / "finished.jsonl").read_text().splitlines()]
+    turns = len({(session, tuple(prompt)) for session, prompt, _ in finished})
+    assert turns == 3 * 2 * B * 5 and len(finished) <= turns + 4, "one a trajectory that ran there"
+    assert f"{B * 5} prompts, each once: {B * 5} trained" in done.stdout

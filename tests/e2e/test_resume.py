@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
 
@@ -124,3 +126,116 @@ def test_an_asynchronous_run_that_is_killed_trains_each_prompt_once(
     assert [line["step"] for line in lines(run)] == list(range(STEPS + 3))
     assert max(line.get("async/staleness_max", 0) for line in lines(run)) <= bound
     assert f"{4 * (STEPS + 2)} prompts, each once: {4 * (STEPS + 2)} trained" in resumed.stdout
+
+
+SLOW = """
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+from agentrl.agent_loop import AgentLoop
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.trajectory import Status
+
+HERE = Path(__file__).parent
+generate = EmbeddedEngine.generate
+
+
+def note(file, *what):
+    with open(HERE / file, "a") as opened:
+        opened.write(json.dumps(what) + "\\n")
+
+
+async def counted(self, ids, params, session, *images):
+    if not (HERE / "killed").exists():
+        if any(HERE.rglob("step_000002")) and len((HERE / "finished.jsonl").read_text().splitlines()) % 7 == 0:
+            (HERE / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    note("begun.jsonl", session, list(ids))
+    made = await generate(self, ids, params, session, *images)
+    note("finished.jsonl", session, list(ids), made.ids)
+    return made
+
+
+EmbeddedEngine.generate = counted
+
+
+async def slow(place: int) -> str:
+    \"\"\"Answer late.\"\"\"
+    note("calls.jsonl", place)
+    await asyncio.sleep(0.05 * (place % 5))
+    return "later"
+
+
+class Calling(AgentLoop):
+    async def run(self, episode):
+        await episode.start(episode.sample.prompt)
+        for turn in range(3):
+            reply = await episode.generate(max_tokens=3)
+            said = await episode.call("slow", {"place": len(reply.message.text) + turn})
+            await episode.observe([{"role": "user", "content": said.text}])
+        note("ended.jsonl", episode.trajectory.uid, episode.transcript.ids)
+        episode.finish(Status.COMPLETED)
+"""
+"""A loop of three turns with a slow tool, whose process is killed some turns after the first checkpoint."""
+
+
+def slow_loop(folder: Path, data: Path, code: str) -> list[str]:
+    """Write the loop and its rows into a folder; return the keys that name them. A prompt has two trajectories."""
+    (folder / "slow.py").write_text(code)
+    (folder / "tools.yaml").write_text("tools:\n  - function: slow.slow\n")
+    (folder / "loops.yaml").write_text("- name: calling\n  _target_: slow.Calling\n")
+    rows = [{**row, "agent_name": "calling"} for row in pq.read_table(data / "train.parquet").to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    return [
+        "actor_rollout_ref.rollout.n=2",
+        f"actor_rollout_ref.rollout.multi_turn.tool_config_path={folder}/tools.yaml",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder}/loops.yaml",
+        f"data.train_files={folder}/rows.parquet",
+        "data.val_files=null",
+        "data.max_response_length=64",
+    ]
+
+
+@pytest.mark.slice(1, "kill")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("after_kill", ["answers", "none"])
+def test_no_finished_turn_is_sampled_again_after_a_kill(
+    small_run: Overrides, data_dir: Path, tmp_path: Path, after_kill: str
+) -> None:
+    """With a tool whose sessions do not come back, trajectories that called it begin anew."""
+    code = (
+        SLOW
+        if after_kill == "answers"
+        else SLOW.replace(
+            "class Calling",
+            "from agentrl.tool import FunctionTool\n"
+            "\n\nclass Slow(FunctionTool):\n    after_kill = 'none'\n\n\nslow = Slow(slow)\n\n\nclass Calling",
+        )
+    )
+    more = ["async_training.max_staleness=2", "async_training.depth=2", "trainer.save_freq=2"]
+    arguments = small_run(*slow_loop(tmp_path, data_dir, code), *more, "trainer.total_training_steps=5")
+
+    def noted(file: str) -> list[list[object]]:
+        return [json.loads(line) for line in (tmp_path / file).read_text().splitlines()]
+
+    assert forked_command(arguments, tmp_path).returncode == -signal.SIGKILL
+    in_flight = len(noted("begun.jsonl")) - len(noted("finished.jsonl"))
+    resumed = forked_command(arguments, tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    last = lines(tmp_path / "run")[-1]
+    assert max(line.get("async/staleness_max", 0) for line in lines(tmp_path / "run")) <= 2
+    ended = {str(uid): ids for uid, ids in noted("ended.jsonl")}
+    turns, finished = 3 * 4 * 2 * 5, noted("finished.jsonl")
+    assert len(ended) * 3 == turns
+    if after_kill == "none":
+        assert last["async/begun_anew"] > 0 and "tool slow keeps a state" in resumed.stdout
+        return
+    assert last["async/turns_resumed"] > 0 == last["async/begun_anew"]
+    assert len(finished) == turns and len(noted("begun.jsonl")) == turns + in_flight
+    for session, prompt, sampled in finished:
+        assert isinstance(prompt, list) and isinstance(sampled, list)
+        whole = ended[str(session).rsplit(".", 1)[0]]
+        assert isinstance(whole, list) and whole[: len(prompt) + len(sampled)] == prompt + sampled

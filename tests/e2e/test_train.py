@@ -133,6 +133,7 @@ def test_every_estimator_and_loss_trains(small_run: Overrides, tmp_path: Path, e
     more = {
         "dro": ["actor_rollout_ref.actor.policy_loss.options.dro_beta=0.1"],
         "maxrl": ["algorithm.turn_reward_coef=0"],
+        "rlsd": ["distillation.teacher.path=policy", 'distillation.teacher.privileged="It is {ground_truth}."'],
     }
     assert main([*base, *chosen, *more.get(loss, []), *more.get(estimator, []), "data.val_files=null"]) == 0
     last = lines(tmp_path / "run")[-1]
@@ -150,8 +151,9 @@ def mixture_dir(policy_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return out
 
 
-def test_experts_are_replayed(small_run: Overrides, tmp_path: Path, mixture_dir: Path, policy_dir: Path) -> None:
-    replay = "actor_rollout_ref.actor.router_replay.mode=R3"
+@pytest.mark.parametrize("mode", ["R2", "R3"])
+def test_experts_are_replayed(small_run: Overrides, tmp_path: Path, mixture_dir: Path, mode: str) -> None:
+    replay = f"actor_rollout_ref.actor.router_replay.mode={mode}"
     assert main(small_run(f"actor_rollout_ref.model.path={mixture_dir}", replay)) == 0
     for line in lines(tmp_path / "run")[1:]:
         assert line["rollout/logprob_gap_max_abs"] < 1e-4 and line["actor/grad_norm"] > 0
@@ -163,7 +165,7 @@ def test_experts_of_a_model_without_any_cannot_be_replayed(
     small_run: Overrides, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(small_run("actor_rollout_ref.actor.router_replay.mode=R3")) == 2
-    assert "router_replay.mode=R3: Qwen3ForCausalLM cannot be told which experts to take" in capsys.readouterr().err
+    assert "router_replay.mode: Qwen3ForCausalLM cannot be told which experts to take" in capsys.readouterr().err
 
 
 def test_val_only_trains_nothing(small_run: Overrides, tmp_path: Path) -> None:

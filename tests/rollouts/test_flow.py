@@ -12,7 +12,7 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentrl.rollouts.flow import Batch, Fate, Flow, Group, Outcome, Settings, Wait
+from agentrl.rollouts.flow import FATES, Batch, Fate, Flow, Group, Outcome, Settings, Wait
 
 ENDLESS = 1 << 20
 
@@ -61,6 +61,8 @@ def moves(flow: Flow) -> Iterator[Flow]:
         after = flow.updated(flow.version + 1)
         yield after.publish() if after.publish_is_due else after
         return
+    if type(flow) is Flow:  # not one that admits what cannot be in time
+        yield resumed(flow)
     if flow.served < flow.version:
         yield flow.publish()  # earlier than it is due, for a validation
     if flow.step < flow.settings.last_step and isinstance(taken := flow.take(), Batch):
@@ -71,6 +73,16 @@ def moves(flow: Flow) -> Iterator[Flow]:
         assert len(taken.ordinals) == flow.settings.batch_size and Fate.OPEN not in taken.fates.values()
         assert taken.flow == flow.repeat(taken.fates).flow and taken.ordinals == flow.trained_of(taken.fates)
         yield taken.flow
+
+
+def resumed(flow: Flow) -> Flow:
+    """Killed, and gone on with everything as old as it was."""
+    after = flow.restart(flow.version)
+    for one in flow.groups:
+        before, after = after, after.recall(one.ordinal, one.outcome, one.since)
+        assert after is not before, "what was in time before a kill is in time after it"
+    assert after.groups == flow.groups
+    return after
 
 
 def normal(flow: Flow) -> Flow:
@@ -288,11 +300,37 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.flow.updating)
     @rule()
-    def go_on_in_a_new_process(self) -> None:
+    def begin_anew_in_a_new_process(self) -> None:
         ordinals = [one.ordinal for one in self.flow.groups]
         left = self.flow.left
         self.flow = Flow.load(self.settings, self.flow.state()).restart(self.flow.version)
         assert self.flow.left == left and [one.ordinal for one in self.flow.groups] == ordinals
+
+    @precondition(lambda self: not self.flow.updating)
+    @rule(data=st.data())
+    def go_on_in_a_new_process(self, data: st.DataObject) -> None:
+        """From a checkpoint after which some were begun. Of some that were open nothing had been sampled yet."""
+        flow, groups = self.flow, {one.ordinal: one for one in self.flow.groups}
+        before = {*groups, *dict(flow.left)}
+        begun_later = data.draw(st.integers(0, len(before))) if flow.settings.max_staleness else 0
+        first = sorted(before)[len(before) - begun_later] if begun_later else flow.next_ordinal
+        if any(ordinal not in before for ordinal in range(first, flow.next_ordinal)):
+            return  # others of them are in batches, which are taken again first
+        known = tuple(one for one in flow.groups if one.ordinal < first)
+        left = tuple(one for one in flow.left if one[0] < first)
+        state = replace(flow, groups=known, left=left, next_ordinal=first).restart(flow.version)
+        for ordinal in (*(one.ordinal for one in known), *range(first, flow.next_ordinal)):
+            if ordinal >= first:
+                state = state.admit()
+            found, fate = groups.get(ordinal), dict(flow.left).get(ordinal)
+            if found is None:
+                state = state.recall(ordinal, next(one for one, its in FATES.items() if its is fate), None)
+            elif found.outcome is not None or data.draw(st.booleans()):
+                resumed = state.recall(ordinal, found.outcome, found.since)
+                assert resumed is not state, "what was in time before a kill is in time after it"
+                state = resumed
+        assert [one.ordinal for one in state.groups] == list(groups) and dict(state.left) == dict(flow.left)
+        self.flow = state
 
     def settle(self, fates: dict[int, Fate]) -> None:
         for ordinal, fate in fates.items():
@@ -356,7 +394,9 @@ def test_batches_of_a_process_before_are_taken_again_and_what_had_ended_is_ready
     flow = again.updated(4).publish()
     ready = flow.recall(6, Outcome.SCORED, 3)
     assert [(one.ordinal, one.since) for one in ready.ready] == [(6, 3)]
-    assert flow.recall(6, Outcome.SCORED, 1) == flow, "too old for the batch at version 4"
+    assert flow.recall(6, Outcome.SCORED, 1) is flow, "too old for the batch at version 4"
+    assert flow.recall(6, None, 1) is flow and flow.recall(6, None, 2) is not flow
+    assert flow.recall(6, None, 2).groups[0] == Group(6, 2), "it goes on, as old as what it has sampled"
     assert ready.recall(8, Outcome.FAILED, None).ready[-1].outcome is Outcome.FAILED
     replacing = replace(ready, settings=replace(ready.settings, replaces=True)).recall(8, Outcome.FILTERED, None)
     assert [one.ordinal for one in replacing.groups] == [6] and replacing.left == ((8, Fate.FILTERED),)

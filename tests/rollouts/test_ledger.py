@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from agentrl.errors import DataError
 from agentrl.rollouts.flow import Fate, Outcome
-from agentrl.rollouts.journal import Journal, identity, record_of, trajectories_in
+from agentrl.rollouts.journal import Journal, entry_in, entry_of, identity, record_of, trajectories_in
 from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch
+from agentrl.system.answers import Entry, Kind
 from agentrl.system.json_value import as_mapping
 from agentrl.trajectory import Status, Trajectory, Transcript, Turn, VersionSpan
 from agentrl.trajectory.sample import Sample
@@ -124,7 +125,74 @@ def test_records_come_back_and_the_last_of_a_prompt_counts(tmp_path: Path) -> No
     assert set(again.ended) == {4} and trajectories_in(again.record(4))[0].uid == "train/1/0"
     assert not first.exists() and not second.exists()
     other = Journal(tmp_path, "another config")
-    assert other.read() == 2 and other.ended == {} and other.size == 0 and not list(other.folder.iterdir())
+    assert other.read() == 1 and other.ended == {} and other.size == 0 and not list(other.folder.iterdir())
+
+
+def answer(trajectory: str, key: str, nth: int = 0, version: int | None = None) -> Entry:
+    versions = None if version is None else (version, version)
+    return Entry(trajectory, Kind.ANSWERED, "engine", key, nth, versions, f"{key}{nth}".encode())
+
+
+def contents(journal: Journal, ordinal: int) -> list[str]:
+    return [f"{one.trajectory}:{one.content.decode()}" for one in map(entry_in, journal.entries(ordinal))]
+
+
+def test_entries_stay_until_the_prompt_has_ended_or_begins_anew(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "key")
+
+    def add(ordinal: int, *entries: Entry) -> None:
+        for entry in entries:
+            journal.add(entry_of(ordinal, "row", entry))
+
+    def reads_the_same() -> None:
+        again = Journal(tmp_path, "key")
+        again.read()
+        assert again.ended == journal.ended and again.unfinished.keys() == journal.unfinished.keys()
+        for ordinal, its in journal.unfinished.items():
+            assert (again.unfinished[ordinal].prompt, again.unfinished[ordinal].oldest) == (its.prompt, its.oldest)
+            assert [entry_in(one) for one in again.entries(ordinal)] == [
+                entry_in(one) for one in journal.entries(ordinal)
+            ]
+        assert again.size == journal.size == sum(path.stat().st_size for path in journal.folder.iterdir())
+
+    begun = Entry("a", Kind.BEGUN, "tool x", "call", 0)
+    for _ in range(3):  # each round in the files of the ones before
+        add(1, answer("a", "k", 0, 4), begun, answer("a", "call"), answer("a", "k", 1, 3), answer("b", "k", 0, 5))
+        assert contents(journal, 1) == ["a:k0", "a:call0", "a:k1", "b:k0"] and journal.unfinished[1].oldest == 3
+        reads_the_same()
+        journal.keep(lambda ordinal: True)
+        reads_the_same()
+        add(1, Entry("a", Kind.FAILED, nth=0, content=b"EngineError"), answer("a", "k", 0, 6))
+        assert contents(journal, 1) == ["a:EngineError", "a:k0", "b:k0"] and journal.unfinished[1].oldest == 5
+        reads_the_same()
+        add(1, Entry("a", Kind.ANEW))
+        assert contents(journal, 1) == ["b:k0"]
+        reads_the_same()
+    add(2, answer("c", "k", 0, 1), answer("c", "k", 1, 7))
+    journal.add(record(1, Outcome.SCORED, 5, [trajectory(5)]))
+    assert not contents(journal, 1) and journal.unfinished.keys() == {2}
+    reads_the_same()
+    journal.keep(lambda ordinal: True)
+    reads_the_same()
+    assert journal.anew == 3
+    add(1, Entry("", Kind.ANEW), answer("a", "k", 0, 6))
+    assert 1 not in journal.ended and contents(journal, 1) == ["a:k0"]
+    reads_the_same()
+    journal.keep(lambda ordinal: True, newest=6)
+    assert contents(journal, 2) == ["c:k0"], "what later weights sampled is forgotten"
+    reads_the_same()
+    journal.keep(lambda ordinal: ordinal == 2)
+    journal.keep(lambda ordinal: ordinal == 2)
+    assert journal.unfinished.keys() == {2}
+    size = journal.size
+    add(2, answer("c", "k", 1, 2))
+    (file,) = list(journal.folder.iterdir())[-1:]
+    file.write_bytes(file.read_bytes()[:-3])
+    again = Journal(tmp_path, "key")
+    again.read()
+    assert contents(again, 2) == ["c:k0"] and size < journal.size, "a torn one is left out"
+    other = Journal(tmp_path, "another config")
+    assert other.read() == 1 and not other.unfinished
 
 
 def test_what_a_record_does_not_hold_begins_anew(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from agentrl.agent_loop.function import LoopFunction
 from agentrl.config import Config, load_config
 from agentrl.data.contract import Dataset
 from agentrl.data.loader import make_loader
+from agentrl.engines.contract import Generation, SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, DataError, TrainingError
@@ -450,6 +452,96 @@ def test_killed_at_any_point_it_takes_the_same_batches_again(
     assert len(ran) == len(set(ran)), "no trajectory begins twice"
     assert found.found >= (at - 2) * B + len(ended) - lost * 2 * B, "what had ended is not sampled again"
     assert not lost or found.found
+
+
+@dataclass
+class Life:
+    """What an engine sampled until the process was killed, and what trajectories ended with."""
+
+    begun: int = 0
+    turns: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    """Session, prompt and sampled ids of each generation that was finished."""
+    ended: dict[str, list[int]] = field(default_factory=dict)
+    """Ids of the transcript, by the trajectory's name."""
+    dies_at: int = -1
+    """Turns after which it is killed."""
+    is_over: bool = False
+
+    async def uneven(self, episode: Episode) -> None:
+        await uneven(episode)
+        if not self.is_over:
+            self.ended[episode.trajectory.uid] = episode.transcript.ids
+
+    def begin(self, bench: Bench, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        """Watch the engine, and leave in `folder` what a SIGKILL would; the run then ends."""
+        engine, record = bench.rollouts.engine, bench.overlapping.record
+        generate, answered = engine.generate, record.answered
+
+        async def counted(ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
+            self.fails()
+            self.begun += 1
+            made = await generate(ids, params, session)
+            self.fails()
+            self.turns.append((session, tuple(ids), tuple(made.ids)))
+            return made
+
+        def taken_down(entry: bytes) -> None:
+            answered(entry)
+            if len(self.turns) == self.dies_at and not self.is_over:
+                self.is_over = True
+                killed(bench, folder, 0)
+
+        patch.setattr(engine, "generate", counted)
+        patch.setattr(record, "answered", taken_down)
+
+    def fails(self) -> None:
+        if self.is_over:
+            raise CodeError("killed")
+
+
+@pytest.mark.parametrize("first, second", [(1, 1), (8, 5), (20, 9), (33, 20)])
+def test_killed_in_the_middle_of_trajectories_no_finished_turn_is_sampled_twice(
+    opened: Opened, tmp_path: Path, first: int, second: int
+) -> None:
+    """The checkpoint is of step 2, the kills when so many turns after it are finished."""
+    lives = [Life(), Life(), Life()]
+    with opened(2, 2, steps=9, loop=lives[0].uneven, folder="life0") as bench, pytest.MonkeyPatch.context() as patch:
+        lives[0].begin(bench, patch, tmp_path / "life1")
+        for step in (1, 2):
+            bench.step(step)
+        state: dict[str, JSON] = {"step": 2, "version": 2, **bench.source.state()}
+        bench.source.saved()
+        lives[0].dies_at = len(lives[0].turns) + first
+        with pytest.raises(CodeError, match="killed"):
+            for step in range(3, 10):
+                bench.step(step)
+    for number, turns in ((1, second), (2, -1)):
+        life = lives[number]
+        with (
+            opened(2, 2, steps=9, loop=life.uneven, folder=f"life{number}") as bench,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            life.dies_at = turns
+            life.begin(bench, patch, tmp_path / f"life{number + 1}")
+            bench.goes_on(state, 2)
+            try:
+                for step in range(3, 10):
+                    bench.step(step)
+            except CodeError:
+                assert life.is_over
+            assert life.is_over == (turns > 0)
+            numbers = bench.overlapping._numbers
+    assert numbers["async/begun_anew"] == 0 and max(map(max, bench.staleness(after=2))) <= 2
+    asked = Counter((session, ids) for life in lives for session, ids, _ in life.turns)
+    assert max(asked.values()) == 1, "no finished turn is sampled twice"
+    ended = {uid: ids for life in lives for uid, ids in life.ended.items()}
+    assert len(ended) == 9 * B * N
+    for life in lives:
+        for session, prompt, ids in life.turns:
+            whole = ended[session.rsplit(".", 1)[0]]
+            assert whole[: len(prompt) + len(ids)] == [*prompt, *ids], "what was sampled stays, bit for bit"
+    for life in lives[:2]:
+        assert life.begun - len(life.turns) <= 3 * B * N, "but those that were in flight at the kill"
 
 
 class Flying(EmbeddedEngine):

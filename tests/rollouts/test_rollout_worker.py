@@ -128,7 +128,7 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     n = task.each
     told: list[GroupEvent] = []
     for key, ordinal in ((1, 3), (2, 8), (3, 9)):
-        groups.begin(key, GroupWork(ordinal, Sample([], "test", "single_turn"), task, ordinal))
+        groups.begin(key, GroupWork(ordinal, Sample([], "test", "single_turn"), task, ordinal), None)
     while sum(isinstance(event, GroupEnded | GroupFailed) for event in told) < 2:
         told += groups.events(10)
     of_the_first = [event for event in told if event.key == 1]
@@ -141,7 +141,7 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     assert [event for event in told if event.key == 3] in ([], [GroupBegan(3, 4)])
     groups.stop()
     assert groups.events(0.01) == []
-    groups.begin(4, GroupWork(3, Sample([], "test", "single_turn"), task, 3))
+    groups.begin(4, GroupWork(3, Sample([], "test", "single_turn"), task, 3), None)
     while not isinstance(told[-1], GroupEnded) or told[-1].key != 4:
         told += groups.events(10)
 

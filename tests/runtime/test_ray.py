@@ -41,6 +41,7 @@ from agentrl.workers.roles import Workers, open_workers
 from agentrl.workers.trainable import MAX_SKIPPED
 from tests.e2e.test_docs import commands
 from tests.e2e.test_resume import numbers
+from tests.model.families import make_model
 from tests.runtime.sleepy_rank import SleepyRank
 from tests.workers.conftest import BatchMaker
 
@@ -118,6 +119,34 @@ def weights(workers: Workers) -> dict[str, torch.Tensor]:
     assert {name: tuple(tensor.shape) for name, tensor in read.items()} == dict(found.shapes)
     assert {name: tensor.shape for name, tensor in found.read()}.keys() == read.keys(), "it can be read again"
     return read
+
+
+@pytest.mark.slice(0, "cluster")
+@pytest.mark.timeout(900)
+def test_experts_that_one_rank_recorded_are_replayed_on_another(
+    cluster: None, configure: Configure, make_batch: BatchMaker, tmp_path: Path, vocab_size: int
+) -> None:
+    """Shares of the batch and of its mini-batches differ; in a mini-batch of one prompt the second rank has none."""
+    make_model("qwen3-moe", vocab_size=vocab_size).save_pretrained(tmp_path)
+    batch = make_batch(prompts=3, n=1)
+    found = []
+    for ranks in (1, 2):
+        tree = configure(ranks).model_dump()
+        tree["algorithm"]["adv_estimator"] = "grpo"
+        tree["actor_rollout_ref"]["model"]["path"] = str(tmp_path)
+        tree["actor_rollout_ref"]["actor"] |= {
+            "router_replay": {"mode": "R2"},
+            "ppo_mini_batch_size": 1,
+            "use_kl_loss": False,
+        }
+        config = Config.model_validate(tree)
+        with workers_of(config) as workers:
+            known, _ = workers.policy.log_probs(workers.executor.keep(batch))
+            found.append((known.load().experts, workers.policy.update(known, step=1, zero_advantage=[])))
+    (recorded, metrics), (others, seen) = found
+    assert recorded is not None and tuple(recorded.shape) == (batch.num_tokens, 2, 2)
+    assert others is not None and torch.equal(others, recorded)
+    assert seen == pytest.approx(metrics, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.slice(0, "cluster")

@@ -7,19 +7,22 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from agentrl.checks.weights import WeightWatch
 from agentrl.engines.contract import EngineError, Generation, SamplingParams
 from agentrl.engines.servers.client import ServerFailed
 from agentrl.engines.servers.fleet import FleetState, Timings
 from agentrl.engines.servers.process import living
 from agentrl.engines.servers.start import reach
+from agentrl.engines.servers.sync.buckets import Bucket, buckets
 from agentrl.engines.servers.sync.tensor import TensorSender
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.engine import SGLangEngine
@@ -56,6 +59,41 @@ def pair(
     finally:
         for process in processes:
             process.stop()
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+async def test_a_tensor_that_was_not_sent_is_named_within_one_update(
+    servers: int,
+    pair: tuple[SGLangProcess, SGLangProcess],
+    reference: PreTrainedModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By what the servers say of a sample of their parameters, and never while all is well."""
+    lost = "model.layers.1.self_attn.k_proj.weight"
+    engine, watch = engine_of(pair[:servers], reference), WeightWatch(16.0)
+
+    async def found(version: int) -> list[str]:
+        torch.manual_seed(version)
+        new = {name: tensor + torch.randn_like(tensor) for name, tensor in reference.state_dict().items()}
+        weights, passed = watch.watched(Weights.of(new.items()), engine)
+        await engine.update_weights(weights, version)
+        return [f"{one.what} {one.where}" for one in await watch.check(engine, passed, version)]
+
+    assert [await found(version) for version in (1, 2)] == [[], []]
+
+    def without(tensors: Iterable[tuple[str, torch.Tensor]], *more: Any) -> Iterator[Bucket]:
+        return buckets(((name, tensor) for name, tensor in tensors if name != lost), *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agentrl.engines.servers.sync.tensor.buckets", without)
+        told = await found(3)
+    assert sorted(told) == sorted(
+        f"version 3 of {lost.replace('k_proj', 'qkv_proj')} is not in the engine "
+        f"{lost.replace('k_proj', 'qkv_proj')} at {process.url}"
+        for process in pair[:servers]
+    )
+    assert await found(4) == []
+    await engine.close()
 
 
 @asynccontextmanager

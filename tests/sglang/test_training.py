@@ -113,6 +113,9 @@ def test_a_run_from_start_to_end(train: Train, assets: Path, tmp_path: Path) -> 
     assert "warning" not in run.stdout, "nothing went wrong"
     assert run.stderr == ""
     assert (tmp_path / "run" / "servers" / "0.log").exists()
+    assert not (tmp_path / "run" / "alarms.jsonl").exists()
+    log = (tmp_path / "run" / "servers" / "0.log").read_text()
+    assert log.count("action=checksum") == len(metrics) - 1, "a sample of its weights is compared after each update"
 
 
 def test_a_server_is_killed_in_the_middle_of_a_step(train: Train, tmp_path: Path) -> None:
@@ -219,6 +222,35 @@ def test_interrupted_gone_on_with_and_killed(train: Train, tmp_path: Path) -> No
         time.sleep(0.05)
     # The servers have the policy's weights, not those of the model's folder, at the first rollout of the second run.
     assert_trained(tmp_path, range(1, done + 3))
+
+
+@pytest.mark.slice(0, "kill")
+@pytest.mark.parametrize("bound", [1, 2, 4])
+def test_the_trainer_is_killed_beside_a_server_that_goes_on(
+    train: Train, server: SGLangProcess, tmp_path: Path, bound: int
+) -> None:
+    """With trajectories in flight: each prompt is trained on once, by tokens that are not too old."""
+    keys = [
+        f"{ROLLOUT}.server_urls=[{server.url}]",
+        f"async_training.max_staleness={bound}",
+        f"async_training.depth={bound}",
+        "trainer.save_freq=2",
+        "trainer.total_training_steps=5",
+    ]
+    run = train(*keys)
+    run.until(lambda: run.turns >= 3 * 8 * 4 + 10 * bound)  # in or behind the fourth step
+    run.process.kill()
+    assert run.end() == -signal.SIGKILL
+    run = train(*keys)
+    assert run.end() == 0, run.stderr
+    assert "10 prompts, each once: 10 trained" in run.stdout
+    for step in range(1, 6):
+        rows = trained(tmp_path, step)
+        assert len({row.uid for row in rows}) == 8
+        spans = [span for row in rows for transcript in row.transcripts for span in transcript.versions]
+        assert step - 1 - bound <= min(span.version for span in spans)
+    assert len({row.uid for step in range(1, 6) for row in trained(tmp_path, step)}) == 5 * 8
+    assert server.exited is None
 
 
 @pytest.mark.slice(1, "matrix")

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -31,7 +31,7 @@ from agentrl.engines.embedded.cache import CacheFull, SessionCache
 from agentrl.engines.embedded.shapes import attention_shapes, free_memory
 from agentrl.engines.embedded.step import Request, StepRunner
 from agentrl.engines.embedded.vision import ImageNumbers, hold_images
-from agentrl.engines.inspection import checksum
+from agentrl.engines.inspection import Difference, checksum
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import use_packed_attention
@@ -356,17 +356,23 @@ class EmbeddedEngine:
         self._runner.disturb()
         return SyncReport(size, time.perf_counter() - began)
 
-    async def checksums(self, names: Sequence[str]) -> dict[str, dict[str, tuple[str, str]]]:
-        """See `InspectableEngine.checksums`."""
+    def held_in(self, name: str) -> str:
+        """See `InspectableEngine.held_in`."""
+        return name
+
+    async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
+        """Compare weights [S] as `InspectableEngine.differences` says, those of another dtype left out."""
         state = self.model.state_dict(keep_vars=True)
         known = CheckpointNames(self.model, state).views(state)
         tied = self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight
         both = [name for name, view in known.items() if any(view is one for one in tied)]
-        found: dict[str, dict[str, tuple[str, str]]] = {}
-        for name in names:
-            if name in known:
-                places = both if self.model.config.tie_word_embeddings and name in both else [name]
-                found[name] = {place: (str(known[place].dtype), checksum(known[place])) for place in places}
+        found: list[Difference] = []
+        for name, tensor in sent.items():
+            wanted = checksum(tensor)
+            for place in both if self.model.config.tie_word_embeddings and name in both else [name]:
+                its = known.get(place)
+                if its is not None and its.dtype == tensor.dtype and checksum(its) != wanted:
+                    found.append(Difference(place if place == name else f"{place}, which is tied to {name},", place))
         return found
 
     @staticmethod

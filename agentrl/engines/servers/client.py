@@ -44,6 +44,8 @@ class ServerInfo:
     """True if it streams new tokens only."""
     device: str
     """cpu or cuda."""
+    quantized: bool = False
+    """True if it holds weights in another form than they are sent in, by rounding."""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,8 @@ class WeightChecksums:
     """By rank, then by the server's own parameter name."""
     predictable: bool
     """Computed by the algorithm that `ExpectedChecksums` repeats."""
+    quantized: bool = False
+    """The server rounds its weights, so that it may hold the same ones when others were sent."""
 
 
 class WeightReceiver(Protocol):
@@ -126,8 +130,8 @@ class WeightReceiver(Protocol):
         """Load the safetensors files of a folder."""
         ...
 
-    async def weight_checksums(self, timeout: float) -> WeightChecksums:
-        """Compute the checksums of all parameters."""
+    async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
+        """Compute the checksums of all parameters whose names hold none of `leave_out`."""
         ...
 
 

@@ -112,6 +112,10 @@ class Supervisor:
         alive = (FleetState.HEALTHY, FleetState.STALE)
         return [server for url, server in self.servers.items() if self.fleet.state(url) in alive]
 
+    def serving(self) -> list[ServerClient]:
+        """List the servers that have the weights, and requests are sent to."""
+        return [self.servers[url].client for url in self.fleet.serving]
+
     async def each(
         self, call: Callable[[Server], Awaitable[object]], servers: Sequence[Server] | None = None
     ) -> list[Server]:

@@ -29,6 +29,13 @@ FUSED: Mapping[str, tuple[str, int]] = {
 """SGLang stacks the rows of several tensors in one parameter: by tensor, the parameter and the tensor's place in it."""
 
 
+def parameter_of(name: str) -> tuple[str, int]:
+    """Return the name of SGLang's parameter that holds a tensor, and the tensor's place in it."""
+    *path, module, kind = ["", *name.split(".")]
+    fused, part = FUSED.get(module, (module, 0))
+    return ".".join([*path, fused, kind]).lstrip("."), part
+
+
 class Expectation:
     """Implements `ExpectedChecksums` for a server on a CPU with one rank."""
 
@@ -38,12 +45,10 @@ class Expectation:
     def add(self, bucket: Bucket) -> None:
         """See `ExpectedChecksums.add`."""
         for entry in bucket.entries:
-            *path, module, kind = ["", *entry.name.split(".")]
-            fused, part = FUSED.get(module, (module, 0))
-            name = ".".join([*path, fused, kind]).lstrip(".")
+            name, part = parameter_of(entry.name)
             content = bucket.data[entry.start : entry.end].cpu().numpy().tobytes()
             padding = 0
-            if module in ("embed_tokens", "lm_head"):
+            if name.split(".")[-2:-1] in (["embed_tokens"], ["lm_head"]):
                 rows = entry.shape[0]
                 padding = -rows % VOCABULARY_MULTIPLE * (len(content) // rows)
             self._hashes.setdefault(name, _Parameter()).add(part, content + bytes(padding))

@@ -117,6 +117,7 @@ class ServerAnswer(BaseModel):
     enable_deterministic_inference: bool | None = None
     incremental_streaming_output: bool | None = None
     device: str
+    quantization: str | None = None
 
 
 class RankPlace(BaseModel):
@@ -185,6 +186,7 @@ class SGLangClient:
             "return_logprob": True,
             "stream": True,
             "extra_key": cache_key,
+            "priority": params.priority,
         }
         if images:
             body["image_data"] = [data_url(one.image.encoded) for one in images]
@@ -276,6 +278,7 @@ class SGLangClient:
             bool(server.enable_deterministic_inference),
             bool(server.incremental_streaming_output),
             server.device,
+            server.quantization is not None,
         )
 
     # Weights
@@ -344,16 +347,18 @@ class SGLangClient:
         }
         await self._update("/update_weights_from_disk", body, timeout)
 
-    async def weight_checksums(self, timeout: float) -> WeightChecksums:
+    async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
         """See `WeightReceiver.weight_checksums`."""
-        answer = await self._update("/weights_checker", {"action": "checksum"}, timeout)
+        body: dict[str, JSON] = {"action": "checksum", "skip_tensor_list": list(leave_out)}
+        answer = await self._update("/weights_checker", body, timeout)
         try:
             ranks = {
                 _rank_name(rank.parallelism_info[0]): rank.checksums for rank in read(ChecksumsAnswer, answer).ranks
             }
         except (IndexError, ValueError) as error:
             raise EngineError(f"{self.url}: /weights_checker: unexpected answer {answer!r:.500}") from error
-        return WeightChecksums(ranks, predictable=(await self.info()).device == "cpu")
+        info = await self.info()
+        return WeightChecksums(ranks, predictable=info.device == "cpu", quantized=info.quantized)
 
     async def _update(self, path: str, body: Mapping[str, JSON], timeout: float) -> bytes:
         """POST a step of a weight update. SGLang answers some failures with status 200: raises EngineError."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import aiohttp
+import torch
 
 from agentrl.engines.contract import SamplingParams
+from agentrl.engines.inspection import Difference
 from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.supervisor import Server
 from agentrl.engines.servers.sync.update import WeightSender
+from agentrl.engines.sglang.sample import WeightSample
 
 
 class SGLangEngine(ServerEngine):
-    """A ServerEngine whose requests are seeded as SGLang needs it.
+    """A ServerEngine whose requests are seeded as SGLang needs it, and whose weights can be compared.
 
     `deterministic`: the servers honour seeds (SGLang's enable_deterministic_inference). For the other arguments see
     `ServerEngine`.
@@ -49,6 +52,16 @@ class SGLangEngine(ServerEngine):
         self._vocab_size = model.vocab_size
         self._deterministic = deterministic
         self._seeds = itertools.count(1 << 62)
+        self._sample = WeightSample(sender.dtype, notify)
+
+    def held_in(self, name: str) -> str | None:
+        """See `InspectableEngine.held_in`."""
+        return self._sample.held_in(name)
+
+    async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
+        """Compare weights [S] as `InspectableEngine.differences` says. Servers that do not serve are not asked."""
+        async with self._supervisor.sending:  # a server that is being sent weights has some of them
+            return await self._sample.differences(self._supervisor.serving(), sent, names)
 
     def _server_params(self, params: SamplingParams) -> SamplingParams:
         """Set what a server needs to sample the same tokens whatever else runs there.

@@ -52,7 +52,7 @@ class ServerArguments:
 
     def argv(self, port: int) -> list[str]:
         """Build the command line of a server that listens at `port`."""
-        arguments = {**self._common(port), **(self._cpu() if self.device == "cpu" else self._gpu())}
+        arguments = {**self._common(port), **self._queue(), **(self._cpu() if self.device == "cpu" else self._gpu())}
         # In the user's order and after ours, so that another name of the same argument wins too.
         for name, value in self.extra.items():
             arguments.pop(plain_name(name), None)
@@ -74,6 +74,17 @@ class ServerArguments:
             "incremental_streaming_output": True,
             "log_level": self.log_level,
             "log_level_http": "warning",  # no line for each request
+        }
+
+    def _queue(self) -> dict[str, JSON]:
+        """Have requests of the earliest prompt begin first (`SamplingParams.priority`), and none stop for another."""
+        names = {plain_name(name): value for name, value in self.extra.items()}
+        if names.get("schedule_policy", "fcfs") not in ("fcfs", "lof"):
+            return {}  # SGLang would refuse both together
+        return {
+            "enable_priority_scheduling": True,
+            "schedule_low_priority_values_first": True,
+            "disable_priority_preemption": True,
         }
 
     def _gpu(self) -> dict[str, JSON]:

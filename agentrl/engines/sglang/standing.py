@@ -1,4 +1,4 @@
-"""SGLang servers of a model that is not trained: started, started again when one ends, and stopped."""
+"""SGLang servers of a model that is not trained: started, started again when one ends or hangs, and stopped."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from pathlib import Path
 
 from agentrl.config import Config
 from agentrl.engines.contract import EngineError
+from agentrl.engines.servers.client import ServerFailed
+from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.servers.process import status_text
 from agentrl.engines.servers.start import Say, start_all
+from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.options import ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError
 from agentrl.remote.router import ServerAccess
+from agentrl.system.http import http_client
 from agentrl.system.loop_thread import LoopThread
 
 ENGINE = "reward_model.rollout"
@@ -28,7 +32,14 @@ class StandingServers:
     """Servers on this machine, which end with `close`, or with this process."""
 
     def __init__(
-        self, arguments: ServerArguments, gpus: Sequence[int], key: str, folder: Path, timeout: float, warn: Say
+        self,
+        arguments: ServerArguments,
+        gpus: Sequence[int],
+        key: str,
+        folder: Path,
+        timeout: float,
+        warn: Say,
+        timings: Timings | None = None,
     ) -> None:
         """Prepare them; nothing is started yet.
 
@@ -38,9 +49,10 @@ class StandingServers:
             folder: for their logs.
             timeout: seconds until a server must answer after it was started.
             warn: shows what happens to servers later on; called from another thread.
+            timings: intervals and deadlines of checks, by default those of rollout servers.
         """
         self._timeout, self._warn = timeout, warn
-        self._key = key
+        self._key, self._timings = key, timings or Timings()
         self._processes = [
             SGLangProcess(replace(arguments, base_gpu_id=gpu), None, folder / f"{number}.log", key=self._key)
             for number, gpu in enumerate(gpus)
@@ -64,21 +76,37 @@ class StandingServers:
         self._watching = [asyncio.create_task(self._watch(process)) for process in self._processes]
 
     async def _watch(self, process: SGLangProcess) -> None:
-        pause = LOOK_EVERY
+        pause = 0.0
         while True:
             await asyncio.sleep(pause)
-            if process.exited is None:
-                pause = LOOK_EVERY
-                continue
-            ended = f"the reward model's server {process.url} ended ({status_text(process.exited)})"
-            self._warn(f"{ended} and is started again; its log: {process.log}")
+            why = await self._end_of(process)
+            self._warn(f"the reward model's server {process.url} {why} and is started again; its log: {process.log}")
             try:
                 await asyncio.to_thread(process.stop)
                 process.start()
                 await process.ready(self._timeout)
+                pause = 0.0
             except EngineError as error:
                 self._warn(f"the reward model's server does not come up: {error}")
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(max(2 * pause, LOOK_EVERY), LONGEST_PAUSE)
+
+    async def _end_of(self, process: SGLangProcess) -> str:
+        """Wait until a server has ended or hangs; says which."""
+        failed, look, due = 0, asyncio.get_running_loop().time, 0.0
+        async with http_client() as http:
+            client = SGLangClient(process.url, http, process.key)
+            while process.exited is None and failed < self._timings.failures:
+                await asyncio.sleep(min(LOOK_EVERY, self._timings.recheck_interval))
+                if look() < due:
+                    continue
+                try:
+                    await client.check(self._timings.check_timeout)
+                    failed, due = 0, look() + self._timings.check_interval
+                except ServerFailed:
+                    failed += 1
+        if process.exited is not None:
+            return f"ended ({status_text(process.exited)})"
+        return f"answered none of {failed} checks of {self._timings.check_timeout:g} s"
 
 
 def server_arguments(config: Config, device: str, host: str = "127.0.0.1") -> ServerArguments:

@@ -103,7 +103,10 @@ class RayRanks(Generic[Worker]):
         """See `Ranks.kept_columns`: the values go to the object store, never through the driver."""
         answers = self._pool.kept(self._role.name, method.__name__)[:: self._role.copies]
         pieces = tuple(Piece(ref, rows) for ref, rows in answers)
-        return batch.with_fields(**{name: Column(pieces, place) for place, name in enumerate(fields)})
+        several = len(fields) > 1
+        return batch.with_fields(
+            **{name: Column(pieces, place if several else None) for place, name in enumerate(fields)}
+        )
 
     def metrics(self, method: Callable[Concatenate[Worker, P], Numbers], *args: P.args, **kwargs: P.kwargs) -> Numbers:
         return reduce_metrics(self.every(method, *args, **kwargs))

@@ -19,8 +19,9 @@ import torch
 
 from agentrl.trajectory.batch import RaggedBatch, join_policies, token_places
 from agentrl.trajectory.images import Images
+from agentrl.trajectory.teacher_prompts import TeacherPrompts
 
-BatchArrays = dict[str, npt.NDArray[np.generic] | tuple[str, ...] | Images]
+BatchArrays = dict[str, npt.NDArray[np.generic] | tuple[str, ...] | Images | TeacherPrompts]
 """The fields of a RaggedBatch by name, tensors as numpy has them: the store reads these without a copy."""
 Arrays = TypeVar("Arrays")
 NOT_FLOATS = {"staleness": torch.int64, "selected": torch.bool}

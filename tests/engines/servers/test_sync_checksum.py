@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from agentrl.engines.servers.client import WeightChecksums
 from agentrl.engines.servers.sync.buckets import Bucket
@@ -17,7 +17,7 @@ class AnswersChecksums:
         self.url = f"http://{name}"
         self._answer = WeightChecksums({"target/0/0": checksums}, predictable)
 
-    async def weight_checksums(self, timeout: float) -> WeightChecksums:
+    async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
         return self._answer
 
 

@@ -36,6 +36,13 @@ def test_a_server_on_a_cpu() -> None:
     assert "--enable-memory-saver" not in argv
 
 
+@pytest.mark.parametrize(("policy", "first"), [(None, True), ("fcfs", True), ("lpm", False)])
+def test_the_earliest_prompt_goes_first_unless_the_user_chose_another_order(policy: str | None, first: bool) -> None:
+    argv = ServerArguments("/m", extra={} if policy is None else {"schedule_policy": policy}).argv(7001)
+    assert ("--enable-priority-scheduling" in argv) is first
+    assert ("--disable-priority-preemption" in argv) is first
+
+
 def test_a_server_on_gpus() -> None:
     argv = ServerArguments(
         "/m", tensor_model_parallel_size=4, base_gpu_id=4, gpu_memory_utilization=0.6, enable_memory_saver=True

@@ -38,7 +38,7 @@ class DiskSender:
         None: what arrived is not verified."""
         self.bytes_sent = 0
         self.compared: Comparison = "none"
-        self._dtype = dtype
+        self.dtype = dtype
         self._bucket_bytes = bucket_bytes
         self._folder = folder.absolute()
         self._timeout = timeout
@@ -62,9 +62,9 @@ class DiskSender:
         """Write the weights to the folder of the new version, and remove older ones."""
         self.bytes_sent = 0
         path = self._folder / f"version-{version}"
-        buffer = torch.empty(buffer_bytes(weights.shapes, self._dtype, self._bucket_bytes), dtype=torch.uint8)
+        buffer = torch.empty(buffer_bytes(weights.shapes, self.dtype, self._bucket_bytes), dtype=torch.uint8)
         with published_directory(path) as partial:
-            filled = buckets(weights.read(), buffer, self._bucket_bytes, self._dtype)
+            filled = buckets(weights.read(), buffer, self._bucket_bytes, self.dtype)
             for number, bucket in enumerate(filled, start=1):
                 if expected is not None:
                     expected.add(bucket)

@@ -50,7 +50,7 @@ class DistributedSender:
         checksums of a send; None: what arrived is not verified."""
         self.bytes_sent = 0
         self.compared: Comparison = "none"
-        self._dtype = dtype
+        self.dtype = dtype
         self._bucket_bytes = bucket_bytes
         self._backend: Literal["gloo", "nccl"] = backend
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
@@ -110,9 +110,9 @@ class DistributedSender:
         self.bytes_sent = 0
         expected = self._checksums() if self._checksums else None
         buffer = torch.empty(
-            buffer_bytes(weights.shapes, self._dtype, self._bucket_bytes), dtype=torch.uint8, device=self._device
+            buffer_bytes(weights.shapes, self.dtype, self._bucket_bytes), dtype=torch.uint8, device=self._device
         )
-        for number, bucket in enumerate(buckets(weights.read(), buffer, self._bucket_bytes, self._dtype), start=1):
+        for number, bucket in enumerate(buckets(weights.read(), buffer, self._bucket_bytes, self.dtype), start=1):
             if expected is not None:
                 expected.add(bucket)
             await self._together(

@@ -39,7 +39,7 @@ class TensorSender:
         expected checksums of a send; None: what arrived is not verified."""
         self.bytes_sent = 0
         self.compared: Comparison = "none"
-        self._dtype = dtype
+        self.dtype = dtype
         self._bucket_bytes = bucket_bytes
         self._device = torch.device(device)
         self._timeout = timeout
@@ -49,12 +49,12 @@ class TensorSender:
     async def send(self, servers: Sequence[WeightReceiver], weights: Weights, version: int) -> dict[str, Exception]:
         """See WeightSender. Raises EngineError when shared memory is too small for the buffer."""
         self.bytes_sent = 0
-        buffer = self._buffer_of(buffer_bytes(weights.shapes, self._dtype, self._bucket_bytes))
+        buffer = self._buffer_of(buffer_bytes(weights.shapes, self.dtype, self._bucket_bytes))
         update = Update(servers, version, self._timeout)
         infos = await update.infos()
         await update.begin()
         expected = self._checksums() if self._checksums else None
-        filled = buckets(weights.read(), buffer, self._bucket_bytes, self._dtype)
+        filled = buckets(weights.read(), buffer, self._bucket_bytes, self.dtype)
         for number, bucket in enumerate(filled, start=1):
             if expected is not None:
                 expected.add(bucket)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import ServerInfo, WeightReceiver
 from agentrl.engines.weights import Weights
+
+if TYPE_CHECKING:
+    import torch
 
 Comparison = Literal["sent", "servers", "none"]
 """Counterpart of the servers' checksums: the weights sent, one another, or nothing (one server only)."""
@@ -17,6 +20,8 @@ Comparison = Literal["sent", "servers", "none"]
 class WeightSender(Protocol):
     """Sends the weights of a policy to servers."""
 
+    dtype: torch.dtype
+    """Type that weights are sent in."""
     bytes_sent: int
     """Bytes of weights of the last `send`, counted once however many servers there are."""
     compared: Comparison

@@ -1,0 +1,109 @@
+"""A sample of the parameters that SGLang's servers hold, compared with what they were sent.
+
+On a CPU a checksum is known beforehand (see `Expectation`). On a GPU it is another hash, of a part of the parameter on
+each rank; then it must change when, and only when, what is sent changes, and be the same at all servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from agentrl.engines.contract import EngineError, RequestError
+from agentrl.engines.inspection import Difference
+from agentrl.engines.servers.client import ServerClient, WeightChecksums
+from agentrl.engines.servers.sync.buckets import buckets, buffer_bytes
+from agentrl.engines.sglang.checksums import Expectation, parameter_of
+
+TIMEOUT = 60.0
+"""Seconds that a server has for the checksums of a sample."""
+Held: TypeAlias = tuple[str, ...]
+"""Checksums of one parameter, of each rank that has it or a part of it."""
+
+
+class WeightSample:
+    """Knows which parameters servers have beside those that they are sent, and what checksums they had.
+
+    `notify` is told, once for each server, why its weights are not compared.
+    """
+
+    def __init__(self, dtype: torch.dtype, notify: Callable[[str], None]) -> None:
+        self._dtype = dtype
+        self._notify = notify
+        self._others: set[str] = set()
+        """Parameters of servers that no weight is sent for under their name; their checksums are not asked for."""
+        self._absent: set[str] = set()
+        """Names of parameters that no server has."""
+        self._known: dict[str, tuple[str, Held]] = {}
+        """By parameter, the checksum of what was sent, and what servers answered, when both were last found right."""
+        self._silent: set[str] = set()
+        """Servers that were not compared."""
+
+    def held_in(self, name: str) -> str | None:
+        """See `InspectableEngine.held_in`."""
+        parameter, _ = parameter_of(name)
+        return None if parameter in self._absent else parameter
+
+    async def differences(
+        self, servers: Sequence[ServerClient], sent: Mapping[str, torch.Tensor], names: Collection[str]
+    ) -> list[Difference]:
+        """Compare weights [S] as `InspectableEngine.differences` says, without servers that do not answer."""
+        wanted = self._checksums(sent)
+        unasked = {parameter_of(name)[0] for name in names} - wanted.keys()
+        # What holds one of these in its name is left out.
+        left_out = [one for one in sorted(unasked | self._others) if not any(one in name for name in wanted)]
+        answers = await asyncio.gather(*[self._ask(server, left_out) for server in servers])
+        found: list[Difference] = []
+        for server, answer in zip(servers, answers, strict=True):
+            if answer is None:
+                continue
+            held = _by_parameter(answer)
+            self._others |= held.keys() - wanted.keys() - unasked
+            self._absent |= wanted.keys() - held.keys()
+            for parameter in sorted(wanted.keys() & held.keys()):
+                if not self._is_right(parameter, wanted[parameter], held[parameter]):
+                    found.append(Difference(parameter, f"{parameter} at {server.url}"))
+        return found
+
+    def _checksums(self, sent: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """Compute the checksums of parameters as SGLang's servers do on a CPU."""
+        expected = Expectation()
+        for name, tensor in sent.items():
+            size = buffer_bytes({name: tuple(tensor.shape)}, self._dtype, 0)
+            for bucket in buckets([(name, tensor)], torch.empty(size, dtype=torch.uint8), size, self._dtype):
+                expected.add(bucket)
+        return expected.checksums()
+
+    async def _ask(self, server: ServerClient, left_out: Sequence[str]) -> WeightChecksums | None:
+        why = "it holds them rounded"
+        try:
+            answer = await server.weight_checksums(TIMEOUT, left_out)
+            if not answer.quantized:
+                return answer
+        except (EngineError, RequestError) as error:
+            why = str(error)
+        if server.url not in self._silent:
+            self._silent.add(server.url)
+            self._notify(f"{server.url}: its weights are not compared with those that it was sent: {why}")
+        return None
+
+    def _is_right(self, parameter: str, wanted: str, held: Held) -> bool:
+        """Judge one server's parameter, and remember it where it is right."""
+        before = self._known.get(parameter)
+        if held != (wanted,) and before is not None:
+            last, answered = before
+            if answered == (last,) or (last == wanted) != (answered == held):
+                return False
+        self._known[parameter] = wanted, held
+        return True
+
+
+def _by_parameter(answer: WeightChecksums) -> dict[str, Held]:
+    found: dict[str, Held] = {}
+    for rank in sorted(answer.ranks):
+        for name, value in answer.ranks[rank].items():
+            found[name] = (*found.get(name, ()), value)
+    return found

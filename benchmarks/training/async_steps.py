@@ -1,0 +1,311 @@
+"""Steps with slow tools: rollouts and updates in turn against rollouts beside updates, on real SGLang on the CPU.
+
+    .venv-sglang/bin/python -m benchmarks.training.async_steps [--medians 0 0.5 2] [--bounds 0 1 2 4 8]
+
+The quickstart's data and its shape of a step (32 prompts x 8 trajectories), a policy that an embedded run of ten steps
+has taught to call tools, and one SGLang server. Both tools are delayed log-normally (sigma 1), by a median of 0, 0.5
+(at most 5) or 2 seconds (at most 30); the delay of a call depends on its trajectory's name and its arguments alone, so
+that every run meets the same ones. Updates change the policy by next to nothing, so that steps are alike. Steps are
+counted once a pipeline is full: after the first in turn, and after `max_staleness` + 1 otherwise. As a slow trajectory
+holds up one step in so many, whole rounds of them are counted, and a step's time is their mean.
+
+The floor of a step in which nothing is thrown away is the longer of a step in turn with instant tools and the longest
+trajectory over `max_staleness` + 1, both as measured here in turn (means). Whatever is begun while an update runs is by
+the weights before it; the second floor has the time of an update beside the longest trajectory's for that. Each run's
+figures are kept in `--out`, so that the script, begun again, does what is left, and prints the table of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+
+import agentrl
+from agentrl.engines.servers.start import start_all
+from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess
+from agentrl.rollouts.local import LocalRollouts
+from agentrl.system.json_value import JSON
+from agentrl.system.metrics import Numbers
+from agentrl.tool import Tool, ToolResponse
+from agentrl.train import training
+from agentrl.trajectory.parquet import read_trajectories
+from benchmarks.forked import forked
+from tools.calculator import CalculatorTool
+from tools.search import SearchTool
+
+PROMPTS, EACH = 32, 8
+MOST = {0.0: 0.0, 0.5: 5.0, 2.0: 30.0}
+"""Longest delay of a call by the median."""
+LENGTH = 512
+"""Tokens of the longest context, prompt and response."""
+TAUGHT = 10
+"""Steps of the embedded run."""
+ENDLESS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run."""
+
+    out: Path
+    median: float
+    """Seconds of a tool."""
+    bound: int
+    depth: int
+    steps: int
+    """Steps that are counted."""
+
+    @property
+    def folder(self) -> Path:
+        depth = f"-{self.depth}" if self.bound else ""
+        return self.out / f"tools-{1000 * self.median:.0f}-bound-{self.bound}{depth}"
+
+    @property
+    def figures(self) -> Path:
+        return self.folder.with_suffix(".json")
+
+    @property
+    def warm_up(self) -> int:
+        """Steps until the pipeline is full."""
+        return self.bound + 1
+
+
+def shared(out: Path) -> dict[str, JSON]:
+    """Return the keys of all runs."""
+    return {
+        "quickstart.dir": str(out / "assets"),
+        "data.train_batch_size": PROMPTS,
+        "data.max_prompt_length": LENGTH // 2,
+        "data.max_response_length": LENGTH // 2,
+        "data.val_files": None,
+        "actor_rollout_ref.rollout.n": EACH,
+        "trainer.device": "cpu",
+        "trainer.show_trajectory_freq": -1,
+        "trainer.resume_mode": "disable",
+    }
+
+
+def teach(out: Path) -> None:
+    """Train the policy whose steps are measured."""
+    agentrl.train(
+        {**shared(out), "trainer.total_training_steps": TAUGHT, "trainer.default_local_dir": str(out / "taught")}
+    )
+
+
+def keys(case: Case, url: str) -> dict[str, JSON]:
+    """Return the keys of a run."""
+    ahead: dict[str, JSON] = {
+        "async_training.max_staleness": case.bound,
+        "async_training.depth": case.depth,
+    }
+    return {
+        **shared(case.out),
+        **(ahead if case.bound else {}),
+        "actor_rollout_ref.model.path": str(case.out / "taught" / "policy"),
+        "actor_rollout_ref.rollout.name": "sglang",
+        "actor_rollout_ref.rollout.server_urls": [url],
+        "actor_rollout_ref.actor.optim.lr": 1e-7,
+        "algorithm.filter_groups.enable": False,  # each step learns from all its trajectories
+        "trainer.save_freq": ENDLESS,
+        "trainer.total_training_steps": ENDLESS,
+        "trainer.default_local_dir": str(case.folder),
+    }
+
+
+def delayed(tool: type[Tool], median: float) -> Callable[..., Awaitable[ToolResponse]]:
+    """Return the tool's `execute`, which takes its time first."""
+    execute = tool.execute
+
+    async def slow(self: Tool, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
+        drawn = random.Random(f"{instance_id} {arguments}").lognormvariate(math.log(median), 1.0)
+        await asyncio.sleep(min(drawn, MOST[median]))
+        return await execute(self, instance_id, arguments)
+
+    return slow
+
+
+class Idle:
+    """Seconds in which the engine had no request or was held, in turn or not."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._looking: asyncio.Task[None] | None = None
+
+    def watching(self, *args: Any, **kwargs: Any) -> LocalRollouts:
+        """Open rollouts that are looked at."""
+        rollouts = LocalRollouts(*args, **kwargs)
+        rollouts.loop.call_soon(lambda: self._begin(rollouts))
+        return rollouts
+
+    def _begin(self, rollouts: LocalRollouts) -> None:
+        self._looking = asyncio.create_task(self._look(rollouts))
+
+    async def _look(self, rollouts: LocalRollouts) -> None:
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(0.02)
+            now = time.monotonic()
+            self.seconds += (now - before) * await rollouts.idle_share()
+            before = now
+
+
+def measure(case: Case, url: str, server: int) -> None:
+    """Train, and write down what the steps took."""
+    idle = Idle()
+    with ExitStack() as stack:
+        if case.median:
+            for tool in (CalculatorTool, SearchTool):
+                stack.enter_context(patch.object(tool, "execute", delayed(tool, case.median)))
+        stack.enter_context(patch("agentrl.rollouts.local.LocalRollouts", idle.watching))
+        iterator = iter(stack.enter_context(training(keys(case, url))))
+        for _ in range(case.warm_up):
+            next(iterator)
+        steps: list[Numbers] = []
+        cpu, served, began, idle.seconds = time.process_time(), cpu_of(server), time.perf_counter(), 0.0
+        for _ in range(case.steps):
+            begun = time.perf_counter()
+            metrics = next(iterator)
+            steps.append({**metrics, "wall": time.perf_counter() - begun})
+        wall = time.perf_counter() - began
+        found = {
+            "wall": wall,
+            "engine_idle": idle.seconds / wall,
+            "trainer_cpu": (time.process_time() - cpu) / case.steps,
+            "server_cpu": (cpu_of(server) - served) / case.steps,
+        }
+    case.figures.write_text(json.dumps({**found, "steps": steps, **lengths(case)}))
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU-seconds of a server's processes."""
+    process = psutil.Process(pid)
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def lengths(case: Case) -> dict[str, JSON]:
+    """Look at the trajectories of the counted steps: how long they took, how late they were, which never came."""
+    longest: list[float] = []
+    rows: list[tuple[float, int]] = []
+    trained: set[int] = set()
+    last = case.warm_up + case.steps
+    for step in range(1, last + 1):
+        seconds = []
+        for one in read_trajectories(case.folder / "trajectories" / f"train_{step:06}.parquet"):
+            _, of_step, number, _ = one.uid.split("/")
+            trained.add((int(of_step) - 1) * PROMPTS + int(number))
+            seconds.append(one.metrics.get("generate_seconds", 0.0) + one.metrics.get("tool_seconds", 0.0))
+            oldest = min(span.version for transcript in one.transcripts for span in transcript.versions)
+            if step > case.warm_up:
+                rows.append((seconds[-1], step - 1 - oldest))
+        if step > case.warm_up:
+            longest.append(max(seconds))
+    rows.sort()
+    tenth = rows[-len(rows) // 10 :]
+    due = range(PROMPTS * (last - case.bound))
+    return {
+        "longest": list(longest),
+        "lag": statistics.mean(lag for _, lag in rows),
+        "lag_of_the_longest": statistics.mean(lag for _, lag in tenth),
+        "most_lag": max(lag for _, lag in rows),
+        "due": len(due),
+        "due_and_trained": sum(one in trained for one in due),
+    }
+
+
+def table(out: Path) -> str:
+    """Write all runs in `out` as a table."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("tools-*.json"))}
+    columns = (
+        "tools, s | bound | depth | step, s | times as fast | floor, s | floor over step | second floor over step | "
+        "engine idle | trainer idle | CPU, s: trainer, server | lag: mean, longest tenth, most | due and trained"
+    )
+    lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
+    instant = found.get("tools-0-bound-0")
+    for name, one in found.items():
+        _, median, _, bound, *depth = name.split("-")
+        base = found.get(f"tools-{median}-bound-0")
+        if instant is None or base is None:
+            continue
+        step = one["wall"] / len(one["steps"])
+        in_turn = base["wall"] / len(base["steps"])
+        alone = instant["wall"] / len(instant["steps"])
+        longest, versions = statistics.mean(base["longest"]), int(bound) + 1
+        update = statistics.mean(it["wall"] - it["time/rollout"] for it in base["steps"])
+        floor, second = max(alone, longest / versions), max(alone, (longest + update) / versions)
+        waits = statistics.mean(it.get("async/trainer_idle", it["time/rollout"] / it["wall"]) for it in one["steps"])
+        cells = [
+            f"{int(median) / 1000:g}",
+            bound,
+            *(depth or [""]),
+            f"{step:.2f}",
+            f"{in_turn / step:.2f}",
+            f"{floor:.2f}",
+            f"{floor / step:.2f}",
+            f"{second / step:.2f}",
+            f"{one['engine_idle']:.0%}",
+            f"{waits:.0%}",
+            f"{one['trainer_cpu']:.2f}, {one['server_cpu']:.2f}",
+            f"{one['lag']:.2f}, {one['lag_of_the_longest']:.2f}, {one['most_lag']}",
+            f"{one['due_and_trained']} of {one['due']}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def counted(steps: int, bound: int) -> int:
+    """Return how many steps are counted of a run."""
+    return math.ceil(steps / (bound + 1)) * (bound + 1) if bound else math.ceil(steps * 2 / 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/async-steps"))
+    parser.add_argument("--medians", type=float, nargs="+", choices=list(MOST), default=[0.0, 0.5, 2.0])
+    parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2, 4, 8])
+    parser.add_argument("--depth", type=int, default=4, help="at most; it is no more than the bound")
+    parser.add_argument("--steps", type=int, default=6, help="that are counted at least; in turn two thirds of them")
+    given = parser.parse_args()
+    out = given.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    cases = [
+        Case(out, median, bound, min(given.depth, bound), counted(given.steps, bound))
+        for median in given.medians
+        for bound in given.bounds
+    ]
+    cases = [case for case in cases if not case.figures.exists()]
+    if not (out / "taught" / "policy").exists() and forked(partial(teach, out), out / "taught.log"):
+        raise SystemExit(f"the policy was not taught, see {out / 'taught.log'}")
+    if cases:
+        model = str(out / "taught" / "policy")
+        server = SGLangProcess(ServerArguments(model, device="cpu", context_length=LENGTH), None, out / "server.log")
+        try:
+            asyncio.run(start_all([server], 600.0, print))
+            assert server.pid is not None
+            for case in cases:
+                began = time.monotonic()
+                if forked(partial(measure, case, server.url, server.pid), case.folder.with_suffix(".log")):
+                    raise SystemExit(f"{case.folder} failed, see {case.folder.with_suffix('.log')}")
+                print(f"{case.folder.name}: {time.monotonic() - began:.0f} s", flush=True)
+        finally:
+            server.stop()
+    print(table(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Servers of a model that is not trained are started again when they end, and when they hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.engines.servers.fleet import Timings
+from agentrl.engines.sglang import standing
+from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess
+from agentrl.engines.sglang.standing import StandingServers
+
+SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"model_path": "model"}')
+
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+QUICK = Timings(check_interval=0.2, recheck_interval=0.05, check_timeout=1.0, failures=3)
+
+
+class Standin(SGLangProcess):
+    """A small HTTP server in SGLang's place."""
+
+    started: list[Standin] = []
+
+    def command(self, port: int) -> list[str]:
+        return [sys.executable, "-S", "-c", SERVER, str(port)]
+
+    def start(self) -> None:
+        super().start()
+        self.started.append(self)
+
+
+@pytest.fixture
+def warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Warnings of servers that run."""
+    monkeypatch.setattr(standing, "SGLangProcess", Standin)
+    monkeypatch.setattr(Standin, "started", [])
+    told: list[str] = []
+    arguments = ServerArguments("model", device="cpu")
+    servers = StandingServers(arguments, [0], "key", tmp_path, 60.0, told.append, QUICK)
+    servers.start(lambda _: None)
+    yield told
+    servers.close()
+    assert all(process.exited is not None for process in Standin.started)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGSTOP, "answered none of 3 checks of 1 s"), (signal.SIGKILL, "ended")]
+)
+def test_it_is_started_again(warnings: list[str], number: signal.Signals, said: str) -> None:
+    (process,) = Standin.started
+    first, url = process.pid, process.url
+    assert first is not None
+    time.sleep(1.0)  # some checks
+    assert process.pid == first and not warnings, "a server that answers is left alone"
+    os.kill(first, number)
+    end = time.monotonic() + 60
+    while len(Standin.started) == 1 or not answers(url):
+        assert time.monotonic() < end, warnings
+        time.sleep(0.05)
+    assert process.pid != first and len(warnings) == 1 and said in warnings[0] and url in warnings[0]
+    assert not Path(f"/proc/{first}").exists()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=1.0):
+            return True
+    except OSError:
+        return False
