@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -33,17 +34,23 @@ class WeightWatch:
     _next: int = 0
     _known: dict[str, tuple[int, str]] = field(default_factory=dict)
     """By name, the version and the checksum with which a tensor was last sent."""
+    _names: Collection[str] = ()
+    """Names of all weights of the last update."""
+    _omitted: Collection[str] = ()
+    """Chosen tensors that were not among those that the engine read of it."""
 
-    def watched(self, weights: Weights) -> tuple[Weights, Mapping[str, torch.Tensor]]:
+    def watched(self, weights: Weights, engine: RolloutEngine) -> tuple[Weights, Mapping[str, torch.Tensor]]:
         """Return the weights [S], and what fills with the chosen tensors when they are read."""
-        names = self._choose(weights.shapes)
+        names = self._choose(weights.shapes, engine)
         passed: dict[str, torch.Tensor] = {}
+        self._names, self._omitted = weights.shapes.keys(), ()
 
         def read() -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in weights.read():
                 if name in names:
                     passed[name] = tensor.detach()
                 yield name, tensor
+            self._omitted = sorted(names - passed.keys())
 
         return replace(weights, read=read), passed
 
@@ -54,46 +61,43 @@ class WeightWatch:
         if health.version != version:
             what = f"it names version {health.version}, and was given {version}"
             found.append(Finding("weights", what, "the engine"))
-        sent = {name: (tensor.dtype, checksum(tensor)) for name, tensor in passed.items()}
+        for name in self._omitted:
+            found.append(Finding("weights", f"it was to be sent with version {version}, and was not", name))
         if isinstance(engine, InspectableEngine):
-            for name, places in (await engine.checksums(list(sent))).items():
-                dtype, wanted = sent[name]
-                for place, (its, value) in places.items():
-                    if its == str(dtype) and value != wanted:
-                        told = "" if place == name else f", which is tied to {name},"
-                        found.append(
-                            Finding("weights", f"version {version} of {place}{told} is not in the engine", place)
-                        )
-        found += self._unchanged(passed, {name: value for name, (_, value) in sent.items()}, version)
+            for one in await engine.differences(passed, self._names):
+                found.append(Finding("weights", f"version {version} of {one.weight} is not in the engine", one.place))
+        found += self._unchanged(passed, version)
         return found
 
-    def _choose(self, shapes: Mapping[str, Sequence[int]]) -> set[str]:
-        """Take the next tensors, in the order of their names, up to the budget, and at least one."""
-        names = sorted(shapes)
+    def _choose(self, shapes: Mapping[str, Sequence[int]], engine: RolloutEngine) -> set[str]:
+        """Take the next tensors, in the order of their names, up to the budget; those that the engine holds in one
+        tensor together, and at least one of its tensors."""
+        held: defaultdict[str, list[str]] = defaultdict(list)
+        for name in shapes:
+            place = engine.held_in(name) if isinstance(engine, InspectableEngine) else name
+            if place is not None:
+                held[place].append(name)
+        places = sorted(held)
         chosen: set[str] = set()
         room = self.budget * MB
-        while names and self.budget and len(chosen) < len(names):
-            name = names[self._next % len(names)]
-            size = BYTES
-            for length in shapes[name]:
-                size *= length
-            if chosen and size > room:
+        for _ in places if self.budget else ():
+            names = held[places[self._next % len(places)]]
+            room -= BYTES * sum(math.prod(shapes[name]) for name in names)
+            if chosen and room < 0:
                 break
-            chosen.add(name)
-            room -= size
+            chosen.update(names)
             self._next += 1
         return chosen
 
-    def _unchanged(
-        self, passed: Mapping[str, torch.Tensor], sums: Mapping[str, str], version: int
-    ) -> Iterator[Finding]:
+    def _unchanged(self, passed: Mapping[str, torch.Tensor], version: int) -> Iterator[Finding]:
         """Tell of a tensor that no update changed while those of the same name in other layers changed."""
         families: defaultdict[str, dict[str, bool]] = defaultdict(dict)
         changes: list[bool] = []
-        for name, value in sums.items():
+        for name, tensor in passed.items():
+            value = checksum(tensor)
             before = self._known.get(name)
             self._known[name] = version, value
-            large = passed[name].numel() >= LEAST.get(passed[name].dtype, passed[name].numel() + 1)
+            large = tensor.numel() >= LEAST.get(tensor.dtype, tensor.numel() + 1)
             if before is not None and before[0] < version and large and "expert" not in name:
                 changes.append(before[1] != value)
                 families[NUMBER.sub("#", name)][name] = before[1] != value

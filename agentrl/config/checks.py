@@ -93,6 +93,7 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_pairs(config)
         yield from check_validation(config)
         yield from check_distillation(config)
+        yield from check_own_teacher(config)
         yield from check_reward_servers(config)
     if isinstance(config, Config | TuningConfig):
         yield from check_parallel(config)
@@ -289,18 +290,27 @@ def check_published(config: Config) -> Iterator[str]:
 
 
 def check_replay(config: Config) -> Iterator[str]:
-    """Check that the engine tells the experts that are to be replayed, and that layers run as they are written."""
+    """Check that something tells the experts that are to be replayed, and that layers run as they are written."""
     actor, engine = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.name
-    if actor.router_replay.mode == "disabled":
+    mode, correction = actor.router_replay.mode, config.algorithm.rollout_correction
+    if mode == "disabled":
         return
-    if engine == "sglang":
+    if mode == "R2" and not correction.needs_pass:
+        yield (
+            f"{ACTOR}.router_replay.mode=R2 replays the experts that the policy chose as its log-probs were computed, "
+            f"and with {CORRECTION}.proximal={correction.proximal} they are not. Set proximal=recomputed, or mode=R3"
+        )
+    if mode == "R3" and engine == "sglang":
         yield (
             f"{ACTOR}.router_replay.mode=R3 needs an engine that tells which experts it chose, and agentrl does not "
-            "ask SGLang's servers for them. Set mode=disabled, and bound what their routers change by "
+            "ask SGLang's servers for them. Set mode=R2, and bound what their routers change by "
             f"{CORRECTION}.rollout_is=token, or use {ROLLOUT}.name=embedded"
         )
     if actor.use_torch_compile:
-        yield f"{ACTOR}.router_replay.mode=R3 conflicts with use_torch_compile=true: compiled routers cannot be steered"
+        yield (
+            f"{ACTOR}.router_replay.mode={mode} conflicts with use_torch_compile=true: compiled routers cannot be "
+            "steered"
+        )
 
 
 def check_pairs(config: Config) -> Iterator[str]:
@@ -362,6 +372,27 @@ def check_distillation(config: Config) -> Iterator[str]:
         )
     if keys.coef == 0:
         yield "distillation.coef=0 lets the teacher teach nothing: raise it, or leave out distillation.teacher"
+
+
+def check_own_teacher(config: Config) -> Iterator[str]:
+    """Check that an estimator that reads a teacher has one, and that the policy teaches itself what it can."""
+    keys = config.distillation
+    if config.algorithm.adv_estimator == "rlsd" and not keys.teachers:
+        yield (
+            "algorithm.adv_estimator=rlsd weighs tokens by what a teacher says of them: set distillation.teacher, "
+            "path=policy and privileged='The answer is {ground_truth}.' say"
+        )
+    own = [teacher for _, teacher in keys.teachers if teacher.is_policy]
+    if any(teacher.privileged is None for teacher in own):
+        yield (
+            "distillation.teacher.path=policy is shown what the policy is shown, and so teaches nothing: set "
+            "distillation.teacher.privileged, 'The answer is {ground_truth}.' say"
+        )
+    if own and keys.scope != "sampled":
+        yield (
+            f"distillation.scope={keys.scope} conflicts with distillation.teacher.path=policy, which gives log-probs "
+            "of sampled tokens. Take scope=sampled, or the path of the model that the policy begins as"
+        )
 
 
 def check_parallel(config: Config | TuningConfig) -> Iterator[str]:

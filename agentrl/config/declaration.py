@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Score = Literal["entropy", "squared_probs"]
 """Numbers of the distribution that a token was drawn from, given by the pass that computes log-probs."""
-Extra = Score | Literal["ref_logprobs", "values", "greedy_rewards", "state", "numbers"]
+Extra = Score | Literal["ref_logprobs", "values", "greedy_rewards", "state", "numbers", "teacher_logprobs"]
 """Columns that are computed only for algorithms that declare them."""
 
 P = ParamSpec("P")
@@ -25,7 +25,9 @@ class Declaration:
     columns: frozenset[Extra] = frozenset()
     """Columns that it is given; the others are None. `values` makes a critic, `ref_logprobs` a reference policy, and
     `greedy_rewards` (an estimator's) has one more trajectory of each prompt drawn, greedily. `state` (an estimator's)
-    says in which state each turn was taken, and `numbers` (an estimator's) what the scorer gave each trajectory."""
+    says in which state each turn was taken, `numbers` (an estimator's) what the scorer gave each trajectory, and
+    `teacher_logprobs` (an estimator's) what the teachers of `distillation` say, which then do nothing else to the
+    advantages."""
     keys: frozenset[str] = frozenset()
     """Keys of its config section (`algorithm`, `actor_rollout_ref.actor`) that it reads. With an algorithm that
     does not read a key that only some do, the key is refused, as it would have no effect."""

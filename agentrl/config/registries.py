@@ -87,6 +87,7 @@ ADVANTAGE_ESTIMATORS: Registry[Callable[..., Advantages]] = Registry(
         "reinforce_plus_plus_baseline": f"{_ESTIMATORS}.reinforce_plus_plus_baseline:reinforce_plus_plus_baseline",
         "remax": f"{_ESTIMATORS}.remax:remax",
         "rloo": f"{_ESTIMATORS}.rloo:rloo",
+        "rlsd": f"{_ESTIMATORS}.rlsd:rlsd",
         "tir_optimal_token_baseline": f"{_ESTIMATORS}.optimal_token_baseline:optimal_token_baseline",  # verl's names
     },
     functions=True,

@@ -6,8 +6,10 @@ Choose one of your own by `reward_model.reward_manager`. A manager that fails, o
 
 from __future__ import annotations
 
+import json
 import time
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -16,12 +18,16 @@ from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.errors import CodeError
 from agentrl.remote.router import ServerAccess
 from agentrl.reward.scorer import Verdict
+from agentrl.system.answers import Answers, Codec, as_json, digest
 from agentrl.system.metrics import Metrics
 from agentrl.system.registry import configured
 from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
 
+Scored = tuple[str, str | None, float | None, dict[str, float], float | None]
+"""Status, failure, score, further numbers, and the seconds that scoring took."""
+SCORES: Codec[list[Scored]] = Codec(as_json, lambda content: [tuple(one) for one in json.loads(content)])
 SCORER_FAILED = "scorer: "
 """So begins the failure of a trajectory whose scorer failed."""
 
@@ -131,6 +137,28 @@ async def score_all(manager: RewardManager, trajectories: Sequence[Trajectory], 
         trajectory.metrics["score_seconds"] = time.perf_counter() - begun
     found = iter(verdicts)
     return [None if one.status is Status.FAILED else next(found) for one in trajectories]
+
+
+async def score_once(
+    answers: Answers, manager: RewardManager, trajectories: Sequence[Trajectory], sample: Sample
+) -> None:
+    """Do as `score_all` does, or as it did where that is recorded of trajectories with the same tokens."""
+
+    async def scored() -> list[Scored]:
+        await score_all(manager, trajectories, sample)
+        return [
+            (one.status.value, one.failure, one.score, one.score_extra, one.metrics.get("score_seconds"))
+            for one in trajectories
+        ]
+
+    tokens = [array("q", transcript.ids).tobytes() for one in trajectories for transcript in one.transcripts]
+    rewards = json.dumps([[one.uid, [turn.reward for turn in one.turns]] for one in trajectories]).encode()
+    found = await answers.of("scorers", digest(rewards, *tokens), scored, SCORES)
+    for trajectory, (status, failure, score, extra, seconds) in zip(trajectories, found, strict=True):
+        trajectory.status, trajectory.failure = Status(status), failure
+        trajectory.score, trajectory.score_extra = score, extra
+        if seconds is not None:
+            trajectory.metrics["score_seconds"] = seconds
 
 
 async def _verdicts(manager: RewardManager, scored: Sequence[Trajectory], sample: Sample) -> Sequence[Verdict]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from agentrl.algorithms.advantages import reads_teacher
 from agentrl.algorithms.estimate import Estimate
 from agentrl.checks.batch import Drawn, Expected, check_batch
 from agentrl.checks.finding import Finding
@@ -42,9 +43,9 @@ def estimate_and_check(
     One call, so that the tokens are fetched once.
     """
     columns, found = compute(batch)
-    begun = time.process_time()
+    begun = time.thread_time()
     findings, numbers = check_batch(batch.with_fields(**columns), expected)
-    numbers["perf/check_seconds"] = time.process_time() - begun
+    numbers["perf/check_seconds"] = time.thread_time() - begun
     return columns, (found, findings, numbers)
 
 
@@ -130,7 +131,7 @@ class StepChecks:
             kl_coef=kl_coef,
             greedy_rewards=greedy_rewards,
             numbers=numbers,
-            taught=bool(config.distillation.teachers),
+            taught=bool(config.distillation.teachers) and not reads_teacher(config.algorithm),
             gap=self.gap,
             plain=rollout.top_p == 1 and rollout.top_k == -1 and rollout.temperature > 0,
             reference="same" if same and learns else "other",
@@ -146,12 +147,12 @@ class StepChecks:
         self, step: int, metrics: Mapping[str, float], outlines: Sequence[Outline], *, learnt: bool
     ) -> tuple[Numbers, str | None, Reaction]:
         """Raise the step's alarms. Returns (metrics, what they say or None, the strongest reaction asked for)."""
-        begun = time.process_time()
+        begun = time.thread_time()
         self.add(self.history.check({**metrics, **self.numbers}, outlines, learnt=learnt))
         if (text := self.gap_alarm.text(metrics)) is not None:
             self.add([Finding("gap", text, "all trajectories of the step", "sign")])
         alarms, reaction = self.alarms.raise_for(step, self.found)
         numbers = {**self.numbers, "checks/alarms": float(len(alarms))}
-        numbers["perf/check_seconds"] = numbers.get("perf/check_seconds", 0.0) + time.process_time() - begun
+        numbers["perf/check_seconds"] = numbers.get("perf/check_seconds", 0.0) + time.thread_time() - begun
         self.found, self.numbers = [], {}
         return numbers, "; ".join(alarm.text() for alarm in alarms) or None, reaction

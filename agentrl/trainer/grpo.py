@@ -27,6 +27,7 @@ correction are those of the tokens of the update:
 | `actor/observation_nll` | likewise: of what the policy read after its first token |
 | `actor/teacher_loss` | the teacher's term of the loss, without coefficient, likewise |
 | `actor/expert_loss` | mean negative log-likelihood of an expert's transcripts, without coefficient, likewise |
+| `actor/moe_aux_loss`, `actor/moe_z_loss` | losses of a mixture's routers, without coefficients, likewise |
 | `distill/kl` | mean over the sampled tokens with a teacher of log p - log p of the teacher, before the update |
 | `distill/taught_fraction` | fraction of the policy tokens that have a teacher |
 | `actor/ppo_kl` | mean of old - new log-prob over the policy tokens with advantage of the taken optimizer steps |
@@ -46,7 +47,7 @@ correction are those of the tokens of the update:
 | `checks/gap_mean` `/gap_worst` | gap of tokens that the present weights sampled: mean; of the worst trajectory |
 | `checks/surprise_sigmas` | how far the tokens' log-probs are from what entropies say, in standard errors |
 | `checks/repeated` `/garbled` | share of repetitions, and of characters that are no text, of those looked at |
-| `perf/check_seconds` | CPU seconds that the checks took, those of rollout workers added up |
+| `perf/check_seconds` | CPU seconds of the threads that check, added up over all processes |
 """
 
 from __future__ import annotations

@@ -4,10 +4,13 @@ for SGLang's own logs: with resume_mode=disable the older run is moved aside bef
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
+import socket
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.manifest import STATE_FILE
@@ -18,12 +21,16 @@ from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
 from agentrl.system.publish import is_disk_full
 
+LOCK = "running.lock"
+"""File that a process has locked while it trains in the folder; it names that process."""
+
 
 class RunFolder:
     """`trainer.default_local_dir` (with val_only `val_only/` in it), and the run's folder in an object store."""
 
     def __init__(self, config: Config | TuningConfig, store: ObjectStore | None, display: Display) -> None:
-        """Raises ConfigError where nothing can be written, CheckpointError when resume_from_path is no checkpoint."""
+        """Raises ConfigError where nothing can be written, or another process trains, CheckpointError when
+        resume_from_path is no checkpoint."""
         self.path = Path(config.trainer.default_local_dir)
         if isinstance(config, Config) and config.trainer.val_only:
             self.path /= "val_only"  # a run's own files tell of what it trained
@@ -39,6 +46,9 @@ class RunFolder:
         existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise self._refused(f"{existing} is no folder that may be written to")
+        self._lock: TextIO | None = None
+        if (self.path / LOCK).is_file():
+            self._hold()
 
     def clear(self) -> None:
         """With resume_mode=disable move the run that is there aside, before anything of this one is written there."""
@@ -49,6 +59,7 @@ class RunFolder:
             number = next(n for n in range(1, 10**6) if not path.with_name(f"{path.name}.{n}").exists())
             aside = path.with_name(f"{path.name}.{number}")
             path.rename(aside)
+            self._lock = None
             self._display.note(f"resume_mode=disable: the run that was in {path} is now in {aside}")
 
     def begin(self, tracker: Tracker, checkpoints: CheckpointManager, after: int | None) -> None:
@@ -61,6 +72,7 @@ class RunFolder:
         try:
             self.clear()
             self.path.mkdir(parents=True, exist_ok=True)
+            self._hold()
             if after is not None:
                 tracker.truncate_after(after)
             write_config(self._config, file := self.path / "config.yaml")
@@ -73,6 +85,30 @@ class RunFolder:
             if is_disk_full(error):
                 raise
             raise self._refused(str(error.strerror)) from error
+
+    def _hold(self) -> None:
+        """Lock the folder as long as this object lives, as two that write one ledger would lose and repeat prompts.
+
+        A lock of fcntl's is its process's alone: a child that outlives a killed run keeps nobody out.
+        """
+        if self._lock is not None:
+            return
+        lock = (self.path / LOCK).open("a+", encoding="utf-8")
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            lock.seek(0)
+            raise ConfigError(
+                f"trainer.default_local_dir={self.path}: another command trains there ({lock.read(200).strip()}). End "
+                "it, or name another folder"
+            ) from None
+        except OSError:  # a file system without locks
+            lock.close()
+            return
+        self._lock = lock
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} of {socket.gethostname()}\n")
+        lock.flush()
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from agentrl.algorithms.declared import declared_by_estimator
 from agentrl.chat import Chat
 from agentrl.chat.load import load_tokenizer
 from agentrl.chat.vocabulary import difference
@@ -26,7 +27,14 @@ def check_teachers(config: Config, chat: Chat) -> None:
     Raises ConfigError with the first token that means something else to the teacher.
     """
     keys = config.distillation
+    if not keys.teachers and "teacher_logprobs" in declared_by_estimator(config).columns:
+        raise ConfigError(
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} reads a teacher's log-probs, and there is none: "
+            "set distillation.teacher"
+        )
     for pattern, teacher in keys.teachers:
+        if teacher.is_policy:
+            continue
         at = f"distillation.by_source.{pattern}" if teacher is keys.by_source.get(pattern) else "distillation.teacher"
         path = teacher.path or teacher.tokenizer
         assert path is not None, "configs are checked for this"
@@ -59,11 +67,20 @@ def with_teacher_scores(
     """Add the columns teacher and teacher_scores to a step's batch, whose prompts the outlines tell the source of."""
     assert workers.teacher is not None
     chosen = {outline.group: config.teacher_of(outline.data_source) for outline in outlines}
-    batch, _ = workers.executor.compute(teachers_of, batch, chosen)
+    privileged = {index for index, (_, one) in enumerate(config.teachers) if one.privileged is not None}
+    batch, _ = workers.executor.compute(teachers_of, batch, chosen, privileged)
     return workers.teacher.scores(batch)
 
 
-def teachers_of(batch: RaggedBatch, chosen: Mapping[int, int]) -> tuple[dict[str, torch.Tensor], None]:
-    """Return (the column teacher [T] int32, nothing): `chosen` by each sequence's prompt."""
+def teachers_of(
+    batch: RaggedBatch, chosen: Mapping[int, int], privileged: Collection[int] = ()
+) -> tuple[dict[str, torch.Tensor], None]:
+    """Return (the column teacher [T] int32, nothing): `chosen` by each sequence's prompt.
+
+    -1 where the teacher is one of those that are `privileged`, and would be shown nothing more than the policy.
+    """
     by_sequence = torch.tensor([chosen[group] for group in batch.group.tolist()], dtype=torch.int32)
+    if batch.teacher_prompts is not None:
+        untold = torch.tensor([not len(ids) for ids in batch.teacher_prompts.ids], dtype=torch.bool)
+        by_sequence[untold & torch.isin(by_sequence, torch.tensor(sorted(privileged), dtype=torch.int32))] = -1
     return {"teacher": by_sequence.repeat_interleave(batch.lengths)}, None

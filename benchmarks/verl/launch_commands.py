@@ -67,11 +67,8 @@ RIGHT = {
 }
 """Reasons for a refusal that stays."""
 WAITS = {
-    "auxiliary losses of experts": r"auxiliary loss of experts",
     "further tokens, by which all layers learn": r"further tokens are not",
-    "routing replayed of experts that SGLang or the trainer chose": r"asks? SGLang's servers for them|R2 replays",
-    "clamped log-probs of distributions, in distillation": r"log-probs of distributions are not clamped",
-    "trainer.v1's asynchronous modes": r"asynchronous train|data.gen_batch_size",
+    "routing replayed of experts that SGLang chose": r"asks? SGLang's servers for them",
     "reward models without a name": r"name the model: reward_model",
 }
 """Parts of agentrl that a command waits for."""
@@ -352,6 +349,11 @@ def as_fully_async(verls: Reference) -> Reference:
 
 def staleness(verls: Reference) -> JSON:
     """Versions that a token may be old in verl's trainer, and those from one publication to the next."""
+    mode = verls.get("trainer.v1.trainer_mode", "sync")
+    if mode != "sync" and verls["trainer.use_v1"]:  # replay_buffer.py: `global_steps - begun + 1 > threshold`
+        threshold = verls["trainer.v1.sampler.max_off_policy_threshold"]
+        assert isinstance(threshold, int)
+        return [threshold - 1 if verls[f"trainer.v1.{mode}.num_warmup_batches"] else 0, 1]
     if "async_training.staleness_threshold" not in verls:
         return [1, 1] if verls.get("actor_rollout_ref.hybrid_engine") is False else [0, 1]
     every, part = verls["async_training.trigger_parameter_sync_step"], verls["async_training.staleness_threshold"]

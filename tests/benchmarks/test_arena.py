@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agentrl.config import load_config
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from agentrl.quickstart.tiny_policy import make_tiny_policy
+from benchmarks.arena import credit
 from benchmarks.arena.contenders import CONTENDERS, ESTIMATOR, LOSS, Contender
-from benchmarks.arena.page import BEGIN, END, document
+from benchmarks.arena.page import BEGIN, END, document, table
 from benchmarks.arena.runs import TASKS, Match, Result, finish, keys
 from data_prep.files import write_parquet
 from examples.gigpo import walk
@@ -49,6 +51,39 @@ def test_a_walk_without_strays_ends_at_its_goal_by_the_shortest_way() -> None:
 def test_what_is_no_move_is_told() -> None:
     with pytest.raises(ValueError, match="say left, right, up, down"):
         walk.move_of("north", walk.Walk())
+
+
+def test_several_seeds_are_told_by_their_mean_and_range(tmp_path: Path) -> None:
+    grpo = CONTENDERS[0]
+    matches = [Match("walk", grpo, seed, 1) for seed in (1, 2, 3)]
+    for match, after in zip(matches[:2], (0.5, 0.9), strict=True):
+        folder = match.folder(tmp_path)
+        folder.mkdir(parents=True)
+        lines: list[dict[str, float]] = [
+            {"step": 0, "val/success_sampled": 0.1},
+            {"step": 1, "val/success_sampled": after, "success/rate": 0.3},
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "done.json").write_text('{"cpu_seconds": 10}')
+    assert table(matches[:1], tmp_path)[-1] == "| `grpo` | 10.0% | 50.0% | 30.0% | never | 10 |"
+    row = "| `grpo` | 10.0% (10.0% to 10.0%) | 70.0% (50.0% to 90.0%) | 30.0% (30.0% to 30.0%) | 1 of 2 | 10 |"
+    assert table(matches, tmp_path)[-1] == row, "and a seed that is not finished does not count"
+
+
+def test_what_a_move_was_worth_is_the_change_of_the_probability_to_arrive() -> None:
+    """Against the share of many walks that arrive, and with nothing left to walk no move is worth anything."""
+    torch.manual_seed(1)
+    table, goal = credit.beginning(1.0, 1), torch.tensor([4, 2])
+    added = credit.worth(table, goal, 10)
+    assert not added[0].any()
+    reach = torch.arange(walk.SIDE)
+    chosen = table[credit.row_of(torch.cartesian_prod(reach, reach), goal)].softmax(-1)
+    assert (chosen * added).sum(-1).abs().max() < 1e-6
+    beside = 3 * walk.SIDE + 2
+    assert added[1, beside, 1] == pytest.approx(float(1 - chosen[beside, 1]), abs=1e-6), "the last step to the goal"
+    walks = credit.walk(table, "walks", 10)
+    assert walks.columns.rewards.sum() == walks.success.sum() and 0 < walks.success.float().mean() < 1
+    assert ((walks.place + credit.STEP[walks.move]).clamp(0, 4) == walks.goal).all(-1).sum() == walks.success.sum()
 
 
 @pytest.mark.slice(0, "long run")

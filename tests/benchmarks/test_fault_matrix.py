@@ -13,15 +13,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 from safetensors.torch import load_file, save_file
 
 from agentrl.train import main
 from agentrl.trajectory.parquet import SCHEMA
-from benchmarks.fault_matrix.assets import LOOPS, make_rows
+from benchmarks.fault_matrix.assets import LOOPS, make_policy, make_rows
 from benchmarks.fault_matrix.cells import BOUNDS, RESULT, Result, cells, outcome, run
+from benchmarks.fault_matrix.engine_server import EngineServer
 from benchmarks.fault_matrix.faults import FAULTS
 from benchmarks.fault_matrix.page import MARKS, document, table
-from benchmarks.fault_matrix.scene import Scene
+from benchmarks.fault_matrix.scene import TORN_SERVED, Scene
 from benchmarks.fault_matrix.verdict import judge
 
 BOUND = 1
@@ -47,6 +49,41 @@ def test_some_cells(tmp_path: Path, request: pytest.FixtureRequest, capfd: pytes
     assert [one.folder(tmp_path).joinpath(RESULT).stat().st_mtime_ns for one in chosen] == stamps
 
 
+@pytest.mark.slice(0, "cluster")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mode", BOUNDS)
+@pytest.mark.parametrize("what", ["engine server: failed", "rollout worker: failed", "rollout worker: refused"])
+def test_a_failed_update(tmp_path: Path, what: str, mode: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """In one process, and in rollout workers under Ray."""
+    (cell,) = (
+        one for one in cells() if one.fault.name == f"{what} update" and (one.loop, one.mode) == ("single_turn", mode)
+    )
+    run([cell], tmp_path, 1)
+    assert outcome(cell, tmp_path).state == "passed", capfd.readouterr().out
+
+
+@pytest.mark.parametrize("asks", ["continue_generation", "generate"])
+async def test_a_torn_engine_server_notes_who_asks_it(tmp_path: Path, asks: str) -> None:
+    """Its weights are half of an update that failed; after a whole one it is as any."""
+    policy = make_policy(tmp_path, "single_turn", "search")
+    server = EngineServer(policy, tmp_path, "failed update")
+    update = {"model_path": str(policy), "weight_version": "1"}
+    body = {
+        "input_ids": [1],
+        "rid": "a",
+        "sampling_params": {"max_new_tokens": 1, "temperature": 1, "top_p": 1, "top_k": 1},
+    }
+    async with TestClient(TestServer(server.app())) as client:
+        assert [(await client.post("/update_weights_from_disk", json=update)).status for _ in range(2)] == [200, 500]
+        assert not (tmp_path / TORN_SERVED).exists()
+        await (await client.post(f"/{asks}", json=body)).read()
+        assert (tmp_path / TORN_SERVED).exists()
+        (tmp_path / TORN_SERVED).unlink()
+        assert (await client.post("/update_weights_from_disk", json=update)).status == 200
+        await (await client.post(f"/{asks}", json=body)).read()
+        assert not (tmp_path / TORN_SERVED).exists()
+
+
 def is_cheap(name: str) -> bool:
     return name.startswith(("engine: ", "scorer", "driver", "judge", "NaN", "clock", "checkpoint"))
 
@@ -57,18 +94,37 @@ def test_a_table_says_what_failed_and_what_was_not_run(tmp_path: Path) -> None:
         cell = replace(cells()[0], fault=fault, loop="react", mode=mode)
         cell.folder(tmp_path).mkdir(parents=True)
         state = "passed" if mode == "synchronous" else "failed"
-        found = {"state": state, "why": "", "seconds": 3.0, "recovery": 1.25, "left_out": 2}
+        found = {"state": state, "why": "", "seconds": 3.0, "recovery": 1.25, "left_out": 2, "commit": "abc"}
         (cell.folder(tmp_path) / RESULT).write_text(json.dumps(found))
         assert outcome(cell, tmp_path) == Result(**found)  # type: ignore[arg-type]
     lines = table(tmp_path)
     assert "| NaN gradient | not run | not run | 1.2 / FAILED | not run | 4 |" in lines
     assert "| tool: flood | - | not run | not run | - |  |" in lines
-    assert "1 passed, 1 failed" in lines[-1]
+    assert "1 passed, 1 failed" in lines[-1] and "`abc` (2)" in lines[-1]
     page = tmp_path / "page.md"
     page.write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
     document(tmp_path, page)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text and lines[0] in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen", "recovery"),
+    [
+        (10.0, [(1.0, 0), (9.0, 1), (10.01, 2), (17.0, 3), (18.0, 4)], 6.99),  # step 2 had all that it needed
+        (10.0, [(1.0, 0), (9.0, 1), (14.0, 2), (15.0, 3), (16.0, 4)], 4.0),
+        (10.0, [(9.0, 2), (12.0, 1), (13.0, 2), (15.0, 3), (16.0, 4)], 5.0),  # step 2 was made again
+        (None, [(1.0, 0), (9.0, 1), (11.0, 2), (14.0, 3), (16.0, 4)], 3.0),
+        (17.0, [(1.0, 0), (9.0, 1), (11.0, 2), (14.0, 3), (16.0, 4)], None),
+    ],
+)
+def test_recovery_is_the_longest_wait_for_a_new_step(
+    tmp_path: Path, fault: float | None, seen: list[tuple[float, int]], recovery: float | None
+) -> None:
+    if fault is not None:
+        (tmp_path / "fault").write_text(repr(fault))
+    scene = Scene("react", BOUND, tmp_path, tmp_path, seen=seen)
+    assert scene.recovery() == (recovery if recovery is None else pytest.approx(recovery))
 
 
 # The verdict

@@ -153,8 +153,8 @@ def greedy(patch: pytest.MonkeyPatch) -> None:
 def timeout_scored_zero(patch: pytest.MonkeyPatch) -> None:
     healthy = Scheduler._score
 
-    async def score(scheduler: Scheduler, reward: Any, trajectories: list[Trajectory], request: Any) -> None:
-        await healthy(scheduler, reward, trajectories, request)
+    async def score(scheduler: Scheduler, reward: Any, trajectories: list[Trajectory], *more: Any) -> None:
+        await healthy(scheduler, reward, trajectories, *more)
         for one in trajectories:
             if faulty() and one.uid.endswith("/1"):
                 one.status, one.failure, one.score = Status.TIMEOUT, "timeout: 1 s passed", 0.0

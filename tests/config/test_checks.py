@@ -396,3 +396,10 @@ def test_experts_are_not_replayed_by_compiled_layers() -> None:
     with pytest.raises(ConfigError, match=r"router_replay\.mode=R3 conflicts with use_torch_compile=true"):
         load_config([replay, f"{ACTOR}.use_torch_compile=true"])
     assert load_config([replay]).actor_rollout_ref.actor.router_replay.mode == "R3"
+
+
+def test_the_trainers_experts_are_those_of_a_pass_before_the_update() -> None:
+    replay = f"{ACTOR}.router_replay.mode=R2"
+    with pytest.raises(ConfigError, match=r"mode=R2 replays the experts .* with .*proximal=rollout they are not"):
+        load_config([replay, "algorithm.rollout_correction.proximal=rollout"])
+    assert load_config([replay]).actor_rollout_ref.actor.router_replay.mode == "R2"

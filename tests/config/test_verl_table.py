@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -408,6 +409,52 @@ def test_verls_asynchronous_trainers_are_settings_of_ours() -> None:
     with pytest.raises(ConfigError, match=r"async_training\.partial_rollout=false would change the result"):
         load_config(whole, "fully_async_ppo_trainer")
     load_config([*whole, "async_training.staleness_threshold=0"], "fully_async_ppo_trainer")
+
+
+V1_MODES = "trainer.v1.trainer_mode"
+STEP = ["data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=16", "data.gen_batch_size=1"]
+
+
+@pytest.mark.usefixtures("with_sglang")
+@pytest.mark.parametrize(
+    ("mode", "further", "ahead", "saves"),
+    [
+        ("colocate_async", [], (7, 1), 50),
+        ("separate_async", ["actor_rollout_ref.rollout.nnodes=1", "trainer.save_freq=5"], (7, 1), 5),
+        (
+            "separate_async",
+            ["trainer.v1.separate_async.num_warmup_batches=3", "trainer.v1.sampler.max_off_policy_threshold=3"],
+            (2, 2),
+            50,
+        ),
+        ("colocate_async", ["trainer.v1.sampler.max_off_policy_threshold=1"], (0, 1), -1),
+        ("colocate_async", ["trainer.v1.colocate_async.num_warmup_batches=0"], (0, 1), -1),
+        ("colocate_async", ["trainer.use_v1=false", "data.gen_batch_size=null"], (0, 1), -1),
+    ],
+)
+def test_modes_of_verls_newer_trainer_bound_staleness(
+    mode: str, further: list[str], ahead: tuple[int, int], saves: int
+) -> None:
+    config = load_config([*STEP, f"{V1_MODES}={mode}", *further], "ppo_trainer")
+    keys = config.async_training
+    assert (keys.max_staleness, keys.depth, keys.publish_every) == (*ahead, 1)
+    assert (config.trainer.save_freq, config.data.train_batch_size) == (saves, 64)
+    assert config.actor_rollout_ref.rollout.free_cache_engine is (not ahead[0])
+    assert config.algorithm.rollout_correction.rollout_is is None, "verl's defaults hold"
+
+
+@pytest.mark.parametrize(
+    ("further", "message"),
+    [
+        ([f"{V1_MODES}=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"], "should be 32, not 64"),
+        ([f"{V1_MODES}=together"], "expected sync, colocate_async or separate_async, found 'together'"),
+        ([f"{V1_MODES}=colocate_async", "trainer.v1.sampler.max_off_policy_threshold=0"], "threshold >= 1: 1 and 0"),
+        (["trainer.v1.sampler.custom_sampler.path=own.py"], "custom_sampler.path=own.py would change the result"),
+    ],
+)
+def test_modes_that_verls_newer_trainer_has_not_are_refused(further: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config([*STEP[:2], *further], "ppo_trainer")
 
 
 ASYNC = ("fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer")
@@ -1032,9 +1079,11 @@ DISTIL, LOSS, TEACHERS = "distillation.", "distillation.distillation_loss.", "di
                 f"{TEACHERS}b.model_path": "t2",
                 f"{TEACHERS}b.key": "code",
                 f"{LOSS}loss_mode": "forward_kl_topk",
+                f"{LOSS}log_prob_min_clamp": -10.0,
                 f"{LOSS}distillation_loss_coef": 0.5,
             },
             {
+                "divergence_options": {"min_logprob": -10.0},
                 "by_source": {"math": {"path": "t1"}, "code": {"path": "t2"}},
                 "scope": "top_k",
                 "divergence": "forward_kl",
@@ -1056,7 +1105,6 @@ def test_a_distillation_of_verls_is_one_of_ours(given: dict[str, JSON], ours: di
     "given",
     [
         {f"{LOSS}loss_mode": "entropy"},
-        {f"{LOSS}loss_mode": "forward_kl_topk", f"{LOSS}log_prob_min_clamp": -10.0},
         {"distillation.teacher_key": "task"},
         {f"{LOSS}loss_mode": "forward_kl_topk", f"{LOSS}use_policy_gradient": True},
     ],
@@ -1079,7 +1127,24 @@ def test_experts_are_replayed_where_the_engine_tells_them(backend: str) -> None:
     assert off.actor_rollout_ref.actor.router_replay.mode == "disabled"
     with pytest.raises(ConfigError, match=r"router_replay.mode=R3 needs an engine that tells .* SGLang's servers"):
         load_config([*command, f"{ROLLOUT}.name=vllm"], "ppo_trainer")
-    with pytest.raises(ConfigError, match="R2 replays the experts that the trainer chose"):
-        load_config([command[0].replace("R3", "R2")], "ppo_trainer")
+    own = load_config([command[0].replace("R3", "R2"), f"{ROLLOUT}.name=vllm"], "ppo_trainer")
+    assert own.actor_rollout_ref.actor.router_replay.mode == "R2"
     with pytest.raises(ConfigError, match=r"read with actor_rollout_ref\.actor\.router_replay\.mode=R3 alone"):
         load_config([command[1]], "ppo_trainer")
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_losses_of_routers_are_those_that_megatron_adds() -> None:
+    """verl sets moe_router_load_balancing_type=none, with which Megatron does not read the weight of the balance."""
+    given = f"+{ACTOR}.megatron.override_transformer_config"
+    both = [f"{given}.moe_aux_loss_coeff=0.01", f"{given}.moe_z_loss_coeff=0.001"]
+    trainer = "ppo_megatron_trainer"
+    assert load_config(both, trainer).actor_rollout_ref.actor.strategy_options == {"moe_z_loss_coeff": 0.001}
+    kind = f"{given}.moe_router_load_balancing_type"
+    config = load_config([*both, f"{kind}=global_aux_loss"], trainer)
+    assert config.actor_rollout_ref.actor.strategy_options == {"moe_aux_loss_coeff": 0.01, "moe_z_loss_coeff": 0.001}
+    with pytest.raises(ConfigError, match="the load of experts is measured over mini-batches"):
+        load_config([*both, f"{kind}=seq_aux_loss"], trainer)
+    critic = both[1].replace(ACTOR, "critic")
+    with pytest.raises(ConfigError, match=r"moe_z_loss_coeff=0\.001 would change the result"):
+        load_config([critic, "algorithm.adv_estimator=gae"], trainer)

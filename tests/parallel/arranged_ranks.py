@@ -82,6 +82,8 @@ def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]],
             run.policy.keep()
         log_probs, _ = scores(run.policy.compute_log_probs, roles.actor.parallel, batch).unbind(1)  # and entropies
         batch = replace(batch, old_logprobs=log_probs)
+        if roles.actor.router_replay.mode == "R2":
+            batch.experts = scores(lambda _: (run.policy.of_log_probs().values, {}), roles.actor.parallel, batch)
         if run.critic is not None:
             batch.values = scores(run.critic.compute_values, config.critic.parallel, batch)
         if run.reference is not None:

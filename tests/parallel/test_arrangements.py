@@ -42,16 +42,19 @@ LOSS_OPTIONS = {
 }
 LOSSES = tuple(name for name in POLICY_LOSSES.names() if name != "vanilla")
 """Kinds of training with another loss than the others', two steps each; some choose tokens by the whole batch."""
-REPLAYED = "replay"
-"""Training of a mixture of experts through given experts."""
+REPLAYED, RECORDED = "replay", "R2"
+"""Trainings of a mixture of experts through given experts, and through those that it chose before each update."""
+BALANCED, ROUTERS = "balance", {"moe_aux_loss_coeff": 0.3, "moe_z_loss_coeff": 0.01}
+"""Training of one with losses of its routers."""
+MIXTURES = (REPLAYED, RECORDED, BALANCED)
 ECHO = "echo"
 """Training that learns what tools answer, too."""
 PAIRS = ("dpo", "reward_model")
 """Trainings on pairs."""
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
-    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", REPLAYED, ECHO, *PAIRS, *CORRECTED, *LOSSES), {}),
-    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", REPLAYED, ECHO, *PAIRS, *CORRECTED, *LOSSES), {"budget": 60}),
-    "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", REPLAYED, ECHO, *PAIRS, *CORRECTED), {"sequence": 2}),
+    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", *MIXTURES, ECHO, *PAIRS, *CORRECTED, *LOSSES), {}),
+    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", *MIXTURES, ECHO, *PAIRS, *CORRECTED, *LOSSES), {"budget": 60}),
+    "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", *MIXTURES, ECHO, *PAIRS, *CORRECTED), {"sequence": 2}),
     "tensor 2": (2, ("grpo", "ppo", "sft"), {"tensor": 2}),
     "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),
     "data 2 x sequence 2": (4, ("grpo", "ppo", "sft"), {"sequence": 2, "budget": 30}),
@@ -78,14 +81,15 @@ def config_of(
         tree: dict[str, Any] = {"data": data, "model": learning, "optim": optim, "trains": trains, **parallel}
         return PreferencesConfig.model_validate(tree)
     actor = {
-        "ppo_mini_batch_size": 2 if ppo or kind in CORRECTED or kind in LOSSES else 4,
+        "ppo_mini_batch_size": 2 if ppo or kind == RECORDED or kind in CORRECTED or kind in LOSSES else 4,
         "ppo_max_token_len_per_gpu": budget,
         "use_kl_loss": not ppo,
         "entropy_coeff": 0.01,
         "optim": optim,
         "fsdp_config": sharding,
         "use_torch_compile": kind == "compiled",
-        "router_replay": {"mode": "R3" if kind == REPLAYED else "disabled"},
+        "strategy_options": ROUTERS if kind == BALANCED else {},
+        "router_replay": {"mode": {REPLAYED: "R3", RECORDED: "R2"}.get(kind, "disabled")},
         "observation_nll_coef": 0.1 if kind == ECHO else 0.0,
         "policy_loss": {"loss_mode": kind, "options": LOSS_OPTIONS.get(kind, {})} if kind in LOSSES else {},
         **parallel,
@@ -161,7 +165,7 @@ def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def start(work: Path, kind: str) -> Path:
     """The model that a training begins with."""
-    return work / ("mixture" if kind == REPLAYED else "policy")
+    return work / ("mixture" if kind in MIXTURES else "policy")
 
 
 CASE = "test_losses_gradients_and_weights_are_those_of_one_process"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,3 +60,44 @@ def test_the_store_is_told_of_no_run_that_could_not_begin_here(tmp_path: Path) -
     folder.begin(tracker, checkpoints, 0)
     written = (tmp_path / "run" / "config.yaml").read_bytes()
     assert (tmp_path / "store" / "config.yaml").read_bytes() == written != b""
+
+
+HOLDER = """
+import os, sys, time
+from agentrl.trainer.run_folder import RunFolder
+from tests.trainer.test_run_folder import folder_of, begun
+held = begun(folder_of(sys.argv[1]))
+if os.fork():
+    print("begun", flush=True)
+time.sleep(60)
+"""
+
+
+def folder_of(path: str | Path) -> RunFolder:
+    config = Config()
+    trainer = config.trainer.model_copy(update={"default_local_dir": str(path)})
+    return RunFolder(config.model_copy(update={"trainer": trainer}), None, PlainDisplay("run", io.StringIO()))
+
+
+def begun(folder: RunFolder) -> RunFolder:
+    display = PlainDisplay("run", io.StringIO())
+    tracker = Tracker.of(Config().trainer, folder.path, Config(), display)
+    folder.begin(tracker, CheckpointManager(folder.path / "checkpoints", keep=None, fingerprint={}, store=None), 0)
+    return folder
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> None:
+    """A child that outlives the killed process keeps nobody out."""
+    path = tmp_path / "run"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"begun\n"
+        before = {file: file.read_bytes() for file in path.iterdir()}
+        with pytest.raises(ConfigError, match=rf"another command trains there \(process {holder.pid} of "):
+            folder_of(path)
+        assert {file: file.read_bytes() for file in path.iterdir()} == before
+        holder.kill()
+        holder.wait()
+        begun(folder_of(path))
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)

@@ -30,9 +30,10 @@ def clips(name: str) -> ReadBy:
 class RouterReplayConfig(Section):
     """`actor_rollout_ref.actor.router_replay.*`"""
 
-    mode: Literal["disabled", "R3"] = "disabled"
-    """R3: in a mixture of experts, train each token through the experts that the engine sent it to when it was sampled
-    (arXiv:2510.11370); gate values stay the router's own. With the embedded engine, or one of yours that tells them."""
+    mode: Literal["disabled", "R2", "R3"] = "disabled"
+    """In a mixture of experts, train each token through the experts that it was sent to before the update, while gate
+    values stay the router's own. R2: those that the policy chose as its log-probs were computed; R3: those that the
+    engine chose as it sampled (arXiv:2510.11370), with the embedded engine, or one of yours that tells them."""
 
 
 class ActorConfig(Section):
@@ -41,7 +42,8 @@ class ActorConfig(Section):
     strategy: Annotated[str, Names(POLICY_BACKENDS, options="strategy_options")] = "fsdp2"
     """Backend that holds, shards and steps the policy; fsdp means fsdp2."""
     strategy_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of a backend of yours; fsdp2 has keys of its own."""
+    """Options of a backend of yours. With fsdp2 they weigh losses of a mixture's routers: moe_aux_loss_coeff, of the
+    balance of experts, and moe_z_loss_coeff, of large logits (docs/models.md); all else has keys of its own."""
     ppo_mini_batch_size: int = Field(16, gt=0)
     """Prompts an optimizer step; must divide data.train_batch_size."""
     ppo_epochs: int = Field(1, gt=0)

@@ -48,7 +48,8 @@ class FilterGroupsConfig(Section):
         bool,
         ReadBy(
             (ADVANTAGE_ESTIMATORS,),
-            "algorithm.adv_estimator=grpo or grpo_turn or grpo_passk or rloo or opo or gpg or maxrl or online_dpo",
+            "algorithm.adv_estimator=grpo or grpo_turn or grpo_passk or rloo or opo or gpg or maxrl or online_dpo "
+            "or rlsd",
             declares=lambda declared: declared.compares_group,
         ),
     ] = True
@@ -158,7 +159,7 @@ class AlgorithmConfig(Section):
     adv_estimator: Annotated[str, Names(ADVANTAGE_ESTIMATORS, options="adv_options")] = "grpo"
     """Estimator of the advantages; docs/algorithms.md compares all."""
     adv_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of an estimator that takes some: gigpo, gdpo, bi_level_gae, decoupled_gae, online_dpo,
+    """Options of an estimator that takes some: gigpo, gdpo, bi_level_gae, decoupled_gae, online_dpo, rlsd,
     optimal_token_baseline, or one of yours."""
     gamma: Annotated[
         float,
@@ -182,7 +183,7 @@ class AlgorithmConfig(Section):
         bool,
         ReadBy(
             (ADVANTAGE_ESTIMATORS,),
-            "adv_estimator=grpo or grpo_turn or grpo_passk or gigpo or gdpo",
+            "adv_estimator=grpo or grpo_turn or grpo_passk or gigpo or gdpo or rlsd",
             declares=lambda declared: "norm_adv_by_std_in_grpo" in declared.keys,
         ),
     ] = True

@@ -17,6 +17,8 @@ HERE = OnlyWith("path")
 SERVED = OnlyWith("base_url")
 TAUGHT = OnlyWith("teacher.path", "teacher.base_url", "by_source")
 SAMPLED = OnlyWith("scope=sampled")
+POLICY = "policy"
+"""A teacher's path that means the policy itself."""
 WHOLE = OnlyWith("scope=top_k or full")
 
 
@@ -27,7 +29,12 @@ class TeacherConfig(Section):
         str | None,
         ConflictsWith("base_url", why="a teacher is a model of the trainer's own, or served elsewhere. Keep one"),
     ] = None
-    """The teacher, a Hugging Face model that the trainer's devices hold beside the policy, frozen."""
+    """The teacher, a Hugging Face model that the trainer's devices hold beside the policy, frozen. policy: the policy
+    itself as it is before each update, which takes no memory; it needs privileged. (./policy is a folder.)"""
+    privileged: Annotated[str | None, OnlyWith("path", "base_url")] = None
+    """Text that the teacher reads at the end of the prompt's last user message, and the policy does not, with values of
+    the row in braces: {ground_truth}, or keys of its extra_info, e.g. 'The answer is {ground_truth}.' Rows that lack
+    one learn from rewards alone. null: the teacher reads what the policy reads."""
     trust_remote_code: Annotated[bool, HERE] = False
     """Run Python code that lies with the teacher."""
     base_url: Annotated[str | None, Needs("tokenizer", "the tokenizer of the model there")] = None
@@ -51,6 +58,11 @@ class TeacherConfig(Section):
     """Sequences that each rank asks about at once."""
     timeout: Annotated[float, SERVED] = Field(120.0, gt=0)
     """Seconds after which a request is given up and made again, up to four times in all."""
+
+    @property
+    def is_policy(self) -> bool:
+        """Say whether the policy teaches itself."""
+        return self.path == POLICY
 
     @property
     def name(self) -> str:
@@ -97,7 +109,7 @@ class DistillationConfig(Section):
     divergence: Annotated[str, TAUGHT, WHOLE, Names(DIVERGENCES, options="divergence_options")] = "reverse_kl"
     """Divergence of the distributions, a term of the loss."""
     divergence_options: Annotated[dict[str, Any], TAUGHT, WHOLE] = Field(default_factory=dict)
-    """Options of a divergence that takes some: beta of js, or those of one of yours."""
+    """Options of a divergence that takes some: beta of js, min_logprob of forward_kl, or those of one of yours."""
     top_k: Annotated[int, TAUGHT, OnlyWith("scope=top_k")] = Field(64, gt=0)
     """Tokens that are compared one by one."""
     max_divergence: Annotated[float | None, TAUGHT] = Field(None, gt=0)
@@ -107,8 +119,6 @@ class DistillationConfig(Section):
     """Weight of the teacher."""
     policy_loss_coef: Annotated[float, TAUGHT] = Field(1.0, ge=0)
     """Weight of the rewards beside it: of their advantages, or of the policy loss; 0: the teacher alone."""
-    log_prob_max_token_len_per_gpu: Annotated[int, TAUGHT] = Field(16384, gt=0)
-    """Tokens a micro-batch of the teacher's pass; changes memory, never the result."""
     ulysses_sequence_parallel_size: Annotated[int | None, TAUGHT, RANKS] = Field(None, gt=0)
     """null: the actor's."""
     fsdp_config: Annotated[FSDPConfig, TAUGHT] = FSDPConfig()
@@ -118,6 +128,11 @@ class DistillationConfig(Section):
         """All teachers by the pattern of their data sources, in the order in which they are looked through."""
         alone = [("*", self.teacher)] if self.teacher.path or self.teacher.base_url else []
         return [*self.by_source.items(), *alone]
+
+    @property
+    def is_privileged(self) -> bool:
+        """Say whether some teacher is shown what the policy is not."""
+        return any(teacher.privileged is not None for _, teacher in self.teachers)
 
     @property
     def in_loss(self) -> bool:

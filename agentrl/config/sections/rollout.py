@@ -265,5 +265,5 @@ class TrainingRolloutConfig(RolloutConfig):
     """`actor_rollout_ref.rollout.*` of a training."""
 
     log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)
-    """Tokens a micro-batch of the log-prob pass."""
+    """Tokens a micro-batch of the passes that compute log-probs, a teacher's too."""
     val_kwargs: Annotated[ValKwargs, OnlyWith("data.val_files")] = ValKwargs()

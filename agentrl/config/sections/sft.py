@@ -117,6 +117,8 @@ class SFTConfig(TuningConfig):
     """The whole config of `python -m agentrl.sft`."""
 
     data: SFTDataConfig
+    strategy_options: dict[str, Any] = Field(default_factory=dict)
+    """Same as `actor_rollout_ref.actor.strategy_options`, of fsdp2."""
 
 
 OF_POLICY = OnlyWith("trains=policy", because="a reward model has the Bradley-Terry loss")

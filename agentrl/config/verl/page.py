@@ -43,9 +43,9 @@ and Search-R1's fork (29 October 2025), each once (`python -m benchmarks.verl.la
 | | commands | accepted | waits | rightly refused | own code | wrong |
 |---|---|---|---|---|---|---|
 | main_ppo on FSDP | 220 | 199 | 0 | 8 | 1 | 12 |
-| main_ppo on Megatron and others | 103 | 78 | 12 | 6 | 5 | 2 |
+| main_ppo on Megatron and others | 103 | 86 | 4 | 6 | 5 | 2 |
 | main_dapo | 30 | 12 | 0 | 16 | 0 | 2 |
-| asynchronous mains | 66 | 51 | 4 | 4 | 0 | 7 |
+| asynchronous mains | 66 | 55 | 0 | 4 | 0 | 7 |
 | Search-R1's fork | 11 | 11 | 0 | 0 | 0 | 0 |
 | recipes' own mains | 30 | 0 | 0 | 0 | 30 | 0 |
 
@@ -59,10 +59,7 @@ What is refused, by reason; a command with several counts under the last kind th
 
 | refused for | | commands |
 |---|---|---|
-| auxiliary losses of experts | waits | 5 |
-| routing replayed of experts that SGLang or the trainer chose | waits | 6 |
-| clamped log-probs of distributions, in distillation | waits | 1 |
-| trainer.v1's asynchronous modes | waits | 4 |
+| routing replayed of experts that SGLang chose | waits | 4 |
 | another device (trainer.device=npu) | rightly refused | 20 |
 | quantised training or rollouts | rightly refused | 9 |
 | float16 | rightly refused | 2 |

@@ -16,6 +16,7 @@ from agentrl.system.targets import is_target
 Translate = Callable[[JSON, Values], dict[str, JSON]]
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
+MEGATRON = f"{ACTOR}.megatron.override_transformer_config"
 REF, TURNS = "actor_rollout_ref.ref", f"{ROLLOUT}.multi_turn"
 WAITS_FOR_ALGORITHMS = "this algorithm is not part of agentrl yet"
 ASYNCHRONOUS = "it is a part of verl's asynchronous trainers that is not part of agentrl (docs/async.md says what is)"
@@ -26,6 +27,11 @@ PROXIMAL = (
 FULLY_ASYNC = (
     "max_staleness = ceil(trigger_parameter_sync_step * (1 + staleness_threshold)) - 1, as is depth; a step trains on "
     "ppo_mini_batch_size * require_batches prompts, and every trigger_parameter_sync_step-th version is published"
+)
+V1 = "trainer.v1"
+V1_MODES = (
+    "where it is not sync, max_staleness = sampler.max_off_policy_threshold - 1, and depth is the mode's "
+    "num_warmup_batches; with 0 of these rollouts and updates take turns. Stale groups are waited for, never dropped"
 )
 SAVES = 50
 """Steps between two checkpoints of an asynchronous run whose command asks for none."""
@@ -210,13 +216,49 @@ def is_fully_async(values: Values) -> bool:
     return "async_training.staleness_threshold" in values
 
 
-def overlapping(bound: int, every: int) -> dict[str, JSON]:
-    """Return our keys of asynchronous training, with engines on devices of their own."""
+def v1_mode(values: Values) -> str:
+    """Return the mode of verl's newer trainer, by which rollouts and updates overlap or, with `sync`, take turns."""
+    mode = values.get(f"{V1}.trainer_mode")
+    return "sync" if mode is None or values.get("trainer.use_v1") is False else str(mode)
+
+
+def v1_ahead(values: Values) -> tuple[int, int]:
+    """Return the bound of staleness and the depth of verl's newer trainer. Raises Refusal.
+
+    A group that is begun in step b is trained on in step s unless s - b + 1 is above the threshold; the weights of
+    these steps are s - b versions apart.
+    """
+    mode, warm_up = v1_mode(values), 0
+    if mode not in ("sync", "colocate_async", "separate_async"):
+        raise Refusal(f"expected sync, colocate_async or separate_async, found {mode!r}")
+    if mode != "sync":
+        warm_up = number(values, f"{V1}.{mode}.num_warmup_batches", 1)
+    threshold = number(values, f"{V1}.sampler.max_off_policy_threshold", 8)
+    if warm_up < 0 or threshold < 1:
+        raise Refusal(f"expected num_warmup_batches >= 0 and max_off_policy_threshold >= 1: {warm_up} and {threshold}")
+    return (threshold - 1, min(warm_up, threshold - 1)) if warm_up else (0, 0)
+
+
+def v1_trainer(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the mode of verl's newer trainer, and what bounds staleness in it."""
+    bound, depth = v1_ahead(values)
+    parts = number(values, f"{V1}.separate_async.parameter_sync_step", 4)
+    batch, mini = number(values, "data.train_batch_size", 1024), number(values, f"{ACTOR}.ppo_mini_batch_size", 256)
+    if v1_mode(values) == "separate_async" and batch != parts * mini:
+        raise Refusal(
+            "a step has parameter_sync_step updates of ppo_mini_batch_size prompts, so data.train_batch_size should be "
+            f"{parts * mini}, not {batch}"
+        )
+    return overlapping(bound, 1, depth)
+
+
+def overlapping(bound: int, every: int, depth: int | None = None) -> dict[str, JSON]:
+    """Return our keys of asynchronous training. `depth`: the bound, where it is not given."""
     if bound == 0:
         return {}
     return {
         "async_training.max_staleness": bound,
-        "async_training.depth": bound,
+        "async_training.depth": depth or bound,
         "async_training.publish_every": every,
         f"{ROLLOUT}.free_cache_engine": False,
     }
@@ -279,6 +321,7 @@ def validations(value: JSON, values: Values) -> dict[str, JSON]:
 def checkpoints(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate a number of publications into steps; trajectories that go on over an update need checkpoints."""
     goes_on = staleness_of(values) if is_fully_async(values) else values.get("actor_rollout_ref.hybrid_engine") is False
+    goes_on = goes_on or v1_ahead(values) != (0, 0)
     every = SAVES if goes_on and number(values, "trainer.save_freq", -1) < 1 else value
     return {"trainer.save_freq": every * period_of(values) if isinstance(every, int) and every > 0 else every}
 
@@ -307,11 +350,22 @@ def proximal(value: JSON, values: Values) -> dict[str, JSON]:
 
 def router_replay(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the mode of routing replay."""
-    if value in (None, "disabled"):
+    return {} if value in (None, "disabled") else {f"{ACTOR}.router_replay.mode": value}
+
+
+def balancing_loss(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the weight of the load-balancing loss, which Megatron reads by its kind; verl's is none."""
+    kind = values.get(f"{MEGATRON}.moe_router_load_balancing_type")
+    if not value or kind in (None, "none"):
         return {}
-    if value == "R2":
-        raise Refusal("R2 replays the experts that the trainer chose before the update; here there is R3, the engine's")
-    return {f"{ACTOR}.router_replay.mode": value}
+    if kind not in ("aux_loss", "global_aux_loss"):
+        raise Refusal("the load of experts is measured over mini-batches: aux_loss or global_aux_loss")
+    return {f"{ACTOR}.strategy_options": {"moe_aux_loss_coeff": value}}
+
+
+def z_loss(value: JSON, _: Values) -> dict[str, JSON]:
+    """Translate the weight of the z-loss."""
+    return {f"{ACTOR}.strategy_options": {"moe_z_loss_coeff": value}} if value else {}
 
 
 def told_experts(value: JSON, values: Values) -> dict[str, JSON]:
@@ -330,8 +384,8 @@ DAPOS_OWN = "reward_model.overlong_buffer.enable"
 
 def generation_batch(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the size of a generation batch; without dynamic sampling DAPO's recipe trains on all of it."""
-    if is_fully_async(values):
-        return {}  # prompts are drawn one by one
+    if is_fully_async(values) or v1_mode(values) != "sync":
+        return {}  # prompts are drawn one by one, or as many at a time as are wanted
     if value in (None, values.get("data.train_batch_size")):
         return {}
     if not values.get("algorithm.filter_groups.enable"):
@@ -805,10 +859,10 @@ def distillation_coef(value: JSON, values: Values) -> dict[str, JSON]:
 
 @when_distilled
 def least_log_prob(value: JSON, values: Values) -> dict[str, JSON]:
-    """Note the bound of log-probs of distributions where sampled tokens are compared, which do not read it."""
-    if value is not None and values.get(f"{DISTILLATION_LOSS}.loss_mode") == "forward_kl_topk":
-        raise Refusal("log-probs of distributions are not clamped; distillation_loss.loss_max_clamp bounds the loss")
-    return {}
+    """Translate the bound of log-probs of distributions; where sampled tokens are compared nothing reads it."""
+    if value is None or values.get(f"{DISTILLATION_LOSS}.loss_mode") != "forward_kl_topk":
+        return {}
+    return {"distillation.divergence_options": {"min_logprob": value}}
 
 
 def teacher_key(value: JSON, _: Values) -> dict[str, JSON]:

@@ -25,7 +25,8 @@ BUCKETS = f"weights are sent by {ROLLOUT}.update_weights_transport and update_we
 SAME_CHECKPOINT = "one checkpoint holds policy, critic, optimizers and data position"
 PROFILES = "in trainer.profile_steps torch.profiler runs on every rank, for every role"
 FSDP2 = "models are sharded by FSDP2"
-EXPERTS_LOSS = "no auxiliary loss of experts is added"
+WEIGHTS = ("moe_aux_loss_coeff", "moe_z_loss_coeff")
+"""Weights of the losses of routers in Megatron's config."""
 QUANTISED = "quantised training and rollouts are not part of agentrl"
 TURBO = "FSDP2 shards all parameters over all ranks"
 OWN_TRAINER = "a recipe's trainer of its own, which is not part of agentrl"
@@ -247,7 +248,7 @@ MEGATRON = (
     *(
         translated(
             f"{ACTOR}.{backend}router_replay.mode",
-            f"R3 is {ACTOR}.router_replay.mode=R3 here, with the embedded engine alone; R2 is refused",
+            f"it is {ACTOR}.router_replay.mode here; R3 with the embedded engine alone",
             (f"{ACTOR}.router_replay.mode",),
             rewrites.router_replay,
         )
@@ -259,9 +260,22 @@ MEGATRON = (
     noted("*.qat.*", QUANTISED),
     only("*.qat", QUANTISED, None),
     only("*.override_transformer_config.fp8*", QUANTISED, *OFF),
-    only("*.override_transformer_config.moe_aux_loss_coeff", EXPERTS_LOSS, 0, None),
-    only("*.override_transformer_config.moe_z_loss_coeff", EXPERTS_LOSS, 0, None),
-    only("*.override_transformer_config.moe_router_bias_update_rate", EXPERTS_LOSS, 0, None),
+    translated(
+        f"{rewrites.MEGATRON}.moe_aux_loss_coeff",
+        "read with moe_router_load_balancing_type=aux_loss or global_aux_loss alone, as in Megatron (verl sets none); "
+        "the load is that of the mini-batch",
+        (f"{ACTOR}.strategy_options",),
+        rewrites.balancing_loss,
+    ),
+    translated(
+        f"{rewrites.MEGATRON}.moe_z_loss_coeff",
+        f"it is {ACTOR}.strategy_options.moe_z_loss_coeff here",
+        (f"{ACTOR}.strategy_options",),
+        rewrites.z_loss,
+    ),
+    *(noted(f"{REF}.megatron.override_transformer_config.{name}", "a reference learns nothing") for name in WEIGHTS),
+    *(only(f"*.override_transformer_config.{name}", "of the policy's routers alone", 0, None) for name in WEIGHTS),
+    only("*.override_transformer_config.moe_router_bias_update_rate", "a bias of routers stays as loaded", 0, None),
     only("*.override_transformer_config.dsa_indexer_loss_coeff", "only the policy's loss is minimised", 0, None),
     only("*.override_transformer_config.*_dropout", "models are trained without dropout", 0, None),
     noted("*.override_transformer_config.recompute_*", f"{MODEL}.enable_gradient_checkpointing recomputes layers"),
@@ -879,8 +893,8 @@ ALGORITHM = (
     ),
     translated(
         f"{LOSS}.log_prob_min_clamp",
-        "read with loss_mode=forward_kl_topk alone, where it is refused: log-probs are not clamped",
-        (),
+        "read with loss_mode=forward_kl_topk alone, where it is distillation.divergence_options.min_logprob",
+        ("distillation.divergence_options",),
         rewrites.least_log_prob,
     ),
     noted(f"{LOSS}.*", "the policy loss is the actor's, with its clip"),
@@ -948,8 +962,6 @@ TRAINER = (
     noted("trainer.ray_wait_register_center_timeout", "workers need no register centre"),
     noted("trainer.use_legacy_worker_impl", "there is one kind of worker"),
     noted("trainer.use_v1", "there is one trainer"),
-    only("trainer.v1.trainer_mode", ASYNCHRONOUS, "sync", None),
-    noted("trainer.v1.*", "read by other trainer modes"),
     noted("transfer_queue.*", "batches travel through Ray's object store"),
     noted("trainer.tensorboard_dir", "metrics are in trainer.default_local_dir"),
     noted("trainer.rl_logging_board_dir", "metrics are in trainer.default_local_dir"),
@@ -1001,6 +1013,36 @@ ASYNC = (
         )
         for name, value in (("use_rollout_log_probs", "false"), ("compute_prox_log_prob", "true"))
     ),
+    *(
+        translated(
+            f"trainer.v1.{name}",
+            rewrites.V1_MODES,
+            (*BOUND, f"{ROLLOUT}.free_cache_engine"),
+            rewrites.v1_trainer,
+        )
+        for name in ("trainer_mode", "*.num_warmup_batches", "sampler.max_off_policy_threshold")
+    ),
+    translated(
+        "trainer.v1.separate_async.parameter_sync_step",
+        "a step is so many updates of ppo_mini_batch_size prompts, and its weights are published",
+        (),
+        lambda value, values: rewrites.v1_trainer(value, values) and {},
+    ),
+    noted("trainer.v1.sampler.max_off_policy_strategy", "stale groups are waited for, never dropped"),
+    noted("trainer.v1.sampler.sync_refill_failed_groups", "a group of which all trajectories fail teaches nothing"),
+    only(
+        "trainer.v1.sampler.custom_sampler.*",
+        "what is due first is trained on first, whatever a sampler says",
+        None,
+        {},
+    ),
+    noted("trainer.v1.sampler.sampler_kwargs*", "read by a sampler of one's own alone"),
+    arranged(
+        "trainer.v1.separate_async.hybrid_rollout.enable_switch",
+        "the trainer's devices do not generate between updates",
+        *OFF,
+    ),
+    noted("trainer.v1.*", "read with enable_switch alone"),
     noted("async_training.use_trainer_do_validate", "rollout workers validate, by the step's own weights"),
     noted("async_training.checkpoint_engine.*", "weights travel by rollout.update_weights_transport"),
     noted("async_training.concurrent_samples_per_replica", "rollout.agent.max_concurrent bounds what runs at once"),
