@@ -22,7 +22,7 @@ from agentrl.observe.tracking import Tracker
 from agentrl.system.publish import is_disk_full
 
 LOCK = "running.lock"
-"""File that a process has locked while it trains in the folder; it names that process."""
+"""File that a process has locked while it trains in the folder; it names the last one that began."""
 
 
 class RunFolder:
@@ -73,6 +73,7 @@ class RunFolder:
             self.clear()
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold()
+            self._sign()
             if after is not None:
                 tracker.truncate_after(after)
             write_config(self._config, file := self.path / "config.yaml")
@@ -99,16 +100,20 @@ class RunFolder:
         except (BlockingIOError, PermissionError):
             lock.seek(0)
             raise ConfigError(
-                f"trainer.default_local_dir={self.path}: another command trains there ({lock.read(200).strip()}). End "
-                "it, or name another folder"
+                f"trainer.default_local_dir={self.path}: another command trains there (the last one that began was "
+                f"{lock.read(200).strip()}). End it, or name another folder"
             ) from None
         except OSError:  # a file system without locks
             lock.close()
             return
         self._lock = lock
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} of {socket.gethostname()}\n")
-        lock.flush()
+
+    def _sign(self) -> None:
+        """Write who holds the lock: not before a command has begun, as one that is refused changes nothing."""
+        if self._lock is not None:
+            self._lock.truncate(0)
+            self._lock.write(f"process {os.getpid()} of {socket.gethostname()}\n")
+            self._lock.flush()
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(
