@@ -314,8 +314,8 @@ def test_a_model_that_sglang_cannot_load(train: Train, model_dir: Path) -> None:
             [f"{ROLLOUT}.server_urls", "http://127.0.0.1:9", "within 1 s"],
         ),
         (
-            [f"{ROLLOUT}.server_urls=[SERVER]", "data.max_response_length=400"],
-            [f"{ROLLOUT}.server_urls", "has a context of 264 tokens; this job needs 460", "--context-length 468"],
+            [f"{ROLLOUT}.server_urls=[SERVER]", "data.max_response_length=1200"],
+            [f"{ROLLOUT}.server_urls", "has a context of 1032 tokens; this job needs 1260", "--context-length 1268"],
         ),
         (
             [f"{ROLLOUT}.server_urls=[http://no-such-host.invalid:1,SERVER]", f"{ROLLOUT}.server_start_timeout=6"],
