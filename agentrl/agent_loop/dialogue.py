@@ -7,12 +7,12 @@ import json
 import math
 import numbers
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from agentrl.agent_loop.base import Episode
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse, ask
-from agentrl.system.answers import Codec, answered, as_json
+from agentrl.system.answers import Codec, answered, as_json, fields_as_json
 from agentrl.system.deadline import within
 from agentrl.system.user_code import user_code
 from agentrl.trajectory import Message
@@ -20,7 +20,7 @@ from agentrl.trajectory.picture import joined
 
 OPENINGS: Codec[str | None] = Codec(as_json, json.loads)
 RESPONSES: Codec[InteractionResponse] = Codec(
-    lambda answer: as_json(asdict(answer)), lambda content: InteractionResponse(**json.loads(content))
+    fields_as_json, lambda content: InteractionResponse(**json.loads(content))
 )
 SCORES: Codec[float | None] = Codec(as_json, json.loads)
 

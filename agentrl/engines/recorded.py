@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 from agentrl.engines.contract import FinishReason, Generation, SamplingParams
 from agentrl.system.answers import Codec, digest
@@ -20,11 +21,14 @@ class TimedGeneration:
     seconds: float
 
 
+_DECIDING = attrgetter(*(one.name for one in fields(SamplingParams) if one.name != "priority"))
+"""The parameters that decide which tokens are sampled."""
+
+
 def request_key(ids: Sequence[int], params: SamplingParams, images: Sequence[PlacedImage]) -> str:
     """Digest what decides which tokens are sampled, the weights aside: prompt, images, parameters and seed."""
-    named = {name: value for name, value in asdict(params).items() if name != "priority"}
     places = b"".join(placed.start.to_bytes(8, "little") + placed.image.digest for placed in images)
-    return digest(b"engine", array("q", ids).tobytes(), json.dumps(named).encode(), places)
+    return digest(b"engine", array("q", ids).tobytes(), repr(_DECIDING(params)).encode(), places)
 
 
 def _write(one: TimedGeneration) -> bytes:

@@ -20,6 +20,7 @@ from agentrl.rollouts.contract import Audience, Rollout, Rollouts, Task
 from agentrl.rollouts.flow import Outcome
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.refilling import value_of
+from agentrl.system.answers import Entry
 from agentrl.system.loop_thread import LoopThread
 from agentrl.trajectory import Status, Trajectory, exclusion
 from agentrl.trajectory.sample import Sample
@@ -40,12 +41,12 @@ class GroupWork:
 class Log(Protocol):
     """Answers to a group's trajectories, which are given again where they run again."""
 
-    def read(self) -> Sequence[bytes]:
-        """Return the entries (`agentrl.rollouts.journal.entry_in`)."""
+    def read(self) -> Sequence[Entry]:
+        """Return the entries."""
         ...
 
-    def add(self, entry: bytes) -> None:
-        """Take down an entry (`agentrl.rollouts.journal.entry_of`)."""
+    def add(self, entry: Entry) -> None:
+        """Take down an entry."""
         ...
 
 

@@ -16,22 +16,20 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from io import BytesIO
 from pathlib import Path
 
-import pyarrow as pa
 import xxhash
+from pydantic_core import from_json, to_json
 
 from agentrl.config import Config, config_to_dict
 from agentrl.rollouts.flow import Outcome
-from agentrl.rollouts.ledger import append
 from agentrl.system.answers import Entry, Kind
-from agentrl.system.json_value import JSON, as_list, as_object
-from agentrl.system.publish import flush_to_disk, published
+from agentrl.system.json_value import JSON, as_object
+from agentrl.system.publish import AppendedFile, flush_to_disk, published
 from agentrl.trajectory import Trajectory
-from agentrl.trajectory.parquet import SCHEMA, from_row, to_row
+from agentrl.trajectory.parquet import from_row, to_row, turn_row
 from agentrl.trajectory.sample import Sample
 from agentrl.trajectory.staleness import newest_version
 
@@ -54,10 +52,6 @@ class Ended:
     """Version of the newest token; -1 where nothing was sampled."""
     prompt: str
     """`identity` of the row that the prompt was made of."""
-    baseline: list[bool]
-    """By trajectory, as the next one: what the files of trajectories do not hold."""
-    states: list[list[str | None]]
-    """States of the turns."""
 
     def header(self) -> bytes:
         """Write all of it as JSON."""
@@ -74,13 +68,8 @@ class Ended:
                 "oldest": int() | None as oldest,
                 "newest": int(newest),
                 "prompt": str(prompt),
-                "baseline": list(baseline),
-                "states": list(states),
             }:
-                turns = [[None if one is None else str(one) for one in as_list(turns)] for turns in states]
-                return Ended(
-                    ordinal, Outcome(outcome), oldest, newest, prompt, [one is True for one in baseline], turns
-                )
+                return Ended(ordinal, Outcome(outcome), oldest, newest, prompt)
         raise TypeError(f"expected a record of the journal, found {found!r:.200}")
 
 
@@ -90,10 +79,8 @@ class _Place:
 
     path: Path
     start: int
-    header: int
-    """Bytes of the header."""
     size: int
-    """Bytes of the whole frame."""
+    """Bytes of it."""
 
 
 @dataclass(slots=True)
@@ -103,7 +90,7 @@ class Unfinished:
     prompt: str
     """`identity` of its row."""
     entries: dict[str, dict[tuple[str, int], tuple[Entry, _Place]]] = field(default_factory=dict)
-    """Entries without their content, by the trajectory's name and the call; an answer takes its call's place."""
+    """Entries by the trajectory's name and the call; an answer takes its call's place."""
 
     def all(self) -> list[tuple[Entry, _Place]]:
         """Return the entries of all its trajectories."""
@@ -152,7 +139,7 @@ class Journal:
         self._places: dict[int, _Place] = {}
         self._live: list[Path] = []
         """Files that the last checkpoint that was saved needs."""
-        self._current: Path | None = None
+        self._current: AppendedFile | None = None
         """The file that is appended to; None: it is yet to be made."""
 
     def begin(self) -> None:
@@ -160,42 +147,63 @@ class Journal:
         for path in self._files():
             path.unlink()
 
+    def close(self) -> None:
+        """Close the file that is appended to."""
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+
     def read(self) -> int:
         """Find what is there. Return of how many prompts it was removed, as it was made with another config."""
-        self.ended, self.unfinished, self._places, self._live, self._current = {}, {}, {}, [], None
+        self.close()
+        self.ended, self.unfinished, self._places, self._live = {}, {}, {}, []
         removed: set[JSON] = set()
         for path in self._files():
             frames = list(_frames(path))
             if not frames or frames[0][0] != self.key.encode():
-                removed.update(json.loads(header)["ordinal"] for header, _ in frames[1:])
+                removed.update(json.loads(header)["ordinal"] for header, _, _ in frames[1:])
                 path.unlink()
                 continue
-            for header, place in frames[1:]:
-                self._take(json.loads(header), place)
+            for text, content, place in frames[1:]:
+                header: dict[str, JSON] = json.loads(text)
+                if "kind" in header:
+                    self._take_entry(*_entry(header, content), place)
+                else:
+                    self._take(Ended.load(header), place)
             self._live.append(path)
         self.size = sum(path.stat().st_size for path in self._live)
         return len(removed)
 
     def add(self, record: bytes) -> None:
-        """Take down a record (`record_of`) or an entry (`entry_of`). Raises TrainingError on a full disk."""
+        """Take down a record (`record_of`). Raises TrainingError on a full disk."""
         size, _, _ = _FRAME.unpack_from(record)
-        header: dict[str, JSON] = json.loads(record[_FRAME.size : _FRAME.size + size])
+        header: JSON = json.loads(record[_FRAME.size : _FRAME.size + size])
+        self._take(Ended.load(as_object(header)), self._append(record, fsync=self.fsync))
+
+    def answered(self, ordinal: int, prompt: str, entry: Entry) -> None:
+        """Take down what happened in a trajectory of a prompt, or of all of them (no name).
+
+        `prompt`: the row's `identity`. Raises TrainingError on a full disk.
+        """
+        call = [entry.who, entry.key, entry.nth, entry.versions]
+        told = {"ordinal": ordinal, "prompt": prompt, "trajectory": entry.trajectory, "kind": entry.kind, "call": call}
+        place = self._append(_frame(json.dumps(told).encode(), entry.content), fsync=False)
+        self.anew += entry.kind is Kind.ANEW
+        self._take_entry(ordinal, prompt, entry, place)
+
+    def _append(self, frame: bytes, *, fsync: bool) -> _Place:
         if self._current is None:
             self._rotate(())
         assert self._current is not None
-        is_entry = "kind" in header
-        start = append(self._current, record, fsync=self.fsync and not is_entry)
-        self.size += len(record)
-        self.anew += is_entry and header["kind"] == Kind.ANEW
-        self._take(header, _Place(self._current, start, size, len(record)))
+        start = self._current.append(frame, fsync=fsync)
+        self.size += len(frame)
+        return _Place(self._current.path, start, len(frame))
 
-    def _take(self, header: Mapping[str, JSON], place: _Place) -> None:
-        if "kind" not in header:
-            ended = Ended.load(header)
-            self.ended[ended.ordinal], self._places[ended.ordinal] = ended, place
-            self.unfinished.pop(ended.ordinal, None)
-            return
-        ordinal, prompt, entry = _entry(header)
+    def _take(self, ended: Ended, place: _Place) -> None:
+        self.ended[ended.ordinal], self._places[ended.ordinal] = ended, place
+        self.unfinished.pop(ended.ordinal, None)
+
+    def _take_entry(self, ordinal: int, prompt: str, entry: Entry, place: _Place) -> None:
         if not entry.trajectory:
             self.ended.pop(ordinal, None)
             self.unfinished.pop(ordinal, None)
@@ -213,10 +221,10 @@ class Journal:
         """Read a record, for `trajectories_in`."""
         return _read(self._places[ordinal])
 
-    def entries(self, ordinal: int) -> list[bytes]:
-        """Read the entries of a prompt that has not ended, for `entry_in`."""
+    def entries(self, ordinal: int) -> list[Entry]:
+        """Return the entries of a prompt that has not ended."""
         found = self.unfinished.get(ordinal)
-        return [] if found is None else [_read(place) for _, place in found.all()]
+        return [] if found is None else [entry for entry, _ in found.all()]
 
     def keep(self, needed: Callable[[int], bool], *, newest: int | None = None) -> None:
         """Begin a new file with what there is of prompts that are `needed`; call it when a checkpoint is saved.
@@ -249,35 +257,22 @@ class Journal:
         with published(path) as temporary, temporary.open("wb") as file:
             file.write(_frame(self.key.encode(), b""))
             for old in kept:
-                places.append(_Place(path, file.tell(), old.header, old.size))
+                places.append(_Place(path, file.tell(), old.size))
                 file.write(_read(old))
         if self.fsync:
             flush_to_disk(self.folder.parent)  # the name of a folder that is new
-        self._current = path
+        self.close()
+        self._current = AppendedFile(path)
         self._live.append(path)
-        self.size += path.stat().st_size
+        self.size += self._current.size
         return places
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
 
 
-def entry_of(ordinal: int, prompt: str, entry: Entry) -> bytes:
-    """Write what happened in a trajectory of a prompt, or of all of them (no name); `prompt`: the row's `identity`."""
-    header = [entry.who, entry.key, entry.nth, entry.versions]
-    found = {"ordinal": ordinal, "prompt": prompt, "trajectory": entry.trajectory, "kind": entry.kind, "call": header}
-    return _frame(json.dumps(found).encode(), entry.content)
-
-
-def entry_in(frame: bytes) -> Entry:
-    """Read what `entry_of` wrote."""
-    header, _, _ = _FRAME.unpack_from(frame)
-    _, _, entry = _entry(json.loads(frame[_FRAME.size : _FRAME.size + header]))
-    return replace(entry, content=frame[_FRAME.size + header :])
-
-
-def _entry(found: Mapping[str, JSON]) -> tuple[int, str, Entry]:
-    """Read the header of an entry. Raises TypeError or ValueError for another form."""
+def _entry(found: Mapping[str, JSON], content: bytes) -> tuple[int, str, Entry]:
+    """Read an entry. Raises TypeError or ValueError for another form."""
     match found:
         case {
             "ordinal": int(ordinal),
@@ -291,7 +286,7 @@ def _entry(found: Mapping[str, JSON]) -> tuple[int, str, Entry]:
                     spanned: tuple[int, int] | None = (oldest, newest)
                 case _:
                     spanned = None
-            return ordinal, prompt, Entry(trajectory, Kind(kind), who, key, nth, spanned)
+            return ordinal, prompt, Entry(trajectory, Kind(kind), who, key, nth, spanned, content)
     raise TypeError(f"expected an entry of the journal, found {found!r:.200}")
 
 
@@ -316,34 +311,21 @@ def record_of(
     if whole and any(one.images or one.experts is not None or one.teacher_prompt for one in transcripts):
         return None
     newest = newest_version(trajectories)
-    trajectories = trajectories if whole else ()
-    ended = Ended(
-        ordinal,
-        outcome,
-        oldest,
-        -1 if newest is None else newest,
-        identity(sample),
-        [one.baseline for one in trajectories],
-        [[turn.state for turn in one.turns] for one in trajectories],
-    )
-    rows = pa.Table.from_pylist([to_row(one, 0, "train", None) for one in trajectories], schema=SCHEMA)
-    buffer = BytesIO()
-    with pa.ipc.new_stream(buffer, SCHEMA) as stream:
-        stream.write_table(rows)
-    return _frame(ended.header(), buffer.getvalue())
+    ended = Ended(ordinal, outcome, oldest, -1 if newest is None else newest, identity(sample))
+    rows = [_row(one) for one in trajectories] if whole else []
+    return _frame(ended.header(), to_json(rows, inf_nan_mode="constants", fallback=float))
 
 
 def trajectories_in(record: bytes) -> list[Trajectory]:
     """Read the trajectories of a record."""
     header, _, _ = _FRAME.unpack_from(record)
-    ended = Ended.load(json.loads(record[_FRAME.size : _FRAME.size + header]))
-    rows = pa.ipc.open_stream(record[_FRAME.size + header :]).read_all().to_pylist(maps_as_pydicts="strict")
-    found = [from_row(row) for row in rows]
-    for trajectory, baseline, states in zip(found, ended.baseline, ended.states, strict=True):
-        trajectory.baseline = baseline
-        for turn, state in zip(trajectory.turns, states, strict=True):
-            turn.state = state
-    return found
+    return [from_row(row) for row in from_json(record[_FRAME.size + header :])]
+
+
+def _row(trajectory: Trajectory) -> dict[str, object]:
+    """Return the row of the files of trajectories, and what these leave out."""
+    turns = [{**turn_row(turn), "state": turn.state} for turn in trajectory.turns]
+    return {**to_row(trajectory, 0, "train", None), "turns": turns}
 
 
 def identity(sample: Sample) -> str:
@@ -358,6 +340,7 @@ def validity(config: Config) -> str:
     keys = config_to_dict(config)
     keys["async_training"] = {**as_object(keys["async_training"]), "journal_fsync": None}
     keys["trainer"] = {name: getattr(config.trainer, name) for name in OF_THE_UPDATE}
+    keys["form of the records"] = 2
     return blake2b(json.dumps(keys, sort_keys=True, default=repr).encode(), digest_size=16).hexdigest()
 
 
@@ -371,8 +354,8 @@ def _read(place: _Place) -> bytes:
         return file.read(place.size)
 
 
-def _frames(path: Path) -> Iterator[tuple[bytes, _Place]]:
-    """Yield header and place of each frame up to the first that is not whole."""
+def _frames(path: Path) -> Iterator[tuple[bytes, bytes, _Place]]:
+    """Yield header, content and place of each frame up to the first that is not whole."""
     with path.open("rb") as file:
         while len(prefix := file.read(_FRAME.size)) == _FRAME.size:
             header, content, checksum = _FRAME.unpack(prefix)
@@ -383,4 +366,4 @@ def _frames(path: Path) -> Iterator[tuple[bytes, _Place]]:
             body = file.read(header + content)
             if xxhash.xxh3_128_digest(body) != checksum:
                 return
-            yield body[:header], _Place(path, start, header, size)
+            yield body[:header], body[header:], _Place(path, start, size)

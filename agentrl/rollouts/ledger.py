@@ -13,7 +13,6 @@ updated with it; a run that goes on from an earlier step takes the batches of th
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from pathlib import Path
 from agentrl.errors import DataError
 from agentrl.rollouts.flow import Fate
 from agentrl.system.json_value import JSON, as_list, as_object
-from agentrl.system.publish import disk_full, flush_to_disk, is_disk_full, published
+from agentrl.system.publish import AppendedFile, published
 
 LEDGER_FILE = "ledger.jsonl"
 SHOWN = 10
@@ -142,7 +141,9 @@ class LedgerFile:
 
     def add(self, batch: RecordedBatch) -> None:
         """Append a batch. Raises TrainingError on a full disk; earlier lines stay intact."""
-        append(self.path, _line(batch), fsync=self.fsync)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with AppendedFile(self.path) as file:
+            file.append(_line(batch), fsync=self.fsync)
 
     def keep_to(self, step: int) -> None:
         """Forget the batches of later steps, and what a kill has cut off."""
@@ -153,30 +154,6 @@ class LedgerFile:
             ]
             with published(self.path) as temporary:
                 temporary.write_bytes(b"".join(kept))
-
-
-def append(path: Path, data: bytes, *, fsync: bool) -> int:
-    """Append to a file, all or nothing; return its size before. Raises TrainingError on a full disk.
-
-    `fsync`: when it returns, the data are on the disk, and a file that is new has its name there.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as file:
-        before = file.seek(0, 2)
-        try:
-            done = 0
-            while done < len(data):
-                done += file.write(data[done:])
-            if fsync:
-                os.fsync(file.fileno())
-        except OSError as error:
-            file.truncate(before)
-            if is_disk_full(error):
-                raise disk_full(path) from error
-            raise
-    if fsync and before == 0:
-        flush_to_disk(path.parent)
-    return before
 
 
 def spans_of(ordinals: Iterable[int]) -> list[JSON]:

@@ -34,7 +34,7 @@ from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
 from agentrl.rollouts.contract import GREEDY, Audience, Rollout, Task
 from agentrl.rollouts.flow import Outcome
 from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed, oldest_trained, outcome_of, sampled_by_version
-from agentrl.rollouts.journal import Journal, entry_in, entry_of, identity, record_of, trajectories_in
+from agentrl.rollouts.journal import Journal, record_of, trajectories_in
 from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
@@ -272,7 +272,7 @@ class LocalRollouts:
             for request in self.requests(work.task, work.number, work.sample)
         ]
         if log is not None and self._can_resume(work.sample):
-            requests = self._logged(work, requests, log)
+            requests = self._logged(requests, log)
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
         outcome, oldest = outcome_of(self.config, trajectories), oldest_trained(trajectories)
         is_replaced = outcome is not Outcome.SCORED and self.config.algorithm.filter_groups.refill
@@ -285,24 +285,20 @@ class LocalRollouts:
         """Say whether the row's trajectories can go on after a kill; experts of tokens are not written down."""
         return not self.replays_experts and self.scheduler.loops[sample.agent_name].after_kill != "none"
 
-    def _logged(self, work: GroupWork, requests: Sequence[Request], log: Log) -> list[Request]:
+    def _logged(self, requests: Sequence[Request], log: Log) -> list[Request]:
         """Have the answers to the trajectories taken down, and those in the log given again."""
         context = self.scheduler.context
         after_kill = after_kill_of(context.tools, context.interactions)
-        prompt, recorded = identity(work.sample), defaultdict[str, list[Entry]](list)
-        for frame in log.read():
-            entry = entry_in(frame)
+        recorded = defaultdict[str, list[Entry]](list)
+        for entry in log.read():
             recorded[entry.trajectory].append(entry)
-
-        def write(entry: Entry) -> None:
-            log.add(entry_of(work.ordinal, prompt, entry))
 
         def begins_anew(why: str) -> None:
             if self._once(why):
                 self.audience.note(f"trajectories that were under way begin anew: {why}")
 
         return [
-            replace(one, answers=Answers(one.uid, write, recorded[one.uid], after_kill, begins_anew))
+            replace(one, answers=Answers(one.uid, log.add, recorded[one.uid], after_kill, begins_anew))
             for one in requests
         ]
 

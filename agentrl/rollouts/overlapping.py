@@ -41,11 +41,12 @@ from agentrl.errors import DataError, TrainingError
 from agentrl.rollouts.contract import Progress, Rollout, Task, training, validation
 from agentrl.rollouts.flow import Batch, Fate, Flow, Settings, Wait
 from agentrl.rollouts.groups import GroupRollouts, GroupWork
-from agentrl.rollouts.journal import validity
+from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
 from agentrl.rollouts.refilling import ADVICE
 from agentrl.rollouts.source import OnRollouts
+from agentrl.system.answers import Entry
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.metrics import Metrics, Numbers
 from agentrl.trajectory import Outline
@@ -106,14 +107,16 @@ class _Log:
 
     record: Record
     ordinal: int
+    prompt: str
+    """`identity` of its row."""
     on_error: Callable[[Exception], None]
 
-    def read(self) -> Sequence[bytes]:
+    def read(self) -> Sequence[Entry]:
         return self.record.answers(self.ordinal)
 
-    def add(self, entry: bytes) -> None:
+    def add(self, entry: Entry) -> None:
         try:
-            self.record.answered(entry)
+            self.record.answered(self.ordinal, self.prompt, entry)
         except Exception as error:  # a full disk ends the run, and not the trajectory that meets it first
             self.on_error(error)
             raise
@@ -255,6 +258,7 @@ class Overlapping(OnRollouts):
         try:
             self.loop.run(self._cancel())
         finally:
+            self.record.close()
             self._shown.close()
 
     async def _next(self, task: Task) -> Batch | None:
@@ -437,7 +441,9 @@ class Overlapping(OnRollouts):
         self._running[ordinal] = asyncio.create_task(self._run(work))
 
     async def _run(self, work: GroupWork) -> None:
-        log = _Log(self.record, work.ordinal, self._fail) if self.flow.settings.max_staleness else None
+        log = None
+        if self.flow.settings.max_staleness:
+            log = _Log(self.record, work.ordinal, identity(work.sample), self._fail)
 
         def on_begin(version: int) -> None:
             if not self.record.has_turns(work.ordinal):

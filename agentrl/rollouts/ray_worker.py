@@ -28,6 +28,7 @@ from agentrl.rollouts.worker_groups import GroupEvent, WorkerGroups
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import Index, put_batch
+from agentrl.system.answers import Entry
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.sample import Sample
 
@@ -133,7 +134,7 @@ class RolloutWorker:
         self.rollouts.stop()
 
     @ray.method(concurrency_group="news")
-    def begin_group(self, key: int, work: GroupWork, entries: Sequence[bytes] | None) -> None:
+    def begin_group(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
         """Begin a group, which goes on beside all else. `entries`: of its log, where it has one."""
         self.groups.begin(key, work, entries)
 

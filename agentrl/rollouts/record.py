@@ -16,7 +16,7 @@ from pathlib import Path
 from agentrl.errors import DataError
 from agentrl.rollouts.flow import Fate, Flow
 from agentrl.rollouts.groups import EndedGroup
-from agentrl.rollouts.journal import Ended, Journal, entry_of, identity
+from agentrl.rollouts.journal import Ended, Journal, identity
 from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch, named
 from agentrl.system.answers import Entry, Kind
 from agentrl.system.json_value import JSON, as_mapping, as_object
@@ -126,20 +126,27 @@ class Record:
 
     def forget(self, ordinal: int) -> None:
         """Take down that a prompt begins anew, whatever is recorded of it."""
-        self.journal.add(entry_of(ordinal, "", Entry("", Kind.ANEW)))
+        self.journal.answered(ordinal, "", Entry("", Kind.ANEW))
 
     def has_turns(self, ordinal: int) -> bool:
         """Return True where a turn of an open prompt is recorded, which is trained on if the prompt is."""
         its = self.journal.unfinished.get(ordinal)
         return its is not None and its.oldest is not None
 
-    def answers(self, ordinal: int) -> list[bytes]:
+    def answers(self, ordinal: int) -> list[Entry]:
         """Return the entries of a prompt that goes on."""
         return self.journal.entries(ordinal)
 
-    def answered(self, entry: bytes) -> None:
-        """Take down an entry of a prompt that is open. Raises TrainingError on a full disk."""
-        self.journal.add(entry)
+    def answered(self, ordinal: int, prompt: str, entry: Entry) -> None:
+        """Take down an entry of a prompt that is open; `prompt`: its row's `identity`.
+
+        Raises TrainingError on a full disk.
+        """
+        self.journal.answered(ordinal, prompt, entry)
+
+    def close(self) -> None:
+        """Close the journal's file."""
+        self.journal.close()
 
     def ended(self, group: EndedGroup) -> None:
         """Take down that a prompt's trajectories have ended. Raises TrainingError on a full disk."""

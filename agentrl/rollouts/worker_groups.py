@@ -11,6 +11,7 @@ from threading import Condition
 from agentrl.rollouts.groups import EndedGroup, GroupWork
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.runtime.ray.rank import Failure
+from agentrl.system.answers import Entry
 from agentrl.trajectory import Trajectory
 
 
@@ -27,7 +28,7 @@ class Answered:
     """A trajectory of the group was answered something, or is about to ask."""
 
     key: int
-    entry: bytes
+    entry: Entry
     """See `agentrl.rollouts.groups.Log`."""
 
 
@@ -63,11 +64,11 @@ GroupEvent = GroupBegan | Answered | TrajectoryEnded | GroupEnded | GroupFailed
 class ToldLog:
     """Log of a group, which lies with the driver."""
 
-    entries: Sequence[bytes]
+    entries: Sequence[Entry]
     """Entries from before the group began."""
-    add: Callable[[bytes], None]
+    add: Callable[[Entry], None]
 
-    def read(self) -> Sequence[bytes]:
+    def read(self) -> Sequence[Entry]:
         """See `Log`."""
         return self.entries
 
@@ -84,7 +85,7 @@ class WorkerGroups:
         self._watching: asyncio.Task[None] | None = None
         """Warns of what groups wait for, while there are some."""
 
-    def begin(self, key: int, work: GroupWork, entries: Sequence[bytes] | None) -> None:
+    def begin(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
         """Begin a group; `key` names it in what is told of it. `entries`: of its `Log`; None: it has none."""
         self._rollouts.loop.call_soon(partial(self._begin, key, work, entries))
 
@@ -107,12 +108,12 @@ class WorkerGroups:
         with self._some:
             self._events.clear()
 
-    def _begin(self, key: int, work: GroupWork, entries: Sequence[bytes] | None) -> None:
+    def _begin(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
         self._tasks[key] = asyncio.create_task(self._run(key, work, entries))
         if self._watching is None:
             self._watching = asyncio.create_task(self._rollouts.watch(lambda: self._ends, "rollouts"))
 
-    async def _run(self, key: int, work: GroupWork, entries: Sequence[bytes] | None) -> None:
+    async def _run(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
         log = None if entries is None else ToldLog(entries, lambda entry: self._tell(Answered(key, entry)))
         try:
             ended = await self._rollouts.run_group(

@@ -14,9 +14,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from agentrl.errors import InfrastructureError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 T = TypeVar("T")
 AfterKill = Literal["answers", "calls", "none"]
@@ -221,6 +224,11 @@ def digest(*parts: bytes) -> str:
 def as_json(value: object) -> bytes:
     """Write a value as JSON, numbers of other libraries as floats. Raises TypeError for what has no such form."""
     return json.dumps(value, default=_number).encode()
+
+
+def fields_as_json(value: DataclassInstance) -> bytes:
+    """Write the fields of a dataclass by `as_json`."""
+    return as_json({name: getattr(value, name) for name in value.__dataclass_fields__})
 
 
 def _number(value: object) -> float:

@@ -1,4 +1,8 @@
-"""Files that appear whole or not at all: written beside their place, flushed to the disk, then renamed into it."""
+"""Files that a kill leaves whole.
+
+A file that appears whole or not at all is written beside its place, flushed to the disk, then renamed into it; another
+is only appended to.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from agentrl.errors import TrainingError
 
@@ -56,6 +61,48 @@ def published_directory(path: Path) -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
     partial.rename(path)
     flush_to_disk(path.parent)
+
+
+class AppendedFile:
+    """File that is appended to without a buffer, and that another process sees at once. Usable in a `with` block."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+        self.size = self._file.seek(0, os.SEEK_END)
+        """Bytes in it."""
+
+    def append(self, data: bytes, *, fsync: bool) -> int:
+        """Append, all or nothing; return the size before. Raises TrainingError on a full disk.
+
+        `fsync`: when it returns, the data are on the disk, and a file that is new has its name there.
+        """
+        before = self.size
+        try:
+            done = 0
+            while done < len(data):
+                done += self._file.write(data[done:])
+            if fsync:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(before)
+            if is_disk_full(error):
+                raise disk_full(self.path) from error
+            raise
+        self.size += len(data)
+        if fsync and before == 0:
+            flush_to_disk(self.path.parent)
+        return before
+
+    def close(self) -> None:
+        """Close it; a second time does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def flush_to_disk(path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
 import pydantic
 
 from agentrl.errors import CodeError, DataError, InfrastructureError
-from agentrl.system.answers import Answers, Codec, answered, as_json
+from agentrl.system.answers import Answers, Codec, answered, fields_as_json
 from agentrl.system.cassette import MethodCall
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON, as_object
@@ -110,9 +110,7 @@ class HookOutcome:
     """Image files in base64."""
 
 
-OUTCOMES: Codec[HookOutcome] = Codec(
-    lambda outcome: as_json(asdict(outcome)), lambda content: HookOutcome(**json.loads(content))
-)
+OUTCOMES: Codec[HookOutcome] = Codec(fields_as_json, lambda content: HookOutcome(**json.loads(content)))
 
 
 @dataclass(slots=True)

@@ -239,7 +239,7 @@ def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: floa
         "turn_rewards": trajectory.turn_rewards,
         "num_turns": sum(turn.role == "assistant" for turn in trajectory.turns),
         "messages": [_message_row(message) for message in trajectory.messages],
-        "turns": [_turn_row(turn) for turn in trajectory.turns],
+        "turns": [turn_row(turn) for turn in trajectory.turns],
         "calls": [_call_row(index, call) for index, turn in enumerate(trajectory.turns) for call in turn.calls],
         **_transcript_columns(trajectory.transcripts),
         "score_extra": {valid_unicode(name): value for name, value in trajectory.score_extra.items()},
@@ -283,7 +283,8 @@ def _message_row(message: Message) -> dict[str, object]:
     }
 
 
-def _turn_row(turn: Turn) -> dict[str, object]:
+def turn_row(turn: Turn) -> dict[str, object]:
+    """Values of a turn in the column `turns`."""
     return {
         "role": turn.role,
         "text": _text(turn.text),

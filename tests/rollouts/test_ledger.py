@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import DataError
 from agentrl.rollouts.flow import Fate, Outcome
-from agentrl.rollouts.journal import Journal, entry_in, entry_of, identity, record_of, trajectories_in
+from agentrl.rollouts.journal import Journal, identity, record_of, trajectories_in
 from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch
 from agentrl.system.answers import Entry, Kind
 from agentrl.system.json_value import as_mapping
@@ -134,7 +134,7 @@ def answer(trajectory: str, key: str, nth: int = 0, version: int | None = None) 
 
 
 def contents(journal: Journal, ordinal: int) -> list[str]:
-    return [f"{one.trajectory}:{one.content.decode()}" for one in map(entry_in, journal.entries(ordinal))]
+    return [f"{one.trajectory}:{one.content.decode()}" for one in journal.entries(ordinal)]
 
 
 def test_entries_stay_until_the_prompt_has_ended_or_begins_anew(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_entries_stay_until_the_prompt_has_ended_or_begins_anew(tmp_path: Path) 
 
     def add(ordinal: int, *entries: Entry) -> None:
         for entry in entries:
-            journal.add(entry_of(ordinal, "row", entry))
+            journal.answered(ordinal, "row", entry)
 
     def reads_the_same() -> None:
         again = Journal(tmp_path, "key")
@@ -150,9 +150,7 @@ def test_entries_stay_until_the_prompt_has_ended_or_begins_anew(tmp_path: Path) 
         assert again.ended == journal.ended and again.unfinished.keys() == journal.unfinished.keys()
         for ordinal, its in journal.unfinished.items():
             assert (again.unfinished[ordinal].prompt, again.unfinished[ordinal].oldest) == (its.prompt, its.oldest)
-            assert [entry_in(one) for one in again.entries(ordinal)] == [
-                entry_in(one) for one in journal.entries(ordinal)
-            ]
+            assert again.entries(ordinal) == journal.entries(ordinal)
         assert again.size == journal.size == sum(path.stat().st_size for path in journal.folder.iterdir())
 
     begun = Entry("a", Kind.BEGUN, "tool x", "call", 0)

@@ -35,6 +35,7 @@ from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.overlapping import Overlapping
 from agentrl.rollouts.source import TakingTurns, TrajectorySource
+from agentrl.system.answers import Entry
 from agentrl.system.deadline import Clock
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.trajectory import Status
@@ -485,8 +486,8 @@ class Life:
             self.turns.append((session, tuple(ids), tuple(made.ids)))
             return made
 
-        def taken_down(entry: bytes) -> None:
-            answered(entry)
+        def taken_down(ordinal: int, prompt: str, entry: Entry) -> None:
+            answered(ordinal, prompt, entry)
             if len(self.turns) == self.dies_at and not self.is_over:
                 self.is_over = True
                 killed(bench, folder, 0)
