@@ -69,11 +69,12 @@ class Case:
     depth: int
     steps: int
     """Steps that are counted."""
+    publish_every: int
 
     @property
     def folder(self) -> Path:
-        depth = f"-{self.depth}" if self.bound else ""
-        return self.out / f"tools-{1000 * self.median:.0f}-bound-{self.bound}{depth}"
+        ahead = f"-{self.depth}-{self.publish_every}" if self.bound else ""
+        return self.out / f"tools-{1000 * self.median:.0f}-bound-{self.bound}{ahead}"
 
     @property
     def figures(self) -> Path:
@@ -112,6 +113,7 @@ def keys(case: Case, url: str) -> dict[str, JSON]:
     ahead: dict[str, JSON] = {
         "async_training.max_staleness": case.bound,
         "async_training.depth": case.depth,
+        "async_training.publish_every": case.publish_every,
     }
     return {
         **shared(case.out),
@@ -232,13 +234,13 @@ def table(out: Path) -> str:
     """Write all runs in `out` as a table."""
     found = {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("tools-*.json"))}
     columns = (
-        "tools, s | bound | depth | step, s | times as fast | floor, s | floor over step | second floor over step | "
+        "tools, s | bound | depth | published every | step, s | times as fast | floor, s | floor over step | second floor over step | "
         "engine idle | trainer idle | CPU, s: trainer, server | lag: mean, longest tenth, most | due and trained"
     )
     lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
     instant = found.get("tools-0-bound-0")
     for name, one in found.items():
-        _, median, _, bound, *depth = name.split("-")
+        _, median, _, bound, *ahead = name.split("-")
         base = found.get(f"tools-{median}-bound-0")
         if instant is None or base is None:
             continue
@@ -252,7 +254,7 @@ def table(out: Path) -> str:
         cells = [
             f"{int(median) / 1000:g}",
             bound,
-            *(depth or [""]),
+            *(ahead or ["", ""]),
             f"{step:.2f}",
             f"{in_turn / step:.2f}",
             f"{floor:.2f}",
@@ -279,12 +281,13 @@ def main() -> None:
     parser.add_argument("--medians", type=float, nargs="+", choices=list(MOST), default=[0.0, 0.5, 2.0])
     parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--depth", type=int, default=4, help="at most; it is no more than the bound")
+    parser.add_argument("--publish-every", type=int, default=1, help="versions; for bounds above 0")
     parser.add_argument("--steps", type=int, default=6, help="that are counted at least; in turn two thirds of them")
     given = parser.parse_args()
     out = given.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     cases = [
-        Case(out, median, bound, min(given.depth, bound), counted(given.steps, bound))
+        Case(out, median, bound, min(given.depth, bound), counted(given.steps, bound), given.publish_every)
         for median in given.medians
         for bound in given.bounds
     ]
