@@ -234,8 +234,9 @@ def table(out: Path) -> str:
     """Write all runs in `out` as a table."""
     found = {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("tools-*.json"))}
     columns = (
-        "tools, s | bound | depth | published every | step, s | times as fast | floor, s | floor over step | second floor over step | "
-        "engine idle | trainer idle | CPU, s: trainer, server | lag: mean, longest tenth, most | due and trained"
+        "tools, s | bound | depth | published every | step, s | times as fast | floor, s | floor over step | "
+        "second floor over step | engine idle | trainer idle | CPU, s: trainer, server | "
+        "lag: mean, longest tenth, most | due and trained"
     )
     lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
     instant = found.get("tools-0-bound-0")
