@@ -84,7 +84,7 @@ def test_a_served_teacher_teaches_what_a_loaded_one_does(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.slice(1, "cluster")
+@pytest.mark.slice(0, "cluster")
 @pytest.mark.parametrize("scope", list(SCOPES))
 def test_two_ranks_equal_one_process(
     small_run: Overrides, teacher_dir: Path, data_dir: Path, tmp_path: Path, scope: str

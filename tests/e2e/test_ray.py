@@ -63,6 +63,7 @@ def start(overrides: list[str], cwd: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slice(0, "kill")
 @pytest.mark.timeout(900)
 def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_killed(
     two_ranks: Overrides, small_run: Overrides, tmp_path: Path
@@ -112,7 +113,7 @@ def test_two_ranks_and_two_rollout_workers_equal_one_process_also_when_some_are_
         assert profiles == sorted(expected)
 
 
-@pytest.mark.slice(0, "cluster")
+@pytest.mark.slice(1, "cluster")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "more",

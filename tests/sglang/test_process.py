@@ -154,6 +154,7 @@ async def test_a_start_that_takes_too_long_is_given_up(server_arguments: ServerA
     assert process.exited is not None
 
 
+@pytest.mark.slice(0, "kill")
 async def test_a_server_whose_scheduler_dies_ends_and_is_started_again(start_server: StartServer) -> None:
     """At its place, with its log continued."""
     process = await start_server(context_length=64, max_num_seqs=2)
