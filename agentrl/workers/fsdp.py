@@ -80,6 +80,7 @@ class FSDPPolicy(Learner[TokenScores]):
     def forward(
         self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None, needed: torch.Tensor | None = None
     ) -> TokenScores:
+        """Return what is needed of each token, each [T] float32 with gradient."""
         scores: TokenScores = self.model(
             micro.ids,
             micro.offsets,
