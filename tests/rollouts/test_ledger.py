@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -126,6 +127,24 @@ def test_records_come_back_and_the_last_of_a_prompt_counts(tmp_path: Path) -> No
     assert not first.exists() and not second.exists()
     other = Journal(tmp_path, "another config")
     assert other.read() == 1 and other.ended == {} and other.size == 0 and not list(other.folder.iterdir())
+
+
+def test_a_record_holds_trajectories_whole() -> None:
+    """Several transcripts of unlike lengths, one without a token, and numbers that are none; log-probs as float32."""
+    several, none = trajectory(1), trajectory(2, 1)
+    several.transcripts += [
+        Transcript([2**31 - 1, 0], [1, 0], [-1e-30, 0.0], [VersionSpan(4, 0, 1)], 0, policy="other"),
+        Transcript(prompt_length=0),
+    ]
+    several.metrics, several.score_extra = {"a": math.inf, "b": 1, "c": float(numpy.float32(0.1))}, {"n": math.nan}
+    none.transcripts = []
+    found = trajectories_in(record(0, Outcome.SCORED, 1, [several, none]))
+    several.turns[0].text = "three \ufffd"
+    several.transcripts[0].logprobs[1] = float(numpy.float32(-0.1234567))
+    several.transcripts[1].logprobs[0] = float(numpy.float32(-1e-30))
+    assert found[0].transcripts == several.transcripts and found[1].transcripts == []
+    assert found[0].turns == several.turns and found[0].metrics == several.metrics
+    assert math.isnan(found[0].score_extra["n"])
 
 
 def answer(trajectory: str, key: str, nth: int = 0, version: int | None = None) -> Entry:
