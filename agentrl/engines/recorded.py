@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
+
+import orjson
 
 from agentrl.engines.contract import FinishReason, Generation, SamplingParams
 from agentrl.system.answers import Codec, digest
@@ -38,12 +39,12 @@ def _write(one: TimedGeneration) -> bytes:
     reason, spans = found.finish_reason, [[span.version, span.start, span.end] for span in found.versions]
     told = [reason.kind, reason.matched, spans, found.cached_tokens, one.seconds]
     # Log-probs in the precision in which batches and records hold them.
-    return json.dumps(told).encode() + b"\n" + array("i", found.ids).tobytes() + array("f", found.logprobs).tobytes()
+    return orjson.dumps(told) + b"\n" + array("i", found.ids).tobytes() + array("f", found.logprobs).tobytes()
 
 
 def _read(content: bytes) -> TimedGeneration:
     told, _, numbers = content.partition(b"\n")
-    kind, matched, spans, cached_tokens, seconds = json.loads(told)
+    kind, matched, spans, cached_tokens, seconds = orjson.loads(told)
     ids, logprobs = array("i"), array("f")
     ids.frombytes(numbers[: len(numbers) // 2])
     logprobs.frombytes(numbers[len(numbers) // 2 :])
