@@ -6,8 +6,9 @@
 For each bound a training on the quickstart's tasks is begun, and gets SIGKILL at a random moment; the same command goes
 on with it, and is killed again. After the last kill it is left alone for three steps more. Counted are prompts that are
 neither in the ledger of what was trained on nor open at the end, or there twice, prompts that are not the data's at
-their place, and sampled tokens in the files of trajectories that are older than the bound. Turns of the policy that
-ended, and were sampled again after a kill, are counted beside that; nothing depends on them.
+their place, and sampled tokens in the files of trajectories that are older than the bound. Turns that the engine had
+ended, and was asked for again after a kill, are counted beside that: with a bound above 0 there are none but those that
+ended as the kill came, before they were written down, and those of prompts that would be too old to be trained on.
 
 The engine is the embedded one, or real SGLang servers on the CPU: `attached`, two that the script starts once and that
 go on while trainings come and go, or `own`, one that each training starts and that ends with it. With the embedded
@@ -34,9 +35,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import agentrl
-from agentrl.agent_loop import Episode, Reply
+from agentrl.agent_loop import Episode
 from agentrl.config.overrides import as_config
 from agentrl.data.loader import make_loader
+from agentrl.engines.contract import SamplingParams
+from agentrl.engines.recorded import TimedGeneration, request_key
 from agentrl.engines.servers.start import start_all
 from agentrl.engines.sglang.options import ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
@@ -45,7 +48,7 @@ from agentrl.observe.tracking import read_metrics
 from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
 from agentrl.system.json_value import JSON
 from agentrl.trainer.inputs import open_inputs
-from agentrl.trajectory import Message
+from agentrl.trajectory import Message, PlacedImage
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from benchmarks.forked import forked, started
 
@@ -147,14 +150,16 @@ class Found:
 
 def train(case: Case, steps: int) -> None:
     """Train until that many steps are done, from where a process before ended; write down each turn that ends."""
-    sampled = Episode.generate
+    ask_engine = Episode._ask_engine  # below what a journal answers
 
-    async def generate(episode: Episode, *, stop: Sequence[str] = (), max_tokens: int | None = None) -> Reply:
-        reply = await sampled(episode, stop=stop, max_tokens=max_tokens)
-        print(episode.trajectory.uid, episode.assistant_turns, file=turns, flush=True)
-        return reply
+    async def asked(
+        episode: Episode, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage]
+    ) -> TimedGeneration:
+        answer = await ask_engine(episode, ids, params, session, images)
+        print(episode.trajectory.uid, request_key(ids, params, images), file=turns, flush=True)
+        return answer
 
-    with case.ended.open("a") as turns, patch.object(Episode, "generate", generate):
+    with case.ended.open("a") as turns, patch.object(Episode, "_ask_engine", asked):
         agentrl.train(case.keys(steps))
 
 
