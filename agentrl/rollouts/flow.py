@@ -15,7 +15,7 @@ be due sooner than batches of B can take them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
@@ -279,6 +279,14 @@ class Flow:
         """End the run: prompts that no batch has taken are CANCELLED."""
         fates = {group.ordinal: Fate.CANCELLED for group in self.groups} | dict(self.left)
         return replace(self, groups=(), left=()), fates
+
+    def renew(self, ordinals: Collection[int]) -> Flow:
+        """Count open groups, nothing of which runs or was told of, from what is served now.
+
+        After `restart` they count from the version of that state, and batches that were taken again made later ones.
+        """
+        groups = (replace(one, since=self.served) if one.ordinal in ordinals else one for one in self.groups)
+        return replace(self, groups=tuple(groups))
 
     def restart(self, version: int) -> Flow:
         """Go on in a new process that has nothing of what was sampled: groups begin anew, by weights `version`."""

@@ -418,9 +418,11 @@ class Overlapping(OnRollouts):
         """Begin what may begin; nothing before all batches are taken again that a process before took."""
         if self.record.plan:
             return
-        for group in self.flow.groups:  # of a state that was loaded
-            if group.ordinal not in self._running:
-                self._begin(group.ordinal)
+        loaded = [group.ordinal for group in self.flow.groups if group.ordinal not in self._running]
+        if loaded:
+            self.flow = self.flow.renew(loaded)
+        for ordinal in loaded:
+            self._begin(ordinal)
         while not self._held and self.flow.can_admit and self.flow.next_ordinal < self.prompts.end:
             ordinal = self.flow.next_ordinal
             self.flow = self.flow.admit()

@@ -238,6 +238,15 @@ class AnyOrder(RuleBasedStateMachine):
         self.flow = Flow(self.settings)
         self.fates: dict[int, Fate] = {}
         self.batches: list[list[int]] = []
+        self.save()
+
+    @precondition(lambda self: not self.flow.updating)
+    @rule()
+    def save(self) -> None:
+        """Make a checkpoint, behind which batches are taken again."""
+        self.saved = self.flow
+        self.taken: list[tuple[int, dict[int, Fate]]] = []
+        """Version and fates of the batches since."""
 
     @precondition(lambda self: self.flow.can_admit)
     @rule(most=st.integers(1, 30))
@@ -275,6 +284,7 @@ class AnyOrder(RuleBasedStateMachine):
             ages = [self.flow.version - one.since for one in self.flow.groups if one.ordinal in taken.fates]
             assert max(ages) <= self.settings.max_staleness
             self.batches.append(list(taken.ordinals))
+            self.taken.append((self.flow.version, taken.fates))
             left = dict(self.flow.left)
             assert {one: taken.fates[one] for one in left} == left
             self.flow = taken.flow
@@ -330,6 +340,33 @@ class AnyOrder(RuleBasedStateMachine):
                 assert resumed is not state, "what was in time before a kill is in time after it"
                 state = resumed
         assert [one.ordinal for one in state.groups] == list(groups) and dict(state.left) == dict(flow.left)
+        self.flow = state
+
+    @precondition(lambda self: not self.flow.updating and self.settings.max_staleness)
+    @rule()
+    def go_on_behind_batches_that_are_taken_again(self) -> None:
+        """Everything is recorded, and groups of the checkpoint may have begun anew since in a process before."""
+        state = self.saved.restart(self.saved.version)
+        versions = [*(version for version, _ in self.taken), self.flow.version][1:]
+        for (_, fates), version in zip(self.taken, versions, strict=True):
+            state = state.repeat(fates).flow.updated(version)
+            if state.publish_is_due:
+                state = state.publish()
+        if state.served < self.flow.served:
+            return  # what it publishes comes at other versions than before
+        state = state.renew([one.ordinal for one in state.groups])
+        groups, left = {one.ordinal: one for one in self.flow.groups}, dict(self.flow.left)
+        known = [one.ordinal for one in state.groups]
+        for ordinal in (*known, *range(state.next_ordinal, self.flow.next_ordinal)):
+            if ordinal not in known:
+                state = state.admit()
+            if (found := groups.get(ordinal)) is not None:
+                resumed = state.recall(ordinal, found.outcome, found.since)
+                assert resumed is not state, "what was in time before a kill is in time after it"
+                state = resumed
+            else:
+                state = state.recall(ordinal, next(one for one, its in FATES.items() if its is left[ordinal]), None)
+        assert state.groups == self.flow.groups and dict(state.left) == left
         self.flow = state
 
     def settle(self, fates: dict[int, Fate]) -> None:

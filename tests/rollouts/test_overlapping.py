@@ -500,13 +500,17 @@ class Life:
             raise CodeError("killed")
 
 
-@pytest.mark.parametrize("first, second", [(1, 1), (8, 5), (20, 9), (33, 20)])
+@pytest.mark.parametrize("bound", [1, 2])
+@pytest.mark.parametrize("first, second", [(1, 1), (8, 5), (20, 9), (33, 20), (45, 3)])
 def test_killed_in_the_middle_of_trajectories_no_finished_turn_is_sampled_twice(
-    opened: Opened, tmp_path: Path, first: int, second: int
+    opened: Opened, tmp_path: Path, first: int, second: int, bound: int
 ) -> None:
     """The checkpoint is of step 2, the kills when so many turns after it are finished."""
     lives = [Life(), Life(), Life()]
-    with opened(2, 2, steps=9, loop=lives[0].uneven, folder="life0") as bench, pytest.MonkeyPatch.context() as patch:
+    with (
+        opened(2, 2, steps=9, loop=lives[0].uneven, folder="life0") as bench,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         lives[0].begin(bench, patch, tmp_path / "life1")
         for step in (1, 2):
             bench.step(step)
@@ -562,6 +566,53 @@ class Flying(EmbeddedEngine):
 
     async def offer_weights(self, weights: Weights, version: int) -> None:
         self.asked.append(f"offer {version}")
+
+
+def test_what_began_between_two_kills_goes_on_after_the_second(opened: Opened, tmp_path: Path) -> None:
+    """Prompts 10 and 11 are open in the checkpoint, of version 2; the oldest of their turns is by version 3."""
+    slow, now = (10, 11), 0
+
+    async def two_turns(episode: Episode) -> None:
+        _, step, number, _ = episode.trajectory.uid.split("/")
+        await episode.start(episode.sample.prompt)
+        for turn in range(2):
+            if now == turn and (int(step) - 1) * B + int(number) in slow:
+                await asyncio.Event().wait()
+            await episode.generate(max_tokens=3)
+            await episode.observe([{"role": "user", "content": f"turn {turn}"}])
+        episode.finish(Status.COMPLETED)
+
+    lives, state = [Life(), Life(), Life()], dict[str, JSON]()
+    for now, last in enumerate((3, 4, 6)):
+        with (
+            opened(1, 1, loop=two_turns, folder=f"life{now}") as bench,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            engine = bench.rollouts.engine
+            engine.__class__ = Flying
+            assert isinstance(engine, Flying)
+            engine.asked = []
+            lives[now].begin(bench, patch, tmp_path / "not killed by a turn")
+            if now == 0:
+                bench.step(1)
+                bench.step(2)
+                state |= {"step": 2, "version": 2, **bench.source.state()}
+                bench.source.saved()
+                assert [one.ordinal for one in bench.overlapping.flow.groups] == list(range(6, 12))
+            else:
+                bench.goes_on(state, 2)
+            for step in range(3, last + 1):
+                bench.step(step)
+            if now == 1:
+                record = bench.overlapping.record
+                wait_for(lambda record=record: all(len(record.answers(one)) == N for one in slow))
+                assert all(record.journal.unfinished[one].oldest == 3 for one in slow)
+            if now < 2:
+                killed(bench, tmp_path / f"life{now + 1}", 0)
+            numbers = bench.overlapping._numbers
+    assert numbers["async/begun_anew"] == 0 and numbers["async/turns_resumed"] == len(slow) * N
+    asked = Counter((session, ids) for life in lives for session, ids, _ in life.turns)
+    assert max(asked.values()) == 1, "no finished turn is sampled twice"
 
 
 def test_an_engine_with_devices_of_its_own_samples_while_the_policy_is_updated(opened: Opened) -> None:
